@@ -1,0 +1,54 @@
+# make demo   train, export and check a small network: the main job, end to end
+# make test   formatting, types and tests
+#
+# Both work on a fresh clone with Python 3.11 and pip. The environment lives in .venv and is reused until
+# pyproject.toml or this file changes. PIP_ARGS is passed to pip, for example
+# PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the CPU build of PyTorch.
+
+PYTHON ?= python3.11
+PIP_ARGS ?=
+RECIPE ?= ETHOSU_U85_INT8
+MACS ?=
+WORKERS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-demo
+READY_TEST := $(VENV)/.ready-test
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test lint format env clean
+
+demo: $(READY)
+	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
+
+test: lint
+	$(BIN)/python -m pytest -n $(WORKERS) -q
+
+lint: $(READY_TEST)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY_TEST)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+env: $(READY_TEST)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
+
+# Debian keeps ensurepip in a package of its own: without it, the system's pip puts one into the environment.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) || { \
+	  $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	  $(PYTHON) -m pip --python $(BIN)/python install $(PIP_ARGS) pip; }
+
+$(READY): pyproject.toml Makefile | $(BIN)/python
+	$(PIP) install --quiet --progress-bar off $(PIP_ARGS) --editable '.[demo]'
+	touch $@
+
+$(READY_TEST): pyproject.toml Makefile | $(BIN)/python
+	$(PIP) install --quiet --progress-bar off $(PIP_ARGS) --editable '.[test]'
+	touch $@ $(READY)

@@ -1,0 +1,188 @@
+"""TOSA flatbuffer -> command stream for an Ethos-U, with Vela's estimates."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import struct
+from typing import TYPE_CHECKING, Any
+
+from arm_backend_core.backends import vela
+from arm_backend_core.backends.artifacts import Locate, failure
+from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, VelaFigures, block_stream, io_block
+from arm_backend_core.backends.worker import WorkerDied, WorkerError
+
+if TYPE_CHECKING:
+    from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+
+_logger = logging.getLogger(__name__)
+#: NPU-internal memories, which Vela leaves out of its figures as well.
+_INTERNAL = ("shram", "lutram")
+_ACCESS_SUFFIX = "_ac"
+
+
+def compile_ethosu(
+    flatbuffer: bytes,
+    spec: EthosUCompileSpec,
+    *,
+    delegate: str,
+    locate: Locate,
+    timeout: float | None = 1800.0,
+) -> Payload:
+    """Compile a TOSA 1.0 flatbuffer for ``spec``'s NPU.
+
+    Args:
+        delegate: its name, for errors and files.
+        locate: finds the operator that Vela's message is about.
+        timeout: seconds after which Vela is stopped; None never.
+
+    Raises:
+        CompileError: Vela refused the flatbuffer, crashed on it, or took too long.
+    """
+    directory = spec.get_intermediate_path()
+    try:
+        answer, log = vela.compile_tosa(flatbuffer, spec.configuration, timeout)
+    except WorkerError as error:
+        reason = f"Vela refused it: {error.message.removeprefix('Compilation failed: ')}"
+        raise failure(
+            reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=error.log
+        ) from None
+    except WorkerDied as death:
+        raise failure(
+            f"Vela {death.description} while compiling for {spec.accelerator}",
+            flatbuffer,
+            delegate=delegate,
+            directory=directory,
+            locate=locate,
+            log=death.log,
+        ) from None
+    if log:
+        _logger.info("Vela on delegate '%s':\n%s", delegate, log)
+    figures = _figures(answer, spec)
+    artifacts = {}
+    if directory is not None:
+        artifacts = {"_vela.npz": _npz(answer), "_per-layer.csv": _per_layer_csv(figures)}
+        if log:
+            artifacts["_vela.log"] = log.encode()
+    return Payload(_stream(answer), figures, artifacts)
+
+
+def _stream(answer: dict[str, Any]) -> bytes:
+    return block_stream(
+        [
+            ("vela_bin_stream", b""),
+            ("cmd_data", answer["command_stream"]),
+            # A program without constants has one zero byte here, as in ExecuTorch's own stream.
+            ("weight_data", answer["weights"] or bytes(1)),
+            ("scratch_size", struct.pack("<I", answer["scratch"][0])),
+            ("inputs", io_block(answer["inputs"])),
+            ("outputs", io_block(answer["outputs"])),
+            ("vela_end_stream", b""),
+        ]
+    )
+
+
+def _figures(answer: dict[str, Any], spec: EthosUCompileSpec) -> VelaFigures:
+    report, configuration = answer["report"], spec.configuration
+    memories = tuple(
+        MemoryUse(name, use["peak"], use["cycles"], use["read"], use["written"])
+        for name, use in answer["memories"].items()
+        if name.lower() not in _INTERNAL
+    )
+    peak = {memory.name: memory.peak_bytes for memory in memories}
+    # With everything in SRAM, Vela's summary shows the constants in a flash of its own making.
+    if configuration.const_memory == "OnChipFlash" and "OnChipFlash" not in peak:
+        peak["OnChipFlash"] = report["readOnlyPeakUsage"]
+        peak["Sram"] = peak.get("Sram", 0) - report["readOnlyPeakUsage"]
+    limited = configuration.arena_cache_size < configuration.address_space
+    return VelaFigures(
+        npu_cycles=report["npuCycles"],
+        total_cycles=report["totalCycles"],
+        core_clock=configuration.core_clock,
+        inference_seconds=report["totalCycles"] / configuration.core_clock,
+        sram_bytes=peak.get("Sram", 0),
+        dram_bytes=peak.get("Dram", 0),
+        flash_bytes=peak.get("OnChipFlash", 0) + peak.get("OffChipFlash", 0),
+        sram_limit=configuration.arena_cache_size if limited else None,
+        macs=report["macCount"],
+        weight_bytes=report["encodedWeights"],
+        original_weight_bytes=report["originalWeights"],
+        npu_operators=report["npuOps"],
+        memories=memories,
+        layers=_layers(answer["tables"]),
+        accelerator=spec.accelerator,
+        system_config=spec.system_config,
+        memory_mode=spec.memory_mode,
+    )
+
+
+def _rows(tables: dict[str, tuple[list[str], list[list[str]]]], name: str) -> list[dict[str, str]]:
+    header, rows = tables.get(name, ([], []))
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def _layers(tables: dict[str, tuple[list[str], list[list[str]]]]) -> tuple[Layer, ...]:
+    sources = {row["id"]: row for row in _rows(tables, "source")}
+    layers = []
+    for row in _rows(tables, "perf"):
+        source = sources.get(row["source_id"], {})
+        index = int(source.get("ext_key", -1))
+        layers.append(
+            Layer(
+                operator=source.get("operator", row["operator"]),
+                npu_operator=row["operator"],
+                tensor=row["name"],
+                index=index if index >= 0 else None,
+                cycles=int(row["op_cycles"]),
+                npu_cycles=int(row["npu_cycles"]),
+                macs=int(row["mac_count"]),
+                staging_bytes=int(row["staging_usage"]),
+                memory_cycles=tuple(
+                    (column.removesuffix(_ACCESS_SUFFIX), int(value))
+                    for column, value in row.items()
+                    if column.endswith(_ACCESS_SUFFIX)
+                    and column.removesuffix(_ACCESS_SUFFIX) not in _INTERNAL
+                ),
+            )
+        )
+    return tuple(layers)
+
+
+def _per_layer_csv(figures: VelaFigures) -> bytes:
+    memories = [memory.name for memory in figures.memories]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(
+        ["tensor", "operator", "npu_operator", "tosa_index", "cycles", "npu_cycles", "macs", "staging_bytes"]
+        + [f"{name}_cycles" for name in memories]
+    )
+    for layer in figures.layers:
+        cycles = dict(layer.memory_cycles)
+        index = "" if layer.index is None else layer.index
+        writer.writerow(
+            [layer.tensor, layer.operator, layer.npu_operator, index]
+            + [layer.cycles, layer.npu_cycles, layer.macs, layer.staging_bytes]
+            + [cycles.get(name, 0) for name in memories]
+        )
+    return text.getvalue().encode()
+
+
+def _npz(answer: dict[str, Any]) -> bytes:
+    """The pieces of the compiled program, under the names that Vela's own raw output has."""
+    import numpy as np
+
+    arrays: dict[str, Any] = {
+        "cmd_data": np.frombuffer(answer["command_stream"], np.uint8),
+        "weight_data": np.frombuffer(answer["weights"], np.uint8),
+        "weight_region": answer["weight_region"],
+    }
+    for name in ("scratch", "scratch_fast"):
+        size, region = answer[name]
+        arrays |= {f"{name}_shape": [size], f"{name}_size": size, f"{name}_region": region}
+    for prefix in ("input", "output", "variable"):
+        for column, key in enumerate(("shape", "elem_size", "offset", "region")):
+            arrays[f"{prefix}_{key}"] = [tensor[column] for tensor in answer[f"{prefix}s"]]
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return buffer.getvalue()

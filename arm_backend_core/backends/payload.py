@@ -1,0 +1,139 @@
+"""What a backend makes of a TOSA flatbuffer."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+_HEADER = struct.Struct("<16sIB11s")
+_ALIGNMENT = 16
+_IO = struct.Struct("<9i")
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """One memory of the system: peak use in bytes, and the traffic of one inference."""
+
+    name: str
+    peak_bytes: int
+    access_cycles: int
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Vela's estimate for one operation of the command stream.
+
+    Attributes:
+        operator: the TOSA operator it comes from, by Vela's name (``Conv2D``).
+        npu_operator: the operation that runs.
+        tensor: name of the result in the flatbuffer.
+        index: position of the TOSA operator in the flatbuffer, None where Vela does not tell.
+        cycles: estimated cycles including waits for memory.
+        npu_cycles: estimated cycles of the NPU alone.
+        macs: multiply-accumulates.
+        staging_bytes: use of the staging memory while it runs.
+        memory_cycles: cycles per memory, as (name, cycles).
+    """
+
+    operator: str
+    npu_operator: str
+    tensor: str
+    index: int | None
+    cycles: int
+    npu_cycles: int
+    macs: int
+    staging_bytes: int
+    memory_cycles: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class VelaFigures:
+    """Vela's estimates for one delegate, per inference. They equal what Vela's command line prints.
+
+    Attributes:
+        npu_cycles: cycles of the NPU.
+        total_cycles: cycles including waits for memory.
+        core_clock: Hz, from the system configuration.
+        inference_seconds: ``total_cycles / core_clock``.
+        sram_bytes, dram_bytes, flash_bytes: peak use of each kind of memory. In a memory mode that keeps
+            everything in SRAM, Vela counts the constants as on-chip flash; so does this.
+        sram_limit: bytes of SRAM that the memory mode or ``--arena-cache-size`` grants; None without a limit.
+        macs: multiply-accumulates.
+        weight_bytes: weights as encoded for the NPU; ``original_weight_bytes`` before that.
+        npu_operators: operations in the command stream.
+        layers: per operation, in execution order.
+        accelerator, system_config, memory_mode: what was compiled for.
+    """
+
+    npu_cycles: int
+    total_cycles: int
+    core_clock: float
+    inference_seconds: float
+    sram_bytes: int
+    dram_bytes: int
+    flash_bytes: int
+    sram_limit: int | None
+    macs: int
+    weight_bytes: int
+    original_weight_bytes: int
+    npu_operators: int
+    memories: tuple[MemoryUse, ...]
+    layers: tuple[Layer, ...]
+    accelerator: str
+    system_config: str
+    memory_mode: str
+
+    @property
+    def sram_exceeded(self) -> bool:
+        """Whether more SRAM is needed than the memory mode grants."""
+        return self.sram_limit is not None and self.sram_bytes > self.sram_limit
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What is stored in the program for a delegate.
+
+    Attributes:
+        data: the delegate's bytes in the ``.pte``.
+        vela: Vela's figures, for Ethos-U.
+        artifacts: intermediate files for ``dump_intermediate_artifacts_to``, as name suffix -> content.
+    """
+
+    data: bytes
+    vela: VelaFigures | None = None
+    artifacts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def block_stream(blocks: Sequence[tuple[str, bytes]]) -> bytes:
+    """ExecuTorch's container for a compiled Ethos-U program.
+
+    Each block: name (16 bytes, zero padded), length of the data (uint32), external flag (uint8, 0: the data
+    is here), 11 reserved bytes, the data padded to 16 bytes.
+    """
+    parts = []
+    for name, data in blocks:
+        parts += [
+            _HEADER.pack(name.encode("ascii"), len(data), 0, bytes(11)),
+            data,
+            bytes(-len(data) % _ALIGNMENT),
+        ]
+    return b"".join(parts)
+
+
+def io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> bytes:
+    """The ``inputs`` or ``outputs`` block, all int32: a count, then shape (6), element size, offset, region.
+
+    Args:
+        tensors: (shape of rank 6, bytes per element, address, region).
+    """
+    records = [_IO.pack(*shape, size, _signed(address), region) for shape, size, address, region in tensors]
+    return struct.pack("<i", len(tensors)) + b"".join(records)
+
+
+def _signed(address: int) -> int:
+    # An unallocated tensor has the largest uint64 as its address: -1 in the stream.
+    return address - (1 << 64) if address >= 1 << 63 else address

@@ -1,0 +1,127 @@
+"""Vela's services, by way of the worker process: what it offers, its command line, its compiler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+from arm_backend_core.backends.worker import Worker, WorkerDied, WorkerError
+from arm_backend_core.errors import ArmBackendError
+
+_worker = Worker(Path(__file__).with_name("vela_process.py"))
+#: Asking for options takes milliseconds; a start-up on a loaded machine may take seconds.
+_QUESTION_SECONDS = 120.0
+
+
+class RefusedFlags(ValueError):
+    """Vela's argument parser refused a flag. ``flags``: the option strings that it knows."""
+
+    def __init__(self, message: str, flags: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.flags = flags
+
+
+class RefusedConfiguration(ValueError):
+    """Vela refused the combination of accelerator, system configuration and memory mode."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the installed Vela has: accelerator names, and the folder of its configuration files."""
+
+    accelerators: tuple[str, ...]
+    config_files: str
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What Vela's command line hands to its C++ core.
+
+    Attributes:
+        accelerator: the core's name of the NPU, for example ``EthosU55``.
+        system_config: text with MACs, the names chosen, and the configuration file.
+        options: text with the compiler's options.
+        core_clock: Hz.
+        arena_on_second_port: whether activations are placed behind the second AXI port.
+        const_memory: memory that holds the constants, for example ``OffChipFlash``.
+        arena_cache_size: bytes of SRAM granted; equal to ``address_space`` when there is no limit.
+        address_space: bytes that the NPU can address.
+    """
+
+    accelerator: str
+    system_config: str
+    options: str
+    core_clock: float
+    arena_on_second_port: bool
+    const_memory: str
+    arena_cache_size: int
+    address_space: int
+
+
+def prestart() -> None:
+    """Start the worker process without waiting for it, so that its 0.3 s overlap other work."""
+    _worker.prestart()
+
+
+@lru_cache(maxsize=1)
+def offer() -> Offer:
+    """What the installed Vela has.
+
+    Raises:
+        ArmBackendError: Vela is not installed or does not start.
+    """
+    answer = _ask("describe")
+    return Offer(tuple(answer["accelerators"]), answer["config_files"])
+
+
+def configure(argv: tuple[str, ...]) -> Configuration:
+    """Have Vela's command line check and translate ``argv`` (without the network's name).
+
+    Raises:
+        RefusedFlags: the argument parser refused it.
+        RefusedConfiguration: Vela refused the configuration.
+        ArmBackendError: Vela is not installed or does not start.
+    """
+    return Configuration(**_ask("configure", list(argv)))
+
+
+def compile_tosa(
+    flatbuffer: bytes, configuration: Configuration, timeout: float | None
+) -> tuple[dict[str, Any], str]:
+    """Compile; returns the answer of ``vela_process.compile_tosa`` and what the compiler printed.
+
+    Raises:
+        WorkerError: the compiler refused the flatbuffer.
+        WorkerDied: it crashed or took longer than ``timeout`` seconds.
+    """
+    reply = _worker.call(
+        "compile",
+        flatbuffer,
+        configuration.accelerator,
+        configuration.system_config,
+        configuration.options,
+        timeout=timeout,
+    )
+    return reply.value, reply.log
+
+
+def _ask(name: str, *arguments: Any) -> Any:
+    try:
+        return _worker.call(name, *arguments, timeout=_QUESTION_SECONDS).value
+    except WorkerError as error:
+        _translate(error)
+    except WorkerDied as death:
+        raise ArmBackendError(f"Vela's process {death.description}. {death.log}".strip()) from None
+
+
+def _translate(error: WorkerError) -> NoReturn:
+    if error.kind == "FlagError":
+        raise RefusedFlags(error.message, tuple(error.detail[0])) from None
+    if error.kind in ("ImportError", "ModuleNotFoundError"):
+        raise ArmBackendError(
+            f"Vela, the compiler for Ethos-U, cannot be imported ({error.message}). "
+            "Install it with: pip install ethos-u-vela"
+        ) from None
+    raise RefusedConfiguration(error.message) from None

@@ -1,0 +1,224 @@
+"""One reusable process for native compilers that may crash.
+
+The process is a script of its own, started on first use with the parent's module search path. The user's
+``__main__`` is never imported again, so this works in notebooks, under pytest and without an
+``if __name__`` guard.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+_LENGTH = struct.Struct("<Q")
+
+
+class WorkerDied(Exception):
+    """The process ended while it worked on a request.
+
+    Attributes:
+        description: how it ended, for example ``crashed with SIGSEGV`` or ``ended with exit code 1``.
+        log: what it had printed.
+    """
+
+    def __init__(self, description: str, log: str) -> None:
+        super().__init__(description)
+        self.description = description
+        self.log = log
+
+
+class WorkerError(Exception):
+    """The request raised an exception in the process, which lives on.
+
+    Attributes:
+        kind: class name of the exception.
+        message: its text.
+        detail: further arguments of the exception.
+        log: what was printed.
+    """
+
+    def __init__(self, kind: str, message: str, detail: tuple[Any, ...], log: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+        self.message = message
+        self.detail = detail
+        self.log = log
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The result of a request, and what the process printed during it."""
+
+    value: Any
+    log: str
+
+
+class Worker:
+    """A process that answers one request at a time; threads wait for each other.
+
+    Args:
+        script: Python file that reads requests from its standard input and answers on its standard output,
+            each a pickle behind an 8-byte little-endian length.
+    """
+
+    def __init__(self, script: Path) -> None:
+        self._script = script
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, or None when no process is running."""
+        process = self._process
+        return process.pid if process is not None and process.poll() is None else None
+
+    def prestart(self) -> None:
+        """Start the process and return at once, so that its start-up overlaps other work."""
+        with self._lock:
+            if self.pid is None:
+                self._start()
+
+    def call(self, name: str, *arguments: Any, timeout: float | None = None) -> Reply:
+        """Run request ``name`` and wait for the answer.
+
+        Args:
+            timeout: seconds after which the process is killed; None waits for ever.
+
+        Raises:
+            WorkerError: the request raised.
+            WorkerDied: the process crashed, left, or was killed for exceeding ``timeout``.
+        """
+        with self._lock:
+            self.prestart()
+            assert self._process is not None
+            expired = threading.Event()
+            timer = threading.Timer(timeout or 0, self._expire, (self._process, expired))
+            timer.daemon = True
+            if timeout is not None:
+                timer.start()
+            try:
+                reply = self._exchange((name, arguments))
+            except (EOFError, OSError, pickle.UnpicklingError):
+                description = f"did not finish within {timeout:g} s" if expired.is_set() else None
+                raise self._death(description) from None
+            except BaseException:
+                # Interrupted half way: the answer to this request must not be taken for the next one's.
+                self.close()
+                raise
+            finally:
+                timer.cancel()
+            log = self._read_log()
+        if reply[0] == "ok":
+            return Reply(reply[1], log)
+        raise WorkerError(reply[1], reply[2], reply[3], log)
+
+    def close(self) -> None:
+        """End the process, if there is one. The next call starts a fresh one."""
+        with self._lock:
+            process, log, self._process, self._log = self._process, self._log, None, None
+            if process is not None:
+                process.kill()
+                process.wait()
+                for stream in (process.stdin, process.stdout):
+                    if stream is not None:
+                        with contextlib.suppress(OSError):
+                            stream.close()
+            if log is not None:
+                log.close()
+
+    def _start(self) -> None:
+        self.close()
+        # Both processes share the file's position: the child rewinds it before each request.
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
+        search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        self._process = subprocess.Popen(
+            # -P: the script's folder has modules named like the tools they drive.
+            [sys.executable, "-P", str(self._script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            env={**os.environ, "PYTHONPATH": search_path},
+            # Ctrl-C in a notebook is for the parent alone.
+            start_new_session=True,
+        )
+
+    def _exchange(self, message: object) -> tuple[Any, ...]:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        self._process.stdin.write(_LENGTH.pack(len(data)))
+        self._process.stdin.write(data)
+        self._process.stdin.flush()
+        header = self._process.stdout.read(_LENGTH.size)
+        if len(header) < _LENGTH.size:
+            raise EOFError
+        (length,) = _LENGTH.unpack(header)
+        body = self._process.stdout.read(length)
+        if len(body) < length:
+            raise EOFError
+        reply: tuple[Any, ...] = pickle.loads(body)
+        return reply
+
+    @staticmethod
+    def _expire(process: subprocess.Popen[bytes], expired: threading.Event) -> None:
+        expired.set()
+        process.kill()
+
+    def _death(self, description: str | None) -> WorkerDied:
+        assert self._process is not None
+        # The pipe closes before the process is gone; one that closed it and lives on is useless as well.
+        try:
+            code = self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if description is None:
+            description = describe_exit(code)
+        log = self._read_log()
+        self.close()
+        return WorkerDied(description, log)
+
+    def _read_log(self) -> str:
+        assert self._log is not None
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace").strip()
+
+    def _forget(self) -> None:
+        """In a forked child: the process belongs to the parent; drop it without ending it."""
+        self._lock = threading.RLock()
+        process, log, self._process, self._log = self._process, self._log, None, None
+        if process is not None:
+            process.returncode = 0  # no child of ours: nothing to wait for
+            for stream in (process.stdin, process.stdout):
+                if stream is not None:
+                    os.close(stream.fileno())
+                    with contextlib.suppress(OSError):
+                        stream.close()
+        if log is not None:
+            log.close()
+
+
+def describe_exit(code: int) -> str:
+    """How a process ended, from its return code (negative: the signal's number)."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"crashed with {signal.Signals(-code).name}"
+    except ValueError:
+        return f"crashed with signal {-code}"

@@ -1,0 +1,227 @@
+"""The whole delegation: which nodes a target can run, cut out, lowered to TOSA, compiled, put back as delegates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from arm_backend_core import events
+from arm_backend_core.errors import CompileError, FullDelegationError, Unsupported
+from arm_backend_core.lowering import Lowering, Univariate, is_dequantize, is_quantize, source_line
+from arm_backend_core.ops.operands import Tensor
+from arm_backend_core.ops.registry import overload_of
+from arm_backend_core.passes.decompose import decompose
+from arm_backend_core.passes.functionalize import functionalize
+from arm_backend_core.passes.int64 import BOUNDARY, narrow_int64_inputs
+from arm_backend_core.program import Partition, clear_tags, constants_of, lift_constants, split_dequantize
+from arm_backend_core.targets.compile_spec import ArmCompileSpec
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa import passes, reference
+from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.serialize import serialize
+
+Predicate = Callable[[Node], bool]
+
+
+def delegate(
+    program: ExportedProgram,
+    spec: ArmCompileSpec,
+    *,
+    keep_on_cpu: Sequence[Predicate] = (),
+    require_full_delegation: bool = False,
+) -> ExportedProgram:
+    """Compile every part of an ATen program that the target can run.
+
+    Args:
+        program: ATen program, quantized (``quantized_decomposed`` operators) or not; it is changed in place.
+        spec: the target and how to compile for it.
+        keep_on_cpu: nodes for which one of these holds are not delegated.
+        require_full_delegation: raise if any operator but boundary casts stays on the CPU.
+
+    Raises:
+        FullDelegationError: as asked for by ``require_full_delegation``.
+        CompileError: Vela or the model converter failed.
+    """
+    program = _prepared(program)
+    selection = _select(program, spec.target, keep_on_cpu)
+    rejected = selection.rejections()
+    log = events.current()
+    if log is not None:
+        log.rejected.extend(rejected)
+    if require_full_delegation and rejected:
+        lines = [f"  {r.operator} ({r.node}{', ' + r.source if r.source else ''}): {r.reason}" for r in rejected]
+        raise FullDelegationError(
+            f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n"
+            + "\n".join(lines)
+        )
+    for index, nodes in enumerate(selection.groups()):
+        _compile(Partition(program, nodes, f"arm_{index}"), spec)
+    clear_tags(program)
+    program.graph_module.recompile()
+    return program
+
+
+def _prepared(program: ExportedProgram) -> ExportedProgram:
+    """Functional, decomposed where there is no record, int64 inputs narrowed."""
+    if not functionalize(program.graph_module.graph):
+        program = program.run_decompositions({})
+    if decompose(program.graph_module):
+        lift_constants(program)
+    narrow_int64_inputs(program)
+    split_dequantize(program)
+    return program
+
+
+@dataclass
+class _Selection:
+    """What one walk over the program found."""
+
+    order: list[Node]
+    chosen: set[Node]
+    reasons: dict[Node, str]
+
+    def rejections(self) -> list[events.Rejected]:
+        """Operators that stay on the CPU; what only crosses the boundary is not one."""
+        return [
+            events.Rejected(node.name, str(overload_of(node.target) or node.target), reason, source_line(node))
+            for node, reason in self.reasons.items()
+            if not (is_quantize(node) or is_dequantize(node) or node.meta.get(BOUNDARY))
+        ]
+
+    def groups(self) -> list[list[Node]]:
+        """Chosen nodes as few groups that no path leaves and enters again.
+
+        A node's level counts how often the longest path to it changes from the CPU to the target. A path that leaves a
+        level through the CPU comes back at a higher one, so every level is convex.
+        """
+        level: dict[Node, int] = {}  # even inside a delegate, odd on the CPU behind one
+        groups: dict[int, list[Node]] = {}
+        for node in self.order:
+            inside = node in self.chosen
+            depths = [0]
+            for source in node.all_input_nodes:
+                crosses = source in level and (source in self.chosen) != inside
+                depths.append(level.get(source, 0) + (crosses and level[source] % 2 != (not inside)))
+            level[node] = max(depths)
+            if inside:
+                groups.setdefault(level[node], []).append(node)
+        return [groups[depth] for depth in sorted(groups)]
+
+
+def _select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predicate]) -> _Selection:
+    order = [node for node in program.graph_module.graph.nodes if node.op == "call_function"]
+    constants = constants_of(program)
+    outside = {node for node in order if any(keep(node) for keep in keep_on_cpu)}
+    reasons = {node: "kept on the CPU as asked" for node in outside}
+    while True:  # ends: every round takes at least one node out, usually there is one round
+        walk = Lowering(target, constants)
+        walk.run(order, outside)
+        reasons |= {node: r.reason for node, r in walk.results.items() if isinstance(r, Unsupported)}
+        torn = _torn(order, walk, set(reasons))
+        if not torn:
+            break
+        outside |= torn
+        reasons |= {node: _torn_reason(node, reasons) for node in torn}
+    return _Selection(order, {node for node in order if node not in reasons}, reasons)
+
+
+def _torn(order: Sequence[Node], walk: Lowering, outside: set[Node]) -> set[Node]:
+    """Nodes that hold a real number as integers, or not computed yet, although something outside reads it."""
+    outside = set(outside)
+    torn = set()
+    for node in reversed(order):
+        result = walk.results.get(node)
+        held = isinstance(result, Univariate) or (isinstance(result, Tensor) and result.q is not None)
+        several = isinstance(result, list) and any(not isinstance(r, Tensor) or r.q is not None for r in result)
+        escapes = not node.users or any(user.op == "output" or user in outside for user in node.users)
+        if node not in outside and (held or several) and escapes:
+            torn.add(node)
+            outside.add(node)
+    return torn
+
+
+def _torn_reason(node: Node, reasons: dict[Node, str]) -> str:
+    reader = next((user for user in node.users if user.op == "output" or user in reasons), None)
+    if reader is None or reader.op == "output":
+        return "its result leaves the program without being quantized"
+    return f"its result is read unquantized by '{reader.name}', which stays on the CPU"
+
+
+def _compile(partition: Partition, spec: ArmCompileSpec) -> None:
+    """Lower a partition to TOSA, compile it, and put the delegate in its place."""
+    name = partition.tag
+    operators = [node for node in partition.program.graph_module.graph.nodes if node.op == "call_function"]
+    graph = _tosa_graph(partition, spec.target)
+    flatbuffer = serialize(graph)
+    kinds = tuple(op.kind for op in graph.ops)
+
+    def locate(text: str) -> tuple[str, str] | None:
+        """The ATen operator behind a TOSA operator that a tool's message names."""
+        for op in graph.ops:
+            if op.kind in text.upper() and op.origin is not None:
+                return op.origin.operator, op.origin.source
+        return None
+
+    payload = spec.compile(flatbuffer, delegate=name, locate=locate)
+    record = events.Delegate(
+        name=name,
+        backend=spec.backend_id,
+        operators=tuple(str(overload_of(node.target) or node.target) for node in operators),
+        tosa_operators=kinds,
+        tosa=flatbuffer,
+        payload_bytes=len(payload.data),
+        vela=payload.vela,
+        inputs=tuple(_io(value) for value in graph.inputs),
+        outputs=tuple(_io(value) for value in graph.outputs),
+    )
+    log = events.current()
+    if log is not None:
+        log.delegates.append(record)
+    partition.insert(spec.backend_id, payload.data, spec.to_list(), _executor(flatbuffer), {"arm_delegate": record})
+
+
+def _io(value: Value) -> events.Io:
+    return events.Io(value.name, value.dtype.value, value.shape)
+
+
+def _tosa_graph(partition: Partition, target: Target) -> Graph:
+    """The partition as an optimized TOSA graph, inputs and outputs in the order of its program."""
+    program = partition.program
+    nodes = list(program.graph_module.graph.nodes)
+    walk = Lowering(target, constants_of(program))
+    inputs = set(program.graph_signature.user_inputs)
+    for node in nodes:
+        if node.op == "placeholder" and node.name in inputs:
+            walk.read(node)
+    walk.run(nodes)
+    for node, result in walk.results.items():
+        if isinstance(result, Unsupported):  # the selection ran the same walk, so this is a fault of ours
+            raise CompileError(
+                f"{node.target} was selected but cannot be lowered: {result.reason}",
+                delegate=partition.tag,
+                operator=str(node.target),
+                source=source_line(node),
+            )
+    graph = walk.graph
+    graph.outputs = [_output(walk, node) for node in partition.outputs]
+    passes.run(graph, target)
+    return graph
+
+
+def _output(walk: Lowering, node: Node) -> Value:
+    result = walk.read(node)
+    assert isinstance(result, Tensor), node
+    return result.value
+
+
+def _executor(flatbuffer: bytes) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        arrays = [tensor.detach().cpu().contiguous().numpy() for tensor in tensors]
+        return [torch.from_numpy(np.array(array)) for array in reference.run(flatbuffer, arrays)]
+
+    return execute

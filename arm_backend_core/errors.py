@@ -1,0 +1,55 @@
+"""Errors that the compiler core raises, and the refusal that the partitioner treats as data."""
+
+from __future__ import annotations
+
+
+class ArmBackendError(RuntimeError):
+    """Base class of every error that reaches the user from the compiler core."""
+
+
+class Unsupported(Exception):
+    """A target cannot run an operator.
+
+    A lowering rule raises it; the partitioner catches it and keeps ``reason`` for the report.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class CompileError(ArmBackendError):
+    """Vela or the model converter refused a delegate, or died on it.
+
+    Args:
+        reason: what the tool said, or how it died.
+        delegate: name of the delegate in the program.
+        operator: the ATen operator that most likely caused it, if known.
+        source: the line of the user's model that the operator comes from, if known.
+        artifact: path of the TOSA flatbuffer that was being compiled, if it was kept.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        delegate: str,
+        operator: str | None = None,
+        source: str | None = None,
+        artifact: str | None = None,
+    ) -> None:
+        lines = [f"Compiling delegate '{delegate}' failed: {reason}"]
+        if operator:
+            lines.append(f"  likely operator: {operator}" + (f" ({source})" if source else ""))
+        if artifact:
+            lines.append(f"  TOSA flatbuffer kept at: {artifact}")
+        super().__init__("\n".join(lines))
+        self.reason = reason
+        self.delegate = delegate
+        self.operator = operator
+        self.source = source
+        self.artifact = artifact
+
+
+class FullDelegationError(ArmBackendError):
+    """``require_full_delegation`` was asked for and operators are left on the CPU."""

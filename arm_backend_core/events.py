@@ -1,0 +1,83 @@
+"""What a compilation did: delegates made, operators refused. Reports are written from this log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from arm_backend_core.backends.payload import VelaFigures
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """An operator that stays on the CPU, and why."""
+
+    node: str
+    operator: str
+    reason: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Io:
+    """An input or output of a delegate; ``scale``/``zero_point`` are None when it is not quantized."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    scale: float | None = None
+    zero_point: int | None = None
+
+
+@dataclass(frozen=True)
+class Delegate:
+    """A part of the program that the target runs.
+
+    Attributes:
+        operators: ATen operator of every delegated node, in program order.
+        tosa_operators: TOSA operator of every node of the flatbuffer, in order.
+        tosa: the flatbuffer that was compiled (TOSA 1.0).
+        payload_bytes: size of what is stored in the ``.pte``.
+        vela: Vela's figures, for Ethos-U targets.
+    """
+
+    name: str
+    backend: str
+    operators: tuple[str, ...]
+    tosa_operators: tuple[str, ...]
+    tosa: bytes
+    payload_bytes: int
+    vela: VelaFigures | None
+    inputs: tuple[Io, ...]
+    outputs: tuple[Io, ...]
+
+
+@dataclass
+class Log:
+    """Collected while ``record()`` is open."""
+
+    delegates: list[Delegate] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+
+
+_log: ContextVar[Log | None] = ContextVar("arm_backend_core_log", default=None)
+
+
+def current() -> Log | None:
+    """The innermost open log, or None."""
+    return _log.get()
+
+
+@contextmanager
+def record() -> Iterator[Log]:
+    """Collect the events of every compilation inside the ``with`` block."""
+    log = Log()
+    token = _log.set(log)
+    try:
+        yield log
+    finally:
+        _log.reset(token)

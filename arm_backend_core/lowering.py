@@ -1,0 +1,399 @@
+"""fx graph -> TOSA graph, reading quantize/dequantize pairs as parameters of the operators between them.
+
+Every node is lowered in program order. A node that cannot be lowered becomes ``Unsupported`` data, and what reads it
+sees a fresh graph input: so one walk tells which nodes a target can run, and the same walk over the chosen nodes alone
+makes the graph that is compiled.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.fx import Node
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.lookup import lookup
+from arm_backend_core.ops.operands import Context, Tensor, dtype_of
+from arm_backend_core.ops.registry import Kind, Record, find, overload_of
+from arm_backend_core.qparams import QParams
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import DType, Graph, Origin, constant
+
+_QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
+_DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
+
+
+def is_quantize(node: Node) -> bool:
+    """Whether ``node`` turns real numbers into integers."""
+    overload = overload_of(node.target)
+    return overload is not None and overload.name().split(".")[0] in _QUANTIZE
+
+
+def is_dequantize(node: Node) -> bool:
+    """Whether ``node`` turns integers into real numbers."""
+    overload = overload_of(node.target)
+    return overload is not None and overload.name().split(".")[0] in _DEQUANTIZE
+
+
+@dataclass(frozen=True, eq=False)
+class Univariate:
+    """An elementwise function of one quantized tensor, not computed yet: it becomes a TABLE where it is quantized."""
+
+    base: Tensor
+    target: Callable[..., torch.Tensor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    #: (low, high) when the function is clamp(base, low, high) and nothing else.
+    clamp: tuple[float, float] | None = None
+    #: c when the function is c * base, c > 0, and nothing else.
+    factor: float | None = None
+
+    def evaluate(self, grid: torch.Tensor) -> torch.Tensor:
+        """The function on real numbers, by PyTorch's own operators. ``grid`` float64, 1-D."""
+        return self._evaluate(grid, {})
+
+    def _evaluate(self, grid: torch.Tensor, known: dict[int, torch.Tensor]) -> torch.Tensor:
+        def real(x: Any) -> Any:
+            if isinstance(x, Univariate):
+                if id(x) not in known:
+                    known[id(x)] = x._evaluate(grid, known)
+                return known[id(x)]
+            if isinstance(x, Tensor):
+                if x.is_constant:
+                    return torch.from_numpy(x.real.reshape(-1))
+                return grid
+            return x
+
+        return self.target(*map(real, self.args), **{name: real(x) for name, x in self.kwargs.items()})
+
+
+Result = Tensor | Univariate | list[Any] | Unsupported
+
+
+@dataclass
+class Lowering:
+    """One walk over fx nodes.
+
+    Attributes:
+        target: what may be used.
+        constants: arrays of the nodes that are parameters, buffers or constants.
+        graph: the TOSA graph made so far.
+        results: what every node visited became.
+        inputs: graph inputs by the node that stands outside.
+    """
+
+    target: Target
+    constants: dict[Node, torch.Tensor]
+    graph: Graph = field(default_factory=Graph)
+    results: dict[Node, Result] = field(default_factory=dict)
+    inputs: dict[Node, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(self.graph, self.target)
+
+    def run(self, nodes: Iterable[Node], external: Iterable[Node] = ()) -> None:
+        """Lower ``nodes`` in order; those in ``external`` are left to others."""
+        external = set(external)
+        for node in nodes:
+            if node.op == "call_function" and node not in external:
+                self.results[node] = self._guarded(node)
+
+    def _guarded(self, node: Node) -> Result:
+        mark = len(self.graph.ops)
+        self.builder.origin = Origin(node.name, str(overload_of(node.target) or node.target), source_line(node))
+        try:
+            return self._lower(node)
+        except Unsupported as reason:
+            del self.graph.ops[mark:]
+            return reason
+
+    # -- operands ------------------------------------------------------------------------------------------------
+
+    def read(self, node: Node) -> Tensor | Univariate | list[Any]:
+        """What ``node`` became; a node outside is a graph input."""
+        result = self.results.get(node)
+        if result is not None and not isinstance(result, Unsupported):
+            return result
+        if node in self.constants:
+            self.results[node] = tensor = self._constant(node)
+            return tensor
+        if node not in self.inputs:
+            self.inputs[node] = self._input(node)
+        return self.inputs[node]
+
+    def _constant(self, node: Node) -> Tensor:
+        tensor = self.constants[node].detach()
+        if tensor.dtype is torch.float64:
+            tensor = tensor.float()
+        dtype = dtype_of(tensor.dtype)
+        if tensor.dtype is torch.int64:
+            limit = torch.iinfo(torch.int32)
+            if tensor.numel() and (int(tensor.max()) > limit.max or int(tensor.min()) < limit.min):
+                raise Unsupported(f"int64 constant '{node.name}' has values that int32 cannot hold")
+        array = tensor.float() if dtype is DType.BF16 else tensor
+        return Tensor(constant(array.cpu().contiguous().numpy(), dtype, node.name))
+
+    def _input(self, node: Node) -> Tensor:
+        meta = node.meta.get("val")
+        if not isinstance(meta, torch.Tensor):
+            raise Unsupported(f"'{node.name}' is not a tensor")
+        if not all(isinstance(size, int) for size in meta.shape):
+            raise Unsupported(
+                f"'{node.name}' has a dynamic shape {list(meta.shape)}; this target is compiled for static shapes: "
+                "export without dynamic_shapes, once for every shape"
+            )
+        if meta.dtype is torch.int64:
+            raise Unsupported(
+                f"'{node.name}' is an int64 tensor at the boundary of a delegate; TOSA has none: "
+                "convert with .to(torch.int32)"
+            )
+        return Tensor(self.graph.add_input(tuple(meta.shape), dtype_of(meta.dtype), node.name))
+
+    def _operand(self, x: Any) -> Any:
+        if isinstance(x, Node):
+            return self.read(x)
+        if isinstance(x, (list, tuple)):
+            return [self._operand(item) for item in x]
+        return x
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def _lower(self, node: Node) -> Result:
+        if is_dequantize(node):
+            return self._dequantize(node)
+        if is_quantize(node):
+            return self._quantize(node)
+        if node.target is operator.getitem:
+            items = self.read(_node(node.args[0]))
+            if not isinstance(items, list):
+                raise Unsupported("the operator that it picks a result of stays on the CPU")
+            item: Result = items[_int(node.args[1])]
+            return item
+        record = find(node)
+        if record is None:
+            raise Unsupported(f"no lowering for {overload_of(node.target) or node.target}")
+        args = [self._operand(arg) for arg in node.args]
+        kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
+        operands = list(_flatten([*args, *kwargs.values()]))
+        if any(isinstance(x, Univariate) or x.q is not None for x in operands):
+            return self._lower_quantized(node, record, args, kwargs, operands)
+        return self._lower_plain(node, record, args, kwargs)
+
+    def _lower_plain(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
+        tensors = [x.value.dtype for x in _flatten([*args, *kwargs.values()])]
+        if not self.target.floating and (_is_float(node) or any(dtype.is_float for dtype in tensors)):
+            raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
+        return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
+
+    def _lower_quantized(
+        self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], operands: list[Tensor | Univariate]
+    ) -> Result:
+        if record.univariate:
+            merged = _merge_univariate(node, record, args, kwargs, operands)
+            if merged is not None:
+                return merged
+        args = [_settle(arg) for arg in args]
+        kwargs = {name: _settle(arg) for name, arg in kwargs.items()}
+        if record.lower_integer is None:
+            return self._in_float(node, record, args, kwargs, f"{overload_of(node.target)} has no integer lowering")
+        if record.kind is Kind.SHARED:
+            out = next(x.q for x in _flatten(args) if x.q is not None)
+        else:
+            out = self.result_qparams(node)
+            if out is None and _is_float(node):
+                reason = "its result is not quantized"
+                return self._in_float(node, record, args, kwargs, reason)
+        rule = record.lower_integer
+        return _tensors(rule(Context(self.builder, node, out), *args, **kwargs), out if _is_float(node) else None)
+
+    def _in_float(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str) -> Result:
+        """Where floating point may be mixed in (VGF), dequantize the operands and use the plain rule."""
+        if not self.target.floating:
+            raise Unsupported(f"{reason}, and {self.target.name} runs integers only")
+        args = [self._to_float(arg) for arg in args]
+        kwargs = {name: self._to_float(arg) for name, arg in kwargs.items()}
+        return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
+
+    def _to_float(self, x: Any) -> Any:
+        if isinstance(x, list):
+            return [self._to_float(item) for item in x]
+        if not isinstance(x, Tensor) or x.q is None:
+            return x
+        b = self.builder
+        if x.is_constant:
+            return Tensor(b.const(x.real, DType.FP32))
+        steps = b.sub(b.cast(x.value, DType.FP32), b.const(float(x.q.zero_point), DType.FP32))
+        return Tensor(b.mul(steps, b.const(float(x.q.scale), DType.FP32)))
+
+    # -- quantize and dequantize ---------------------------------------------------------------------------------
+
+    def _dequantize(self, node: Node) -> Tensor:
+        source = self.read(_node(node.args[0]))
+        assert isinstance(source, Tensor)
+        return Tensor(source.value, self.node_qparams(node))
+
+    def _quantize(self, node: Node) -> Tensor:
+        source = self.read(_node(node.args[0]))
+        q = self.node_qparams(node)
+        context = Context(self.builder, node, q)
+        if isinstance(source, Univariate):
+            return Tensor(self._evaluate(source, q))
+        assert isinstance(source, Tensor)
+        if source.q is not None:
+            return Tensor(context.requantize(source, q))
+        if source.is_constant:
+            return Tensor(self.builder.const(q.quantize(source.real), q.dtype))
+        if not self.target.floating:
+            raise Unsupported(f"it quantizes a floating-point tensor, and {self.target.name} runs integers only")
+        b = self.builder
+        steps = b.add(
+            b.mul(source.value, b.const(1.0 / float(q.scale), DType.FP32)), b.const(float(q.zero_point), DType.FP32)
+        )
+        return Tensor(b.cast(b.clamp(steps, q.qmin, q.qmax), q.dtype))  # CAST rounds to nearest even
+
+    def node_qparams(self, node: Node) -> QParams:
+        """Parameters that a quantize or dequantize node carries."""
+        if overload_of(node.target).name().split(".")[0].endswith("per_channel"):  # type: ignore[union-attr]
+            _, scales, zero_points, axis, qmin, qmax, dtype = node.args[:7]
+            scale = self._array(scales).astype(np.float64)
+            if np.any(self._array(zero_points)):
+                raise Unsupported("per-channel parameters with a zero point other than 0")
+            return QParams(scale, 0, dtype_of(_dtype(dtype)), _int(qmin), _int(qmax), _int(axis))
+        _, scale_arg, zero_point, qmin, qmax, dtype = node.args[:6]
+        scale, zero = self._array(scale_arg), self._array(zero_point)
+        return QParams(float(scale), int(zero), dtype_of(_dtype(dtype)), _int(qmin), _int(qmax))
+
+    def _array(self, x: Any) -> np.ndarray[Any, Any]:
+        if isinstance(x, Node):
+            if x not in self.constants:
+                raise Unsupported("quantization parameters are computed while the program runs")
+            return np.asarray(self.constants[x].detach().cpu().numpy())
+        return np.asarray(x)
+
+    def result_qparams(self, node: Node) -> QParams | None:
+        """Parameters that the result of ``node`` is quantized with: by its users, or through one that merges into it."""
+        users = list(node.users)
+        if users and all(is_quantize(user) for user in users):
+            first = self.node_qparams(users[0])
+            return first if all(first.same(self.node_qparams(user)) for user in users[1:]) else None
+        if len(users) != 1:
+            return None
+        record = find(users[0])
+        if record is None:
+            return None
+        if record.clamp is not None:
+            return self.result_qparams(users[0])
+        factor = _factor(users[0], record)
+        if factor is not None:
+            q = self.result_qparams(users[0])
+            if q is not None:
+                return QParams(float(q.scale) / factor, q.zero_point, q.dtype, q.qmin, q.qmax)
+        return None
+
+    def _evaluate(self, function: Univariate, q: QParams) -> Any:
+        """Compute a univariate function of a quantized tensor into parameters ``q``."""
+        base, b = function.base, self.builder
+        assert base.q is not None
+        context = Context(b, None, q)  # type: ignore[arg-type]
+        if function.factor is not None:
+            scaled = QParams(
+                float(base.q.scale) * function.factor, base.q.zero_point, base.q.dtype, base.q.qmin, base.q.qmax
+            )
+            return context.requantize(Tensor(base.value, scaled), q)
+        if function.clamp is not None and (base.q.same(q) or DType.INT16 in (base.q.dtype, q.dtype)):
+            low, high = (int(bound) for bound in q.quantize(np.array(function.clamp)))
+            value = context.requantize(base, q)
+            return value if (low, high) == q.dtype.range else b.clamp(value, low, high)
+        if base.is_constant:
+            real = function.evaluate(torch.from_numpy(base.real.reshape(-1))).numpy()
+            return b.const(q.quantize(real.reshape(base.shape)), q.dtype)
+        return lookup(b, base, lambda grid: function.evaluate(torch.from_numpy(grid)).double().numpy(), q)
+
+
+def _merge_univariate(
+    node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], operands: Sequence[Tensor | Univariate]
+) -> Univariate | None:
+    """The function as one of a single quantized tensor, if that is what it is."""
+    bases = {x.base if isinstance(x, Univariate) else x for x in operands if not _is_scalar(x)}
+    if len(bases) != 1:
+        return None
+    (base,) = bases
+    overload = overload_of(node.target)
+    assert overload is not None
+    if base.q is None or base.q.axis is not None or base.shape != tuple(node.meta["val"].shape):
+        return None
+    if not _is_float(node):  # comparisons and casts to integers have no scale to be quantized with
+        return None
+    direct = args[0] is base
+    clamp = record.clamp(*args, **kwargs) if record.clamp and direct else None
+    return Univariate(base, overload, tuple(args), kwargs, clamp, _factor(node, record) if direct else None)
+
+
+def _factor(node: Node, record: Record) -> float | None:
+    return record.factor(*node.args, **node.kwargs) if record.factor is not None else None
+
+
+def _settle(x: Any) -> Any:
+    """A univariate function that only scales is the same integers in another scale; any other must be quantized."""
+    if isinstance(x, list):
+        return [_settle(item) for item in x]
+    if not isinstance(x, Univariate):
+        return x
+    if x.factor is None or x.base.q is None:
+        raise Unsupported(f"its operand, the result of {x.target}, is not quantized")
+    q = x.base.q
+    return Tensor(x.base.value, QParams(float(q.scale) * x.factor, q.zero_point, q.dtype, q.qmin, q.qmax))
+
+
+def _is_scalar(x: Tensor | Univariate) -> bool:
+    return isinstance(x, Tensor) and x.is_constant and x.value.size == 1
+
+
+def _flatten(items: Iterable[Any]) -> Iterable[Any]:
+    for item in items:
+        if isinstance(item, (list, tuple)):
+            yield from _flatten(item)
+        elif isinstance(item, (Tensor, Univariate)):
+            yield item
+
+
+def _tensors(result: Any, q: QParams | None) -> Result:
+    if isinstance(result, (list, tuple)):
+        return [_tensors(item, q) for item in result]
+    return result if isinstance(result, Tensor) else Tensor(result, q)
+
+
+def _is_float(node: Node) -> bool:
+    meta = node.meta.get("val")
+    first = meta[0] if isinstance(meta, (tuple, list)) else meta
+    return isinstance(first, torch.Tensor) and first.dtype.is_floating_point
+
+
+def _node(x: Any) -> Node:
+    assert isinstance(x, Node), x
+    return x
+
+
+def _int(x: Any) -> int:
+    assert isinstance(x, int), x
+    return x
+
+
+def _dtype(x: Any) -> torch.dtype:
+    assert isinstance(x, torch.dtype), x
+    return x
+
+
+def source_line(node: Node) -> str:
+    """``file:line`` of the user's model that made ``node``, empty if the trace does not say."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File \"" in line]
+    if not lines:
+        return ""
+    file, line, *_ = lines[-1].removeprefix("File ").split(", ")
+    return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"

@@ -1,0 +1,218 @@
+"""Convolutions. TOSA 1.0, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.layout import as_image, to_nchw, to_nhwc
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.tosa.graph import DType, Value
+
+aten = torch.ops.aten
+_CONV: dict[str, Any] = {"kind": Kind.CONV, "activations": (0,), "fuses": True}
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """Height first. ``pad`` is (top, bottom, left, right)."""
+
+    stride: tuple[int, int]
+    pad: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+
+def _pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
+    """Two values, height first; a 1-D convolution is one of height 1."""
+    values = [values] if isinstance(values, int) else list(values)
+    if len(values) == 1:
+        values = values * spatial
+    first, second = [neutral, *values][-2:]
+    return first, second
+
+
+@op(aten.conv1d.default, aten.conv2d.default, **_CONV)
+def conv(
+    cx: Context,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Value:
+    """x [N, C, (H,) W], weight [OC, C / groups, (KH,) KW]."""
+    spatial = weight.rank - 2
+    top, left = _pair(padding, spatial, 0)
+    geometry = _Geometry(
+        _pair(stride, spatial, 1), (top, top, left, left), _pair(dilation, spatial, 1), groups
+    )
+    return _convolve(cx, x, weight, bias, geometry)
+
+
+@op(aten.conv1d.padding, aten.conv2d.padding, **_CONV)
+def conv_same(
+    cx: Context,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: str = "valid",
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Value:
+    """padding="same" puts the odd row or column after, as PyTorch does."""
+    spatial = weight.rank - 2
+    steps = _pair(dilation, spatial, 1)
+    kernel = _pair(weight.shape[2:], spatial, 1)
+    total = [step * (size - 1) if padding == "same" else 0 for step, size in zip(steps, kernel, strict=True)]
+    pad = (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
+    return _convolve(cx, x, weight, bias, _Geometry(_pair(stride, spatial, 1), pad, steps, groups))
+
+
+@op(aten.convolution.default, **_CONV)
+def convolution(
+    cx: Context,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value:
+    """The core ATen form of all of them."""
+    if transposed:
+        return conv_transpose.lower(cx, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return conv.lower(cx, x, weight, bias, stride, padding, dilation, groups)
+
+
+@op(aten.conv_transpose2d.input, **_CONV | {"weight_axis": lambda rank: 1})
+def conv_transpose(
+    cx: Context,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    output_padding: Sequence[int] = (0,),
+    groups: int = 1,
+    dilation: Sequence[int] = (1,),
+) -> Value:
+    """x [N, IC, H, W], weight [IC, OC / groups, KH, KW]; TOSA's out_pad crops what PyTorch calls padding."""
+    if weight.rank != 4:
+        raise Unsupported("transposed convolution in one or three dimensions")
+    if _pair(dilation, 2, 1) != (1, 1):
+        raise Unsupported("transposed convolution with dilation: TOSA's TRANSPOSE_CONV2D has none")
+    if weight.q is not None and weight.q.axis not in (None, 1):
+        raise Unsupported("transposed convolution whose weight is quantized along another axis than its output channels")
+    crop, extra = _pair(padding, 2, 0), _pair(output_padding, 2, 0)
+    out_pad = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
+    image = to_nhwc(cx.b, x.value)
+    in_channels, out_channels = weight.shape[0] // groups, weight.shape[1]
+    results = []
+    for group in range(groups):
+        part = _slice_last(cx, image, group * in_channels, in_channels)
+        rows = _constant(weight)[group * in_channels : (group + 1) * in_channels]
+        kernel = cx.b.const(rows.transpose(1, 2, 3, 0), weight.value.dtype)
+        offsets = _bias(cx, x, weight, bias, slice(group * out_channels, (group + 1) * out_channels), out_channels)
+        results.append(
+            cx.b.transpose_conv2d(
+                part, kernel, offsets, out_pad=out_pad, stride=_pair(stride, 2, 1), zps=_zero_points(x, weight)
+            )
+        )
+    return to_nchw(cx.b, _finish(cx, x, weight, cx.b.concat(results, 3), groups))
+
+
+for _record in (conv, conv_same, convolution, conv_transpose):
+    _record.integer(_record.lower)  # one rule: operands say whether they are quantized
+
+
+def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Value:
+    if weight.rank not in (3, 4):
+        raise Unsupported(f"convolution in {weight.rank - 2} dimensions")
+    if weight.q is None and x.q is not None:
+        raise Unsupported("its input is quantized but its weight is not")
+    batched = x.rank == weight.rank
+    value = x.value if batched else cx.b.reshape(x.value, (1, *x.shape))
+    image = to_nhwc(cx.b, as_image(cx.b, value))
+    kernel = _constant(weight)
+    kernel = kernel.reshape(*kernel.shape[:2], -1, kernel.shape[-1])
+    result = _finish(cx, x, weight, _grouped(cx, x, weight, bias, image, kernel, geometry), geometry.groups)
+    return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
+
+
+def _grouped(
+    cx: Context,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    image: Value,
+    kernel: np.ndarray[Any, Any],
+    geometry: _Geometry,
+) -> Value:
+    """image [N, H, W, C], kernel [OC, C / groups, KH, KW]: depthwise where it is, else a convolution per group."""
+    out_channels, per_group = kernel.shape[:2]
+    groups = geometry.groups
+    attrs: dict[str, Any] = {
+        "pad": geometry.pad, "stride": geometry.stride, "dilation": geometry.dilation, "zps": _zero_points(x, weight)
+    }
+    if groups > 1 and per_group == 1:
+        # PyTorch's output channel is c * M + m, as TOSA's.
+        depthwise = kernel.reshape(groups, out_channels // groups, *kernel.shape[2:]).transpose(2, 3, 0, 1)
+        offsets = _bias(cx, x, weight, bias, slice(None), out_channels)
+        return cx.b.depthwise_conv2d(image, cx.b.const(depthwise, weight.value.dtype), offsets, **attrs)
+    size = out_channels // groups
+    results = []
+    for group in range(groups):
+        rows = slice(group * size, (group + 1) * size)
+        part = _slice_last(cx, image, group * per_group, per_group)
+        filters = cx.b.const(kernel[rows].transpose(0, 2, 3, 1), weight.value.dtype)
+        results.append(cx.b.conv2d(part, filters, _bias(cx, x, weight, bias, rows, size), **attrs))
+    return cx.b.concat(results, 3)
+
+
+def _finish(cx: Context, x: Tensor, weight: Tensor, accumulator: Value, groups: int) -> Value:
+    """Bring an integer accumulator to the result's parameters; float results are ready."""
+    if x.q is None or weight.q is None:
+        return accumulator
+    scale = np.atleast_1d(weight.q.scale)
+    if weight.q.axis == 1 and groups > 1:  # transposed: each group has its own output channels
+        scale = np.tile(scale, groups)
+    return cx.result(accumulator, float(x.q.scale) * scale)
+
+
+def _bias(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, size: int) -> Value:
+    """Bias in the accumulator's type and scale; zeros when there is none."""
+    real = np.zeros(size) if bias is None else bias.real[rows]
+    if x.q is None or weight.q is None:
+        return cx.b.const(real, x.value.dtype)
+    scale = np.atleast_1d(weight.q.scale)
+    steps = np.rint(real / (float(x.q.scale) * (scale[rows] if scale.size > size else scale)))
+    dtype = DType.INT48 if x.value.dtype is DType.INT16 else DType.INT32
+    return cx.b.const(np.clip(steps, *dtype.range), dtype)
+
+
+def _constant(weight: Tensor) -> np.ndarray[Any, Any]:
+    if weight.value.data is None:
+        raise Unsupported("its weight is computed while the program runs; TOSA targets want a constant")
+    return weight.value.data
+
+
+def _zero_points(x: Tensor, weight: Tensor) -> tuple[int, int]:
+    return (x.q.zero_point if x.q else 0, weight.q.zero_point if weight.q else 0)
+
+
+def _slice_last(cx: Context, value: Value, start: int, size: int) -> Value:
+    starts = (0,) * (value.rank - 1) + (start,)
+    return cx.b.slice(value, starts, (*value.shape[:-1], size))

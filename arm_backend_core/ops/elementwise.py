@@ -1,0 +1,181 @@
+"""Arithmetic of two tensors, or a tensor and a number, with broadcasting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.lookup import lookup
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import op
+from arm_backend_core.qparams import QParams
+from arm_backend_core.tosa.graph import DType, Value
+
+aten = torch.ops.aten
+Operand = Tensor | float
+_ARITHMETIC: dict[str, Any] = {"univariate": True, "fuses": True}
+
+
+def _common(cx: Context, *operands: Operand) -> list[Value]:
+    """Plain operands in the result's element type."""
+    return [cx.operand(x, cx.dtype) for x in operands]
+
+
+def _steps(cx: Context, x: Operand, scale: float) -> Value:
+    """A quantized operand as INT32, zero point removed, counting in steps of ``scale``."""
+    if not isinstance(x, Tensor):
+        return cx.b.const(np.rint(x / scale), DType.INT32)
+    if x.q is None:
+        raise Unsupported("one of its operands is quantized and the other is not")
+    if x.is_constant:
+        return cx.b.const(np.rint(x.real / scale), DType.INT32)
+    return cx.b.rescale(x.value, DType.INT32, float(x.q.scale) / scale, x.q.zero_point)
+
+
+def _fine_scale(*operands: Operand) -> float:
+    """A step that both operands can be counted in with guard bits.
+
+    The coarser operand is multiplied by 2**19 (int8: |x - zp| < 2**8, so a sum stays below 2**28) or by 2**14 (int16,
+    sum below 2**31); the other by less. Rounding is then 2**-19 (2**-14) of the coarser operand's step.
+    """
+    quantized = [x.q for x in operands if isinstance(x, Tensor) and x.q is not None]
+    wide = any(q.dtype is DType.INT16 for q in quantized)
+    return max(float(q.scale) for q in quantized) * 2.0 ** -(14 if wide else 19)
+
+
+def _scaled(x: Operand, factor: float) -> Operand:
+    """factor * x by its scale alone; for a negative factor see ``_sum``."""
+    if not isinstance(x, Tensor):
+        return x * factor
+    if x.q is None or factor == 1:
+        return x
+    return Tensor(x.value, QParams(float(x.q.scale) * factor, x.q.zero_point, x.q.dtype, x.q.qmin, x.q.qmax))
+
+
+def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+    """x + factor * y on quantized operands."""
+    if factor == 0:
+        raise Unsupported("alpha=0")
+    y = _scaled(y, abs(factor))
+    scale = _fine_scale(x, y)
+    left, right = _steps(cx, x, scale), _steps(cx, y, scale)
+    total = cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
+    return cx.result(total, scale)
+
+
+def _plain_sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+    left, right = _common(cx, x, y)
+    if abs(factor) != 1:
+        right = cx.b.mul(right, cx.operand(abs(factor)))
+    return cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
+
+
+@op(aten.add.Tensor, aten.add.Scalar, **_ARITHMETIC)
+def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """x + alpha * y."""
+    return _plain_sum(cx, x, y, alpha)
+
+
+@add.integer
+def _(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    return _sum(cx, x, y, alpha)
+
+
+@op(aten.sub.Tensor, aten.sub.Scalar, **_ARITHMETIC)
+def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """x - alpha * y."""
+    return _plain_sum(cx, x, y, -alpha)
+
+
+@sub.integer
+def _(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    return _sum(cx, x, y, -alpha)
+
+
+@op(aten.rsub.Tensor, aten.rsub.Scalar, **_ARITHMETIC)
+def rsub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    """y - alpha * x."""
+    return _plain_sum(cx, y, x, -alpha)
+
+
+@rsub.integer
+def _(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
+    return _sum(cx, y, x, -alpha)
+
+
+def _positive(x: Any, y: Any) -> float | None:
+    """The number that the other operand is multiplied by, if it is a positive Python number."""
+    return float(y) if isinstance(y, (int, float)) and not isinstance(y, bool) and y > 0 else None
+
+
+def _inverse(x: Any, y: Any) -> float | None:
+    factor = _positive(x, y)
+    return None if factor is None else 1 / factor
+
+
+@op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive, **_ARITHMETIC)
+def mul(cx: Context, x: Operand, y: Operand) -> Value:
+    """x * y."""
+    return cx.b.mul(*_common(cx, x, y))
+
+
+@mul.integer
+def _(cx: Context, x: Tensor, y: Tensor) -> Value:
+    return _multiply(cx, x, y)
+
+
+def _multiply(cx: Context, x: Tensor, y: Tensor) -> Value:
+    """(x - zx) * (y - zy) < 2**31 for int16 operands (below 2**16 for int8), so INT32 holds it exactly."""
+    if x.q is None or y.q is None:
+        raise Unsupported("one of its operands is quantized and the other is not")
+    left, right = _steps(cx, x, float(x.q.scale)), _steps(cx, y, float(y.q.scale))
+    return cx.result(cx.b.mul(left, right), float(x.q.scale) * float(y.q.scale))
+
+
+@op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, **_ARITHMETIC)
+def div(cx: Context, x: Operand, y: Operand) -> Value:
+    """x / y as x * (1 / y)."""
+    if not isinstance(y, Tensor):
+        return cx.b.mul(cx.operand(x, cx.dtype), cx.operand(1.0 / y))
+    left, right = _common(cx, x, y)
+    return cx.b.mul(left, cx.b.unary("RECIPROCAL", right))
+
+
+@div.integer
+def _(cx: Context, x: Operand, y: Tensor) -> Value:
+    """The reciprocal is a TABLE with int16 results, scaled to the smallest divisor but 0 that parameters allow."""
+    if y.q is None:
+        raise Unsupported("one of its operands is quantized and the other is not")
+    if not isinstance(x, Tensor):
+        raise Unsupported("a number divided by a tensor, which must be one function of that tensor")
+    scale = 1 / float(y.q.scale) / 32767
+    q = QParams(scale, 0, DType.INT16, -32768, 32767)
+    inverse = lookup(cx.b, y, lambda grid: 1 / np.where(grid == 0, float("nan"), grid), q)
+    return _multiply(cx, x, Tensor(inverse, q))
+
+
+@op(aten.maximum.default, fuses=True, univariate=True)
+def maximum(cx: Context, x: Tensor, y: Tensor) -> Value:
+    """Elementwise maximum."""
+    return cx.b.maximum(*_common(cx, x, y))
+
+
+@maximum.integer
+def _(cx: Context, x: Tensor, y: Tensor) -> Value:
+    scale = _fine_scale(x, y)
+    return cx.result(cx.b.maximum(_steps(cx, x, scale), _steps(cx, y, scale)), scale)
+
+
+@op(aten.minimum.default, fuses=True, univariate=True)
+def minimum(cx: Context, x: Tensor, y: Tensor) -> Value:
+    """Elementwise minimum."""
+    return cx.b.minimum(*_common(cx, x, y))
+
+
+@minimum.integer
+def _(cx: Context, x: Tensor, y: Tensor) -> Value:
+    scale = _fine_scale(x, y)
+    return cx.result(cx.b.minimum(_steps(cx, x, scale), _steps(cx, y, scale)), scale)

@@ -1,0 +1,83 @@
+"""Floating-point formulas, written as they are in a book."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+
+
+@dataclass(frozen=True, eq=False)
+class Float:
+    """A floating-point value with arithmetic; Python numbers mix in."""
+
+    b: Builder
+    value: Value
+
+    def _of(self, x: Float | float) -> Value:
+        return x.value if isinstance(x, Float) else self.b.const(np.full((), x), self.value.dtype)
+
+    def _new(self, value: Value) -> Float:
+        return Float(self.b, value)
+
+    def __add__(self, x: Float | float) -> Float:
+        return self._new(self.b.add(self.value, self._of(x)))
+
+    __radd__ = __add__
+
+    def __sub__(self, x: Float | float) -> Float:
+        return self._new(self.b.sub(self.value, self._of(x)))
+
+    def __rsub__(self, x: float) -> Float:
+        return self._new(self.b.sub(self._of(x), self.value))
+
+    def __mul__(self, x: Float | float) -> Float:
+        return self._new(self.b.mul(self.value, self._of(x)))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, x: Float | float) -> Float:
+        return self * (x.unary("RECIPROCAL") if isinstance(x, Float) else 1.0 / x)
+
+    def __rtruediv__(self, x: float) -> Float:
+        return self.unary("RECIPROCAL") * x
+
+    def __neg__(self) -> Float:
+        return self._new(self.b.negate(self.value))
+
+    def __pow__(self, x: Float | float) -> Float:
+        return self._new(self.b.pow(self.value, self._of(x)))
+
+    def unary(self, kind: str) -> Float:
+        """A TOSA operator of one operand, for example "EXP"."""
+        return self._new(self.b.unary(kind, self.value))
+
+    def clamp(self, low: float | None, high: float | None) -> Float:
+        """Bounds that are None are the type's."""
+        limit = float(np.finfo(np.float32).max)
+        return self._new(self.b.clamp(self.value, -limit if low is None else low, limit if high is None else high))
+
+    def maximum(self, x: Float | float) -> Float:
+        """Elementwise."""
+        return self._new(self.b.maximum(self.value, self._of(x)))
+
+    def minimum(self, x: Float | float) -> Float:
+        """Elementwise."""
+        return self._new(self.b.minimum(self.value, self._of(x)))
+
+    def greater(self, x: Float | float) -> Float:
+        """BOOL, for ``where``."""
+        return self._new(self.b.compare("GREATER", self.value, self._of(x)))
+
+    def greater_equal(self, x: Float | float) -> Float:
+        """BOOL, for ``where``."""
+        return self._new(self.b.compare("GREATER_EQUAL", self.value, self._of(x)))
+
+    def where(self, a: Float | float, b: Float | float) -> Float:
+        """``self`` is BOOL: a where it holds, else b; at least one of them is a Float."""
+        like = a if isinstance(a, Float) else b
+        assert isinstance(like, Float)
+        return self._new(self.b.select(self.value, like._of(a), like._of(b)))

@@ -1,0 +1,203 @@
+"""Operators that move elements without changing them; one rule serves floating point and integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.tosa.graph import Value
+
+aten = torch.ops.aten
+_SHARED: dict[str, Any] = {"kind": Kind.SHARED}
+
+
+@op(
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten.view_copy.default,
+    aten.flatten.using_ints,
+    aten.unflatten.int,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.squeeze_copy.dim,
+    aten.squeeze_copy.dims,
+    aten.unsqueeze.default,
+    aten.unsqueeze_copy.default,
+    **_SHARED,
+)
+def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
+    """Whatever the arguments say, PyTorch has computed the resulting shape."""
+    return cx.b.reshape(x.value, cx.shape)
+
+
+@op(
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.detach.default,
+    aten.detach_.default,
+    aten.alias.default,
+    aten.alias_copy.default,
+    aten.lift_fresh_copy.default,
+    aten.dropout.default,
+    aten.feature_dropout.default,
+    **_SHARED,
+)
+def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
+    """Copies; dropout in eval mode. Memory format is not part of the value."""
+    if len(args) == 2 and args[1] is True:
+        raise Unsupported("dropout in training mode; call model.eval() before exporting")
+    return x.value
+
+
+def _axis(cx: Context, dim: int, rank: int) -> int:
+    return dim % rank if rank else 0
+
+
+@op(aten.permute.default, aten.permute_copy.default, **_SHARED)
+def permute(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
+    """TRANSPOSE."""
+    return cx.b.transpose(x.value, [_axis(cx, dim, x.rank) for dim in dims])
+
+
+@op(aten.transpose.int, aten.transpose_copy.int, **_SHARED)
+def transpose(cx: Context, x: Tensor, first: int, second: int) -> Value:
+    """Swap two dimensions."""
+    order = list(range(x.rank))
+    a, b = _axis(cx, first, x.rank), _axis(cx, second, x.rank)
+    order[a], order[b] = order[b], order[a]
+    return cx.b.transpose(x.value, order)
+
+
+@op(aten.t.default, aten.t_copy.default, aten.numpy_T.default, **_SHARED)
+def t(cx: Context, x: Tensor) -> Value:
+    """All dimensions in reverse order."""
+    return cx.b.transpose(x.value, list(range(x.rank))[::-1])
+
+
+@op(aten.expand.default, aten.expand_copy.default, aten.expand_as.default, **_SHARED)
+def expand(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
+    """Repeat dimensions of size 1."""
+    shape = (1,) * (len(cx.shape) - x.rank) + x.shape
+    multiples = [wanted // size for wanted, size in zip(cx.shape, shape, strict=True)]
+    return cx.b.tile(cx.b.reshape(x.value, shape), multiples)
+
+
+@op(aten.repeat.default, **_SHARED)
+def repeat(cx: Context, x: Tensor, repeats: Sequence[int]) -> Value:
+    """TILE; more repeats than dimensions prepend dimensions."""
+    return cx.b.tile(cx.b.reshape(x.value, (1,) * (len(repeats) - x.rank) + x.shape), repeats)
+
+
+def _aligned(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
+    """Values in the first one's parameters; annotation shares them, so usually nothing is to be done."""
+    first = tensors[0].q
+    if any((x.q is None) != (first is None) for x in tensors):
+        raise Unsupported("some of its operands are quantized and others are not")
+    return [x.value if first is None else cx.requantize(x, first) for x in tensors]
+
+
+@op(aten.cat.default, aten.concat.default, aten.concatenate.default, **_SHARED)
+def cat(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
+    """CONCAT; PyTorch lets empty tensors of one dimension in, which add nothing."""
+    tensors = [x for x in tensors if x.value.size or x.rank > 1]
+    return cx.b.concat(_aligned(cx, tensors), _axis(cx, dim, tensors[0].rank))
+
+
+@op(aten.stack.default, **_SHARED)
+def stack(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
+    """CONCAT along a new dimension."""
+    axis = _axis(cx, dim, tensors[0].rank + 1)
+    shape = (*tensors[0].shape[:axis], 1, *tensors[0].shape[axis:])
+    return cx.b.concat([cx.b.reshape(value, shape) for value in _aligned(cx, tensors)], axis)
+
+
+def _cut(cx: Context, x: Value, axis: int, start: int, size: int) -> Value:
+    starts = [start if i == axis else 0 for i in range(x.rank)]
+    sizes = [size if i == axis else whole for i, whole in enumerate(x.shape)]
+    return cx.b.slice(x, starts, sizes)
+
+
+@op(aten.slice.Tensor, aten.slice_copy.Tensor, **_SHARED)
+def slice_(
+    cx: Context, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
+    """x[start:end:step] along one dimension; a step keeps the first of every ``step`` elements."""
+    axis = _axis(cx, dim, x.rank)
+    size = x.shape[axis]
+    begin, stop, _ = slice(start, end).indices(size)
+    if step == 1:
+        return _cut(cx, x.value, axis, begin, max(stop - begin, 0))
+    count = -(-(stop - begin) // step)
+    if begin + count * step > size:  # the last group is incomplete: fill it, the filling is cut off again
+        padding = [(0, begin + count * step - size if i == axis else 0) for i in range(x.rank)]
+        padded = cx.b.pad(x.value, padding, 0)
+    else:
+        padded = x.value
+    span = _cut(cx, padded, axis, begin, count * step)
+    grouped = cx.b.reshape(span, (*x.shape[:axis], count, step, *x.shape[axis + 1 :]))
+    return cx.b.reshape(_cut(cx, grouped, axis + 1, 0, 1), cx.shape)
+
+
+@op(aten.select.int, aten.select_copy.int, **_SHARED)
+def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
+    """x[index] along one dimension, which is removed."""
+    axis = _axis(cx, dim, x.rank)
+    return cx.b.reshape(_cut(cx, x.value, axis, index % x.shape[axis], 1), cx.shape)
+
+
+@op(
+    aten.split.Tensor,
+    aten.split.sizes,
+    aten.split_with_sizes.default,
+    aten.split_with_sizes_copy.default,
+    aten.split_copy.Tensor,
+    aten.chunk.default,
+    aten.unbind.int,
+    aten.unbind_copy.int,
+    **_SHARED,
+)
+def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
+    """Consecutive pieces along one dimension; unbind removes it. PyTorch has computed the shapes."""
+    pieces = [tuple(piece.shape) for piece in cx.node.meta["val"]]
+    unbind = len(pieces[0]) < x.rank
+    dim = kwargs.get("dim", (args[0] if args else 0) if unbind else (args[1] if len(args) > 1 else 0))
+    axis = _axis(cx, dim, x.rank)
+    results, start = [], 0
+    for shape in pieces:
+        size = 1 if unbind else shape[axis]
+        results.append(cx.b.reshape(_cut(cx, x.value, axis, start, size), shape))
+        start += size
+    return results
+
+
+@op(aten.constant_pad_nd.default, **_SHARED)
+def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -> Value:
+    """pad: (before, after) pairs, last dimension first; negative amounts cut."""
+    pairs = [(0, 0)] * x.rank
+    for i in range(len(pad) // 2):
+        pairs[x.rank - 1 - i] = (pad[2 * i], pad[2 * i + 1])
+    result = x.value
+    for axis, (before, after) in enumerate(pairs):
+        if before < 0 or after < 0:
+            start = max(-before, 0)
+            result = _cut(cx, result, axis, start, result.shape[axis] - start - max(-after, 0))
+    padding = [(max(before, 0), max(after, 0)) for before, after in pairs]
+    if not any(map(any, padding)):
+        return result
+    fill = value if x.q is None else int(x.q.quantize(torch.tensor(float(value)).double().numpy()))
+    return cx.b.pad(result, padding, fill)
+
+
+@op(aten.pad.default, **_SHARED)
+def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
+    """torch.nn.functional.pad; other modes than constant go through PyTorch's decomposition."""
+    if mode != "constant":
+        raise Unsupported(f"padding mode '{mode}'")
+    return constant_pad.lower(cx, x, pad, 0 if value is None else value)

@@ -1,0 +1,175 @@
+"""Batch and layer normalization, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops import fixed_point
+from arm_backend_core.ops.layout import as_image, to_nchw, to_nhwc
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.reduction import mean_over
+from arm_backend_core.ops.registry import op
+from arm_backend_core.tosa.graph import DType, Value
+
+aten = torch.ops.aten
+
+
+def _affine(
+    cx: Context, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, eps: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """y = gain * x + offset of an inference batch norm."""
+    gain = (1.0 if weight is None else weight.real) / np.sqrt(variance.real + eps)
+    offset = (0.0 if bias is None else bias.real) - mean.real * gain
+    return gain, offset
+
+
+@op(aten.batch_norm.default, activations=(0,), fuses=True)
+def batch_norm(
+    cx: Context,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool = False,
+) -> Value:
+    """x [N, C, ...] with statistics of the training: a gain and an offset per channel."""
+    if training or running_mean is None or running_var is None:
+        raise Unsupported("batch_norm with statistics of the batch; call model.eval() before exporting")
+    gain, offset = _affine(cx, weight, bias, running_mean, running_var, eps)
+    along = (-1,) + (1,) * (x.rank - 2)
+    if x.q is None:
+        scaled = cx.b.mul(x.value, cx.b.const(gain.reshape(along), x.value.dtype))
+        return cx.b.add(scaled, cx.b.const(offset.reshape(along), x.value.dtype))
+    return _batch_norm_integer(cx, x, gain, offset)
+
+
+@op(
+    aten._native_batch_norm_legit_no_training.default,
+    activations=(0,),
+    fuses=True,
+)
+def batch_norm_no_training(
+    cx: Context,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> list[Value]:
+    """The core ATen form; its second and third results are empty."""
+    result = batch_norm.lower(cx, x, weight, bias, running_mean, running_var, False, momentum, eps)
+    return [result, result, result]
+
+
+def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.ndarray) -> Value:
+    """A depthwise 1x1 convolution with weights of +-127 and the gain's magnitude in the per-channel rescale.
+
+    The gain then has the 31 bits of a multiplier instead of a weight's 7.
+    """
+    assert x.q is not None
+    weight = np.where(gain < 0, -127, 127)
+    scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
+    wide = DType.INT48 if x.q.dtype is DType.INT16 else DType.INT32
+    bias = np.clip(np.rint(offset / scale), *wide.range)
+    shape = x.shape
+    value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], -1))
+    image = to_nhwc(cx.b, as_image(cx.b, value))
+    accumulator = cx.b.depthwise_conv2d(
+        image,
+        cx.b.const(weight.reshape(1, 1, -1, 1), DType.INT8),
+        cx.b.const(bias, wide),
+        pad=(0, 0, 0, 0),
+        zps=(x.q.zero_point, 0),
+    )
+    return cx.b.reshape(to_nchw(cx.b, cx.result(accumulator, scale)), shape)
+
+
+for _record in (batch_norm, batch_norm_no_training):
+    _record.integer(_record.lower)
+
+
+@op(aten.layer_norm.default, activations=(0,), reads_int16=True)
+def layer_norm(
+    cx: Context,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = False,
+) -> Value:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over the trailing dimensions."""
+    axes = tuple(range(x.rank - len(normalized_shape), x.rank))
+    b = cx.b
+    centred = b.sub(x.value, mean_over(cx, x, axes))
+    variance = mean_over(cx, Tensor(b.mul(centred, centred)), axes)
+    result = b.mul(centred, b.unary("RSQRT", b.add(variance, cx.operand(eps))))
+    if weight is not None:
+        result = b.mul(result, weight.value)
+    return result if bias is None else b.add(result, bias.value)
+
+
+@layer_norm.integer
+def _(
+    cx: Context,
+    x: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = False,
+) -> Value:
+    assert x.q is not None
+    axes = tuple(range(x.rank - len(normalized_shape), x.rank))
+    gain, offset = (None if p is None else p.real for p in (weight, bias))
+    return fixed_point.layer_norm(cx.b, x.value, x.q, axes, gain, offset, eps, cx.q)
+
+
+def _exponentials(cx: Context, x: Tensor, axis: int) -> tuple[Value, Value, Value]:
+    """x - max, its exponential, and the exponentials' sum."""
+    shifted = cx.b.sub(x.value, cx.b.reduce("REDUCE_MAX", x.value, axis))
+    exponential = cx.b.unary("EXP", shifted)
+    return shifted, exponential, cx.b.reduce("REDUCE_SUM", exponential, axis)
+
+
+@op(
+    aten.softmax.int,
+    aten._softmax.default,
+    aten._safe_softmax.default,
+    reads_int16=True,
+    activations=(0,),
+    fixed_range=(0.0, 1.0),
+)
+def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+    """exp(x - max) / sum."""
+    _, exponential, total = _exponentials(cx, x, dim % x.rank)
+    return cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total))
+
+
+@softmax.integer
+def _(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+    assert x.q is not None
+    return fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q)
+
+
+@op(aten.log_softmax.int, aten._log_softmax.default, reads_int16=True, activations=(0,))
+def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+    """(x - max) - log(sum)."""
+    shifted, _, total = _exponentials(cx, x, dim % x.rank)
+    return cx.b.sub(shifted, cx.b.unary("LOG", total))
+
+
+@log_softmax.integer
+def _(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+    assert x.q is not None
+    return fixed_point.log_softmax(cx.b, x.value, x.q, dim % x.rank, cx.q)

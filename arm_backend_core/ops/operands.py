@@ -1,0 +1,140 @@
+"""What a lowering rule is given: operands, the result's parameters, and the builder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.qparams import QParams
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import DType, Value
+
+_DTYPES = {
+    torch.bool: DType.BOOL,
+    torch.int8: DType.INT8,
+    torch.uint8: DType.INT8,
+    torch.int16: DType.INT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT32,  # TOSA has no int64; values are checked where they are constants
+    torch.float32: DType.FP32,
+    torch.float16: DType.FP16,
+    torch.bfloat16: DType.BF16,
+}
+
+
+def dtype_of(dtype: torch.dtype) -> DType:
+    """TOSA's element type for a PyTorch one.
+
+    Raises:
+        Unsupported: TOSA has none (float64, complex).
+    """
+    if dtype not in _DTYPES or dtype is torch.uint8:
+        raise Unsupported(f"TOSA has no element type for {dtype}; convert with .to(torch.float32) or .to(torch.int32)")
+    return _DTYPES[dtype]
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """An operand: a TOSA value, and its quantization parameters if it stands for real numbers held as integers."""
+
+    value: Value
+    q: QParams | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions, in PyTorch's order."""
+        return self.value.shape
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return self.value.rank
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the elements are known at compile time."""
+        return self.value.data is not None
+
+    @property
+    def real(self) -> np.ndarray[Any, Any]:
+        """Elements of a constant as real numbers, float64 (integers dequantized).
+
+        Raises:
+            Unsupported: not a constant.
+        """
+        if self.value.data is None:
+            raise Unsupported("an operand must be a constant (a parameter or buffer of the model), but is computed")
+        return self.value.data.astype(np.float64) if self.q is None else self.q.dequantize(self.value.data)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Surroundings of one operator while it is lowered.
+
+    Attributes:
+        b: where TOSA operators are appended.
+        node: the fx node.
+        out: parameters that the result must have; None for plain values.
+    """
+
+    b: Builder
+    node: torch.fx.Node
+    out: QParams | None = None
+
+    @property
+    def target(self) -> Target:
+        """The target that is compiled for."""
+        return self.b.target
+
+    @property
+    def q(self) -> QParams:
+        """Parameters of the quantized result.
+
+        Raises:
+            Unsupported: the result is not quantized, so an integer rule cannot be used.
+        """
+        if self.out is None:
+            raise Unsupported("its result is not quantized; annotate it (set_global), or use a floating-point target")
+        return self.out
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the (first) result."""
+        return tuple(int(size) for size in self._meta.shape)
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the (first) result as PyTorch has it."""
+        return dtype_of(self._meta.dtype)
+
+    @property
+    def _meta(self) -> torch.Tensor:
+        meta = self.node.meta["val"]
+        first: torch.Tensor = meta[0] if isinstance(meta, (tuple, list)) else meta
+        return first
+
+    def operand(self, x: Tensor | float, dtype: DType | None = None) -> Value:
+        """A tensor's value, or a Python number as a constant of one element; cast to ``dtype`` if it differs."""
+        if isinstance(x, Tensor):
+            return x.value if dtype is None else self.b.cast(x.value, dtype)
+        return self.b.const(np.full((), x), dtype or self.dtype)
+
+    def result(self, accumulator: Value, scale: float | np.ndarray[Any, Any]) -> Value:
+        """Rescale integers that count in steps of ``scale`` to the result's parameters."""
+        factor = np.asarray(scale, dtype=np.float64) / np.asarray(self.q.scale, dtype=np.float64)
+        return self.b.rescale(accumulator, self.q.dtype, factor, 0, self.q.zero_point)
+
+    def requantize(self, x: Tensor, q: QParams) -> Value:
+        """``x`` in other parameters; constants are converted at compile time."""
+        assert x.q is not None
+        if x.q.same(q):
+            return x.value
+        if x.is_constant:
+            return self.b.const(q.quantize(x.real), q.dtype)
+        factor = float(x.q.scale) / float(q.scale)
+        return self.b.rescale(x.value, q.dtype, factor, x.q.zero_point, q.zero_point)

@@ -1,0 +1,87 @@
+"""Sums, means and extremes along dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from arm_backend_core.ops import fixed_point
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.tosa.graph import DType, Value, prod
+
+aten = torch.ops.aten
+
+
+def _axes(x: Tensor, dims: Sequence[int] | int | None) -> tuple[int, ...]:
+    if isinstance(dims, int):
+        dims = [dims]
+    return tuple(sorted(dim % x.rank for dim in dims)) if dims else tuple(range(x.rank))
+
+
+def _reduce(cx: Context, kind: str, x: Value, axes: Sequence[int]) -> Value:
+    for axis in axes:
+        x = cx.b.reduce(kind, x, axis)
+    return x
+
+
+def mean_over(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
+    """Mean with the axes kept as size 1."""
+    if x.q is not None:
+        return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q)
+    count = prod(x.shape[axis] for axis in axes)
+    return cx.b.mul(_reduce(cx, "REDUCE_SUM", x.value, axes), cx.operand(1.0 / count))
+
+
+@op(aten.mean.dim, aten.mean.default, fuses=True)
+def mean(
+    cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Value:
+    """Mean over ``dim``, all dimensions if None."""
+    return cx.b.reshape(mean_over(cx, x, _axes(x, dim)), cx.shape)
+
+
+mean.integer(mean.lower)
+
+
+@op(aten.sum.dim_IntList, aten.sum.default, fuses=True)
+def sum_(
+    cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Value:
+    """Sum over ``dim``, all dimensions if None."""
+    return cx.b.reshape(_reduce(cx, "REDUCE_SUM", cx.b.cast(x.value, cx.dtype), _axes(x, dim)), cx.shape)
+
+
+@sum_.integer
+def _(
+    cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> Value:
+    assert x.q is not None
+    wide = cx.b.rescale(x.value, DType.INT32, 1.0, x.q.zero_point)
+    total = _reduce(cx, "REDUCE_SUM", wide, _axes(x, dim))
+    return cx.b.reshape(cx.result(total, float(x.q.scale)), cx.shape)
+
+
+@op(aten.amax.default, kind=Kind.SHARED)
+def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
+    """Largest element over ``dim``; order does not depend on scale and zero point."""
+    return cx.b.reshape(_reduce(cx, "REDUCE_MAX", x.value, _axes(x, dim)), cx.shape)
+
+
+@op(aten.amin.default, kind=Kind.SHARED)
+def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
+    """Smallest element over ``dim``."""
+    return cx.b.reshape(_reduce(cx, "REDUCE_MIN", x.value, _axes(x, dim)), cx.shape)
+
+
+@op(aten.argmax.default, kind=Kind.PASSTHROUGH)
+def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
+    """Index of the largest element; int32 inside a delegate."""
+    if dim is None:
+        flat = cx.b.reshape(x.value, (x.value.size,))
+        return cx.b.reshape(cx.b.argmax(flat, 0), cx.shape)
+    return cx.b.reshape(cx.b.argmax(x.value, dim % x.rank), cx.shape)
+
+
+argmax.integer(argmax.lower)

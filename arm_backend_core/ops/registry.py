@@ -1,0 +1,127 @@
+"""One record per operator: how it is annotated for quantization and how it is lowered.
+
+The partitioner, the quantizer, the tests and the documentation read these records; there is no second list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+Rule = Callable[..., Any]
+
+
+class Kind(Enum):
+    """How an operator's tensors get quantization parameters."""
+
+    CONV = "weight per channel, bias in the accumulator's scale"
+    ELEMENTWISE = "every floating-point input and the result have parameters of their own"
+    SHARED = "the result keeps the input's parameters"
+    PASSTHROUGH = "nothing to annotate: integers, booleans, constants"
+
+
+@dataclass(eq=False)
+class Record:
+    """Everything the compiler knows of one ATen operator.
+
+    Attributes:
+        overloads: the ATen overloads that share this record.
+        kind: how it is annotated.
+        lower: rule for plain values (floating point, integers, booleans).
+        lower_integer: rule for quantized values, None when there is none.
+        activations: positions of the arguments that are quantized as activations; None for every tensor argument.
+        weight: position of the weight (CONV only).
+        weight_axis: the weight's output-channel dimension, given its rank (CONV only).
+        univariate: an elementwise function that may be merged with its neighbours into one TABLE.
+        clamp: for relu and its kin: the arguments -> (low, high); such a function merges into its producer's rescale.
+        factor: for multiplication by a positive number: the arguments -> that number, or None; merges likewise.
+        fuses: its integer result leaves through a RESCALE, into which ``clamp`` and ``factor`` users can merge.
+        fixed_range: (low, high) of the result whatever the input, None if it depends on the data.
+        reads_int16: keeps precision inside, so an int16 input is worth having in an INT8 program.
+    """
+
+    overloads: tuple[OpOverload, ...]
+    kind: Kind
+    lower: Rule
+    lower_integer: Rule | None = None
+    activations: tuple[int, ...] | None = None
+    weight: int = 1
+    weight_axis: Callable[[int], int] = field(default=lambda rank: 0)
+    univariate: bool = False
+    clamp: Callable[..., tuple[float, float]] | None = None
+    factor: Callable[..., float | None] | None = None
+    fuses: bool = False
+    fixed_range: tuple[float, float] | None = None
+    reads_int16: bool = False
+
+    def integer(self, rule: Rule) -> Rule:
+        """Decorator: ``rule`` lowers the operator on quantized values."""
+        assert self.lower_integer is None, f"{self.overloads[0]} has an integer rule already"
+        self.lower_integer = rule
+        return rule
+
+
+_RECORDS: dict[OpOverload, Record] = {}
+
+
+def register(record: Record) -> Record:
+    """Add ``record`` under each of its overloads.
+
+    Raises:
+        TypeError: an overload packet or something else than an ATen overload was given.
+        ValueError: an overload has a record already.
+    """
+    for overload in record.overloads:
+        if not isinstance(overload, OpOverload):
+            raise TypeError(f"register an overload such as aten.add.Tensor, not {overload!r}")
+        if overload in _RECORDS:
+            raise ValueError(f"{overload} is registered twice")
+        _RECORDS[overload] = record
+    return record
+
+
+def op(*overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, **facts: Any) -> Callable[[Rule], Record]:
+    """Decorator that registers the rule below it, for plain values; see ``Record`` for ``facts``.
+
+    A rule takes a ``Context`` and the operator's arguments as ATen's schema has them, tensors being ``Tensor``, and
+    returns the resulting value or ``Tensor`` (several in a list). A data-movement rule serves quantized values too.
+    """
+
+    def decorate(rule: Rule) -> Record:
+        record = Record(overloads, kind, rule, **facts)
+        if kind is Kind.SHARED and record.lower_integer is None:
+            record.lower_integer = rule
+        return register(record)
+
+    return decorate
+
+
+def overload_of(target: Any) -> OpOverload | None:
+    """The ATen overload behind a node's target; edge operators are unwrapped."""
+    inner = target if isinstance(target, OpOverload) else getattr(target, "_op", None)
+    return inner if isinstance(inner, OpOverload) else None
+
+
+def find(node: torch.fx.Node) -> Record | None:
+    """The record of a node's operator, None if it has none."""
+    if node.op != "call_function":
+        return None
+    overload = overload_of(node.target)
+    return None if overload is None else records().get(overload)
+
+
+def records() -> Mapping[OpOverload, Record]:
+    """Every record by overload; loads the operator families on first use."""
+    import arm_backend_core.ops.families  # noqa: F401  (registers)
+
+    return _RECORDS
+
+
+def unique_records() -> Iterator[Record]:
+    """Every record once."""
+    yield from dict.fromkeys(records().values())

@@ -1,0 +1,1 @@
+"""Passes on ATen graphs that run before annotation and before delegation."""

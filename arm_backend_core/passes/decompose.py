@@ -1,0 +1,227 @@
+"""Composite operators without a record become operators that have one.
+
+Only the nodes concerned are traced, on their fake tensors, and spliced in; the rest of the program is left alone.
+Where PyTorch has a decomposition it is used; the functions below are for those that it has none for, or whose own one
+would tear apart what a target can run whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from arm_backend_core.lowering import is_dequantize, is_quantize
+from arm_backend_core.ops.registry import find
+
+aten = torch.ops.aten
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """softmax(query @ key^T * scale + mask) @ value, heads in dimension -3."""
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = torch.matmul(query, key.transpose(-2, -1)) * factor
+    if is_causal:
+        attn_mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
+    if attn_mask is not None:
+        if attn_mask.dtype is torch.bool:
+            attn_mask = torch.where(attn_mask, 0.0, -float("inf"))
+        scores = scores + attn_mask
+    return torch.matmul(torch.softmax(scores, -1), value)
+
+
+def transformer_encoder_layer(
+    src: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+) -> Tensor:
+    """nn.TransformerEncoderLayer's fused inference form (torch.nn.modules.transformer), batch first."""
+
+    def attention(x: Tensor) -> Tensor:
+        batch, length, _ = x.shape
+        heads = []
+        for weight, bias in zip(qkv_weight.split(embed_dim), qkv_bias.split(embed_dim), strict=True):
+            projected = F.linear(x, weight, bias)
+            heads.append(projected.view(batch, length, num_heads, embed_dim // num_heads).transpose(1, 2))
+        context = scaled_dot_product_attention(heads[0], heads[1], heads[2], mask)
+        return F.linear(context.transpose(1, 2).reshape(batch, length, embed_dim), proj_weight, proj_bias)
+
+    def feed_forward(x: Tensor) -> Tensor:
+        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
+
+    if norm_first:
+        src = src + attention(norm(src, norm_weight_1, norm_bias_1))
+        return src + feed_forward(norm(src, norm_weight_2, norm_bias_2))
+    src = norm(src + attention(src), norm_weight_1, norm_bias_1)
+    return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
+
+
+def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * bias + alpha * x @ weight."""
+    if beta == 1 and alpha == 1 and bias.dim() == 1:
+        return F.linear(x, weight.t(), bias)
+    return torch.mm(x, weight) * alpha + bias * beta
+
+
+_OWN: dict[OpOverload, Callable[..., Any]] = {
+    aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
+    aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
+    aten.addmm.default: addmm,
+}
+
+
+def _decomposition(overload: OpOverload) -> Callable[..., Any] | None:
+    if overload in _OWN:
+        return _OWN[overload]
+    table = torch._decomp.core_aten_decompositions()
+    if overload in table:
+        rule: Callable[..., Any] = table[overload]
+        return rule
+    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
+        return overload.decompose
+    return None
+
+
+def decompose(module: GraphModule) -> bool:
+    """Splice in the decomposition of every operator without a record, until none is left that has one.
+
+    Returns:
+        Whether the graph changed.
+    """
+    changed = False
+    for _ in range(8):  # a decomposition may bring further composites; PyTorch's nest a few levels at most
+        spliced = [node for node in list(module.graph.nodes) if _wants(node) and _splice(module, node)]
+        if not spliced:
+            return changed
+        changed = True
+        module.graph.eliminate_dead_code()
+    return changed
+
+
+def _wants(node: Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        return False
+    return find(node) is None and not is_quantize(node) and not is_dequantize(node)
+
+
+def _splice(module: GraphModule, node: Node) -> bool:
+    assert isinstance(node.target, OpOverload)
+    rule = _decomposition(node.target)
+    if rule is None:
+        return False
+    sources = [x for x in node.all_input_nodes]
+    values = [_value(module, x) for x in sources]
+    if any(not isinstance(value, torch.Tensor) for value in values):
+        return False
+
+    def call(*tensors: Tensor) -> Any:
+        known = dict(zip(sources, tensors, strict=True))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: known[x])
+        return rule(*args, **kwargs)
+
+    traced = _trace(call, values)
+    if traced is None:
+        return False
+    with module.graph.inserting_before(node):
+        copies = dict(zip(_placeholders(traced), sources, strict=True))
+        outputs = _copy(module, traced, node, copies)
+    node.replace_all_uses_with(outputs)
+    module.graph.erase_node(node)
+    return True
+
+
+def _trace(call: Callable[..., Any], values: list[Any]) -> GraphModule | None:
+    """Operators of ``call`` on fake tensors, composites kept whole; None where PyTorch cannot trace it."""
+    mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
+    try:
+        with torch.no_grad():
+            if mode is None:
+                return make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
+            with mode:
+                return make_fx(call, pre_dispatch=True)(*values)
+    except (NotImplementedError, RuntimeError, TypeError):
+        return None
+
+
+def _placeholders(module: GraphModule) -> list[Node]:
+    return [node for node in module.graph.nodes if node.op == "placeholder"]
+
+
+def _value(module: GraphModule, node: Node) -> Any:
+    if "val" in node.meta:
+        return node.meta["val"]
+    return _attribute(module, str(node.target)) if node.op == "get_attr" else None
+
+
+def _attribute(module: torch.nn.Module, name: str) -> Any:
+    *path, last = name.split(".")
+    for part in path:
+        module = getattr(module, part)
+    return getattr(module, last)
+
+
+def _copy(module: GraphModule, traced: GraphModule, origin: Node, copies: dict[Node, Node]) -> Any:
+    """Copy traced nodes before ``origin``, with its stack trace; returns what replaces its result."""
+    for node in traced.graph.nodes:
+        if node.op == "placeholder":
+            continue
+        if node.op == "output":
+            return torch.fx.map_arg(node.args[0], lambda x: copies[x])
+        copy = module.graph.node_copy(node, lambda x: copies[x])
+        if node.op == "get_attr":
+            copy.target = _adopt(module, _attribute(traced, str(node.target)))
+        for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
+            if key in origin.meta:
+                copy.meta[key] = origin.meta[key]
+        copies[node] = copy
+    raise AssertionError("a traced graph has an output")
+
+
+def _adopt(module: GraphModule, tensor: Tensor) -> str:
+    """Register a constant of the decomposition on the module."""
+    index = 0
+    while hasattr(module, f"_decomposed_constant_{index}"):
+        index += 1
+    module.register_buffer(f"_decomposed_constant_{index}", tensor)
+    return f"_decomposed_constant_{index}"

@@ -1,0 +1,61 @@
+"""In-place operators become functional ones, without tracing the program anew."""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Graph, Node
+
+
+def functionalize(graph: Graph) -> bool:
+    """Replace ``relu_`` by ``relu`` and so on, in place.
+
+    Later readers of the mutated tensor read the result instead. That is the same program unless something else shares
+    the tensor's memory (a view, a parameter, an input); then the graph is left untouched.
+
+    Returns:
+        Whether the graph is now free of in-place operators.
+    """
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    mutating = [node for node in graph.nodes if _mutates(node)]
+    if any(_functional(node) is None or _is_shared(node.args[0], node, order) for node in mutating):
+        return False
+    for node in mutating:
+        source = node.args[0]
+        target = _functional(node)
+        assert isinstance(source, Node) and target is not None
+        node.target = target
+        source.replace_all_uses_with(node, delete_user_cb=lambda user, at=order[node]: order[user] > at)
+    return True
+
+
+def _mutates(node: Node) -> bool:
+    return node.op == "call_function" and isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _functional(node: Node) -> OpOverload | None:
+    """``aten.add_.Tensor`` -> ``aten.add.Tensor``."""
+    assert isinstance(node.target, OpOverload)
+    namespace, name = node.target._schema.name.split("::")
+    if not name.endswith("_") or namespace != "aten":
+        return None
+    packet = getattr(torch.ops.aten, name[:-1], None)
+    return getattr(packet, node.target._overloadname, None) if packet is not None else None
+
+
+def _is_shared(source: object, node: Node, order: dict[Node, int]) -> bool:
+    """Whether ``source``'s memory may be seen under another name after ``node``."""
+    if not isinstance(source, Node) or source.op != "call_function" or _is_view(source):
+        return True
+    return any(_is_view(user) and order[user] < order[node] and _read_after(user, node, order) for user in source.users)
+
+
+def _is_view(node: Node) -> bool:
+    """Whether the result may share memory with an argument (the schema says so without a write)."""
+    if not isinstance(node.target, OpOverload):
+        return True
+    return any(r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns)
+
+
+def _read_after(view: Node, node: Node, order: dict[Node, int]) -> bool:
+    return any(order[user] > order[node] or (_is_view(user) and _read_after(user, node, order)) for user in view.users)

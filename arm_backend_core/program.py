@@ -1,0 +1,158 @@
+"""Reading and rewriting an ExportedProgram. What is not public API of ExecuTorch is used in this module alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from arm_backend_core.lowering import is_dequantize
+
+_TAG = "delegation_tag"
+
+
+def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
+    """Tensors of the placeholders that are parameters, buffers or lifted constants, unless the program writes them."""
+    written = set(program.graph_signature.buffers_to_mutate.values())
+    nodes = {node.name: node for node in program.graph_module.graph.nodes if node.op == "placeholder"}
+    tensors: dict[Node, torch.Tensor] = {}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            store: dict[str, Any] = program.state_dict if spec.target in program.state_dict else program.constants
+            if spec.target not in written and spec.target in store and spec.arg.name in nodes:
+                tensors[nodes[spec.arg.name]] = store[str(spec.target)]
+    return tensors
+
+
+def lift_constants(program: ExportedProgram) -> None:
+    """Turn get_attr constants that a pass has added into placeholders, as the signature wants them."""
+    from executorch.exir.program._program import lift_constant_tensor_pass
+
+    lift_constant_tensor_pass(program)
+
+
+def split_dequantize(program: ExportedProgram) -> None:
+    """Give every reader its own dequantize node, so that none is torn between a delegate and the CPU."""
+    graph = program.graph_module.graph
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not is_dequantize(node):
+            continue
+        for user in list(node.users)[1:]:
+            with graph.inserting_before(user):
+                copy = graph.node_copy(node)
+            user.replace_input_with(node, copy)
+
+
+class _Outputs:
+    """Stands in for a delegate's original module: gives outputs of the right shape and type, or runs the graph.
+
+    ExecuTorch calls it on fake tensors each time it traces the program (12 times in an export), where only metadata
+    are wanted. On real tensors it runs the delegate, so an edge program can be executed in Python.
+    """
+
+    def __init__(self, metas: Sequence[torch.Tensor], execute: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]):
+        self.metas = [(tuple(meta.shape), meta.dtype) for meta in metas]
+        self.execute = execute
+
+    def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:
+        if all(type(arg) is torch.Tensor for arg in args) and torch._guards.detect_fake_mode(args) is None:
+            return self.execute(args)
+        return [torch.empty(shape, dtype=dtype) for shape, dtype in self.metas]
+
+
+def _lowered_module_class() -> type[Any]:
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+    class ArmLoweredModule(LoweredBackendModule):
+        """A delegate that is never changed once it is compiled, so it need not be copied."""
+
+        def __deepcopy__(self, memo: dict[int, Any] | None) -> ArmLoweredModule:
+            return self
+
+    ArmLoweredModule.__name__ = LoweredBackendModule.__name__  # PyTorch recognizes delegates by the type's name
+    return ArmLoweredModule
+
+
+class Partition:
+    """A set of nodes cut out of ``owner`` into a program of its own; ``insert`` puts the compiled delegate in."""
+
+    def __init__(self, owner: ExportedProgram, nodes: Sequence[Node], tag: str) -> None:
+        from executorch.exir.backend.backend_api import _get_node_list_with_same_tag
+        from executorch.exir.backend.utils import _maybe_duplicate_constant_nodes
+        from executorch.exir.lowered_backend_module import (
+            create_exported_program_from_submodule,
+            create_submodule_from_nodes,
+        )
+
+        self.owner, self.tag = owner, tag
+        module = owner.graph_module
+        self._tag_nodes(nodes)
+        _maybe_duplicate_constant_nodes(owner, tag)
+        members = _get_node_list_with_same_tag(module, tag, owner)
+        with module._set_replace_hook(owner.graph_signature.get_replace_hook()):
+            submodule, self._call = create_submodule_from_nodes(module, members, tag)
+        self._output = submodule.graph.output_node()
+        self._output.meta = module.graph.output_node().meta
+        self.program, self._inputs_to_delete, self._outputs_to_delete = create_exported_program_from_submodule(
+            submodule, owner, tag, self._call, False
+        )
+
+    def _tag_nodes(self, nodes: Sequence[Node]) -> None:
+        """Tag the nodes, and the constants that they read."""
+        chosen = set(nodes)
+        constants = constants_of(self.owner)
+        for node in nodes:
+            node.meta[_TAG] = self.tag
+            for source in node.all_input_nodes:
+                if source in constants:
+                    source.meta[_TAG] = self.tag
+        for constant in constants:
+            if constant.meta.get(_TAG) == self.tag and not all(user in chosen for user in constant.users):
+                self._duplicate(constant, chosen)
+
+    def _duplicate(self, constant: Node, chosen: set[Node]) -> None:
+        """Constants that others read too are duplicated by ExecuTorch, if the others carry another tag."""
+        for user in constant.users:
+            if user not in chosen:
+                user.meta.setdefault(_TAG, "cpu")
+
+    @property
+    def outputs(self) -> list[Node]:
+        """Nodes of the partition's program that leave it, in order."""
+        return list(self.program.graph_module.graph.output_node().args[0])  # type: ignore[arg-type]
+
+    def insert(
+        self,
+        backend_id: str,
+        payload: bytes,
+        compile_specs: list[Any],
+        execute: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+        meta: dict[str, Any],
+    ) -> None:
+        """Replace the partition by a call of the delegate."""
+        from executorch.exir.backend.backend_api import _insert_lowered_submodule
+
+        stub = _Outputs([node.meta["val"] for node in self.outputs], execute)
+        self.program.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
+        lowered = _lowered_module_class()(self.program, backend_id, payload, compile_specs)
+        lowered.meta = {"debug_handle_map": {}, **meta}
+        _insert_lowered_submodule(
+            self.program,
+            self.owner,
+            self._call,
+            self._output,
+            lowered,
+            False,
+            self._inputs_to_delete,
+            self._outputs_to_delete,
+        )
+
+
+def clear_tags(program: ExportedProgram) -> None:
+    """Remove what ``Partition`` left in the nodes' metadata."""
+    for node in program.graph_module.graph.nodes:
+        node.meta.pop(_TAG, None)

@@ -1,0 +1,56 @@
+"""Quantization parameters of one tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from arm_backend_core.tosa.graph import DType
+
+
+@dataclass(frozen=True, eq=False)
+class QParams:
+    """real = (integer - zero_point) * scale.
+
+    Attributes:
+        scale: one number, or one per channel (1-D array) along ``axis``.
+        zero_point: 0 for per-channel and for int16 tensors.
+        dtype: INT8, INT16 or INT32.
+        qmin: smallest integer that the tensor holds; weights may leave the type's range unused (-127).
+        qmax: largest integer that the tensor holds.
+        axis: dimension that ``scale`` runs along, None for per-tensor parameters.
+    """
+
+    scale: float | np.ndarray[Any, Any]
+    zero_point: int
+    dtype: DType
+    qmin: int
+    qmax: int
+    axis: int | None = None
+
+    def same(self, other: QParams | None) -> bool:
+        """Whether both describe the same integers, to float32 precision of the scale."""
+        return (
+            other is not None
+            and self.dtype is other.dtype
+            and self.zero_point == other.zero_point
+            and (self.qmin, self.qmax, self.axis) == (other.qmin, other.qmax, other.axis)
+            and np.shape(self.scale) == np.shape(other.scale)
+            and bool(np.allclose(self.scale, other.scale, rtol=1e-6, atol=0.0))
+        )
+
+    def quantize(self, real: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Nearest integers, ties to even, saturated to [qmin, qmax]; int64."""
+        return np.clip(np.rint(real / self._along(real.ndim)) + self.zero_point, self.qmin, self.qmax).astype(np.int64)
+
+    def dequantize(self, integers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Real values, float64."""
+        return (integers.astype(np.float64) - self.zero_point) * self._along(integers.ndim)
+
+    def _along(self, rank: int) -> np.ndarray[Any, Any]:
+        scale = np.asarray(self.scale, dtype=np.float64)
+        if self.axis is None:
+            return scale
+        return scale.reshape([-1 if i == self.axis % rank else 1 for i in range(rank)])

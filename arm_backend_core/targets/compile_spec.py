@@ -1,0 +1,268 @@
+"""What to compile for, under the names that users of ExecuTorch's Arm backend know."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from arm_backend_core.targets.target import Target
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+    from arm_backend_core.backends.artifacts import Locate, Origin
+    from arm_backend_core.backends.payload import Payload
+    from arm_backend_core.backends.vela import Configuration
+
+#: System configuration and memory mode per family, as Arm's tooling has them.
+_DEFAULTS = {
+    "ethos-u55": ("Ethos_U55_High_End_Embedded", "Shared_Sram"),
+    "ethos-u65": ("Ethos_U65_High_End", "Dedicated_Sram_384KB"),
+    "ethos-u85": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
+}
+DEFAULT_CONFIG_INI = "Arm/vela.ini"
+
+
+class ArmCompileSpec(ABC):
+    """Base of the compile specs.
+
+    Attributes:
+        target: what the hardware can run.
+        compiler_flags: flags for the compiler behind TOSA (Vela, the model converter).
+    """
+
+    class DebugMode(Enum):
+        """How debug information is written: ``JSON`` as a file of its own, ``TOSA`` inside the flatbuffer."""
+
+        JSON = 1
+        TOSA = 2
+
+    #: The backend's name in the program, by which the runtime finds it.
+    backend_id: ClassVar[str]
+    _output_format: ClassVar[str]
+
+    def __init__(self, target: Target, compiler_flags: Sequence[str] = ()) -> None:
+        self.target = target
+        self.compiler_flags = list(compiler_flags)
+        self._intermediate_path: str | None = None
+        self._debug_mode: ArmCompileSpec.DebugMode | None = None
+
+    @property
+    def tosa_spec(self) -> str:
+        """The TOSA version, profiles and extensions, for example ``TOSA-1.0+INT+int16``."""
+        parts = [name for name in ("INT", "FP") if name in self.target.profiles]
+        return "+".join(["TOSA-1.0", *parts, *sorted(self.target.extensions)])
+
+    @property
+    def debug_mode(self) -> ArmCompileSpec.DebugMode | None:
+        """What ``dump_debug_info`` was called with."""
+        return self._debug_mode
+
+    def dump_intermediate_artifacts_to(self, output_path: str | os.PathLike[str] | None) -> Self:
+        """Write each delegate's flatbuffer and compiler output to ``output_path``; None writes nothing."""
+        self._intermediate_path = None if output_path is None else os.fspath(output_path)
+        return self
+
+    def get_intermediate_path(self) -> str | None:
+        """The folder that ``dump_intermediate_artifacts_to`` was called with."""
+        return self._intermediate_path
+
+    def dump_debug_info(self, debug_mode: ArmCompileSpec.DebugMode | str | None) -> Self:
+        """Write which ATen node each TOSA operator comes from; needs ``dump_intermediate_artifacts_to``.
+
+        Raises:
+            ValueError: ``debug_mode`` is no member of ``DebugMode`` and not the name of one.
+        """
+        if isinstance(debug_mode, str) and debug_mode in ArmCompileSpec.DebugMode.__members__:
+            debug_mode = ArmCompileSpec.DebugMode[debug_mode]
+        if debug_mode is not None and not isinstance(debug_mode, ArmCompileSpec.DebugMode):
+            names = ", ".join(ArmCompileSpec.DebugMode.__members__)
+            raise ValueError(
+                f"debug_mode={debug_mode!r}: it must be a member of ArmCompileSpec.DebugMode: {names}"
+            )
+        self._debug_mode = debug_mode
+        return self
+
+    @classmethod
+    def get_output_format(cls) -> str:
+        """Format of the payload: "tosa", "vela" or "vgf"."""
+        return cls._output_format
+
+    def to_list(self) -> list[CompileSpec]:
+        """The key/value pairs that are stored in the program.
+
+        Raises:
+            ValueError: debug information is asked for without a folder to write it to.
+        """
+        from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+        return [CompileSpec(key, value.encode()) for key, value in self._entries().items()]
+
+    def _entries(self) -> dict[str, str]:
+        entries = {"tosa_spec": self.tosa_spec}
+        if self.compiler_flags:
+            entries["compile_flags"] = " ".join(self.compiler_flags)
+        entries["output_format"] = self.get_output_format()
+        if self._debug_mode is not None and self._intermediate_path is None:
+            raise ValueError("dump_debug_info() needs dump_intermediate_artifacts_to(path)")
+        if self._intermediate_path is not None:
+            entries["debug_artifact_path"] = self._intermediate_path
+        if self._debug_mode is not None:
+            entries["dump_debug_info"] = self._debug_mode.name
+        return entries
+
+    @abstractmethod
+    def compile(self, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
+        """Compile a TOSA 1.0 flatbuffer.
+
+        Args:
+            delegate: its name in the program, for errors and files.
+            locate: finds the ATen operator and source line that a compiler's message is about.
+
+        Raises:
+            CompileError: the compiler refused the flatbuffer or died on it.
+        """
+
+    def dump(
+        self, delegate: str, flatbuffer: bytes, payload: Payload, origins: Sequence[Origin]
+    ) -> list[str]:
+        """Write the delegate's files, if a folder was given; returns their paths.
+
+        ``<delegate>.tosa`` and what the compiler made: ``.vgf``, or ``_vela.npz``, ``_per-layer.csv`` and
+        ``_vela.log`` (only if Vela printed something). In debug mode JSON also ``<delegate>_debug.json``.
+
+        Args:
+            origins: one for each operator of the flatbuffer, in order.
+
+        Raises:
+            ArmBackendError: a file cannot be written.
+        """
+        if self._intermediate_path is None:
+            return []
+        from arm_backend_core.backends import artifacts
+
+        files = {".tosa": flatbuffer, **payload.artifacts}
+        if self._debug_mode is ArmCompileSpec.DebugMode.JSON:
+            files["_debug.json"] = artifacts.debug_json(delegate, self.backend_id, origins, payload.vela)
+        return [str(path) for path in artifacts.write(self._intermediate_path, delegate, files)]
+
+
+class TosaCompileSpec(ArmCompileSpec):
+    """Stop at TOSA: the payload is the flatbuffer.
+
+    Args:
+        tosa_spec: ``TOSA-1.0`` and profiles and extensions behind plus signs.
+
+    Raises:
+        ValueError: ``tosa_spec`` is malformed.
+    """
+
+    backend_id = "TOSABackend"
+    _output_format = "tosa"
+
+    def __init__(self, tosa_spec: str = "TOSA-1.0+INT+int16") -> None:
+        super().__init__(Target.from_tosa_spec(str(tosa_spec)))
+
+    def compile(self, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
+        """See :meth:`ArmCompileSpec.compile`. Nothing can fail."""
+        from arm_backend_core.backends.tosa import compile_tosa
+
+        return compile_tosa(flatbuffer)
+
+
+class EthosUCompileSpec(ArmCompileSpec):
+    """Compile for an Ethos-U with Vela.
+
+    Everything is checked here, by the installed Vela and against the ``.ini`` in use.
+
+    Args:
+        target: the NPU, for example ``ethos-u85-256``.
+        system_config: system configuration in the ``.ini``; by default that of Arm's tooling for the family.
+        memory_mode: memory mode in the ``.ini``; by default that of Arm's tooling for the family.
+        extra_flags: flags of Vela's command line, for example ``["--optimise=Size"]``.
+        config_ini: a file that comes with Vela (``Arm/vela.ini``, the default) or the path of one.
+
+    Attributes:
+        accelerator: Vela's name of the NPU.
+        configuration: what Vela's command line made of the arguments.
+
+    Raises:
+        ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
+        ArmBackendError: Vela is not installed.
+    """
+
+    backend_id = "EthosUBackend"
+    _output_format = "vela"
+
+    def __init__(
+        self,
+        target: str,
+        system_config: str | None = None,
+        memory_mode: str | None = None,
+        extra_flags: Sequence[str] | None = None,
+        config_ini: str | os.PathLike[str] | None = None,
+    ) -> None:
+        from arm_backend_core.targets import vela_config
+
+        npu = vela_config.npu(target)
+        default_system, default_mode = _DEFAULTS[npu.family]
+        self.accelerator = npu.name
+        self.system_config = default_system if system_config is None else system_config
+        self.memory_mode = default_mode if memory_mode is None else memory_mode
+        self.config_ini = DEFAULT_CONFIG_INI if config_ini is None else os.fspath(config_ini)
+        flags = vela_config.split_flags(extra_flags or ())
+        self.configuration: Configuration = vela_config.configure(
+            npu, self.system_config, self.memory_mode, flags, self.config_ini
+        )
+        super().__init__(
+            Target(npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family),
+            vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),
+        )
+
+    def _entries(self) -> dict[str, str]:
+        return {**super()._entries(), "target": self.accelerator}
+
+    def compile(self, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
+        """See :meth:`ArmCompileSpec.compile`."""
+        from arm_backend_core.backends.ethosu import compile_ethosu
+
+        return compile_ethosu(flatbuffer, self, delegate=delegate, locate=locate)
+
+
+#: Vela's report of supported operators names these for every family.
+_ETHOS_U_EXTENSIONS = frozenset({"int16", "int4", "doubleround"})
+
+
+class VgfCompileSpec(ArmCompileSpec):
+    """Convert to a VGF file with the ML SDK model converter.
+
+    Args:
+        tosa_spec: ``TOSA-1.0`` and profiles and extensions behind plus signs.
+        compiler_flags: flags of the model converter, for example ``["--emit-debug-info"]``.
+
+    Raises:
+        ValueError: ``tosa_spec`` is malformed, or the converter does not take a flag.
+        ArmBackendError: the model converter is missing or too old.
+    """
+
+    backend_id = "VgfBackend"
+    _output_format = "vgf"
+
+    def __init__(
+        self, tosa_spec: str = "TOSA-1.0+INT+FP+int16", compiler_flags: Sequence[str] | None = None
+    ) -> None:
+        from arm_backend_core.backends import vgf
+
+        super().__init__(
+            Target.from_tosa_spec(str(tosa_spec), family="vgf"), vgf.split_flags(compiler_flags or ())
+        )
+        vgf.check_converter(tuple(self.compiler_flags))
+
+    def compile(self, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
+        """See :meth:`ArmCompileSpec.compile`."""
+        from arm_backend_core.backends.vgf import compile_vgf
+
+        return compile_vgf(flatbuffer, self, delegate=delegate, locate=locate)

@@ -1,0 +1,284 @@
+"""What the installed Vela compiles for: NPUs, system configurations, memory modes and flags.
+
+Nothing here restates Vela's lists. Two rules are added because Vela itself accepts what the hardware cannot
+do; each says so where it stands.
+"""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from arm_backend_core.backends import vela
+from arm_backend_core.backends.vela import Configuration
+
+_SYSTEM = "System_Config."
+_MEMORY = "Memory_Mode."
+#: Flags that a compile spec sets from its own arguments.
+_RESERVED = {
+    "--accelerator-config": "use the argument 'target'",
+    "--system-config": "use the argument 'system_config'",
+    "--memory-mode": "use the argument 'memory_mode'",
+    "--config": "use the argument 'config_ini'",
+    "--output-dir": "use dump_intermediate_artifacts_to(path)",
+    "--output-format": "the program's format needs 'raw'",
+}
+
+
+@dataclass(frozen=True)
+class Npu:
+    """An NPU that Vela compiles for: ``family`` such as ``ethos-u55``, and its MACs per cycle."""
+
+    family: str
+    macs: int
+
+    @property
+    def name(self) -> str:
+        """Vela's name, for example ``ethos-u55-128``."""
+        return f"{self.family}-{self.macs}"
+
+
+def npus() -> tuple[Npu, ...]:
+    """Every NPU that the installed Vela compiles for."""
+    parsed = (name.rsplit("-", 1) for name in vela.offer().accelerators)
+    return tuple(Npu(family, int(macs)) for family, macs in parsed)
+
+
+def families() -> tuple[str, ...]:
+    """NPU families, for example ``ethos-u55``, in Vela's order."""
+    return tuple(dict.fromkeys(npu.family for npu in npus()))
+
+
+def macs(family: str) -> tuple[int, ...]:
+    """MACs per cycle that ``family`` is made with.
+
+    Raises:
+        ValueError: there is no such family.
+    """
+    if family not in families():
+        raise ValueError(_message("family", family, "Vela knows no such NPU", families()))
+    return tuple(npu.macs for npu in npus() if npu.family == family)
+
+
+def npu(target: str) -> Npu:
+    """The NPU called ``target``, in any case.
+
+    Raises:
+        ValueError: it is not a string, the family is unknown, or the family has no such number of MACs.
+    """
+    names = tuple(item.name for item in npus())
+    if not isinstance(target, str):
+        raise ValueError(_message("target", target, "it must be a string", names))
+    if target.lower() in families():
+        allowed = tuple(item.name for item in npus() if item.family == target.lower())
+        raise ValueError(_message("target", target, "the number of MACs is missing", allowed))
+    family, _, number = target.lower().rpartition("-")
+    if family not in families() or not number.isdigit():
+        raise ValueError(_message("target", target, "Vela knows no such NPU", names))
+    if int(number) not in macs(family):
+        allowed = tuple(f"{family}-{count}" for count in macs(family))
+        nearest = min(macs(family), key=lambda count: abs(count - int(number)))
+        reason = f"{family} has no configuration with {number} MACs"
+        raise ValueError(_message("target", target, reason, allowed, f"{family}-{nearest}"))
+    return Npu(family, int(number))
+
+
+def shipped_configs() -> tuple[str, ...]:
+    """Configuration files that come with Vela, as ``Arm/vela.ini``."""
+    folder = Path(vela.offer().config_files)
+    return tuple(sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.ini")))
+
+
+def config_path(config_ini: str | os.PathLike[str]) -> Path:
+    """The file that ``config_ini`` names: one that Vela ships, or a path.
+
+    Raises:
+        ValueError: there is no such file, it cannot be read, or its name does not end in ``.ini``.
+    """
+    if not isinstance(config_ini, (str, os.PathLike)):
+        raise ValueError(_message("config_ini", config_ini, "it must be a path", shipped_configs()))
+    given = os.fspath(config_ini)
+    tried = (Path(vela.offer().config_files) / given, Path(given).expanduser().absolute())
+    for path in tried if given in shipped_configs() else tried[::-1]:
+        if path.is_file():
+            if path.suffix != ".ini":
+                raise ValueError(f"config_ini={given!r}: Vela takes only files whose name ends in '.ini'")
+            if not os.access(path, os.R_OK):
+                raise ValueError(f"config_ini={given!r}: no permission to read '{path}'")
+            return path
+    reason = f"no such file; tried {' and '.join(repr(str(path)) for path in tried)}"
+    raise ValueError(_message("config_ini", given, reason, shipped_configs(), what="Shipped with Vela"))
+
+
+def system_configs(config_ini: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Names of the system configurations in the file.
+
+    Raises:
+        ValueError: there is no such file, or it is not in ini format.
+    """
+    return _sections(config_ini, _SYSTEM)
+
+
+def memory_modes(config_ini: str | os.PathLike[str]) -> tuple[str, ...]:
+    """Names of the memory modes in the file.
+
+    Raises:
+        ValueError: there is no such file, or it is not in ini format.
+    """
+    return _sections(config_ini, _MEMORY)
+
+
+def configure(
+    target: Npu,
+    system_config: str,
+    memory_mode: str,
+    flags: Iterable[str],
+    config_ini: str | os.PathLike[str],
+) -> Configuration:
+    """Check the combination with Vela and translate it for the compiler.
+
+    Raises:
+        ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
+    """
+    path = config_path(config_ini)
+    _check_system_config(target, system_config, path)
+    if memory_mode not in memory_modes(path):
+        raise ValueError(_message("memory_mode", memory_mode, f"it is not in '{path}'", memory_modes(path)))
+    extra = split_flags(flags)
+    problem = _problem(target, system_config, memory_mode, extra, path)
+    if isinstance(problem, Configuration):
+        return problem
+    others = [
+        name
+        for name in memory_modes(path)
+        if name != memory_mode
+        and isinstance(_problem(target, system_config, name, extra, path), Configuration)
+    ]
+    where = f"{target.name} with system_config='{system_config}'"
+    if others:
+        raise ValueError(_message("memory_mode", memory_mode, f"not possible on {where}: {problem}", others))
+    raise ValueError(f"config_ini='{path}': no memory mode works on {where}: {problem}")
+
+
+def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
+    """Flags as separate words; an entry may hold a flag and its value (``"--optimise Size"``).
+
+    Raises:
+        ValueError: not an iterable of strings, or a flag that another argument sets.
+    """
+    if isinstance(flags, str) or not isinstance(flags, Iterable):
+        raise ValueError(
+            f"extra_flags={flags!r}: it must be a list of strings, for example ['--optimise=Size']"
+        )
+    words: list[str] = []
+    for flag in flags:
+        if not isinstance(flag, str):
+            raise ValueError(f"extra_flags: {flag!r} is not a string")
+        words += shlex.split(flag)
+    for word in words:
+        reserved = _RESERVED.get(word.split("=", 1)[0])
+        if reserved:
+            raise ValueError(f"extra_flags: '{word}' cannot be set here; {reserved}")
+    return tuple(words)
+
+
+def command_line(
+    target: Npu, system_config: str, memory_mode: str, flags: Sequence[str], config_ini: str
+) -> tuple[str, ...]:
+    """Vela's command line for the combination; the flags first, so that none overrides what follows."""
+    return (
+        *flags,
+        f"--accelerator-config={target.name}",
+        f"--config={config_ini}",
+        "--output-format=raw",
+        f"--system-config={system_config}",
+        f"--memory-mode={memory_mode}",
+    )
+
+
+def _problem(
+    target: Npu, system_config: str, memory_mode: str, flags: tuple[str, ...], path: Path
+) -> Configuration | str:
+    """The configuration, or why it does not work."""
+    # The database of the optimiser has the figures per layer. It changes nothing in what is compiled.
+    argv = ("--enable-debug-db", *command_line(target, system_config, memory_mode, flags, str(path)))
+    try:
+        configuration = vela.configure(argv)
+    except vela.RefusedFlags as error:
+        raise ValueError(_flag_message(str(error), flags, error.flags)) from None
+    except vela.RefusedConfiguration as error:
+        return _with_reason(target, str(error))
+    # Vela lets the activations of an Ethos-U55 go to a DRAM, if the system configuration has one. The second
+    # AXI port of the U55, where they would go, can only read.
+    if target.family == "ethos-u55" and configuration.arena_on_second_port:
+        return _with_reason(target, "it places the activations behind the second AXI port")
+    return configuration
+
+
+def _with_reason(target: Npu, problem: str) -> str:
+    if target.family == "ethos-u55" and ("arena" in problem or "activations" in problem):
+        return f"{problem}. The Ethos-U55 can write to SRAM only, so activations must be kept there"
+    return problem
+
+
+def _meant_for(system_config: str) -> str | None:
+    """The family in the name of a system configuration, for example ``ethos-u85``; None when it has none."""
+    found = re.match(r"ethos_(u\d+)", system_config, re.IGNORECASE)
+    return f"ethos-{found[1].lower()}" if found else None
+
+
+def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
+    names = system_configs(path)
+    # Vela estimates with the clock and the memories of any system configuration, whatever the NPU. Names that
+    # carry a family are meant for that family; a name of the user's own carries none and passes.
+    allowed = [name for name in names if _meant_for(name) in (target.family, None)]
+    if system_config not in names:
+        raise ValueError(_message("system_config", system_config, f"it is not in '{path}'", allowed))
+    meant = _meant_for(system_config)
+    if meant not in (target.family, None):
+        reason = f"it describes a system with {meant}, but the target is {target.name}"
+        raise ValueError(_message("system_config", system_config, reason, allowed))
+
+
+def _sections(config_ini: str | os.PathLike[str], prefix: str) -> tuple[str, ...]:
+    path = config_path(config_ini)
+    parser = configparser.ConfigParser()
+    try:
+        parser.read(path)
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"config_ini='{path}': not a valid Vela configuration: {error}") from None
+    return tuple(name.removeprefix(prefix) for name in parser.sections() if name.startswith(prefix))
+
+
+def _flag_message(problem: str, flags: Sequence[str], known: Sequence[str]) -> str:
+    message = f"extra_flags={list(flags)}: Vela refuses them: {problem}."
+    unknown = [flag.split("=", 1)[0] for flag in flags if flag.startswith("-")]
+    nearest = [match for flag in unknown if flag not in known for match in get_close_matches(flag, known, 1)]
+    if nearest:
+        message += f" Did you mean '{nearest[0]}'?"
+    if "unrecognized" in problem:
+        usable = [flag for flag in known if flag.startswith("--") and flag not in _RESERVED]
+        message += f" Vela's flags: {', '.join(usable)}"
+    return message
+
+
+def _message(
+    argument: str,
+    value: object,
+    reason: str,
+    allowed: Sequence[str],
+    nearest: str | None = None,
+    what: str = "Allowed",
+) -> str:
+    if nearest is None:
+        by_lower = {name.lower(): name for name in allowed}
+        close = get_close_matches(str(value).lower(), list(by_lower), 1)
+        nearest = by_lower[close[0]] if close else None
+    hint = f" Did you mean '{nearest}'?" if nearest is not None else ""
+    return f"{argument}={value!r}: {reason}.{hint} {what}: {', '.join(allowed) or 'none'}"

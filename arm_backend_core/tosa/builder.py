@@ -1,0 +1,422 @@
+"""One typed method per TOSA operator: infers the result's shape and asks the target whether it may have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.graph import DType, Graph, Op, Origin, Value, constant, prod
+from arm_backend_core.tosa.legality import refusal
+
+Array = np.ndarray[Any, Any]
+
+
+class Builder:
+    """Appends operators to ``graph``. Every method returns the operator's result.
+
+    Binary operators take operands of different rank and prepend dimensions of size 1, as PyTorch broadcasts.
+
+    Raises:
+        Unsupported: from every method, when the target has no such operator on these types.
+    """
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.graph = graph
+        self.target = target
+        self.origin: Origin | None = None
+
+    # -- plumbing ------------------------------------------------------------------------------------------------
+
+    def emit(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any) -> Value:
+        """Append any operator; the typed methods below are the way to use it."""
+        reason = refusal(self.target, kind, [value.dtype for value in inputs], dtype)
+        if reason:
+            raise Unsupported(reason)
+        output = Value(tuple(int(size) for size in shape), dtype, self.graph.new_name(kind))
+        output.producer = Op(kind, list(inputs), output, attrs, self.origin)
+        self.graph.ops.append(output.producer)
+        return output
+
+    def const(self, data: Any, dtype: DType) -> Value:
+        """A constant tensor."""
+        return constant(np.asarray(data), dtype)
+
+    def _broadcast(self, *values: Value) -> tuple[list[Value], tuple[int, ...]]:
+        rank = max(value.rank for value in values)
+        aligned = [self.reshape(value, (1,) * (rank - value.rank) + value.shape) for value in values]
+        return aligned, np.broadcast_shapes(*(value.shape for value in aligned))
+
+    def _binary(self, kind: str, a: Value, b: Value, dtype: DType | None = None, **attrs: Any) -> Value:
+        (a, b), shape = self._broadcast(a, b)
+        return self.emit(kind, (a, b), shape, dtype or a.dtype, **attrs)
+
+    def _unary(self, kind: str, x: Value, dtype: DType | None = None, **attrs: Any) -> Value:
+        return self.emit(kind, (x,), x.shape, dtype or x.dtype, **attrs)
+
+    # -- tensor operators (TOSA 1.0, section 2.3) ----------------------------------------------------------------
+
+    def argmax(self, x: Value, axis: int) -> Value:
+        """Index of the largest element; the axis is removed. INT32."""
+        shape = x.shape[:axis] + x.shape[axis + 1 :]
+        return self.emit("ARGMAX", (x,), shape, DType.INT32, axis=axis, nan_mode="PROPAGATE")
+
+    def avg_pool2d(
+        self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int], zps: tuple[int, int] = (0, 0)
+    ) -> Value:
+        """x [N, H, W, C]; pad (top, bottom, left, right); padding does not count in the divisor."""
+        attrs = {"acc_type": DType.FP32 if x.dtype.is_float else DType.INT32}
+        attrs |= {"input_zp": zps[0], "output_zp": zps[1]}
+        return self._pool("AVG_POOL2D", x, kernel, stride, pad, **attrs)
+
+    def max_pool2d(self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int]) -> Value:
+        """x [N, H, W, C]; pad (top, bottom, left, right)."""
+        return self._pool("MAX_POOL2D", x, kernel, stride, pad, nan_mode="PROPAGATE")
+
+    def _pool(
+        self, kind: str, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int], **attrs: Any
+    ) -> Value:
+        n, h, w, c = x.shape
+        out_h = (h + pad[0] + pad[1] - kernel[0]) // stride[0] + 1
+        out_w = (w + pad[2] + pad[3] - kernel[1]) // stride[1] + 1
+        attrs |= {"kernel": list(kernel), "stride": list(stride), "pad": list(pad)}
+        return self.emit(kind, (x,), (n, out_h, out_w, c), x.dtype, **attrs)
+
+    def conv2d(
+        self,
+        x: Value,
+        weight: Value,
+        bias: Value,
+        *,
+        pad: Sequence[int],
+        stride: Sequence[int] = (1, 1),
+        dilation: Sequence[int] = (1, 1),
+        zps: tuple[int, int] = (0, 0),
+    ) -> Value:
+        """x [N, H, W, IC], weight [OC, KH, KW, IC], bias [OC]; pad (top, bottom, left, right)."""
+        return self._conv("CONV2D", x, weight, bias, weight.shape[1:3], weight.shape[0], pad, stride, dilation, zps)
+
+    def depthwise_conv2d(
+        self,
+        x: Value,
+        weight: Value,
+        bias: Value,
+        *,
+        pad: Sequence[int],
+        stride: Sequence[int] = (1, 1),
+        dilation: Sequence[int] = (1, 1),
+        zps: tuple[int, int] = (0, 0),
+    ) -> Value:
+        """x [N, H, W, C], weight [KH, KW, C, M], bias [C * M]; pad (top, bottom, left, right)."""
+        channels = weight.shape[2] * weight.shape[3]
+        return self._conv(
+            "DEPTHWISE_CONV2D", x, weight, bias, weight.shape[:2], channels, pad, stride, dilation, zps
+        )
+
+    def _conv(
+        self,
+        kind: str,
+        x: Value,
+        weight: Value,
+        bias: Value,
+        kernel: Sequence[int],
+        channels: int,
+        pad: Sequence[int],
+        stride: Sequence[int],
+        dilation: Sequence[int],
+        zps: tuple[int, int],
+    ) -> Value:
+        n, h, w, _ = x.shape
+        spans = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
+        remainder = [
+            (size + pad[2 * i] + pad[2 * i + 1] - spans[i]) % stride[i] for i, size in enumerate((h, w))
+        ]
+        if any(remainder):  # TOSA wants the window to end exactly at the padded edge (ERROR_IF in CONV2D).
+            x, pad = self._fit_window(x, list(pad), remainder)
+            n, h, w, _ = x.shape
+        out_h = (h + pad[0] + pad[1] - spans[0]) // stride[0] + 1
+        out_w = (w + pad[2] + pad[3] - spans[1]) // stride[1] + 1
+        return self.emit(
+            kind,
+            (x, weight, bias),
+            (n, out_h, out_w, channels),
+            _accumulator(x.dtype),
+            pad=list(pad),
+            stride=list(stride),
+            dilation=list(dilation),
+            local_bound=False,
+            acc_type=_accumulator(x.dtype),
+            input_zp=zps[0],
+            weight_zp=zps[1],
+        )
+
+    def _fit_window(self, x: Value, pad: list[int], excess: Sequence[int]) -> tuple[Value, list[int]]:
+        """Take rows and columns that no window reaches from the padding first, then from the input itself."""
+        cut = [0, 0]
+        for i in (0, 1):
+            from_pad = min(pad[2 * i + 1], excess[i])
+            pad[2 * i + 1] -= from_pad
+            cut[i] = excess[i] - from_pad
+        if any(cut):
+            n, h, w, c = x.shape
+            x = self.slice(x, (0, 0, 0, 0), (n, h - cut[0], w - cut[1], c))
+        return x, pad
+
+    def transpose_conv2d(
+        self,
+        x: Value,
+        weight: Value,
+        bias: Value,
+        *,
+        out_pad: Sequence[int],
+        stride: Sequence[int],
+        zps: tuple[int, int] = (0, 0),
+    ) -> Value:
+        """x [N, H, W, IC], weight [OC, KH, KW, IC]; out_pad (top, bottom, left, right), negative to crop."""
+        n, h, w, _ = x.shape
+        oc, kh, kw, _ = weight.shape
+        out_h = (h - 1) * stride[0] + out_pad[0] + out_pad[1] + kh
+        out_w = (w - 1) * stride[1] + out_pad[2] + out_pad[3] + kw
+        return self.emit(
+            "TRANSPOSE_CONV2D",
+            (x, weight, bias),
+            (n, out_h, out_w, oc),
+            _accumulator(x.dtype),
+            out_pad=list(out_pad),
+            stride=list(stride),
+            local_bound=False,
+            acc_type=_accumulator(x.dtype),
+            input_zp=zps[0],
+            weight_zp=zps[1],
+        )
+
+    def matmul(self, a: Value, b: Value, zps: tuple[int, int] = (0, 0)) -> Value:
+        """a [N, H, C] times b [N, C, W]; int8 gives INT32, int16 gives INT48."""
+        shape = (a.shape[0], a.shape[1], b.shape[2])
+        return self.emit("MATMUL", (a, b), shape, _accumulator(a.dtype), a_zp=zps[0], b_zp=zps[1])
+
+    # -- elementwise operators (sections 2.4 to 2.8) -------------------------------------------------------------
+
+    def clamp(self, x: Value, low: float, high: float) -> Value:
+        """min(max(x, low), high)."""
+        return self._unary("CLAMP", x, min_val=low, max_val=high, nan_mode="PROPAGATE")
+
+    def add(self, a: Value, b: Value) -> Value:
+        """a + b."""
+        return self._binary("ADD", a, b)
+
+    def sub(self, a: Value, b: Value) -> Value:
+        """a - b."""
+        return self._binary("SUB", a, b)
+
+    def mul(self, a: Value, b: Value, shift: int = 0) -> Value:
+        """a * b; narrow integers give INT32; INT32 operands are rounded to (a * b) >> shift."""
+        dtype = a.dtype if a.dtype.is_float else DType.INT32
+        return self._binary("MUL", a, b, dtype, shift=shift)
+
+    def pow(self, a: Value, b: Value) -> Value:
+        """a ** b."""
+        return self._binary("POW", a, b)
+
+    def intdiv(self, a: Value, b: Value) -> Value:
+        """INT32 division truncated towards zero."""
+        return self._binary("INTDIV", a, b)
+
+    def maximum(self, a: Value, b: Value) -> Value:
+        """Elementwise maximum."""
+        return self._binary("MAXIMUM", a, b, nan_mode="PROPAGATE")
+
+    def minimum(self, a: Value, b: Value) -> Value:
+        """Elementwise minimum."""
+        return self._binary("MINIMUM", a, b, nan_mode="PROPAGATE")
+
+    def arithmetic_right_shift(self, a: Value, b: Value, *, round: bool = False) -> Value:
+        """a >> b; with ``round``, half is added before the shift."""
+        return self._binary("ARITHMETIC_RIGHT_SHIFT", a, b, round=round)
+
+    def logical_left_shift(self, a: Value, b: Value) -> Value:
+        """a << b."""
+        return self._binary("LOGICAL_LEFT_SHIFT", a, b)
+
+    def logical_right_shift(self, a: Value, b: Value) -> Value:
+        """a >> b, zeros shifted in."""
+        return self._binary("LOGICAL_RIGHT_SHIFT", a, b)
+
+    def bitwise(self, kind: str, a: Value, b: Value) -> Value:
+        """BITWISE_AND, BITWISE_OR, BITWISE_XOR, LOGICAL_AND, LOGICAL_OR or LOGICAL_XOR."""
+        return self._binary(kind, a, b)
+
+    def compare(self, kind: str, a: Value, b: Value) -> Value:
+        """EQUAL, GREATER or GREATER_EQUAL; BOOL."""
+        return self._binary(kind, a, b, DType.BOOL)
+
+    def select(self, condition: Value, a: Value, b: Value) -> Value:
+        """a where the condition holds, else b."""
+        (condition, a, b), shape = self._broadcast(condition, a, b)
+        return self.emit("SELECT", (condition, a, b), shape, a.dtype)
+
+    def unary(self, kind: str, x: Value) -> Value:
+        """An operator of one operand and no attributes: ABS, CEIL, CLZ, COS, ERF, EXP, FLOOR, LOG, SIGMOID, ..."""
+        return self._unary(kind, x)
+
+    def negate(self, x: Value) -> Value:
+        """-x."""
+        return self._unary("NEGATE", x, input_zp=0, output_zp=0)
+
+    def table(self, x: Value, table: Array) -> Value:
+        """int8: 256 entries from index -128, int8 result. int16: 513 entries, interpolated, INT32 result << 7."""
+        dtype = DType.INT8 if x.dtype is DType.INT8 else DType.INT32
+        return self._unary("TABLE", x, dtype, table=np.asarray(table, dtype=x.dtype.numpy))
+
+    # -- reductions (section 2.9): the axis stays with size 1 ----------------------------------------------------
+
+    def reduce(self, kind: str, x: Value, axis: int) -> Value:
+        """REDUCE_SUM, REDUCE_MAX, REDUCE_MIN, REDUCE_PRODUCT, REDUCE_ALL or REDUCE_ANY."""
+        shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        attrs: dict[str, Any] = {"axis": axis}
+        if kind in ("REDUCE_MAX", "REDUCE_MIN"):
+            attrs["nan_mode"] = "PROPAGATE"
+        return self.emit(kind, (x,), shape, x.dtype, **attrs)
+
+    # -- data layout (section 2.10) ------------------------------------------------------------------------------
+
+    def concat(self, values: Sequence[Value], axis: int) -> Value:
+        """Join along ``axis``."""
+        if len(values) == 1:
+            return values[0]
+        shape = list(values[0].shape)
+        shape[axis] = sum(value.shape[axis] for value in values)
+        return self.emit("CONCAT", values, shape, values[0].dtype, axis=axis)
+
+    def pad(self, x: Value, padding: Sequence[tuple[int, int]], pad_const: float) -> Value:
+        """padding: (before, after) for every dimension, not negative."""
+        shape = [before + size + after for size, (before, after) in zip(x.shape, padding, strict=True)]
+        flat = [amount for pair in padding for amount in pair]
+        return self.emit("PAD", (x,), shape, x.dtype, padding=flat, pad_const=pad_const)
+
+    def reshape(self, x: Value, shape: Sequence[int]) -> Value:
+        """Same elements, other shape; a no-op is not written."""
+        shape = tuple(int(size) for size in shape)
+        if shape == x.shape:
+            return x
+        assert prod(shape) == x.size, f"reshape {x.shape} -> {shape}"
+        if x.data is not None:
+            return Value(shape, x.dtype, x.name, x.data.reshape(shape))
+        return self.emit("RESHAPE", (x,), shape, x.dtype, shape=list(shape))
+
+    def reverse(self, x: Value, axis: int) -> Value:
+        """Elements along ``axis`` in reverse order."""
+        return self._unary("REVERSE", x, axis=axis)
+
+    def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
+        """x[start : start + size] in every dimension; a no-op is not written."""
+        if tuple(size) == x.shape:
+            return x
+        return self.emit("SLICE", (x,), size, x.dtype, start=list(start), size=list(size))
+
+    def tile(self, x: Value, multiples: Sequence[int]) -> Value:
+        """Repeat whole dimensions."""
+        if all(multiple == 1 for multiple in multiples):
+            return x
+        shape = [size * multiple for size, multiple in zip(x.shape, multiples, strict=True)]
+        return self.emit("TILE", (x,), shape, x.dtype, multiples=list(multiples))
+
+    def transpose(self, x: Value, perms: Sequence[int]) -> Value:
+        """Dimension i of the result is dimension perms[i] of x; a no-op is not written."""
+        if list(perms) == list(range(x.rank)):
+            return x
+        shape = tuple(x.shape[i] for i in perms)
+        if x.data is not None:
+            return Value(shape, x.dtype, x.name, np.ascontiguousarray(x.data.transpose(perms)))
+        return self.emit("TRANSPOSE", (x,), shape, x.dtype, perms=list(perms))
+
+    # -- gather, image, types (sections 2.11 to 2.13) ------------------------------------------------------------
+
+    def gather(self, values: Value, indices: Value) -> Value:
+        """values [N, K, C], indices [N, W] INT32 -> [N, W, C]."""
+        return self.emit("GATHER", (values, indices), (*indices.shape, values.shape[2]), values.dtype)
+
+    def resize(
+        self,
+        x: Value,
+        size: Sequence[int],
+        scale: Sequence[int],
+        offset: Sequence[int],
+        border: Sequence[int],
+        mode: str,
+    ) -> Value:
+        """x [N, H, W, C] to [N, *size, C]; scale (yn, yd, xn, xd); mode NEAREST or BILINEAR.
+
+        Bilinear int8 gives INT32 and int16 gives INT48, both scaled by yn * xn.
+        """
+        wide = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
+        dtype = wide.get(x.dtype, x.dtype) if mode == "BILINEAR" else x.dtype
+        attrs = {"scale": list(scale), "offset": list(offset), "border": list(border), "mode": mode}
+        return self.emit("RESIZE", (x,), (x.shape[0], *size, x.shape[3]), dtype, **attrs)
+
+    def cast(self, x: Value, dtype: DType) -> Value:
+        """Change the element type; a no-op is not written."""
+        return x if x.dtype is dtype else self._unary("CAST", x, dtype)
+
+    def rescale(
+        self,
+        x: Value,
+        dtype: DType,
+        scale: float | Array,
+        input_zp: int = 0,
+        output_zp: int = 0,
+        *,
+        round_double: bool = False,
+    ) -> Value:
+        """round((x - input_zp) * scale) + output_zp, saturated to ``dtype``.
+
+        ``scale`` is one number or one per channel (the last dimension). INT48 input has 16-bit multipliers.
+        """
+        multiplier, shift = quantized_multipliers(np.atleast_1d(scale), 16 if x.dtype is DType.INT48 else 32)
+        return self._unary(
+            "RESCALE",
+            x,
+            dtype,
+            scale32=x.dtype is not DType.INT48,
+            rounding_mode="DOUBLE_ROUND" if round_double else "SINGLE_ROUND",
+            per_channel=multiplier.size > 1,
+            input_unsigned=False,
+            output_unsigned=False,
+            multiplier=multiplier,
+            shift=shift,
+            input_zp=input_zp,
+            output_zp=output_zp,
+        )
+
+
+def _accumulator(dtype: DType) -> DType:
+    return {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(dtype, dtype)
+
+
+def quantized_multipliers(scales: Array, bits: int) -> tuple[Array, Array]:
+    """Multipliers and right shifts with scale = multiplier * 2**-shift (TOSA 1.0, section 1.10 and RESCALE).
+
+    The multiplier takes ``bits`` - 1 bits (31 or 15); the shift stays within TOSA's 2..62. A scale below what that
+    range can hold becomes 0, which is its nearest multiple of the smallest step.
+
+    Raises:
+        Unsupported: a scale is not finite or too large for a shift of at least 2.
+    """
+    scales = np.asarray(scales, dtype=np.float64)
+    if not np.all(np.isfinite(scales)) or np.any(scales < 0):
+        raise Unsupported(f"rescale factor {scales} is not a finite positive number")
+    mantissa, exponent = np.frexp(scales)
+    multiplier = np.round(mantissa * (1 << (bits - 1))).astype(np.int64)
+    overflow = multiplier == 1 << (bits - 1)
+    multiplier = np.where(overflow, multiplier >> 1, multiplier)
+    shift = (bits - 1) - (exponent + overflow)
+    excess = np.maximum(shift - 62, 0)
+    multiplier = np.where(excess > 0, np.round(multiplier * np.exp2(-excess.astype(np.float64))), multiplier)
+    shift = np.where(scales == 0, 31, np.minimum(shift, 62))
+    if np.any(shift < 2):
+        raise Unsupported(f"rescale factor {scales.max():g} is too large for a TOSA shift")
+    dtype = np.int32 if bits == 32 else np.int16
+    return multiplier.astype(dtype), shift.astype(np.int8)

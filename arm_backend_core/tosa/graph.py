@@ -1,0 +1,193 @@
+"""The TOSA graph: a small SSA form that lowering writes, passes rewrite and the serializer reads.
+
+Operands that TOSA wants as constants (zero points, shapes, shifts, tables, rescale parameters) are attributes here;
+``signatures`` says how each becomes an operand in the flatbuffer. So a pass sees data flow and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+
+class DType(Enum):
+    """TOSA element types that this compiler produces (TOSA 1.0, section 1.8)."""
+
+    BOOL = "bool"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT48 = "int48"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """Element type of a constant's array; INT48 is kept in int64."""
+        return _NUMPY[self]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether values are floating point."""
+        return self in (DType.FP32, DType.FP16, DType.BF16)
+
+    @property
+    def range(self) -> tuple[int, int]:
+        """Smallest and largest integer. Raises KeyError for floating point."""
+        bits = _BITS[self]
+        return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+
+
+_NUMPY = {
+    DType.BOOL: np.dtype(np.bool_),
+    DType.INT8: np.dtype(np.int8),
+    DType.INT16: np.dtype(np.int16),
+    DType.INT32: np.dtype(np.int32),
+    DType.INT48: np.dtype(np.int64),
+    DType.FP16: np.dtype(np.float16),
+    DType.BF16: np.dtype(np.float32),
+    DType.FP32: np.dtype(np.float32),
+}
+_BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where an operator comes from: the fx node, its ATen operator, and the line of the user's model."""
+
+    node: str
+    operator: str
+    source: str = ""
+
+
+@dataclass(eq=False)
+class Value:
+    """One tensor. ``data`` is set for constants; ``producer`` for results of an operator; neither for graph inputs."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    name: str = ""
+    data: np.ndarray[Any, Any] | None = None
+    producer: Op | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def __repr__(self) -> str:
+        return f"{self.name or 'const'}:{self.dtype.value}{list(self.shape)}"
+
+
+@dataclass(eq=False)
+class Op:
+    """One TOSA operator; every operator here has exactly one result."""
+
+    kind: str
+    inputs: list[Value]
+    output: Value
+    attrs: dict[str, Any] = field(default_factory=dict)
+    origin: Origin | None = None
+
+    def __repr__(self) -> str:
+        attrs = {name: value for name, value in self.attrs.items() if np.size(value) < 16}
+        return f"{self.output!r} = {self.kind}({', '.join(map(repr, self.inputs))}) {attrs}"
+
+
+def constant(data: np.ndarray[Any, Any], dtype: DType, name: str = "") -> Value:
+    """A constant whose array has the element type that belongs to ``dtype``."""
+    array = np.asarray(data, dtype=dtype.numpy)
+    return Value(tuple(array.shape), dtype, name, array)
+
+
+class Graph:
+    """Operators in execution order, with the values that enter and leave."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Value] = []
+        self.outputs: list[Value] = []
+        self.ops: list[Op] = []
+        self._count = 0
+
+    def add_input(self, shape: Sequence[int], dtype: DType, name: str) -> Value:
+        """Declare the next graph input."""
+        value = Value(tuple(shape), dtype, name)
+        self.inputs.append(value)
+        return value
+
+    def new_name(self, kind: str) -> str:
+        """A name that no other value of this graph has."""
+        self._count += 1
+        return f"{kind.lower()}_{self._count}"
+
+    def users(self) -> dict[Value, list[Op]]:
+        """Operators that read each value, in execution order."""
+        users: dict[Value, list[Op]] = {}
+        for op in self.ops:
+            for value in op.inputs:
+                users.setdefault(value, []).append(op)
+        return users
+
+    def substitute(self, replacement: dict[Value, Value]) -> None:
+        """Read ``replacement[v]`` wherever ``v`` was read; chains are followed, outputs included."""
+
+        def final(value: Value) -> Value:
+            while value in replacement:
+                value = replacement[value]
+            return value
+
+        for op in self.ops:
+            op.inputs = [final(value) for value in op.inputs]
+        self.outputs = [final(value) for value in self.outputs]
+
+    def remove_dead(self) -> None:
+        """Drop operators whose result nothing reads."""
+        live = set(self.outputs)
+        kept: list[Op] = []
+        for op in reversed(self.ops):
+            if op.output in live:
+                live.update(op.inputs)
+                kept.append(op)
+        self.ops = kept[::-1]
+
+    def verify(self) -> None:
+        """Check single assignment and order of definition.
+
+        Raises:
+            AssertionError: a value is read before it is made, or made twice; a pass is wrong.
+        """
+        defined = set(self.inputs)
+        for op in self.ops:
+            for value in op.inputs:
+                assert value.data is not None or value in defined, f"{op!r} reads {value!r} before it is made"
+            assert op.output not in defined, f"{op!r} makes {op.output!r} a second time"
+            assert op.output.producer is op, f"{op.output!r} does not know its producer"
+            defined.add(op.output)
+        for value in self.outputs:
+            assert value.data is not None or value in defined, f"output {value!r} is never made"
+
+    def dump(self) -> str:
+        """The graph as text, one operator a line."""
+        lines = [f"inputs: {', '.join(map(repr, self.inputs))}", *map(repr, self.ops)]
+        return "\n".join([*lines, f"outputs: {', '.join(map(repr, self.outputs))}"])
+
+
+GraphPass = Callable[[Graph], None]
+
+
+def prod(values: Iterable[int]) -> int:
+    """Product of integers, 1 for none."""
+    result = 1
+    for value in values:
+        result *= value
+    return result

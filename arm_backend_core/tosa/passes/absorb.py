@@ -1,0 +1,59 @@
+"""TRANSPOSEs that a constant operand can take over."""
+
+from __future__ import annotations
+
+from arm_backend_core.tosa.graph import Op, Value, constant
+from arm_backend_core.tosa.passes.merge import groups
+from arm_backend_core.tosa.passes.permute import Mode, attributes, forward, identity, inverse, stored
+from arm_backend_core.tosa.passes.rewrite import ELEMENTWISE, Rewriter, Rule, producer
+
+
+def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
+    """f(TRANSPOSE(x), constants) is TRANSPOSE(f(x, constants)), where the result is not wider than x.
+
+    It brings a convolution next to its arithmetic and a TRANSPOSE next to the operator that absorbs it.
+    """
+    moved = [value for value in op.inputs if value.data is None]
+    transpose = producer(moved[0], "TRANSPOSE") if len(moved) == 1 else None
+    if transpose is None or moved[0].shape != op.output.shape or not rewriter.single_use(moved[0]):
+        return None
+    if op.output.dtype.numpy.itemsize > moved[0].dtype.numpy.itemsize:
+        return None
+    perms = tuple(transpose.attrs["perms"])
+    layout = forward(op, inverse(perms))
+    if layout is None:
+        return None
+    mode = Mode((layout,) * len(op.inputs), layout)
+    inputs = [transpose.inputs[0] if v.data is None else rewriter.build.transpose(v, layout) for v in op.inputs]
+    shape = stored(op.output.shape, layout)
+    result = rewriter.build.emit(op.kind, inputs, shape, op.output.dtype, **attributes(op, mode))
+    return rewriter.build.transpose(result, perms)
+
+
+def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
+    """A linear layer on a flattened, transposed tensor: its weights are permuted instead.
+
+    CONV2D with a 1x1 window sums over its last dimension, in whatever order weights and input share.
+    """
+    x, weight = op.inputs[0], op.inputs[1]
+    reshape = producer(x, "RESHAPE")
+    transpose = producer(reshape.inputs[0], "TRANSPOSE") if reshape is not None else None
+    if transpose is None or weight.data is None or weight.shape[1:3] != (1, 1):
+        return None
+    shape = transpose.output.shape
+    summed, features = groups(shape, x.shape)[-1]
+    if any(x.shape[dim] != 1 for dim in features if dim != x.rank - 1):
+        return None
+    layout = inverse(tuple(transpose.attrs["perms"]))
+    order = [dim for dim in layout if shape[dim] != 1 and dim in summed]
+    kept = [dim for dim in identity(len(shape)) if shape[dim] != 1 and dim not in summed]
+    if [dim for dim in layout if shape[dim] != 1] != kept + order:
+        return None
+    meant = sorted(order)
+    data = weight.data.reshape(weight.shape[0], *(shape[dim] for dim in meant))
+    data = data.transpose(0, *(meant.index(dim) + 1 for dim in order)).reshape(weight.shape)
+    inputs = [rewriter.build.reshape(transpose.inputs[0], x.shape), constant(data, weight.dtype), *op.inputs[2:]]
+    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+
+
+RULES: dict[str, list[Rule]] = {kind: [sink_transpose] for kind in ELEMENTWISE} | {"CONV2D": [permute_weights]}

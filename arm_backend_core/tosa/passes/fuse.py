@@ -1,0 +1,175 @@
+"""Operators that a neighbour can do on its way: padding, clamps, rescales, and float arithmetic after a convolution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from arm_backend_core.tosa.graph import DType, Op, Value, constant
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+
+Array = np.ndarray[Any, Any]
+_CONVOLUTIONS = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D")
+
+
+# -- PAD into the operator that reads it ----------------------------------------------------------------------------
+
+
+def pad_into_window(op: Op, rewriter: Rewriter) -> Value | None:
+    """PAD of height and width with the value that the operator's own padding has.
+
+    CONV2D and DEPTHWISE_CONV2D pad with the input's zero point, MAX_POOL2D with nothing, which is as good as the
+    smallest value. AVG_POOL2D does not count its padding in the divisor, so there a PAD is something else.
+    """
+    pad = producer(op.inputs[0], "PAD")
+    if pad is None or pad.attrs["pad_const"] != _own_padding(op):
+        return None
+    amounts = list(pad.attrs["padding"])
+    if any(amounts[:2]) or any(amounts[6:]):
+        return None
+    padding = [a + b for a, b in zip(op.attrs["pad"], amounts[2:6], strict=True)]
+    extent = _extent(op)
+    # A window that sees padding alone is an error in TOSA's pooling, and no hardware's padding is that deep.
+    if any(amount >= extent[side // 2] for side, amount in enumerate(padding)):
+        return None
+    attrs = {**op.attrs, "pad": padding}
+    inputs = [pad.inputs[0], *op.inputs[1:]]
+    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **attrs)
+
+
+def _own_padding(op: Op) -> float:
+    if op.kind != "MAX_POOL2D":
+        return float(op.attrs["input_zp"])
+    dtype = op.output.dtype
+    return -np.inf if dtype.is_float else dtype.range[0]
+
+
+def _extent(op: Op) -> list[int]:
+    """Height and width of the window, dilation included."""
+    if op.kind == "MAX_POOL2D":
+        return list(op.attrs["kernel"])
+    kernel = op.inputs[1].shape[1:3] if op.kind == "CONV2D" else op.inputs[1].shape[:2]
+    return [(size - 1) * step + 1 for size, step in zip(kernel, op.attrs["dilation"], strict=True)]
+
+
+# -- CLAMP ----------------------------------------------------------------------------------------------------------
+
+
+def merge_clamp(op: Op, rewriter: Rewriter) -> Value | None:
+    """CLAMP that lets every value through; CLAMP of a CLAMP."""
+    low, high = op.attrs["min_val"], op.attrs["max_val"]
+    floor, ceiling = (-np.inf, np.inf) if op.output.dtype.is_float else op.output.dtype.range
+    if low <= floor and high >= ceiling:
+        return op.inputs[0]
+    inner = producer(op.inputs[0], "CLAMP")
+    if inner is None or inner.attrs["nan_mode"] != op.attrs["nan_mode"]:
+        return None
+    low, high = (min(max(inner.attrs[name], low), high) for name in ("min_val", "max_val"))
+    attrs = {**op.attrs, "min_val": low, "max_val": high}
+    return rewriter.build.emit("CLAMP", inner.inputs, op.output.shape, op.output.dtype, **attrs)
+
+
+# -- RESCALE --------------------------------------------------------------------------------------------------------
+
+
+def power_of_two(op: Op) -> int | None:
+    """k when the RESCALE computes (x - input_zp) * 2**k + output_zp exactly for k >= 0, saturation aside."""
+    multiplier, shift = np.asarray(op.attrs["multiplier"]), np.asarray(op.attrs["shift"])
+    if multiplier.size != 1 or op.attrs["input_unsigned"] or op.attrs["output_unsigned"]:
+        return None
+    factor, k = int(multiplier.flat[0]), int(shift.flat[0])
+    exponent = factor.bit_length() - 1 - k
+    return exponent if factor > 0 and factor & (factor - 1) == 0 and exponent >= 0 else None
+
+
+def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
+    """RESCALE that changes nothing; RESCALE of a widening one that is exact.
+
+    ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k): the first RESCALE moves into the shift.
+    With double rounding the sum has a further term that does not move, so there only k = 0 is merged.
+    """
+    source, attrs = op.inputs[0], op.attrs
+    if source.dtype is op.output.dtype and attrs["input_zp"] == attrs["output_zp"] and power_of_two(op) == 0:
+        return source
+    inner = producer(source, "RESCALE")
+    if inner is None or attrs["input_unsigned"] or attrs["output_unsigned"] or not attrs["scale32"]:
+        return None
+    k = power_of_two(inner)
+    if k is None or inner.attrs["output_zp"] != attrs["input_zp"] or not _cannot_saturate(inner, k):
+        return None
+    shift = np.asarray(attrs["shift"]) - k
+    if np.any(shift < 2) or (k and attrs["rounding_mode"] != "SINGLE_ROUND"):
+        return None
+    attrs = {**attrs, "shift": shift.astype(np.int8), "input_zp": inner.attrs["input_zp"]}
+    return rewriter.build.emit("RESCALE", inner.inputs, op.output.shape, op.output.dtype, **attrs)
+
+
+def _cannot_saturate(op: Op, k: int) -> bool:
+    low, high = op.inputs[0].dtype.range
+    least, most = op.output.dtype.range
+    ends = [((x - op.attrs["input_zp"]) << k) + op.attrs["output_zp"] for x in (low, high)]
+    return bool(least <= ends[0] and ends[1] <= most)
+
+
+# -- arithmetic with constants after a convolution ------------------------------------------------------------------
+
+
+def scale_convolution(op: Op, rewriter: Rewriter) -> Value | None:
+    """MUL of a float convolution by a constant per channel scales weights and bias (batch norm at inference)."""
+    found = _convolution_and_constant(op, rewriter, (DType.FP32,))
+    if found is None:
+        return None
+    conv, factors = found
+    weight, bias = conv.inputs[1].data, conv.inputs[2].data
+    assert weight is not None and bias is not None
+    if conv.kind == "DEPTHWISE_CONV2D":
+        weight = weight * factors.reshape(weight.shape[2:])
+    else:
+        weight = weight * factors.reshape(-1, 1, 1, 1)
+    return _with_constants(conv, weight, bias * factors, rewriter)
+
+
+def bias_convolution(op: Op, rewriter: Rewriter) -> Value | None:
+    """ADD or SUB of a constant per channel goes into the bias (INT32: exact, both wrap alike)."""
+    if op.kind == "SUB" and op.inputs[1].data is None:
+        return None
+    found = _convolution_and_constant(op, rewriter, (DType.FP32, DType.INT32))
+    if found is None:
+        return None
+    conv, terms = found
+    bias = conv.inputs[2].data
+    assert bias is not None
+    return _with_constants(conv, conv.inputs[1].data, bias - terms if op.kind == "SUB" else bias + terms, rewriter)
+
+
+def _convolution_and_constant(op: Op, rewriter: Rewriter, dtypes: tuple[DType, ...]) -> tuple[Op, Array] | None:
+    """The convolution that ``op`` alone reads, and the other, constant operand as one number per channel."""
+    for value, other in (op.inputs, op.inputs[::-1]):
+        conv = value.producer
+        if conv is None or conv.kind not in _CONVOLUTIONS or other.data is None or value.dtype not in dtypes:
+            continue
+        constants = all(operand.data is not None for operand in conv.inputs[1:])
+        per_channel = other.size == other.shape[-1] and value.shape == op.output.shape
+        if constants and per_channel and rewriter.single_use(value):
+            return conv, np.broadcast_to(other.data.reshape(-1), (value.shape[-1],))
+    return None
+
+
+def _with_constants(conv: Op, weight: Array | None, bias: Array, rewriter: Rewriter) -> Value:
+    assert weight is not None
+    operands = [constant(weight, conv.inputs[1].dtype), constant(bias, conv.inputs[2].dtype)]
+    inputs = [conv.inputs[0], *operands]
+    return rewriter.build.emit(conv.kind, inputs, conv.output.shape, conv.output.dtype, **conv.attrs)
+
+
+RULES: dict[str, list[Rule]] = {
+    "CONV2D": [pad_into_window],
+    "DEPTHWISE_CONV2D": [pad_into_window],
+    "MAX_POOL2D": [pad_into_window],
+    "CLAMP": [merge_clamp],
+    "RESCALE": [merge_rescale],
+    "MUL": [scale_convolution],
+    "ADD": [bias_convolution],
+    "SUB": [bias_convolution],
+}

@@ -1,0 +1,278 @@
+"""Where TRANSPOSEs stand: the layout of every value is chosen so that the fewest bytes are moved.
+
+Convolutions and pooling want channels last and the program's other operators do not care (``permute``). Each value
+gets a layout; a TRANSPOSE is needed where an operator reads a value in another layout than it was written in, and
+costs the value's bytes. So TRANSPOSEs sink, rise, merge and cancel at once. The choice is made by two dynamic
+programs over the graph, one from the inputs and one from the outputs, which are exact on trees; a last walk decides
+with the layouts that are there. The result replaces the graph only if it moves fewer bytes, so repeating the pass
+ends.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import combinations
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import DType, Graph, Op, Value
+from arm_backend_core.tosa.legality import refusal
+from arm_backend_core.tosa.passes.permute import (
+    Layout,
+    Mode,
+    attributes,
+    compose,
+    flexible,
+    forward,
+    identity,
+    inverse,
+    modes,
+    moves_nothing,
+    stored,
+)
+
+Costs = dict[Layout, float]
+
+_INFINITE = float("inf")
+#: A RESHAPE moves nothing, and yet one operator less is better.
+_RESHAPE_COST = 1.0
+#: Bytes that any hardware could have moved in the time that it takes to start one more operator.
+_START_COST = 256.0
+#: Layouts that one value is considered in; real graphs need two or three.
+_CANDIDATES = 6
+_BYTES = {DType.BOOL: 1, DType.INT8: 1, DType.INT16: 2, DType.FP16: 2, DType.BF16: 2, DType.INT48: 6}
+
+
+def choose_layouts(graph: Graph, target: Target) -> None:
+    """Rewrite ``graph`` with the TRANSPOSEs where they move the fewest bytes."""
+    graph.remove_dead()
+    before = _moved(graph.ops)
+    if before < _START_COST:
+        return
+    assignment = _Assignment(graph, target)
+    old_ops, old_outputs = graph.ops, list(graph.outputs)
+    try:
+        _Rebuild(graph, target, assignment).run()
+        better = _moved(graph.ops) < before
+    except Unsupported:  # the target lacks a TRANSPOSE or RESHAPE of some type
+        better = False
+    if not better:
+        graph.ops, graph.outputs = old_ops, old_outputs
+
+
+def _moved(ops: list[Op]) -> float:
+    """Cost of all data movement that a layout can change."""
+    total = 0.0
+    for op in ops:
+        if op.kind == "RESHAPE":
+            total += _RESHAPE_COST
+        elif op.kind == "TRANSPOSE":
+            source = op.inputs[0]
+            total += _cost(source.shape, source.dtype, identity(source.rank), tuple(op.attrs["perms"]))
+    return total
+
+
+@lru_cache(maxsize=65536)
+def _cost(shape: tuple[int, ...], dtype: DType, before: Layout, after: Layout) -> float:
+    """Cost of changing the layout of one value."""
+    if before == after:
+        return 0.0
+    if moves_nothing(shape, before, after):
+        return _RESHAPE_COST
+    size = 1
+    for n in shape:
+        size *= n
+    return _START_COST + size * _BYTES.get(dtype, 4)
+
+
+class _Assignment:
+    """Costs of every layout of every value, looking up and down from it."""
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.graph = graph
+        self.target = target
+        self.outputs = set(graph.outputs)
+        self.movable = {dtype: refusal(target, "TRANSPOSE", [dtype], dtype) is None for dtype in DType}
+        self.candidates: dict[Value, dict[Layout, None]] = {}
+        self._collect_candidates()
+        self.modes = {op: self._modes(op) for op in graph.ops}
+        self.up: dict[Value, Costs] = {}
+        for value in graph.inputs:
+            self.up[value] = self._spread(value, {identity(value.rank): 0.0})
+        for op in graph.ops:
+            self.up[op.output] = self._up(op)
+        self.down: dict[Value, Costs] = {}
+        self._readers: dict[Value, list[Costs]] = {}
+        for op in reversed(graph.ops):
+            self.down[op.output] = self._down(op.output)
+            self._offer(op)
+
+    # -- candidates -------------------------------------------------------------------------------------------------
+
+    def _collect_candidates(self) -> None:
+        """Layouts that any producer offers or any reader wants."""
+        for value in self.graph.inputs:
+            self.candidates[value] = {identity(value.rank): None}
+        for op in self.graph.ops:
+            self.candidates[op.output] = {identity(op.output.rank): None}
+        self._candidates_down()
+        for op in reversed(self.graph.ops):
+            for output in list(self.candidates[op.output]) if flexible(op) else ():
+                for mode in modes(op, output):
+                    for value, layout in zip(op.inputs, mode.inputs, strict=True):
+                        self._add(value, layout)
+        self._candidates_down()
+
+    def _candidates_down(self) -> None:
+        for op in self.graph.ops:
+            for value in op.inputs if flexible(op) else ():
+                for layout in list(self.candidates.get(value, ())):
+                    result = forward(op, layout)
+                    if result is not None:
+                        self._add(op.output, result)
+
+    def _add(self, value: Value, layout: Layout) -> None:
+        known = self.candidates.get(value)
+        if known is not None and len(known) < _CANDIDATES:
+            known[layout] = None
+
+    def _modes(self, op: Op) -> list[Mode]:
+        if not flexible(op):
+            return modes(op, identity(op.output.rank))
+        found = [mode for output in self.candidates[op.output] for mode in modes(op, output)]
+        return [mode for mode in found if all(self._considered(v, p) for v, p in zip(op.inputs, mode.inputs))]
+
+    def _considered(self, value: Value, layout: Layout) -> bool:
+        return value.data is not None or layout in self.candidates[value]
+
+    # -- costs ------------------------------------------------------------------------------------------------------
+
+    def cost(self, value: Value, before: Layout, after: Layout) -> float:
+        """Cost of having ``value`` in another layout; constants are permuted now."""
+        if before == after or value.data is not None:
+            return 0.0
+        return _cost(value.shape, value.dtype, before, after) if self.movable[value.dtype] else _INFINITE
+
+    def _spread(self, value: Value, made: Costs) -> Costs:
+        """Cost of every candidate, from those that are made and a change of layout; the cheapest is 0."""
+        costs = {
+            layout: min(cost + self.cost(value, source, layout) for source, cost in made.items())
+            for layout in self.candidates[value]
+        }
+        least = min(costs.values())
+        return {layout: cost - least for layout, cost in costs.items()}
+
+    def _up(self, op: Op) -> Costs:
+        """What it takes to have the result in each layout."""
+        made: Costs = {}
+        for mode in self.modes[op]:
+            cost = sum(self._up_operand(v, p) for v, p in zip(op.inputs, mode.inputs, strict=True))
+            made[mode.output] = min(cost, made.get(mode.output, _INFINITE))
+        if not flexible(op):
+            made = {mode.output: 0.0 for mode in self.modes[op]}
+        return self._spread(op.output, made)
+
+    def _up_operand(self, value: Value, layout: Layout) -> float:
+        return 0.0 if value.data is not None else self.up[value][layout]
+
+    def _offer(self, op: Op) -> None:
+        """Tell each operand what this reader makes of its layouts."""
+        down = self.down[op.output]
+        for i, value in enumerate(op.inputs):
+            if value.data is not None:
+                continue
+            costs: Costs = {}
+            for mode in self.modes[op]:
+                others = (
+                    self._up_operand(other, mode.inputs[j]) for j, other in enumerate(op.inputs) if other is not value
+                )
+                cost = sum(others) + (down[mode.output] if flexible(op) else 0.0)
+                costs[mode.inputs[i]] = min(cost, costs.get(mode.inputs[i], _INFINITE))
+            self._readers.setdefault(value, []).append(costs)
+
+    def _down(self, value: Value) -> Costs:
+        """What all readers cost together when the value is written in each layout.
+
+        Readers share a changed layout, so the changes are chosen first: none, one or two of them.
+        """
+        readers = list(self._readers.pop(value, []))
+        if value in self.outputs:
+            readers.append({identity(value.rank): 0.0})
+        candidates = list(self.candidates[value])
+        changes = [extra for n in range(min(len(readers), 2) + 1) for extra in combinations(candidates, n)]
+        # A reader pays the least over the layouts that are there; that sum does not depend on how they came about.
+        paid: dict[frozenset[Layout], float] = {}
+        costs: Costs = {}
+        for layout in candidates:
+            best = _INFINITE
+            for extra in changes:
+                there = frozenset((layout, *extra))
+                if there not in paid:
+                    paid[there] = sum(min(r.get(p, _INFINITE) for p in there) for r in readers)
+                best = min(best, paid[there] + sum(self.cost(value, layout, p) for p in extra))
+            costs[layout] = best
+        least = min(costs.values())
+        return {layout: cost - least if cost < _INFINITE else cost for layout, cost in costs.items()}
+
+
+class _Rebuild:
+    """Writes the graph again, each operator in the mode that is cheapest given what is stored already."""
+
+    def __init__(self, graph: Graph, target: Target, assignment: _Assignment) -> None:
+        self.graph = graph
+        self.assignment = assignment
+        self.build = Builder(graph, target)
+        self.stored: dict[Value, dict[Layout, Value]] = {v: {identity(v.rank): v} for v in graph.inputs}
+
+    def run(self) -> None:
+        """Replace the graph's operators and outputs."""
+        ops, self.graph.ops = self.graph.ops, []
+        for op in ops:
+            self.build.origin = op.origin
+            if op.kind == "TRANSPOSE":
+                undo = inverse(tuple(op.attrs["perms"]))
+                there = self._layouts(op.inputs[0])
+                self.stored[op.output] = {compose(undo, layout): value for layout, value in there.items()}
+            else:
+                self._write(op, self._choose(op))
+        self.graph.outputs = [self._read(value, identity(value.rank)) for value in self.graph.outputs]
+        self.graph.remove_dead()
+
+    def _layouts(self, value: Value) -> dict[Layout, Value]:
+        if value not in self.stored:  # a constant
+            self.stored[value] = {identity(value.rank): value}
+        return self.stored[value]
+
+    def _choose(self, op: Op) -> Mode:
+        """The cheapest mode; among equals the one that changes no layout yet."""
+        down = self.assignment.down[op.output]
+
+        def cost(mode: Mode) -> tuple[float, float]:
+            now = sum(self._change(v, p) for v, p in dict(zip(op.inputs, mode.inputs, strict=True)).items())
+            return now + down[mode.output], now
+
+        return min(self.assignment.modes[op], key=cost)
+
+    def _change(self, value: Value, layout: Layout) -> float:
+        return min(self.assignment.cost(value, there, layout) for there in self._layouts(value))
+
+    def _write(self, op: Op, mode: Mode) -> None:
+        inputs = [self._read(v, p) for v, p in zip(op.inputs, mode.inputs, strict=True)]
+        shape = stored(op.output.shape, mode.output)
+        if op.kind == "RESHAPE":
+            result = self.build.reshape(inputs[0], shape)
+        else:
+            result = self.build.emit(op.kind, inputs, shape, op.output.dtype, **attributes(op, mode))
+        self.stored[op.output] = {mode.output: result}
+
+    def _read(self, value: Value, layout: Layout) -> Value:
+        """``value`` in this layout, changed from the cheapest one that is stored."""
+        there = self._layouts(value)
+        if layout not in there:
+            nearest = min(there, key=lambda p: self.assignment.cost(value, p, layout))
+            if moves_nothing(value.shape, nearest, layout):
+                there[layout] = self.build.reshape(there[nearest], stored(value.shape, layout))
+            else:
+                there[layout] = self.build.transpose(there[nearest], compose(inverse(nearest), layout))
+        return there[layout]

@@ -1,0 +1,218 @@
+"""Data movement that can be said with fewer operators, or with none."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+
+from arm_backend_core.tosa.graph import Op, Value, prod
+from arm_backend_core.tosa.passes.rewrite import BINARY, ELEMENTWISE, Rewriter, Rule, producer
+
+Groups = list[tuple[list[int], list[int]]]
+
+
+def groups(a: tuple[int, ...], b: tuple[int, ...]) -> Groups:
+    """Shortest runs of dimensions of shapes ``a`` and ``b`` that hold the same elements under RESHAPE.
+
+    Dimensions of size 1 join the run before them. Both shapes have the same, non-zero number of elements.
+    """
+    cuts = sorted(set(accumulate(a, int.__mul__)) & set(accumulate(b, int.__mul__)) | {prod(a)})
+    result: Groups = [([], []) for _ in cuts]
+    for side, shape in enumerate((a, b)):
+        total, run = 1, 0
+        for dim, size in enumerate(shape):
+            total *= size
+            while size > 1 and total > cuts[run]:
+                run += 1
+            result[run][side].append(dim)
+    return result
+
+
+# -- RESHAPE ------------------------------------------------------------------------------------------------------
+
+
+def reshape_of_reshape(op: Op, rewriter: Rewriter) -> Value | None:
+    """Only the last shape counts; the same shape is no operator."""
+    first = producer(op.inputs[0], "RESHAPE")
+    if first is None and op.output.shape != op.inputs[0].shape:
+        return None
+    return rewriter.build.reshape(first.inputs[0] if first else op.inputs[0], op.output.shape)
+
+
+def sink_reshape(op: Op, rewriter: Rewriter) -> Value | None:
+    """f(RESHAPE(x), ...) is RESHAPE(f(x, ...)): the RESHAPE travels until it meets another and merges.
+
+    Done only when the RESHAPE goes away (every reader is elementwise), so the number of them never grows.
+    """
+    reshape = next((r for v in op.inputs if v.shape == op.output.shape and (r := producer(v, "RESHAPE"))), None)
+    if reshape is None or not _only_elementwise_readers(reshape.output, rewriter):
+        return None
+    shape = reshape.inputs[0].shape
+    if len(shape) > max(4, op.output.rank) or not shape:  # hardware computes up to four dimensions best
+        return None
+    if op.attrs.get("per_channel") and shape[-1] != op.output.shape[-1]:
+        return None
+    inputs = [_before_reshape(value, op.output.shape, shape, rewriter) for value in op.inputs]
+    known = [value for value in inputs if value is not None]
+    if len(known) != len(inputs):
+        return None
+    result = rewriter.build.emit(op.kind, known, shape, op.output.dtype, **op.attrs)
+    return rewriter.build.reshape(result, op.output.shape)
+
+
+def _only_elementwise_readers(value: Value, rewriter: Rewriter) -> bool:
+    users = rewriter.users(value)
+    return users is not None and all(user.kind in ELEMENTWISE for user in users)
+
+
+def _before_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewriter: Rewriter) -> Value | None:
+    """``value``, which broadcasts to ``old``, as it broadcasts to ``new``; None unless that is free."""
+    reshape = producer(value, "RESHAPE")
+    if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:
+        return reshape.inputs[0]
+    if value.data is None and value.size > 1:
+        return None
+    shape = [1] * len(new)
+    for new_dims, old_dims in groups(new, old):
+        wanted = [dim for dim in old_dims if value.shape[dim] != 1]
+        if wanted and any(value.shape[dim] != old[dim] for dim in old_dims):
+            return None
+        for dim in new_dims if wanted else ():
+            shape[dim] = new[dim]
+    return rewriter.build.reshape(value, shape) if value.data is not None or value.size == 1 else None
+
+
+# -- SLICE, CONCAT, PAD, TILE -------------------------------------------------------------------------------------
+
+
+def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
+    """SLICE of everything, of a SLICE, of one operand of a CONCAT, or of what a PAD left unchanged."""
+    source, start, size = op.inputs[0], list(op.attrs["start"]), list(op.attrs["size"])
+    if tuple(size) == source.shape:
+        return source
+    inner = source.producer
+    if inner is None:
+        return None
+    if inner.kind == "SLICE":
+        return rewriter.build.slice(inner.inputs[0], _sum(start, inner.attrs["start"]), size)
+    if inner.kind == "CONCAT":
+        return _slice_of_concat(inner, start, size, rewriter)
+    if inner.kind == "PAD":
+        before = inner.attrs["padding"][::2]
+        start = [a - b for a, b in zip(start, before, strict=True)]
+        ends = zip(start, size, inner.inputs[0].shape, strict=True)
+        if all(a >= 0 and a + n <= limit for a, n, limit in ends):
+            return rewriter.build.slice(inner.inputs[0], start, size)
+    return None
+
+
+def _sum(a: list[int], b: list[int]) -> list[int]:
+    return [x + y for x, y in zip(a, b, strict=True)]
+
+
+def _slice_of_concat(concat: Op, start: list[int], size: list[int], rewriter: Rewriter) -> Value | None:
+    axis, offset = concat.attrs["axis"], 0
+    for value in concat.inputs:
+        end = offset + value.shape[axis]
+        if offset <= start[axis] and start[axis] + size[axis] <= end:
+            start[axis] -= offset
+            return rewriter.build.slice(value, start, size)
+        offset = end
+    return None
+
+
+def merge_concat(op: Op, rewriter: Rewriter) -> Value | None:
+    """CONCAT of CONCATs is one; neighbouring SLICEs of one value are one SLICE."""
+    axis = op.attrs["axis"]
+    parts: list[Value] = []
+    for value in op.inputs:
+        inner = producer(value, "CONCAT")
+        nested = inner is not None and inner.attrs["axis"] == axis and rewriter.single_use(value)
+        for part in inner.inputs if inner is not None and nested else (value,):
+            joined = _join_slices(parts[-1], part, axis, rewriter) if parts else None
+            parts = [*parts[:-1], joined] if joined is not None else [*parts, part]
+    if parts == op.inputs and len(parts) > 1:
+        return None
+    return rewriter.build.concat(parts, axis)
+
+
+def _join_slices(a: Value, b: Value, axis: int, rewriter: Rewriter) -> Value | None:
+    """The one SLICE that gives ``a`` followed by ``b`` along ``axis``."""
+    first, second = producer(a, "SLICE"), producer(b, "SLICE")
+    if first is None or second is None or first.inputs[0] is not second.inputs[0]:
+        return None
+    start, size = list(first.attrs["start"]), list(first.attrs["size"])
+    expected = [*start]
+    expected[axis] += size[axis]
+    same = all(dim == axis or n == size[dim] for dim, n in enumerate(second.attrs["size"]))
+    if list(second.attrs["start"]) != expected or not same:
+        return None
+    size[axis] += second.attrs["size"][axis]
+    return rewriter.build.slice(first.inputs[0], start, size)
+
+
+def merge_pad(op: Op, rewriter: Rewriter) -> Value | None:
+    """PAD of nothing; PAD of a PAD with the same value."""
+    source, padding = op.inputs[0], list(op.attrs["padding"])
+    if not any(padding):
+        return source
+    inner = producer(source, "PAD")
+    if inner is None or inner.attrs["pad_const"] != op.attrs["pad_const"] or not rewriter.single_use(source):
+        return None
+    padding = _sum(padding, inner.attrs["padding"])
+    pairs = list(zip(padding[::2], padding[1::2], strict=True))
+    return rewriter.build.pad(inner.inputs[0], pairs, op.attrs["pad_const"])
+
+
+def merge_tile(op: Op, rewriter: Rewriter) -> Value | None:
+    """TILE of a TILE, and TILE by 1."""
+    source, multiples = op.inputs[0], op.attrs["multiples"]
+    inner = producer(source, "TILE")
+    if inner is not None and rewriter.single_use(source):
+        total = [a * b for a, b in zip(multiples, inner.attrs["multiples"], strict=True)]
+        return rewriter.build.tile(inner.inputs[0], total)
+    return source if all(multiple == 1 for multiple in multiples) else None
+
+
+def tile_to_broadcast(op: Op, rewriter: Rewriter) -> Value | None:
+    """An elementwise operator repeats dimensions of size 1 itself."""
+    inputs = list(op.inputs)
+    for i, value in enumerate(op.inputs):
+        tile = producer(value, "TILE")
+        if tile is not None and all(n == 1 or m == 1 for n, m in _sizes(tile)):
+            inputs[i] = tile.inputs[0]
+            if np.broadcast_shapes(*(v.shape for v in inputs)) != op.output.shape:
+                inputs[i] = value
+    if inputs == op.inputs:
+        return None
+    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+
+
+def _sizes(tile: Op) -> list[tuple[int, int]]:
+    return list(zip(tile.inputs[0].shape, tile.attrs["multiples"], strict=True))
+
+
+def drop_identity(op: Op, rewriter: Rewriter) -> Value | None:
+    """IDENTITY, and CAST to the type that is there."""
+    return op.inputs[0] if op.output.dtype is op.inputs[0].dtype else None
+
+
+def drop_unit_reduction(op: Op, rewriter: Rewriter) -> Value | None:
+    """A reduction over one element."""
+    return op.inputs[0] if op.inputs[0].shape[op.attrs["axis"]] == 1 else None
+
+
+RULES: dict[str, list[Rule]] = {
+    "RESHAPE": [reshape_of_reshape],
+    "SLICE": [merge_slice],
+    "CONCAT": [merge_concat],
+    "PAD": [merge_pad],
+    "TILE": [merge_tile],
+    "IDENTITY": [drop_identity],
+    "CAST": [drop_identity],
+    **{f"REDUCE_{kind}": [drop_unit_reduction] for kind in "ALL ANY MAX MIN PRODUCT SUM".split()},
+    "REVERSE": [drop_unit_reduction],
+}
+for _kind in ELEMENTWISE:
+    RULES[_kind] = [*RULES.get(_kind, ()), *([tile_to_broadcast] if _kind in BINARY else ()), sink_reshape]

@@ -1,0 +1,17 @@
+"""What the flatbuffer wants of a graph's results."""
+
+from __future__ import annotations
+
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Value
+
+
+def make_outputs_distinct(graph: Graph, target: Target) -> None:
+    """Every output is the result of its own operator: inputs, constants and repeated values pass an IDENTITY."""
+    build = Builder(graph, target)
+    seen: set[Value] = set()
+    for i, value in enumerate(graph.outputs):
+        if value.producer is None or value in seen:
+            graph.outputs[i] = build.emit("IDENTITY", (value,), value.shape, value.dtype)
+        seen.add(graph.outputs[i])

@@ -1,0 +1,93 @@
+"""The sweep that local rules run in: one walk over the graph, every operator offered to the rules for its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Op, Value
+
+#: Result type and shape equal those of the first data operand's broadcast; attributes do not name dimensions.
+UNARY = frozenset(
+    "CLAMP ERF SIGMOID TANH TABLE ABS BITWISE_NOT CEIL CLZ COS EXP FLOOR LOG LOGICAL_NOT NEGATE RECIPROCAL RSQRT "
+    "SIN CAST RESCALE IDENTITY".split()
+)
+BINARY = frozenset(
+    "ADD ARITHMETIC_RIGHT_SHIFT BITWISE_AND BITWISE_OR BITWISE_XOR INTDIV LOGICAL_AND LOGICAL_LEFT_SHIFT "
+    "LOGICAL_RIGHT_SHIFT LOGICAL_OR LOGICAL_XOR MAXIMUM MINIMUM MUL POW SUB SELECT EQUAL GREATER "
+    "GREATER_EQUAL".split()
+)
+ELEMENTWISE = UNARY | BINARY
+
+
+class Rewriter:
+    """What a rule may ask about the graph, and the builder that it writes with."""
+
+    def __init__(self, graph: Graph, target: Target) -> None:
+        self.build = Builder(graph, target)
+        self._users = graph.users()
+        self._outputs = set(graph.outputs)
+
+    def users(self, value: Value) -> list[Op] | None:
+        """Operators that read ``value``, or did when the sweep began; None when it leaves the graph or is new."""
+        return None if value in self._outputs else self._users.get(value)
+
+    def single_use(self, value: Value) -> bool:
+        """Whether exactly one operator reads ``value``; False when that is not known in this sweep."""
+        users = self.users(value)
+        return users is not None and len(users) == 1
+
+    def replaced(self, old: Value, new: Value) -> None:
+        """Readers of ``old`` read ``new`` from now on."""
+        if old in self._outputs:
+            self._outputs.add(new)
+        self._users[new] = self._users.get(new, []) + self._users.get(old, [])
+
+
+#: Gives the value that replaces the operator's result, or None to leave the operator as it is.
+Rule = Callable[[Op, Rewriter], Value | None]
+Rules = Mapping[str, Sequence[Rule]]
+
+
+def producer(value: Value, kind: str) -> Op | None:
+    """The operator that made ``value`` if it is of this kind."""
+    op = value.producer
+    return op if op is not None and op.kind == kind else None
+
+
+def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
+    """Offer every operator, in execution order, to ``rules[kind]``; True if anything was replaced.
+
+    What a rule wrote before it gave None, or before the target refused an operator, is dead and removed.
+    """
+    graph.remove_dead()
+    rewriter = Rewriter(graph, target)
+    old, graph.ops = graph.ops, []
+    replaced: dict[Value, Value] = {}
+    for op in old:
+        op.inputs = [replaced.get(value, value) for value in op.inputs]
+        rewriter.build.origin = op.origin
+        result = _first(rules.get(op.kind, ()), op, rewriter)
+        if result is None:
+            graph.ops.append(op)
+        else:
+            assert (result.shape, result.dtype) == (op.output.shape, op.output.dtype), f"{op!r} became {result!r}"
+            replaced[op.output] = result
+            rewriter.replaced(op.output, result)
+    graph.outputs = [replaced.get(value, value) for value in graph.outputs]
+    if replaced:
+        graph.remove_dead()
+    return bool(replaced)
+
+
+def _first(rules: Sequence[Rule], op: Op, rewriter: Rewriter) -> Value | None:
+    for rule in rules:
+        try:
+            result = rule(op, rewriter)
+        except Unsupported:
+            continue
+        if result is not None:
+            return result
+    return None

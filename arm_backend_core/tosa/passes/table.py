@@ -1,0 +1,108 @@
+"""Chains of elementwise operators on one int8 tensor become one TABLE, evaluated on all 256 values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import DType, Graph, Op, Value
+from arm_backend_core.tosa.passes.evaluate import Array, evaluate
+from arm_backend_core.tosa.passes.rewrite import ELEMENTWISE
+
+_GRID = np.arange(-128, 128).astype(np.int8)
+
+
+def compose_tables(graph: Graph, target: Target) -> None:
+    """Replace int8 -> ... -> int8 by a TABLE where that removes at least two operators.
+
+    The chain may branch and join (x * sigmoid(x)) and may read constants of one element. The result is exact: it is
+    what the chain itself gives for each of the 256 inputs.
+    """
+    finder = _Chains(graph)
+    build = Builder(graph, target)
+    ops, graph.ops = graph.ops, []
+    for op in ops:
+        table = finder.table(op)
+        if table is None:
+            graph.ops.append(op)
+            continue
+        root, entries = table
+        build.origin = op.origin
+        try:
+            result = build.table(root, entries)
+        except Unsupported:
+            graph.ops.append(op)
+            continue
+        # Keep the value, change its producer: readers need no update.
+        graph.ops[-1].output = op.output
+        op.output.producer = graph.ops[-1]
+        assert result.shape == op.output.shape
+    graph.remove_dead()
+
+
+class _Chains:
+    def __init__(self, graph: Graph) -> None:
+        self.users = graph.users()
+        self.outputs = set(graph.outputs)
+        self.roots: dict[Value, Value | None] = {}
+        for op in graph.ops:
+            self.roots[op.output] = self._root(op)
+
+    def _root(self, op: Op) -> Value | None:
+        """The int8 value that the result is a function of, element by element."""
+        if op.kind not in ELEMENTWISE or op.attrs.get("per_channel") or op.output.dtype.is_float:
+            return None
+        roots = {self._source(value) for value in op.inputs if value.data is None}
+        constants = all(value.size == 1 for value in op.inputs if value.data is not None)
+        root = roots.pop() if len(roots) == 1 else None
+        return root if constants and root is not None and root.shape == op.output.shape else None
+
+    def _source(self, value: Value) -> Value | None:
+        root = self.roots.get(value)
+        return root if root is not None else value if value.dtype is DType.INT8 else None
+
+    def table(self, op: Op) -> tuple[Value, Array] | None:
+        """Root and entries for an operator that ends a chain worth replacing."""
+        root = self.roots.get(op.output)
+        if root is None or op.output.dtype is not DType.INT8 or self._continues(op, root):
+            return None
+        chain = list(self._chain(op, root, set()))
+        inside = {member.output for member in chain}
+        removed = [m for m in chain if m is op or self._read_within(m.output, chain)]
+        if len(removed) < 2 or root in inside:
+            return None
+        entries = self._evaluate(chain, root)
+        return None if entries is None else (root, entries)
+
+    def _continues(self, op: Op, root: Value) -> bool:
+        """Whether every reader belongs to the same chain and goes on to int8: then the later end is the better one."""
+        users = self.users.get(op.output, [])
+        if op.output in self.outputs or not users:
+            return False
+        return all(u.output.dtype is DType.INT8 and self.roots.get(u.output) is root for u in users)
+
+    def _chain(self, op: Op, root: Value, seen: set[Op]) -> Iterator[Op]:
+        """Operators between ``root`` and ``op``, in execution order."""
+        seen.add(op)
+        for value in op.inputs:
+            inner = value.producer
+            if value is not root and inner is not None and inner not in seen:
+                yield from self._chain(inner, root, seen)
+        yield op
+
+    def _read_within(self, value: Value, chain: list[Op]) -> bool:
+        return value not in self.outputs and all(user in chain for user in self.users.get(value, []))
+
+    def _evaluate(self, chain: list[Op], root: Value) -> Array | None:
+        known: dict[Value, Array] = {root: _GRID}
+        for op in chain:
+            arrays = [v.data.reshape(-1) if v.data is not None else known[v] for v in op.inputs]
+            result = evaluate(op, arrays)
+            if result is None:
+                return None
+            known[op.output] = np.broadcast_to(result, _GRID.shape)
+        return known[chain[-1].output]

@@ -1,0 +1,109 @@
+"""TOSA graph -> TOSA 1.0.0 flatbuffer."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+from arm_backend_core.tosa.graph import DType, Graph, Op, Value
+from arm_backend_core.tosa.signatures import SIGNATURES
+
+
+def serialize(graph: Graph) -> bytes:
+    """Write ``graph``; inputs and outputs keep their order.
+
+    Constants that are equal to the bit are written once.
+    """
+    return _Writer(graph).write()
+
+
+class _Writer:
+    def __init__(self, graph: Graph) -> None:
+        import tosa_serializer
+
+        self.ts = tosa_serializer
+        self.graph = graph
+        # The default would be the 1.1 draft, which neither Vela nor the model converter takes.
+        self.out = tosa_serializer.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
+        self.tensors: dict[Value, Any] = {}
+        self.constants: dict[tuple[Any, ...], str] = {}
+        self.shapes: dict[tuple[int, ...], str] = {}
+        self.kept: list[np.ndarray[Any, Any]] = []  # alive, so that an id stands for one array
+
+    def write(self) -> bytes:
+        for value in self.graph.inputs:
+            tensor = self.ts.TosaSerializerTensor(value.name, list(value.shape), self._dtype(value.dtype))
+            self.out.addInputTensor(tensor)
+            self.tensors[value] = tensor
+        for op in self.graph.ops:
+            self._operator(op)
+        for value in self.graph.outputs:
+            self.out.addOutputTensor(self.tensors[value])
+        return bytes(self.out.serialize())
+
+    def _dtype(self, dtype: DType) -> Any:
+        return getattr(self.ts.DType, dtype.name)
+
+    def _operator(self, op: Op) -> None:
+        signature = SIGNATURES[op.kind]
+        operands = [self._data(value) for value in op.inputs]
+        operands += [self._constant_operand(op, name, how) for name, how in signature.operands]
+        attribute = self.ts.TosaSerializerAttribute()
+        getattr(attribute, signature.attribute + "Attribute")(*(self._field(op, name) for name in signature.fields))
+        result = self.out.addIntermediate(list(op.output.shape), self._dtype(op.output.dtype))
+        self.tensors[op.output] = result
+        self.out.addOperator(getattr(self.ts.Op, op.kind), operands, [result.name], attribute)
+
+    def _data(self, value: Value) -> str:
+        if value.data is None:
+            name: str = self.tensors[value].name
+            return name
+        return self._const(value.data, value.dtype)
+
+    def _constant_operand(self, op: Op, name: str, how: str) -> str:
+        attr = op.attrs[name]
+        if how == "shape":
+            return self._shape(tuple(int(v) for v in attr))
+        data = np.atleast_1d(np.asarray(attr))
+        if how == "multiplier":
+            return self._const(data, DType.INT32 if op.attrs["scale32"] else DType.INT16)
+        if how in ("input0", "input1", "output"):
+            value = op.output if how == "output" else op.inputs[int(how[-1])]
+            return self._const(data, value.dtype)
+        return self._const(data, DType(how))
+
+    def _const(self, data: np.ndarray[Any, Any], dtype: DType) -> str:
+        data = np.ascontiguousarray(data, dtype=dtype.numpy)
+        key = (data.shape, dtype, data.tobytes() if data.nbytes <= 4096 else id(data))
+        if key not in self.constants:
+            self.constants[key] = self.out.addConst(list(data.shape), self._dtype(dtype), data).name
+            self.kept.append(data)
+        return self.constants[key]
+
+    def _shape(self, values: tuple[int, ...]) -> str:
+        if values not in self.shapes:
+            self.shapes[values] = self.out.addConst([len(values)], self.ts.DType.SHAPE, list(values)).name
+        return self.shapes[values]
+
+    def _field(self, op: Op, name: str) -> Any:
+        value = op.attrs[name]
+        if isinstance(value, DType):
+            return self._dtype(value)
+        if name == "nan_mode":
+            return getattr(self.ts.NanPropagationMode, value)
+        if name == "rounding_mode":
+            return getattr(self.ts.RoundingMode, value)
+        if name == "mode":
+            return getattr(self.ts.ResizeMode, value)
+        if name in ("min_val", "max_val"):
+            return list(_scalar_bytes(value, op.output.dtype))
+        return value
+
+
+def _scalar_bytes(value: float, dtype: DType) -> bytes:
+    """CLAMP's bounds are stored as little-endian bytes of the element type."""
+    if dtype is DType.BF16:
+        return struct.pack("<f", value)[2:]
+    return np.asarray(value, dtype=dtype.numpy).tobytes()

@@ -1,0 +1,7 @@
+"""Entry point of ``python -m arm_recipes``."""
+
+import sys
+
+from arm_recipes.cli import main
+
+sys.exit(main())

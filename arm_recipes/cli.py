@@ -1,0 +1,91 @@
+"""The command line: ``python -m arm_recipes``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from executorch.export import ExportRecipe
+
+from arm_recipes import options
+from arm_recipes.export import export
+from arm_recipes.messages import ArmRecipesWarning, ExportError
+from arm_recipes.recipe_types import ArmRecipeType
+from arm_recipes.result import check_writable
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns:
+        0: done; 1: the export failed; 2: the arguments are wrong (also how argparse exits).
+    """
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.command == "recipes":
+        print(_recipes())
+        return 0
+    from arm_backend_core.errors import ArmBackendError
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", ArmRecipesWarning)
+        warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+        try:
+            output = given.output or given.model.with_suffix(".pte")
+            check_writable(output)
+            chosen = {name: getattr(given, name) for name in options.OPTIONS if hasattr(given, name)}
+            recipe = ExportRecipe.get_recipe(ArmRecipeType[given.recipe], **chosen)
+            result = export(given.model, recipe, output=output)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except (ArmBackendError, ExportError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    print(json.dumps(result.report.to_dict(), indent=2) if given.json else result.report)
+    print(f"wrote {output}", file=sys.stderr)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="arm_recipes", description="Compile PyTorch programs for Arm targets."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("recipes", help="list the recipes and their options")
+    one = commands.add_parser(
+        "export",
+        help="compile a program that torch.export.save wrote",
+        description="Compile a program. Quantizing recipes calibrate with the inputs saved in it.",
+        argument_default=argparse.SUPPRESS,
+    )
+    one.add_argument("model", type=Path, help="file written by torch.export.save")
+    one.add_argument(
+        "--recipe", required=True, choices=[recipe.name for recipe in ArmRecipeType], metavar="NAME"
+    )
+    one.add_argument("-o", "--output", type=Path, default=None, help="default: the model's name with .pte")
+    one.add_argument("--json", action="store_true", default=False, help="print the report as JSON")
+    one.add_argument("--macs", type=int)
+    for name in ("system_config", "memory_mode", "config_ini", "dump_dir"):
+        one.add_argument(_flag(name), help=options.OPTIONS[name].expects)
+    one.add_argument("--extra-flags", action="append", metavar="FLAG", help="for Vela; repeat for more")
+    one.add_argument(
+        "--per-tensor", dest="per_channel", action="store_false", help="one scale per weight tensor"
+    )
+    for name in ("quantized_io", "require_full_delegation"):
+        one.add_argument(_flag(name), action="store_true")
+    return parser
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _recipes() -> str:
+    lines = [f"{recipe.name:<18} {', '.join(options.allowed(recipe))}" for recipe in ArmRecipeType]
+    lines += ["", *(f"{option.name:<24} {option.expects}" for option in options.OPTIONS.values())]
+    return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""``export``: from a model and a recipe to a program for the target, in one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from executorch.export import ExportRecipe, RecipeType
+
+from arm_recipes import inputs
+from arm_recipes.messages import quiet, warn
+from arm_recipes.pipeline import Pipeline
+from arm_recipes.result import ExportResult, check_writable
+
+
+def export(
+    model: Any,
+    recipe: ExportRecipe,
+    example_inputs: Any = None,
+    *,
+    output: str | Path | None = None,
+    dynamic_shapes: Any = None,
+    constant_methods: dict[str, Any] | None = None,
+    strict: bool | None = None,
+    progress: bool = True,
+) -> ExportResult:
+    """Turn a model into a program for the target of ``recipe``.
+
+    The model comes back as it was: weights, buffers, and the training flag of every module.
+
+    Args:
+        model: an ``nn.Module``, a ``GraphModule``, an ``ExportedProgram``, the path of a saved one, or a dict
+            of these by method name. A module in training mode is exported in evaluation mode, with a warning.
+            What is quantized already is not quantized again.
+        recipe: from ``ExportRecipe.get_recipe`` or ``ExportRecipe.combine``.
+        example_inputs: a list of input tuples (or one tuple, or one tensor); for several methods a dict of
+            lists. The first is captured; all of them calibrate, unless the recipe has calibration data. An
+            ``ExportedProgram`` brings its own.
+        output: where to write the ``.pte``; checked before any work starts.
+        dynamic_shapes: as ``torch.export.export`` takes them; refused unless the recipe has another backend.
+        constant_methods: values that the program returns by name.
+        strict: how ``torch.export`` captures. None: without ``strict``, and with it if that fails.
+        progress: show a progress bar if standard error is a terminal.
+
+    Returns:
+        the program and its report.
+
+    Raises:
+        ValueError: the model's inputs, the dynamic shapes or the output path cannot be used.
+        TypeError: ``model`` or ``recipe`` is something else.
+        ExportError: the model raises while it is traced; names the module and the line.
+        ArmBackendError: compilation failed, or ``require_full_delegation`` found operators on the CPU.
+    """
+    _check_recipe(recipe)
+    if output is not None:
+        check_writable(output)
+    models = inputs.models_by_method(model)
+    if _only_arm(recipe):
+        inputs.check_static(models, dynamic_shapes)
+    examples = inputs.examples_by_method(example_inputs, models)
+
+    from arm_backend_core import events
+
+    pipeline = Pipeline(
+        recipe,
+        models,
+        examples,
+        dynamic_shapes=dynamic_shapes,
+        constant_methods=constant_methods,
+        strict=strict,
+        progress=progress,
+    )
+    notes = []
+    with quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
+        if training:
+            which = ", ".join(f"'{method}'" for method in training)
+            notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")
+            warn(notes[0])
+        pipeline.run()
+    result = pipeline.result(log.rejected, notes)
+    if output is not None:
+        result.save(output)
+    return result
+
+
+def _check_recipe(recipe: Any) -> None:
+    if isinstance(recipe, RecipeType):
+        raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")
+    if not isinstance(recipe, ExportRecipe):
+        order = "the order is export(model, recipe, example_inputs)"
+        raise TypeError(f"recipe must be an ExportRecipe, got {type(recipe).__name__}; {order}")
+
+
+def _only_arm(recipe: ExportRecipe) -> bool:
+    partitioners = (recipe.lowering_recipe.partitioners if recipe.lowering_recipe else None) or []
+    if isinstance(partitioners, dict):
+        partitioners = [partitioner for group in partitioners.values() for partitioner in group]
+    modules = [type(partitioner).__module__ for partitioner in partitioners]
+    return bool(modules) and all(module.startswith("arm_backend_core.") for module in modules)

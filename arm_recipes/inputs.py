@@ -1,0 +1,164 @@
+"""What users may give to ``export`` as model and example inputs, brought into one form and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+Model = torch.nn.Module | ExportedProgram
+#: Method name -> input tuples. The first is captured, all of them calibrate.
+Examples = dict[str, list[tuple[Any, ...]]]
+
+
+def models_by_method(model: Any) -> dict[str, Model]:
+    """Models by method name; a single one is 'forward', a path is loaded.
+
+    Raises:
+        ValueError: no such file, not a saved program, or no method.
+        TypeError: something that is not a model.
+    """
+    given = model if isinstance(model, Mapping) else {"forward": model}
+    if not given:
+        raise ValueError("model: the dict of methods is empty")
+    return {method: _model(method, value) for method, value in given.items()}
+
+
+def _model(method: Any, value: Any) -> Model:
+    if not isinstance(method, str) or not method.isidentifier():
+        raise ValueError(f"model: method name {method!r} is not an identifier")
+    if isinstance(value, (str, Path)):
+        return _load(Path(value))
+    if isinstance(value, type) and issubclass(value, torch.nn.Module):
+        raise TypeError(f"model: got the class {value.__name__}; pass an instance")
+    if not isinstance(value, (torch.nn.Module, ExportedProgram)):
+        raise TypeError(
+            "model: must be an nn.Module, an ExportedProgram, a path to a saved one, or a dict of them by "
+            f"method name; got {type(value).__name__}"
+        )
+    return value
+
+
+def _load(path: Path) -> ExportedProgram:
+    if not path.is_file():
+        raise ValueError(f"model: there is no file '{path}'")
+    try:
+        return torch.export.load(str(path))
+    except Exception as error:
+        raise ValueError(
+            f"model: '{path}' is not a program saved by torch.export.save ({type(error).__name__}: {error})"
+        ) from error
+
+
+def examples_by_method(example_inputs: Any, models: Mapping[str, Model]) -> Examples:
+    """Example inputs as lists of tuples by method; exported programs fall back on their own.
+
+    Raises:
+        ValueError: a method has none, or one is not a tuple of (containers of) tensors.
+    """
+    given = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
+    if not isinstance(example_inputs, Mapping) and example_inputs is not None:
+        if len(models) > 1:
+            raise ValueError(f"example_inputs: give a dict of lists of input tuples for {_names(models)}")
+        given = {next(iter(models)): example_inputs}
+    unknown = [method for method in given if method not in models]
+    if unknown:
+        raise ValueError(f"example_inputs: no method '{unknown[0]}' in the model; it has {_names(models)}")
+    return {method: _examples(method, model, given.get(method)) for method, model in models.items()}
+
+
+def _names(models: Mapping[str, Model]) -> str:
+    return ", ".join(f"'{method}'" for method in models)
+
+
+def _examples(method: str, model: Model, given: Any) -> list[tuple[Any, ...]]:
+    if given is None and isinstance(model, ExportedProgram) and model.example_inputs is not None:
+        args, kwargs = model.example_inputs
+        if kwargs:
+            raise ValueError(
+                f"method '{method}' was captured with keyword inputs ({', '.join(kwargs)}); "
+                "capture it with positional ones: a .pte has no names for inputs"
+            )
+        given = [args]
+    if given is None:
+        raise ValueError(
+            f"example_inputs is missing for method '{method}': give a list of input tuples, [(x,)]"
+        )
+    samples = _samples(given)
+    if not samples:
+        raise ValueError(f"example_inputs of method '{method}' is empty: give a list of input tuples, [(x,)]")
+    for index, sample in enumerate(samples):
+        if not isinstance(sample, tuple):
+            raise ValueError(
+                f"example_inputs[{index}] of method '{method}' must be a tuple of the model's inputs, "
+                f"got {type(sample).__name__}"
+            )
+        for path, leaf in pytree.tree_flatten_with_path(sample)[0]:
+            if not isinstance(leaf, torch.Tensor):
+                raise ValueError(
+                    f"example_inputs[{index}]{pytree.keystr(path)} of method '{method}' is {leaf!r} "
+                    f"({type(leaf).__name__}); only tensors can be inputs of a compiled program: "
+                    "make it a tensor, or fix it in a wrapper module"
+                )
+    return samples
+
+
+def _samples(given: Any) -> list[Any]:
+    if isinstance(given, torch.Tensor):
+        return [(given,)]
+    if isinstance(given, tuple) and not all(isinstance(item, tuple) for item in given):
+        return [given]
+    if not isinstance(given, Sequence):
+        raise ValueError(f"example_inputs must be a list of input tuples, [(x,)]; got {type(given).__name__}")
+    return list(given)
+
+
+def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
+    """Refuse dynamic shapes, for recipes whose every partitioner compiles for fixed shapes.
+
+    Raises:
+        ValueError: dynamic shapes are asked for, or a program has a symbolic dimension.
+    """
+    advice = "Arm targets are compiled for fixed shapes; export a program (or a method) for each size"
+    if dynamic_shapes:
+        raise ValueError(f"dynamic_shapes={dynamic_shapes!r}: {advice}")
+    for method, model in models.items():
+        if not isinstance(model, ExportedProgram):
+            continue
+        for node in model.graph.nodes:
+            value = node.meta.get("val") if node.op == "placeholder" else None
+            if isinstance(value, torch.Tensor) and any(not isinstance(size, int) for size in value.shape):
+                what = f"input '{node.name}' of method '{method}'"
+                raise ValueError(
+                    f"{what} has the dynamic shape [{', '.join(map(str, value.shape))}]: {advice}"
+                )
+
+
+@contextmanager
+def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
+    """Put every module in evaluation mode; the training flags are restored, module by module, at the end.
+
+    Yields:
+        the methods whose model was in training mode.
+    """
+    flags: list[tuple[torch.nn.Module, bool]] = []
+    training = []
+    for method, model in models.items():
+        if isinstance(model, ExportedProgram):
+            continue
+        modules = list(model.modules())
+        flags += [(module, module.training) for module in modules]
+        if any(module.training for module in modules) and not isinstance(model, torch.fx.GraphModule):
+            training.append(method)
+    try:
+        for module, _ in flags:
+            module.training = False
+        yield training
+    finally:
+        for module, flag in flags:
+            module.training = flag

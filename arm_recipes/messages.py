@@ -1,0 +1,80 @@
+"""Warnings and errors of this package, and silence for those of others while an export runs."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+#: Packages whose warnings and log lines tell a user nothing that can be acted on.
+_THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy", "copyreg", "onnx")
+_MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
+
+
+class ArmRecipesWarning(UserWarning):
+    """Something that the user should know about an export that goes on."""
+
+
+class ExportError(RuntimeError):
+    """The model could not be captured. ``__cause__`` is the original exception."""
+
+
+def warn(message: str) -> None:
+    """Issue an ``ArmRecipesWarning`` that points at the user's line.
+
+    ExecuTorch's own ``export`` calls us from deep inside its stages, so the first frame that belongs neither
+    to this package nor to a library is looked up instead of counting stack levels.
+    """
+    frame = sys._getframe(1)
+    inside = (*_THIRD_PARTY, "arm_recipes", "arm_backend_core", "contextlib")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in inside:
+        frame = frame.f_back
+    warnings.warn_explicit(
+        message,
+        ArmRecipesWarning,
+        filename=frame.f_code.co_filename,
+        lineno=frame.f_lineno,
+        module=frame.f_globals.get("__name__"),
+        registry=frame.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+class _NotThirdParty(logging.Filter):
+    """Drop what third parties log, errors too: they raise what matters, and torch logs its whole traceback.
+
+    ExecuTorch logs to the root logger, so the file decides as well as the name.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.name.split(".")[0] in _THIRD_PARTY:
+            return False
+        return not any(f"/site-packages/{name}/" in record.pathname for name in _THIRD_PARTY)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence warnings and log lines of third parties inside the block; filters and handlers are restored.
+
+    Warnings that the user's own modules or this package issue still appear.
+    """
+    with warnings.catch_warnings(), ExitStack() as undo:
+        warnings.filterwarnings("ignore", module=_MODULES)
+        root = logging.getLogger()
+        # Without a handler, logging.info() in ExecuTorch would install one for the rest of the process.
+        if not root.handlers:
+            null = logging.NullHandler()
+            root.addHandler(null)
+            undo.callback(root.removeHandler, null)
+        # torch gives many of its loggers handlers of their own.
+        names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _THIRD_PARTY]
+        loggers = [root, *map(logging.getLogger, names)]
+        handlers = {handler for logger in loggers for handler in logger.handlers}
+        if logging.lastResort is not None:
+            handlers.add(logging.lastResort)
+        keep = _NotThirdParty()
+        for handler in handlers:
+            handler.addFilter(keep)
+            undo.callback(handler.removeFilter, keep)
+        yield

@@ -1,0 +1,160 @@
+"""Keyword arguments of the recipes: one table of their types, allowed values and recipes."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from arm_recipes.recipe_types import ArmRecipeType
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword argument of ``ExportRecipe.get_recipe``.
+
+    Attributes:
+        group: "all", "int" (quantizing recipes) or "ethos-u".
+        expects: the accepted values in words, for error messages and the command line.
+        problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
+        default: value when the argument is not given; None means "the target's default".
+    """
+
+    name: str
+    group: str
+    expects: str
+    problem: Callable[[Any], str | None]
+    default: Any = None
+
+
+def _is_bool(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "not a bool"
+
+
+def _is_macs(value: Any) -> str | None:
+    # bool is a subclass of int; macs=True is a mistake, not one MAC.
+    if isinstance(value, bool) or not isinstance(value, int):
+        return "not an int"
+    return None if value > 0 else "not positive"
+
+
+def _is_name(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        return "not a str"
+    return None if value.strip() else "empty"
+
+
+def _is_flags(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return f"a single str; write extra_flags=[{value!r}]"
+    if not isinstance(value, (list, tuple)) or not all(isinstance(flag, str) for flag in value):
+        return "not a list of str"
+    return None
+
+
+def _is_ini(value: Any) -> str | None:
+    if value is None or isinstance(value, (str, Path)):
+        return None
+    return "not a path"
+
+
+def _is_directory(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, Path)):
+        return "not a path"
+    path = Path(value).absolute()
+    # The directory may not exist yet; nothing is created here, so ask the nearest folder that exists.
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        return f"'{existing}' is not a directory"
+    return None if os.access(existing, os.W_OK) else f"'{existing}' cannot be written"
+
+
+def _is_calibration(value: Any) -> str | None:
+    if value is None or callable(value):
+        return None
+    if isinstance(value, torch.Tensor):
+        return "a single tensor; write calibration=[(tensor,)]"
+    if isinstance(value, Mapping):
+        return "a dict; give samples per method to export() as example_inputs={'method': [...]}"
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        return "not iterable"
+    if isinstance(value, Sized) and len(value) == 0:
+        return "it has no samples"
+    return None
+
+
+_CALIBRATION = "an iterable (list, DataLoader, ...), or a callable returning one, of tuples of input tensors"
+
+OPTIONS: dict[str, Option] = {
+    option.name: option
+    for option in (
+        Option("macs", "ethos-u", "an int that the family has", _is_macs),
+        Option("system_config", "ethos-u", "the name of a [System_Config] in the .ini", _is_name),
+        Option("memory_mode", "ethos-u", "the name of a [Memory_Mode] in the .ini", _is_name),
+        Option("extra_flags", "ethos-u", "a list of Vela command line flags", _is_flags),
+        Option("config_ini", "ethos-u", "the path of a Vela .ini file", _is_ini),
+        Option("per_channel", "int", "a bool", _is_bool, default=True),
+        Option("calibration", "int", _CALIBRATION, _is_calibration),
+        Option("quantized_io", "int", "a bool", _is_bool, default=False),
+        Option("require_full_delegation", "all", "a bool", _is_bool, default=False),
+        Option("dump_dir", "all", "a directory for intermediate artefacts", _is_directory),
+    )
+}
+
+
+def groups(recipe: ArmRecipeType) -> frozenset[str]:
+    """Groups of options that a recipe takes."""
+    names = {"all"}
+    if not recipe.name.endswith("_FP"):
+        names.add("int")
+    if recipe.name.startswith("ETHOSU"):
+        names.add("ethos-u")
+    return frozenset(names)
+
+
+def allowed(recipe: ArmRecipeType) -> list[str]:
+    """Names of the options that a recipe takes, in the order of the table."""
+    return [option.name for option in OPTIONS.values() if option.group in groups(recipe)]
+
+
+def check(recipe: ArmRecipeType, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a recipe, defaults filled in.
+
+    Raises:
+        ValueError: an argument is unknown to the recipe (names the nearest one), or a value is not accepted.
+    """
+    names = allowed(recipe)
+    for name, value in given.items():
+        if name not in names:
+            raise ValueError(_unknown(recipe, name, names))
+        problem = OPTIONS[name].problem(value)
+        if problem is not None:
+            expects = OPTIONS[name].expects
+            raise ValueError(f"{recipe.name}: {name} must be {expects}; got {_short(value)}: {problem}")
+    return {name: given.get(name, OPTIONS[name].default) for name in names}
+
+
+def _unknown(recipe: ArmRecipeType, name: str, names: list[str]) -> str:
+    if name in OPTIONS:
+        kind = {"ethos-u": "Ethos-U recipes", "int": "quantizing recipes"}[OPTIONS[name].group]
+        hint = f"; it belongs to {kind}"
+    else:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"{recipe.name}: unknown argument '{name}'{hint} (allowed: {', '.join(names)})"
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, torch.Tensor) else f"tensor of shape {tuple(value.shape)}"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,230 @@
+"""Run the stages of a recipe: ExecuTorch's, with the two that capture the model replaced by faster ones."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from executorch.exir import EdgeProgramManager
+from executorch.export import ExportRecipe, LoweringRecipe, QuantizationRecipe, StageType
+from executorch.export.stages import (
+    EdgeProgramManagerTransformStage,
+    EdgeTransformAndLowerStage,
+    ExecutorchStage,
+    PipelineArtifact,
+    SourceTransformStage,
+    Stage,
+    ToBackendStage,
+    ToEdgeStage,
+)
+from torch.export import ExportedProgram
+
+from arm_recipes import report
+from arm_recipes.host import HostMethod
+from arm_recipes.inputs import Examples, Model
+from arm_recipes.messages import warn
+from arm_recipes.result import ExportResult
+from arm_recipes.stages.capture import Capture, FastTorchExportStage
+from arm_recipes.stages.quantization import FastQuantizeStage
+
+if TYPE_CHECKING:
+    from arm_backend_core.events import Rejected
+
+
+class Progress:
+    """A progress bar over the stages, and one over calibration samples while they run.
+
+    Args:
+        shown: False, or a standard error that is not a terminal, shows nothing.
+    """
+
+    def __init__(self, shown: bool) -> None:
+        self.shown = shown and sys.stderr.isatty()
+        self.samples: int | None = None
+
+    def stages(self, stages: list[StageType]) -> Iterable[StageType]:
+        """The stages, one after the other; the bar names the one that runs."""
+        if not self.shown:
+            yield from stages
+            return
+        from tqdm import tqdm
+
+        with tqdm(
+            total=len(stages), leave=False, bar_format="{desc:<40} {n_fmt}/{total_fmt} |{bar}| {elapsed}"
+        ) as bar:
+            for stage in stages:
+                bar.set_description_str(stage.value.replace("_", " "))
+                yield stage
+                bar.update()
+
+    def calibration(self, samples: Iterable[Any], what: str) -> Iterable[Any]:
+        """The samples, counted."""
+        if self.shown:
+            from tqdm import tqdm
+
+            samples = tqdm(samples, desc=what, leave=False, unit="sample")
+        self.samples = 0
+        for sample in samples:
+            yield sample
+            self.samples += 1
+
+
+class Pipeline:
+    """One run of a recipe."""
+
+    def __init__(
+        self,
+        recipe: ExportRecipe,
+        models: Mapping[str, Model],
+        examples: Examples,
+        *,
+        dynamic_shapes: Any,
+        constant_methods: dict[str, Any] | None,
+        strict: bool | None,
+        progress: bool,
+    ) -> None:
+        self._recipe = recipe
+        self._progress = Progress(progress)
+        # A recipe says strict=True also when it says nothing, so only strict=False is taken at its word.
+        self._capture = Capture(strict if strict is not None or recipe.strict else False)
+        if dynamic_shapes is not None and not set(dynamic_shapes) <= set(models):
+            dynamic_shapes = {"forward": dynamic_shapes}
+        self._artifact = PipelineArtifact(
+            dict(models),
+            {
+                "example_inputs": examples,
+                "dynamic_shapes": dynamic_shapes or {},
+                "constant_methods": constant_methods,
+                "export_recipe": recipe,
+            },
+        )
+        self._seconds: dict[str, float] = {}
+        self._notes: list[str] = []
+        self._programs: dict[str, ExportedProgram] = {}
+        self._methods: dict[str, HostMethod] = {}
+        self._tensors: dict[str, tuple[tuple[report.TensorInfo, ...], tuple[report.TensorInfo, ...]]] = {}
+
+    def run(self) -> None:
+        """Run all stages.
+
+        Raises:
+            ValueError: the recipe lists its own stages and they do not end in a program.
+        """
+        stages = list(self._recipe.pipeline_stages or self._default_stages())
+        if stages[-1] is not StageType.TO_EXECUTORCH:
+            raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
+        for kind in self._progress.stages(stages):
+            if kind is StageType.TO_EXECUTORCH:
+                # Emitting the program edits the lowered methods in place.
+                self._snapshot(self._artifact.data)
+            stage = self._stage(kind)
+            start = time.perf_counter()
+            stage.run(self._artifact)
+            self._seconds[kind.value] = time.perf_counter() - start
+            self._artifact = stage.get_artifacts()
+            if kind is StageType.TORCH_EXPORT:
+                self._programs = dict(self._artifact.data)
+                self._warn_about_boundary()
+
+    def result(self, rejected: list[Rejected], notes: list[str]) -> ExportResult:
+        """The program with its report; ``notes`` come before those of the stages."""
+        manager = self._artifact.data
+        methods = []
+        for name, method in self._methods.items():
+            ours, others, boundary, cpu = report.describe_graph(method.graph_module, rejected)
+            quantization = report.describe_quantization(self._programs[name], self._progress.samples)
+            tensors = self._tensors[name]
+            methods.append(report.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization))
+        record = report.Report(
+            recipe=self._recipe.name or "unnamed",
+            methods=tuple(methods),
+            program_bytes=len(manager.buffer),
+            seconds=self._seconds,
+            notes=(*notes, *self._capture.notes, *self._notes),
+        )
+        return ExportResult(record, self._programs, self._methods, manager)
+
+    def _default_stages(self) -> Iterable[StageType]:
+        quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
+        if quantization is not None and quantization.ao_quantization_configs:
+            yield StageType.SOURCE_TRANSFORM
+        if quantization is not None and quantization.quantizers:
+            yield StageType.QUANTIZE
+        yield StageType.TORCH_EXPORT
+        yield StageType.TO_EDGE_TRANSFORM_AND_LOWER
+        if lowering is not None and lowering.edge_manager_transform_passes:
+            yield StageType.EDGE_PROGRAM_MANAGER_TRANSFORM
+        yield StageType.TO_EXECUTORCH
+
+    def _stage(self, kind: StageType) -> Stage:
+        recipe = self._recipe
+        lowering = recipe.lowering_recipe or LoweringRecipe()
+        build: dict[StageType, Callable[[], Stage]] = {
+            StageType.SOURCE_TRANSFORM: lambda: SourceTransformStage(
+                recipe.quantization_recipe, in_place=recipe.source_transform_in_place
+            ),
+            StageType.QUANTIZE: lambda: FastQuantizeStage(
+                recipe.quantization_recipe or QuantizationRecipe(), self._capture, self._progress.calibration
+            ),
+            StageType.TORCH_EXPORT: lambda: FastTorchExportStage(recipe.aten_transform_passes, self._capture),
+            StageType.TO_EDGE_TRANSFORM_AND_LOWER: lambda: EdgeTransformAndLowerStage.from_recipe(lowering),
+            StageType.TO_EDGE: lambda: ToEdgeStage.from_recipe(lowering),
+            StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: lambda: EdgeProgramManagerTransformStage.from_recipe(
+                lowering
+            ),
+            StageType.TO_BACKEND: lambda: ToBackendStage.from_recipe(lowering),
+            StageType.TO_EXECUTORCH: lambda: ExecutorchStage(recipe.executorch_backend_config),
+        }
+        return build[kind]()
+
+    def _warn_about_boundary(self) -> None:
+        for name, program in self._programs.items():
+            nodes = {node.name: node for node in program.graph.nodes}
+            signature = program.graph_signature
+            for side, tensors in (("input", signature.user_inputs), ("output", signature.user_outputs)):
+                for index, tensor in enumerate(tensors):
+                    value = nodes[tensor].meta.get("val") if tensor in nodes else None
+                    if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.float64):
+                        kind = str(value.dtype).removeprefix("torch.")
+                        narrow = {"int64": "int32", "float64": "float32"}[kind]
+                        self._notes.append(
+                            f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not have: "
+                            f"converting it costs an operator on the CPU, which {narrow} would save"
+                        )
+                        warn(self._notes[-1])
+
+    def _snapshot(self, manager: EdgeProgramManager) -> None:
+        published = manager._config_methods or {}
+        for name in self._programs or sorted(manager.methods):
+            program = manager.exported_program(name)
+            method = HostMethod(name, program)
+            self._methods[name] = method
+            outputs = list(program.graph.output_node().args[0])[-len(program.graph_signature.user_outputs) :]
+            self._tensors[name] = (
+                _describe(method.inputs, published, f"{name}_input"),
+                _describe(outputs, published, f"{name}_output"),
+            )
+
+
+def _describe(
+    nodes: Iterable[Any], published: Mapping[str, Any], prefix: str
+) -> tuple[report.TensorInfo, ...]:
+    described = []
+    for index, node in enumerate(nodes):
+        value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
+        if not isinstance(value, torch.Tensor):
+            described.append(report.TensorInfo(str(node), type(value).__name__, ()))
+            continue
+        described.append(
+            report.TensorInfo(
+                name=node.name,
+                dtype=str(value.dtype).removeprefix("torch."),
+                shape=tuple(value.shape),
+                scale=published.get(f"{prefix}{index}_scale"),
+                zero_point=published.get(f"{prefix}{index}_zp"),
+            )
+        )
+    return tuple(described)

@@ -1,0 +1,373 @@
+"""What an export did: as data, as aligned text, and as HTML for notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+    from arm_backend_core.backends.payload import VelaFigures
+    from arm_backend_core.events import Delegate, Rejected
+
+#: A heading with its lines; a line is its cells.
+Section = tuple[str, list[tuple[str, ...]]]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """An input or output of the program.
+
+    Attributes:
+        dtype: as PyTorch names it, for example ``int8``.
+        scale, zero_point: an integer stands for the real number ``(integer - zero_point) * scale``.
+            None where the tensor is not quantized.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    scale: float | None = None
+    zero_point: int | None = None
+
+    def quantize(self, real: torch.Tensor) -> torch.Tensor:
+        """The integers that the program takes for real numbers, rounded half to even and saturated.
+
+        Raises:
+            ValueError: the tensor is not quantized.
+        """
+        import torch
+
+        scale, zero_point = self._parameters()
+        dtype = getattr(torch, self.dtype)
+        limits = torch.iinfo(dtype)
+        return (torch.round(real / scale) + zero_point).clamp(limits.min, limits.max).to(dtype)
+
+    def dequantize(self, integers: torch.Tensor) -> torch.Tensor:
+        """The real numbers that integers of the program stand for.
+
+        Raises:
+            ValueError: the tensor is not quantized.
+        """
+        scale, zero_point = self._parameters()
+        return (integers.float() - zero_point) * scale
+
+    def _parameters(self) -> tuple[float, int]:
+        if self.scale is None or self.zero_point is None:
+            raise ValueError(f"'{self.name}' is not quantized ({self.dtype}); export with quantized_io=True")
+        return self.scale, self.zero_point
+
+    def __str__(self) -> str:
+        text = f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return text if self.scale is None else f"{text} scale={self.scale:.6g} zero_point={self.zero_point}"
+
+
+@dataclass(frozen=True)
+class CpuOperator:
+    """Operators of one kind that stay on the CPU for one reason.
+
+    Attributes:
+        sources: lines of the user's model that they come from.
+    """
+
+    operator: str
+    count: int
+    reason: str
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a method is quantized.
+
+    Attributes:
+        activations, weights: number of quantized tensors by what they hold, for example ``int8 per channel``.
+        samples: that calibrated it; None if the program came quantized.
+    """
+
+    activations: dict[str, int]
+    weights: dict[str, int]
+    samples: int | None
+
+
+@dataclass(frozen=True)
+class MethodReport:
+    """One method of the program.
+
+    Attributes:
+        delegates: in program order.
+        other_delegates: backend id -> number of delegates that another backend made (combined recipes).
+        boundary: operators around the delegates that only convert types, by name.
+        cpu: every other operator outside the delegates.
+    """
+
+    name: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    delegates: tuple[Delegate, ...]
+    other_delegates: dict[str, int]
+    boundary: dict[str, int]
+    cpu: tuple[CpuOperator, ...]
+    quantization: Quantization | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The record of one export.
+
+    Attributes:
+        program_bytes: size of the ``.pte``.
+        seconds: wall-clock time per stage, by ExecuTorch's stage names.
+        notes: what else the user should know, one sentence each.
+    """
+
+    recipe: str
+    methods: tuple[MethodReport, ...]
+    program_bytes: int
+    seconds: dict[str, float]
+    notes: tuple[str, ...]
+
+    @property
+    def total_seconds(self) -> float:
+        """Wall-clock time of all stages."""
+        return sum(self.seconds.values())
+
+    @property
+    def delegates(self) -> tuple[Delegate, ...]:
+        """Delegates of all methods."""
+        return tuple(delegate for method in self.methods for delegate in method.delegates)
+
+    @property
+    def cpu(self) -> tuple[CpuOperator, ...]:
+        """Operators on the CPU of all methods, boundary conversions not counted."""
+        return tuple(operator for method in self.methods for operator in method.cpu)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as dicts, lists, str and numbers, ready for JSON; flatbuffers by their size."""
+        return {
+            "recipe": self.recipe,
+            "program_bytes": self.program_bytes,
+            "seconds": {**self.seconds, "total": self.total_seconds},
+            "notes": list(self.notes),
+            "methods": [_method_dict(method) for method in self.methods],
+        }
+
+    def __str__(self) -> str:
+        lines = []
+        for heading, rows in self._sections():
+            lines.append(heading)
+            widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+            for *cells, last in rows:
+                padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+                lines.append("  " + "  ".join([*padded, last]).rstrip())
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        parts = []
+        for heading, rows in self._sections():
+            body = "".join(
+                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+            )
+            parts.append(f"<h4>{html.escape(heading)}</h4><table>{body}</table>")
+        return "".join(parts)
+
+    def _sections(self) -> Iterator[Section]:
+        rows: list[tuple[str, ...]] = [("program", size(self.program_bytes))]
+        yield f"Recipe {self.recipe}", [*rows, ("export", f"{self.total_seconds:.2f} s")]
+        for method in self.methods:
+            yield from _method_sections(method, many=len(self.methods) > 1)
+        yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
+        if self.notes:
+            yield "Notes", [(note,) for note in self.notes]
+
+
+def size(count: int) -> str:
+    """Bytes for people: ``1,234 B``, ``12.3 KiB``, ``4.5 MiB``."""
+    if count < 10_000:
+        return f"{count:,} B"
+    return f"{count / 1024:,.1f} KiB" if count < 10 * 1024**2 else f"{count / 1024**2:,.1f} MiB"
+
+
+def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
+    of = f" of '{method.name}'" if many else ""
+    tensors = [("in", tensor) for tensor in method.inputs] + [("out", tensor) for tensor in method.outputs]
+    yield f"Inputs and outputs{of}", [(side, tensor.name, str(tensor)) for side, tensor in tensors]
+    if method.quantization is not None:
+        yield f"Quantization{of}", _quantization_rows(method.quantization)
+    count = sum(len(delegate.operators) for delegate in method.delegates)
+    rows: list[tuple[str, ...]] = []
+    for d in method.delegates:
+        what = f"{len(d.operators)} operators as {len(d.tosa_operators)} TOSA"
+        rows.append((d.name, d.backend, what, size(d.payload_bytes)))
+    rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
+    yield f"Delegates{of}: {len(method.delegates)}, {count} operators", rows or [("none",)]
+    for delegate in method.delegates:
+        if delegate.vela is not None:
+            yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela)
+    if method.boundary:
+        yield (
+            f"Conversions at the boundary{of}",
+            [(name, str(number)) for name, number in method.boundary.items()],
+        )
+    yield (
+        f"Operators on the CPU{of}: {sum(operator.count for operator in method.cpu)}",
+        [(f"{o.count} x {o.operator}", o.reason, "; ".join(o.sources)) for o in method.cpu] or [("none",)],
+    )
+
+
+def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for what, counts in (("activations", quantization.activations), ("weights", quantization.weights)):
+        rows += [(what, f"{number} x {kind}") for kind, number in counts.items()]
+    if quantization.samples is not None:
+        rows.append(("calibration", f"{quantization.samples} sample{'s' * (quantization.samples != 1)}"))
+    return rows or [("nothing is quantized",)]
+
+
+def _vela_rows(vela: VelaFigures) -> list[tuple[str, ...]]:
+    limit = "" if vela.sram_limit is None else f" of {size(vela.sram_limit)}"
+    exceeded = " (more than the memory mode grants)" if vela.sram_exceeded else ""
+    return [
+        ("target", f"{vela.accelerator}, {vela.system_config}, {vela.memory_mode}"),
+        ("NPU cycles", f"{vela.npu_cycles:,}"),
+        ("total cycles", f"{vela.total_cycles:,}"),
+        ("inference", f"{vela.inference_seconds * 1e3:.3f} ms at {vela.core_clock / 1e6:.0f} MHz"),
+        ("SRAM", size(vela.sram_bytes) + limit + exceeded),
+        ("DRAM", size(vela.dram_bytes)),
+        ("flash", size(vela.flash_bytes)),
+        ("MACs", f"{vela.macs:,}"),
+        ("weights", f"{size(vela.weight_bytes)} encoded, {size(vela.original_weight_bytes)} before"),
+    ]
+
+
+def _method_dict(method: MethodReport) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "inputs": [_plain(tensor) for tensor in method.inputs],
+        "outputs": [_plain(tensor) for tensor in method.outputs],
+        "delegates": [
+            {**{k: v for k, v in _plain(delegate).items() if k != "tosa"}, "tosa_bytes": len(delegate.tosa)}
+            for delegate in method.delegates
+        ],
+        "other_delegates": method.other_delegates,
+        "boundary": method.boundary,
+        "cpu": [_plain(operator) for operator in method.cpu],
+        "quantization": _plain(method.quantization),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses and tuples as dicts and lists. Bytes are left out of the walk: they may be megabytes."""
+    fields = getattr(value, "__dataclass_fields__", None)
+    if fields is not None:
+        return {name: _plain(getattr(value, name)) for name in fields if name != "tosa"}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+# Reading a lowered program.
+
+#: Operators that convert between types at the border of delegates and compute nothing.
+_CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "_to_copy", "_to_dim_order_copy")
+_NOT_OPERATORS = ("getitem", "executorch_call_delegate")
+
+
+def describe_graph(
+    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejected]
+) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
+    """Delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+    ours: list[Delegate] = []
+    others: Counter[str] = Counter()
+    boundary: Counter[str] = Counter()
+    cpu: list[tuple[str, str, str]] = []
+    for node in graph_module.graph.nodes:
+        if node.op == "get_attr":
+            module = getattr(graph_module, node.target, None)
+            if isinstance(module, LoweredBackendModule):
+                delegate = (module.meta or {}).get("arm_delegate")
+                if delegate is not None:
+                    ours.append(delegate)
+                else:
+                    others[module.backend_id] += 1
+        if node.op != "call_function":
+            continue
+        name = _operator_name(node)
+        if name.split(".")[-1] in _NOT_OPERATORS:
+            continue
+        if any(part in _CONVERSIONS for part in name.split(".")):
+            boundary[name] += 1
+        else:
+            cpu.append((name, *_reason(node, name, rejected)))
+    return tuple(ours), dict(others), dict(boundary), _grouped(cpu)
+
+
+def _operator_name(node: torch.fx.Node) -> str:
+    if callable(node.target) and not hasattr(node.target, "_schema"):
+        return str(getattr(node.target, "__name__", node.target))
+    return str(node.target).removeprefix("<EdgeOpOverload: ").split(">")[0]
+
+
+def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejected]) -> tuple[str, str]:
+    """Why a node was left out, and its source line.
+
+    ExecuTorch decomposes and renames what was refused, so a node is matched by its name, then by the
+    line it comes from, then by its operator.
+    """
+    from arm_backend_core.lowering import source_line
+
+    source = source_line(node)
+    stem = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")
+    matches = (
+        [r for r in rejected if r.node == node.name],
+        [r for r in rejected if source and r.source == source],
+        [r for r in rejected if r.operator.removeprefix("aten.").split(".")[0] == stem],
+    )
+    found = next((match[0] for match in matches if match), None)
+    return ("", source) if found is None else (found.reason, source or found.source)
+
+
+def _grouped(operators: Iterable[tuple[str, str, str]]) -> tuple[CpuOperator, ...]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, reason, source in operators:
+        groups.setdefault((name, reason), []).append(source)
+    return tuple(
+        CpuOperator(name, len(sources), reason, tuple(dict.fromkeys(filter(None, sources))))
+        for (name, reason), sources in groups.items()
+    )
+
+
+def describe_quantization(program: ExportedProgram, samples: int | None) -> Quantization | None:
+    """Count the quantized tensors of a program that was converted but not lowered; None if it has none."""
+    activations: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    constants = {
+        *program.graph_signature.inputs_to_parameters,
+        *program.graph_signature.inputs_to_buffers,
+        *program.graph_signature.inputs_to_lifted_tensor_constants,
+    }
+    seen = set()
+    for node in program.graph.nodes:
+        name = str(node.target)
+        if node.op != "call_function" or not name.startswith("quantized_decomposed."):
+            continue
+        value = node.args[0]
+        dtype = str(node.meta["val"].dtype if ".quantize" in name else value.meta["val"].dtype).split(".")[-1]
+        if value.name in constants and ".dequantize" in name:
+            if value.name not in seen:
+                weights[f"{dtype} per {'channel' if 'channel' in name else 'tensor'}"] += 1
+                seen.add(value.name)
+        elif ".quantize" in name:
+            activations[dtype] += 1
+    if not activations and not weights:
+        return None
+    return Quantization(dict(activations), dict(weights), samples)

@@ -1,0 +1,1 @@
+"""Parts of an ``ExportRecipe``, and faster stages for our own ``export``."""

@@ -1,0 +1,100 @@
+"""Capture a model with ``torch.export``: fast where the model allows it; errors name the user's line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.export.stages import PipelineArtifact, TorchExportStage
+from torch.export import ExportedProgram
+
+from arm_recipes.messages import ExportError
+
+#: Frames below these folders, and generated code such as "<eval_with_key>", are not the user's.
+_NOT_THE_USER = (str(Path(torch.__file__).parent.parent), str(Path(__file__).parent.parent), "<")
+
+
+class Capture:
+    """Calls ``torch.export.export``.
+
+    ``strict=False`` runs the model's Python once; ``strict=True`` interprets its bytecode, which takes about
+    six times as long and accepts a few models that the other does not.
+
+    Args:
+        strict: None tries ``strict=False`` first and ``strict=True`` if that fails.
+
+    Attributes:
+        notes: one line for each method that needed ``strict=True``.
+    """
+
+    def __init__(self, strict: bool | None) -> None:
+        self._strict = strict
+        self.notes: list[str] = []
+
+    def __call__(
+        self, method: str, model: torch.nn.Module, example: tuple[Any, ...], dynamic_shapes: Any = None
+    ) -> ExportedProgram:
+        """Export ``model``; raises ``ExportError`` if it raises while it is traced."""
+        first = bool(self._strict)
+        try:
+            return self._export(model, example, dynamic_shapes, first)
+        except Exception as error:
+            if self._strict is None:
+                try:
+                    program = self._export(model, example, dynamic_shapes, True)
+                except Exception:
+                    # Most models that fail do so both ways; the first message is the plain Python one.
+                    pass
+                else:
+                    self.notes.append(
+                        f"method '{method}' was captured with strict=True, as strict=False failed"
+                    )
+                    return program
+            raise ExportError(_describe(method, model, error)) from error
+
+    @staticmethod
+    def _export(
+        model: torch.nn.Module, example: tuple[Any, ...], dynamic_shapes: Any, strict: bool
+    ) -> ExportedProgram:
+        with torch.no_grad():
+            return torch.export.export(model, example, dynamic_shapes=dynamic_shapes, strict=strict)
+
+
+class FastTorchExportStage(TorchExportStage):
+    """ExecuTorch's stage with our capture; methods that are exported programs already pass through."""
+
+    def __init__(self, aten_transform_passes: list[Any] | None, capture: Capture) -> None:
+        super().__init__(aten_transform_passes)
+        self._capture = capture
+
+    def run(self, artifact: PipelineArtifact) -> None:
+        """Export every method, then apply the recipe's ATen passes."""
+        examples = artifact.get_context("example_inputs")
+        shapes = artifact.get_context("dynamic_shapes", {})
+        programs = {}
+        for method, model in artifact.data.items():
+            if not isinstance(model, ExportedProgram):
+                model = self._capture(method, model, examples[method][0], shapes.get(method))
+            for transform in self._aten_transform_passes or []:
+                model = transform(method, model)
+            programs[method] = model
+        self._artifact = artifact.copy_with_new_data(programs)
+
+
+def _describe(method: str, model: torch.nn.Module, error: Exception) -> str:
+    """Which submodule and which line of the user's code raised."""
+    names = {id(module): name for name, module in model.named_modules()}
+    line, owner = "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module) and id(module) in names:
+            path = names[id(module)]
+            owner = f"'{path}' ({type(module).__name__})" if path else type(module).__name__
+        if not file.startswith(_NOT_THE_USER):
+            line = f"{file}:{number}"
+    where = (f" in {owner}" if owner else "") + (f" at {line}" if line else "")
+    reason = str(error).strip().splitlines()
+    return f"tracing method '{method}' failed{where}: {type(error).__name__}: {reason[0] if reason else ''}"

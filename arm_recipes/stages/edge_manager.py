@@ -1,0 +1,111 @@
+"""What happens to the operators at the boundary of the delegates, after lowering.
+
+These are ``edge_manager_transform_passes`` of a recipe. They edit the few nodes concerned in place and
+return no passes: ExecuTorch would trace every method again, delegates included, to apply one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from executorch.exir import EdgeProgramManager, ExportedProgram
+from executorch.exir.dialects._ops import ops as exir_ops
+from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.fx import Node
+
+from arm_recipes.messages import warn
+
+
+def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Drop the quantize after every input and the dequantize before every output: the program then takes and
+    returns integers.
+
+    Scale, zero point, range and dtype are stored in the program as constant methods such as
+    ``forward_input0_scale``, under the names that ExecuTorch's ``quantize_io_pass`` has for them. What is not
+    quantized (token indices, a boolean mask) stays as it is; a float input or output that cannot be quantized
+    because an operator on the CPU shares it stays float with a warning.
+    """
+    from executorch.exir.passes.quantize_io_pass import quantize_input, quantize_output
+
+    for method in sorted(manager.methods):
+        program = manager.exported_program(method)
+        for index, node in enumerate(_user_inputs(program)):
+            if _joined_quantize(node):
+                _publish(manager, method, "input", index, quantize_input(program, index))
+            elif node.meta["val"].is_floating_point():
+                others = ", ".join(sorted({str(user.target) for user in node.users})) or "nothing"
+                what = f"input {index} ('{node.name}') of '{method}'"
+                warn(f"quantized_io: {what} stays float; it is used by {others}")
+        specs = program.graph_signature.output_specs
+        users = [position for position, spec in enumerate(specs) if spec.kind == OutputKind.USER_OUTPUT]
+        for index, position in enumerate(users):
+            value = program.graph.output_node().args[0][position]
+            if not isinstance(value, Node):
+                continue
+            if value.target is _DEQUANTIZE:
+                _publish(manager, method, "output", index, quantize_output(program, position))
+                value = program.graph.output_node().args[0][position]
+                specs[position].arg = TensorArgument(name=value.name)
+            elif value.meta["val"].is_floating_point():
+                warn(f"quantized_io: output {index} of '{method}' stays float; it comes from {value.target}")
+        program.graph_module.recompile()
+    return []
+
+
+def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Turn quantize and dequantize outside the delegates into ``cortex_m`` ones: firmware has their kernels."""
+    # Imported here: it registers the whole cortex_m library, which a floating-point recipe does not need.
+    from executorch.backends.cortex_m.passes.replace_quant_nodes_pass import ReplaceQuantNodesPass
+
+    rules = ReplaceQuantNodesPass().op_replacements
+    for method in manager.methods:
+        module = manager.exported_program(method).graph_module
+        for node in module.graph.nodes:
+            rule = rules.get(node.target)
+            # The operators have the same arguments and results, so the node's metadata stays true.
+            if rule is not None and not node.kwargs and rule["qualifier"](node.args):
+                node.target = rule["new_target"]
+        module.recompile()
+    return []
+
+
+_QUANTIZE = exir_ops.edge.quantized_decomposed.quantize_per_tensor.default
+_DEQUANTIZE = exir_ops.edge.quantized_decomposed.dequantize_per_tensor.default
+
+
+def _user_inputs(program: ExportedProgram) -> list[Node]:
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    return [nodes[name] for name in program.graph_signature.user_inputs if name in nodes]
+
+
+def _joined_quantize(node: Node) -> bool:
+    """Whether all users of an input quantize it alike; duplicates are then joined into the first."""
+    users = list(node.users)
+    if not users or any(user.target is not _QUANTIZE or user.args != users[0].args for user in users):
+        return False
+    first = users[0]
+    for other in users[1:]:
+        other.replace_all_uses_with(first)
+        node.graph.erase_node(other)
+    return True
+
+
+def _publish(
+    manager: EdgeProgramManager, method: str, side: str, index: int, parameters: Sequence[Any]
+) -> None:
+    from executorch.exir.passes.quantize_io_pass import get_config_method_name
+    from executorch.exir.tensor import scalar_type_enum
+
+    scale, zero_point, low, high, dtype = parameters
+    values = {
+        "scale": scale,
+        "zp": zero_point,
+        "quant_min": low,
+        "quant_max": high,
+        "dtype": scalar_type_enum(dtype),
+    }
+    if manager._config_methods is None:
+        manager._config_methods = {}
+    for key, value in values.items():
+        manager._config_methods[get_config_method_name(method, side, index, key)] = value

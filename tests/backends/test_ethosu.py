@@ -1,0 +1,284 @@
+"""Ethos-U payloads and figures, and what happens when Vela refuses a flatbuffer or dies on it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import struct
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tosa_serializer as ts
+
+from arm_backend_core.backends import vela
+from arm_backend_core.backends.artifacts import Origin
+from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.errors import ArmBackendError, CompileError
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from tests.backends.tosa_programs import add, conv2d
+
+_TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256"]
+
+
+def _nowhere(text: str) -> None:
+    return None
+
+
+def _compile(spec: EthosUCompileSpec, flatbuffer: bytes) -> Payload:
+    return spec.compile(flatbuffer, delegate="delegate_0", locate=_nowhere)
+
+
+def _blocks(stream: bytes) -> dict[str, bytes]:
+    """Read a block stream as the runtime does."""
+    blocks, offset = {}, 0
+    while offset < len(stream):
+        assert offset % 16 == 0
+        name = stream[offset : offset + 16].rstrip(b"\0").decode()
+        (length,) = struct.unpack_from("<I", stream, offset + 16)
+        assert stream[offset + 20 : offset + 32] == bytes(12)
+        blocks[name] = stream[offset + 32 : offset + 32 + length]
+        offset += 32 + (length + 15) // 16 * 16
+    assert offset == len(stream)
+    return blocks
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a failure leaves behind goes to the test's folder."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("target", _TARGETS)
+def test_stream(target: str) -> None:
+    blocks = _blocks(_compile(EthosUCompileSpec(target), conv2d()).data)
+    assert list(blocks) == [
+        "vela_bin_stream",
+        "cmd_data",
+        "weight_data",
+        "scratch_size",
+        "inputs",
+        "outputs",
+        "vela_end_stream",
+    ]
+    assert blocks["cmd_data"].startswith(b"COP1")
+    (scratch,) = struct.unpack("<I", blocks["scratch_size"])
+    count, *shape, size, offset, region = struct.unpack("<10i", blocks["inputs"])
+    assert (count, shape, size, region) == (1, [1, 1, 1, 8, 8, 4], 1, 1)
+    assert 0 <= offset <= scratch - 8 * 8 * 4
+    count, *shape, size, offset, region = struct.unpack("<10i", blocks["outputs"])
+    assert (count, shape, size, region) == (1, [1, 1, 1, 8, 8, 8], 1, 1)
+    assert 0 <= offset <= scratch - 8 * 8 * 8
+
+
+def test_stream_of_a_program_without_constants() -> None:
+    blocks = _blocks(_compile(EthosUCompileSpec("ethos-u85-256"), add([1, 7, 5, 3])).data)
+    assert blocks["weight_data"] == b"\0"
+    assert struct.unpack_from("<i", blocks["inputs"]) == (2,)
+    assert len(blocks["inputs"]) == 4 + 2 * 36
+
+
+def test_int16_input_has_two_bytes() -> None:
+    blocks = _blocks(_compile(EthosUCompileSpec("ethos-u55-256"), conv2d(dtype=ts.DType.INT16)).data)
+    assert struct.unpack("<10i", blocks["inputs"])[7] == 2
+
+
+@pytest.mark.parametrize("target", ["ethos-u55-128", "ethos-u65-512", "ethos-u85-256"])
+def test_figures_equal_those_of_the_command_line(target: str, tmp_path: Path) -> None:
+    spec = EthosUCompileSpec(target)
+    flatbuffer = conv2d(height=48, width=48, channels=32, out_channels=64)
+    (tmp_path / "network.tosa").write_bytes(flatbuffer)
+    command = [sys.executable, "-m", "ethosu.vela", *spec.compiler_flags, "--verbose-cycle-estimate"]
+    command += ["--verbose-weights", "--output-dir", str(tmp_path), str(tmp_path / "network.tosa")]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def printed(label: str) -> float:
+        found = re.search(rf"^{label} +([\d.]+)", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    figures = _compile(spec, flatbuffer).vela
+    assert figures is not None
+    assert figures.npu_cycles == printed("NPU cycles") > 0
+    assert figures.total_cycles == printed("Total cycles")
+    assert figures.macs == printed("Neural network macs")
+    assert round(figures.sram_bytes / 1024, 2) == printed("Total SRAM used")
+    assert round(figures.dram_bytes / 1024, 2) == printed("Total DRAM used")
+    flash = printed("Total On-chip Flash used") + printed("Total Off-chip Flash used")
+    assert round(figures.flash_bytes / 1024, 2) == flash
+    assert round(figures.weight_bytes / 1024, 2) == printed("NPU Encoded Weights Size")
+    assert figures.inference_seconds == figures.total_cycles / (printed("Accelerator clock") * 1e6)
+    assert figures.npu_operators == 1
+    layer = figures.layers[0]
+    assert (layer.operator, layer.npu_cycles, layer.macs) == ("Conv2D", figures.npu_cycles, figures.macs)
+    # Operators 0 to 3 of the flatbuffer are the convolution's constants.
+    assert layer.index == 4
+
+
+def test_sram_limit() -> None:
+    spec = EthosUCompileSpec("ethos-u65-256")
+    figures = _compile(spec, conv2d()).vela
+    assert figures is not None
+    assert figures.sram_limit == 384 * 1024
+    assert not figures.sram_exceeded
+    # With a shared SRAM the limit is a wish: Vela compiles, and more is needed.
+    spec = EthosUCompileSpec("ethos-u55-128", extra_flags=["--arena-cache-size=100"])
+    figures = _compile(spec, conv2d()).vela
+    assert figures is not None
+    assert figures.sram_exceeded
+    figures = _compile(EthosUCompileSpec("ethos-u55-128"), conv2d()).vela
+    assert figures is not None
+    assert figures.sram_limit is None
+
+
+def test_flags_change_the_program() -> None:
+    flatbuffer = conv2d(height=96, width=96, channels=64, out_channels=128)
+    fast = _compile(EthosUCompileSpec("ethos-u55-128"), flatbuffer).vela
+    small = _compile(EthosUCompileSpec("ethos-u55-128", extra_flags=["--optimise=Size"]), flatbuffer).vela
+    assert fast is not None
+    assert small is not None
+    assert small.sram_bytes < fast.sram_bytes
+    stream = _blocks(
+        _compile(
+            EthosUCompileSpec("ethos-u85-256", extra_flags=["--cop-format=COP2", "--separate-io-regions"]),
+            conv2d(),
+        ).data
+    )
+    assert stream["cmd_data"].startswith(b"COP2")
+    assert struct.unpack("<10i", stream["inputs"])[9] == 3
+    assert struct.unpack("<10i", stream["outputs"])[9] == 4
+
+
+def test_verbose_output_stays_out_of_the_terminal(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = EthosUCompileSpec("ethos-u55-128", extra_flags=["--verbose-register-command-stream"])
+    spec.dump_intermediate_artifacts_to(tmp_path)
+    payload = _compile(spec, conv2d())
+    assert capfd.readouterr() == ("", "")
+    assert b"NPU_OP_CONV" in payload.artifacts["_vela.log"]
+    # Each delegate has the output of its own compilation.
+    assert _compile(spec, conv2d()).artifacts["_vela.log"] == payload.artifacts["_vela.log"]
+
+
+def test_dump(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+    spec = EthosUCompileSpec("ethos-u85-256").dump_intermediate_artifacts_to(folder).dump_debug_info("JSON")
+    flatbuffer = conv2d()
+    payload = _compile(spec, flatbuffer)
+    origins = [Origin("CONV2D", "layer-1", "aten.conv2d.default", "conv2d", "model.py:7")]
+    paths = spec.dump("delegate/0", flatbuffer, payload, origins)
+    assert sorted(Path(path).name for path in paths) == [
+        "delegate_0.tosa",
+        "delegate_0_debug.json",
+        "delegate_0_per-layer.csv",
+        "delegate_0_vela.npz",
+    ]
+    assert (folder / "delegate_0.tosa").read_bytes() == flatbuffer
+    pieces = np.load(folder / "delegate_0_vela.npz")
+    blocks = _blocks(payload.data)
+    assert pieces["cmd_data"].tobytes() == blocks["cmd_data"]
+    assert pieces["weight_data"].tobytes() == blocks["weight_data"]
+    assert pieces["input_shape"].tolist() == [[1, 1, 1, 8, 8, 4]]
+    rows = list(csv.DictReader(io.StringIO((folder / "delegate_0_per-layer.csv").read_text())))
+    assert payload.vela is not None
+    assert int(rows[0]["npu_cycles"]) == payload.vela.npu_cycles
+    debug = json.loads((folder / "delegate_0_debug.json").read_text())
+    assert debug["operators"][0]["source"] == "model.py:7"
+    assert debug["vela"]["npu_cycles"] == payload.vela.npu_cycles
+
+
+def test_dump_to_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    spec = EthosUCompileSpec("ethos-u85-256").dump_intermediate_artifacts_to(tmp_path / "file")
+    payload = _compile(spec, conv2d())
+    with pytest.raises(ArmBackendError, match=r"cannot write .*file"):
+        spec.dump("delegate_0", conv2d(), payload, [])
+
+
+_CRASH = conv2d(
+    dtype=ts.DType.INT16,
+    kernel=5,
+    stride=3,
+    dilation=2,
+    channels=56,
+    out_channels=15,
+    pad=4,
+    height=10,
+    width=10,
+)
+
+
+@pytest.mark.parametrize(
+    ("target", "flatbuffer", "signal"),
+    [
+        ("ethos-u55-128", add([1, 0, 4]), "SIGSEGV"),
+        ("ethos-u85-256", add([1, 0, 4]), "SIGFPE"),
+        ("ethos-u85-256", _CRASH, "SIGSEGV"),
+    ],
+)
+@pytest.mark.parametrize("dump", [False, True])
+def test_crash(target: str, flatbuffer: bytes, signal: str, dump: bool, tmp_path: Path) -> None:
+    spec = EthosUCompileSpec(target)
+    if dump:
+        spec.dump_intermediate_artifacts_to(tmp_path / "dump")
+    with pytest.raises(CompileError) as caught:
+        spec.compile(flatbuffer, delegate="lowered_module_3", locate=_nowhere)
+    error = caught.value
+    assert error.delegate == "lowered_module_3"
+    assert "lowered_module_3" in str(error)
+    assert f"crashed with {signal}" in str(error)
+    assert error.artifact is not None
+    assert error.artifact in str(error)
+    assert Path(error.artifact).read_bytes() == flatbuffer
+    assert (Path(error.artifact).parent == tmp_path / "dump") == dump
+    # The next compilation gets a fresh process.
+    assert _compile(spec, conv2d()).vela is not None
+
+
+def test_refusal_names_the_operator() -> None:
+    asked = []
+
+    def locate(text: str) -> tuple[str, str]:
+        asked.append(text)
+        return "aten.add.Tensor", "model.py:12"
+
+    flatbuffer = add([1, 4, 4], ts.DType.FP32)
+    with pytest.raises(CompileError, match="Input data type not supported") as caught:
+        EthosUCompileSpec("ethos-u55-128").compile(flatbuffer, delegate="delegate_0", locate=locate)
+    assert "Add:" in asked[0]
+    assert "likely operator: aten.add.Tensor (model.py:12)" in str(caught.value)
+    assert Path(caught.value.artifact or "").read_bytes() == flatbuffer
+
+
+@pytest.mark.parametrize("flatbuffer", [b"", b"not a flatbuffer", conv2d()[:300], add([1, 2, 1, 2, 1, 2, 4])])
+def test_bad_flatbuffer(flatbuffer: bytes) -> None:
+    spec = EthosUCompileSpec("ethos-u85-256")
+    with pytest.raises(CompileError):
+        _compile(spec, flatbuffer)
+    assert _compile(spec, conv2d()).data
+
+
+def test_timeout() -> None:
+    spec = EthosUCompileSpec("ethos-u55-128")
+    flatbuffer = conv2d(height=256, width=256, channels=64, out_channels=512)
+    with pytest.raises(CompileError, match=r"did not finish within 0.001 s"):
+        compile_ethosu(flatbuffer, spec, delegate="delegate_0", locate=_nowhere, timeout=0.001)
+    assert _compile(spec, conv2d()).data
+
+
+def test_missing_vela(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ethosu").mkdir()
+    (tmp_path / "ethosu" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worker = vela.Worker(Path(vela.__file__).with_name("vela_process.py"))
+    monkeypatch.setattr(vela, "_worker", worker)
+    try:
+        with pytest.raises(ArmBackendError, match=r"cannot be imported.*pip install ethos-u-vela"):
+            EthosUCompileSpec("ethos-u55-128", extra_flags=[])
+    finally:
+        worker.close()

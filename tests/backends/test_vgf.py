@@ -1,0 +1,111 @@
+"""VGF payloads, and what happens when the model converter is missing, too old, refuses or crashes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from arm_backend_core.backends import vgf
+from arm_backend_core.errors import ArmBackendError, CompileError
+from arm_backend_core.targets.compile_spec import VgfCompileSpec
+from tests.backends.tosa_programs import conv2d
+
+
+def _nowhere(text: str) -> None:
+    return None
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def _converter(path: Path, version: str, action: str = "exit 0") -> str:
+    """A stand-in for the converter that prints ``version``, and otherwise does ``action``."""
+    answer = f'{{"version": "{version}"}}'
+    path.write_text(f"#!/bin/sh\nif [ \"$1\" = --version ]; then echo '{answer}'; exit 0; fi\n{action}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_payload_is_the_vgf_file(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    spec = VgfCompileSpec().dump_intermediate_artifacts_to(tmp_path / "dump")
+    payload = spec.compile(conv2d(), delegate="delegate_0", locate=_nowhere)
+    assert b"VGF1" in payload.data[:16]
+    assert payload.vela is None
+    paths = spec.dump("delegate_0", conv2d(), payload, [])
+    assert [Path(path).name for path in paths] == ["delegate_0.tosa", "delegate_0.vgf"]
+    assert (tmp_path / "dump" / "delegate_0.vgf").read_bytes() == payload.data
+    assert capfd.readouterr() == ("", "")
+
+
+def test_flags_reach_the_converter() -> None:
+    plain = VgfCompileSpec().compile(conv2d(), delegate="d", locate=_nowhere)
+    debug = VgfCompileSpec(compiler_flags=["--emit-debug-info"]).compile(
+        conv2d(), delegate="d", locate=_nowhere
+    )
+    assert plain.data != debug.data
+
+
+def test_refusal_keeps_the_flatbuffer() -> None:
+    asked = []
+
+    def locate(text: str) -> tuple[str, str]:
+        asked.append(text)
+        return "aten.conv2d.default", "model.py:3"
+
+    with pytest.raises(CompileError, match="failed flatbuffer verification") as caught:
+        VgfCompileSpec().compile(conv2d()[:300], delegate="delegate_7", locate=locate)
+    assert "delegate_7" in str(caught.value)
+    assert "aten.conv2d.default (model.py:3)" in str(caught.value)
+    assert "verification" in asked[0]
+    assert Path(caught.value.artifact or "").read_bytes() == conv2d()[:300]
+
+
+def test_crash_keeps_the_flatbuffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _converter(tmp_path / "crashing", "0.11.0", "echo oops >&2; kill -SEGV $$")
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", path)
+    with pytest.raises(CompileError, match=r"crashed with SIGSEGV\noops") as caught:
+        VgfCompileSpec().compile(b"bytes", delegate="delegate_7", locate=_nowhere)
+    assert Path(caught.value.artifact or "").read_bytes() == b"bytes"
+
+
+def test_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", _converter(tmp_path / "slow", "0.11.0", "exec sleep 60"))
+    with pytest.raises(CompileError, match=r"did not finish within 0.1 s"):
+        vgf.compile_vgf(b"bytes", VgfCompileSpec(), delegate="d", locate=_nowhere, timeout=0.1)
+
+
+@pytest.mark.parametrize("version", ["0.10.3", "0.9.0"])
+def test_old_converter(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", _converter(tmp_path / "old", version))
+    with pytest.raises(ArmBackendError, match=rf"{version}, which is too old.*converter>=0.11.0"):
+        VgfCompileSpec()
+
+
+def test_newer_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", _converter(tmp_path / "new", "0.12.0-rc1"))
+    assert VgfCompileSpec().target.family == "vgf"
+
+
+def test_something_that_is_no_converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "other"
+    path.write_text("#!/bin/sh\necho hello\n")
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", str(path))
+    with pytest.raises(ArmBackendError, match="not an executable file"):
+        VgfCompileSpec()
+    path.chmod(0o755)
+    with pytest.raises(ArmBackendError, match="does not tell its version"):
+        VgfCompileSpec()
+
+
+def test_missing_converter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MODEL_CONVERTER_PATH", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(vgf.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        ArmBackendError, match=r"not installed.*pip install 'ai-ml-sdk-model-converter>=0.11.0'"
+    ):
+        VgfCompileSpec()

@@ -1,0 +1,26 @@
+"""Makes every test run with one thread and with known random numbers, in each worker of pytest-xdist."""
+
+from __future__ import annotations
+
+import os
+
+# Read once, when the native libraries are loaded: before torch and numpy are imported. Two workers on two
+# cores with a thread pool each would only wait for one another.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(_variable, "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the transformers models are built from configurations alone
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)

@@ -1,0 +1,246 @@
+"""The models that the project measures itself on, with seeded random weights.
+
+Every builder is deterministic: the same name gives the same weights and the same inputs in every process,
+so that tests, benchmarks and the peer's runs see one and the same network.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+CONVOLUTION = "convolution"
+"""A network of convolutions and linear layers: integer results are comparable step by step with PyTorch's."""
+
+ATTENTION = "attention"
+"""A network with softmax and layer normalization inside."""
+
+
+class Entry(NamedTuple):
+    """A model of the zoo, ready to be exported."""
+
+    model: nn.Module
+    """The network, in eval mode."""
+
+    samples: list[tuple[Tensor, ...]]
+    """Input tuples, batch size 1. The first is the example input; all of them serve as calibration data."""
+
+    kind: str
+    """``CONVOLUTION`` or ``ATTENTION``."""
+
+
+class DepthwiseSeparable(nn.Module):
+    """A 3x3 depthwise and a 1x1 convolution, each with batch normalization and ReLU."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)
+        self.depthwise_norm = nn.BatchNorm2d(channels)
+        self.pointwise = nn.Conv2d(channels, channels, 1, bias=False)
+        self.pointwise_norm = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (N, channels, H, W) to the same shape."""
+        x = torch.relu(self.depthwise_norm(self.depthwise(x)))
+        return torch.relu(self.pointwise_norm(self.pointwise(x)))
+
+
+class DsCnn(nn.Module):
+    """MLPerf Tiny's keyword spotter: 49 frames of 10 MFCC features in, 12 classes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(1, 64, (10, 4), stride=(2, 2), padding=(5, 1), bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.Dropout(0.2),
+        )
+        self.blocks = nn.Sequential(*(DepthwiseSeparable(64) for _ in range(4)))
+        self.dropout = nn.Dropout(0.4)
+        self.pool = nn.AvgPool2d((24, 5))  # 24 of the 25 rows, as the reference implementation has it
+        self.classifier = nn.Linear(64, 12)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Maps (N, 1, 49, 10) to (N, 12)."""
+        x = self.pool(self.dropout(self.blocks(self.stem(features))))
+        return self.classifier(torch.flatten(x, 1))
+
+
+class DeepAutoencoder(nn.Module):
+    """MLPerf Tiny's anomaly detector: 5 frames of 128 mel bands, through a bottleneck of 8 and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [640, 128, 128, 128, 128, 8, 128, 128, 128, 128]
+        layers: list[nn.Module] = []
+        for wide, narrow in pairwise(widths):
+            layers += [nn.Linear(wide, narrow), nn.BatchNorm1d(narrow), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], 640))
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Maps (N, 640) to (N, 640)."""
+        return self.layers(frames)
+
+
+class SequenceClassifier(nn.Module):
+    """A classifier on two ``nn.TransformerEncoderLayer`` of width 128: (N, 32, 40) in, (N, 10) out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(40, 128)
+        layer = nn.TransformerEncoderLayer(128, nhead=4, dim_feedforward=256, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, num_layers=2)
+        self.classifier = nn.Linear(128, 10)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Maps (N, 32, 40) to (N, 10)."""
+        return self.classifier(self.encoder(self.project(frames)).mean(dim=1))
+
+
+class PlainBert(nn.Module):
+    """A BERT of two layers that takes token ids and returns the last hidden state, as plain tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = _transformers()
+        config = transformers.BertConfig(
+            vocab_size=1000,
+            hidden_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=512,
+            max_position_embeddings=64,
+        )
+        self.bert = transformers.BertModel(config, add_pooling_layer=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Maps int32 token ids (N, 32) to (N, 32, 128)."""
+        return self.bert(input_ids=tokens).last_hidden_state
+
+
+class PlainVit(nn.Module):
+    """A ViT of hidden size 96 and 3 layers for images of 64x64 in patches of 8x8, as plain tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = _transformers()
+        config = transformers.ViTConfig(
+            hidden_size=96,
+            num_hidden_layers=3,
+            num_attention_heads=3,
+            intermediate_size=192,
+            image_size=64,
+            patch_size=8,
+            num_labels=10,
+        )
+        self.vit = transformers.ViTForImageClassification(config)
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Maps (N, 3, 64, 64) to (N, 10)."""
+        return self.vit(pixel_values=image).logits
+
+
+_kept: list[torch.library.Library] = []
+
+
+@lru_cache(maxsize=1)
+def torchvision() -> ModuleType:
+    """Imports torchvision on a CPU build of PyTorch.
+
+    Its wheel is built for CUDA and its compiled operators do not load here; importing it only needs the
+    schemas of two of them to exist. None of the classification networks calls them.
+    """
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _kept.append(library)  # a Library that is collected takes its definitions away
+    return importlib.import_module("torchvision")
+
+
+def _transformers() -> ModuleType:
+    torchvision()  # transformers imports it where it is installed
+    return importlib.import_module("transformers")
+
+
+def _vision(name: str) -> Callable[[], nn.Module]:
+    return lambda: getattr(torchvision().models, name)(weights=None)
+
+
+def _image(size: int) -> Callable[[], Tensor]:
+    return lambda: torch.randn(1, 3, size, size)
+
+
+_BUILDERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], str]] = {
+    "ds_cnn": (DsCnn, lambda: torch.rand(1, 1, 49, 10) * 2 - 1, CONVOLUTION),
+    "deep_autoencoder": (DeepAutoencoder, lambda: torch.rand(1, 640) * 2 - 1, CONVOLUTION),
+    "mobilenet_v2": (_vision("mobilenet_v2"), _image(224), CONVOLUTION),
+    "mobilenet_v3_small": (_vision("mobilenet_v3_small"), _image(224), CONVOLUTION),
+    "resnet18": (_vision("resnet18"), _image(224), CONVOLUTION),
+    "efficientnet_b0": (_vision("efficientnet_b0"), _image(224), CONVOLUTION),
+    "squeezenet1_1": (_vision("squeezenet1_1"), _image(224), CONVOLUTION),
+    "transformer_encoder": (SequenceClassifier, lambda: torch.randn(1, 32, 40), ATTENTION),
+    "tiny_bert": (PlainBert, lambda: torch.randint(0, 1000, (1, 32), dtype=torch.int32), ATTENTION),
+    "tiny_vit": (PlainVit, _image(64), ATTENTION),
+}
+
+NAMES: tuple[str, ...] = tuple(_BUILDERS)
+"""The names that ``build`` takes."""
+
+
+def build(name: str, samples: int = 4, seed: int = 0) -> Entry:
+    """Builds a model of the zoo with ``samples`` random input tuples.
+
+    The global random state is left as it was. More samples leave the model and the first samples unchanged.
+
+    Raises:
+        KeyError: if there is no model of that name.
+        ValueError: if ``samples`` is not positive.
+    """
+    make, draw, kind = _BUILDERS[name]
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, not {samples}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make().eval()
+        _settle_batch_norm(model, draw)
+        torch.manual_seed(seed + 1)
+        inputs: list[tuple[Tensor, ...]] = [(draw(),) for _ in range(samples)]
+    return Entry(model, inputs, kind)
+
+
+def _settle_batch_norm(model: nn.Module, draw: Callable[[], Tensor]) -> None:
+    """Gives batch normalizations statistics and affine parameters as a trained network could have them.
+
+    With the initial ones (mean 0, variance 1) nothing but biases would reach the output of a deep random
+    network, and folding the normalization into the convolution would go untested. With exact statistics of
+    random data every layer amplifies what differs between samples, noise included. A variance a little above
+    the measured one lies between the two: the output depends on the input, and rounding errors do not grow
+    without bound.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    if not norms:
+        return
+    for norm in norms:
+        norm.momentum = None  # a plain average over the batches below
+        nn.init.uniform_(norm.weight, 0.75, 1.25)
+        nn.init.uniform_(norm.bias, -0.5, 0.5)
+        norm.train()
+    flat = isinstance(
+        norms[0], nn.BatchNorm1d
+    )  # statistics over samples alone, without positions: needs more
+    with torch.no_grad():
+        for _ in range(2):
+            model(torch.cat([draw() for _ in range(128 if flat else 8)]))
+    for norm in norms:
+        norm.eval()
+        if norm.running_var is not None:
+            norm.running_var *= 2.0 if flat else 1.1

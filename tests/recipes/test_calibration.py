@@ -1,0 +1,140 @@
+"""Calibration data: accepted forms, checks on every sample, and the warning about a single one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+    XNNPACKQuantizer,
+    get_symmetric_quantization_config,
+)
+from executorch.export import ExportRecipe, QuantizationRecipe
+from executorch.export import export as executorch_export
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from arm_recipes import ArmRecipesWarning, export
+from arm_recipes.stages.calibration import Calibration
+from arm_recipes.stages.quantization import quantization_recipe
+
+X = torch.arange(12.0).reshape(4, 3)
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + y
+
+
+def _recipe(calibration: Any) -> QuantizationRecipe:
+    # The checks belong to the recipe and not to a target, so any quantizer shows them.
+    quantizer = XNNPACKQuantizer()
+    quantizer.set_global(get_symmetric_quantization_config())
+    return quantization_recipe(quantizer, calibration)
+
+
+def _export(calibration: Any, *, model: nn.Module | None = None, inputs: Any = ((X[:1],),)) -> Any:
+    recipe = ExportRecipe(name="test", quantization_recipe=_recipe(calibration))
+    return export((model or nn.Linear(3, 2)).eval(), recipe, list(inputs))
+
+
+def _generator() -> Iterator[torch.Tensor]:
+    yield from X.split(1)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        [(x,) for x in X.split(1)],
+        [[x] for x in X.split(1)],
+        X.split(1),
+        _generator,
+        _generator(),
+        lambda: list(X.split(1)),
+        DataLoader(X, batch_size=1),
+    ],
+)
+def test_forms(source: Any) -> None:
+    calibration = Calibration(source)
+    for _ in range(2):  # a program with two methods reads it twice
+        samples = [sample for (sample,) in calibration()]
+        assert torch.equal(torch.cat(samples), X)
+
+
+def test_labels_of_a_data_loader_are_left_out() -> None:
+    loader = DataLoader(TensorDataset(X, torch.arange(4)), batch_size=1)
+    result = _export(loader)
+    assert result.report.methods[0].quantization.samples == 4
+
+
+def test_calibration_sets_the_ranges() -> None:
+    narrow, wide = (_export([(X[:1] * factor,)] * 2) for factor in (1.0, 100.0))
+    scales = []
+    for result in (narrow, wide):
+        nodes = result.exported_programs["forward"].graph.nodes
+        scales.append(next(node.args[1] for node in nodes if "quantize_per_tensor" in str(node.target)))
+    assert scales[1] == pytest.approx(100 * scales[0], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (iter([]), "calibration has no samples; give at least one tuple"),
+        (list, "calibration has no samples"),
+        (lambda: 3, r"calibration\(\) must return an iterable, not int"),
+        ([(X[:1],), "text"], "calibration sample 1 is of type str; each sample must be a tensor or a tuple"),
+        ([{"x": X[:1]}], "calibration sample 0 is of type dict"),
+        (
+            [(X[:1],), (X[:2],)],
+            r"calibration sample 1, input 0 \('input'\) has shape \(2, 3\), the model takes \(1, 3\)",
+        ),
+        ([(X[0],)], r"calibration sample 0, input 0 .* has shape \(3,\), the model takes \(1, 3\)"),
+        (
+            [(X[:1].double(),)],
+            r"calibration sample 0, input 0 .* is torch.float64, the model takes torch.float32",
+        ),
+        ([(3.0,)], r"calibration sample 0, input 0 .* is of type float, not a tensor"),
+    ],
+)
+def test_wrong_samples_are_named(source: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _export(source)
+
+
+def test_too_few_inputs() -> None:
+    with pytest.raises(ValueError, match="calibration sample 1 has 1 inputs, the model takes 2"):
+        _export([(X[:1], X[:1]), (X[:1],)], model=Two(), inputs=[(X[:1], X[:1])])
+
+
+def test_wrong_example_inputs_are_named_too() -> None:
+    with pytest.raises(ValueError, match="calibration sample 1, input 0 .* has shape"):
+        _export(None, inputs=[(X[:1],), (X,)])
+
+
+@pytest.mark.parametrize("source", [[(X[:1],)], None])
+def test_one_sample_is_warned_about(source: Any) -> None:
+    with pytest.warns(ArmRecipesWarning, match="calibration saw only one sample") as caught:
+        _export(source)
+    assert caught[0].filename == __file__
+
+
+def test_two_samples_are_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ArmRecipesWarning)
+        _export([(X[:1],), (X[1:2],)])
+
+
+def test_the_checks_work_with_executorchs_own_export() -> None:
+    recipe = ExportRecipe(name="test", quantization_recipe=_recipe([(X[:1], 7)]))
+    with pytest.warns(ArmRecipesWarning, match="only one sample"):
+        executorch_export(nn.Linear(3, 2).eval(), [(X[:1],)], recipe)
+    recipe = ExportRecipe(name="test", quantization_recipe=_recipe([(X,)]))
+    with pytest.raises(ValueError, match="calibration sample 0, input 0"):
+        executorch_export(nn.Linear(3, 2).eval(), [(X[:1],)], recipe)

@@ -1,0 +1,103 @@
+"""Keyword arguments: every message that a wrong one gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+
+from arm_recipes import ArmRecipeType, options
+
+U85 = ArmRecipeType.ETHOSU_U85_INT8
+ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU")]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "message"),
+    [
+        (
+            U85,
+            {"mac": 128},
+            r"ETHOSU_U85_INT8: unknown argument 'mac'; did you mean 'macs'\? \(allowed: macs, ",
+        ),
+        (U85, {"MACS": 128}, r"did you mean 'macs'\?"),
+        (U85, {"zzzzz": 1}, r"unknown argument 'zzzzz' \(allowed: macs, .*dump_dir\)"),
+        (ArmRecipeType.TOSA_INT8, {"macs": 128}, "unknown argument 'macs'; it belongs to Ethos-U recipes"),
+        (ArmRecipeType.TOSA_FP, {"calibration": []}, "'calibration'; it belongs to quantizing recipes"),
+        (ArmRecipeType.VGF_FP, {"quantised_io": True}, r"\(allowed: require_full_delegation, dump_dir\)"),
+        (U85, {"macs": True}, "macs must be an int that the family has; got True: not an int"),
+        (U85, {"macs": "256"}, "got '256': not an int"),
+        (U85, {"macs": -256}, "got -256: not positive"),
+        (U85, {"macs": None}, "got None: not an int"),
+        (
+            U85,
+            {"system_config": 3},
+            r"system_config must be the name of a \[System_Config\].*got 3: not a str",
+        ),
+        (U85, {"memory_mode": " "}, "memory_mode must be .*got ' ': empty"),
+        (U85, {"extra_flags": "--optimise=Size"}, r"a single str; write extra_flags=\['--optimise=Size'\]"),
+        (
+            U85,
+            {"extra_flags": [1]},
+            "extra_flags must be a list of Vela command line flags; got .*not a list of str",
+        ),
+        (U85, {"config_ini": 5}, "config_ini must be the path of a Vela .ini file; got 5: not a path"),
+        (U85, {"per_channel": 1}, "per_channel must be a bool; got 1: not a bool"),
+        (U85, {"quantized_io": "yes"}, "quantized_io must be a bool; got 'yes': not a bool"),
+        (U85, {"require_full_delegation": None}, "require_full_delegation must be a bool; got None"),
+        (U85, {"dump_dir": 4}, "dump_dir must be a directory for intermediate artefacts; got 4: not a path"),
+        (
+            U85,
+            {"calibration": torch.zeros(2, 3)},
+            r"got tensor of shape \(2, 3\): a single tensor; write calibration=",
+        ),
+        (
+            U85,
+            {"calibration": {"a": []}},
+            r"a dict; give samples per method to export\(\) as example_inputs=",
+        ),
+        (U85, {"calibration": "digits"}, "got 'digits': not iterable"),
+        (U85, {"calibration": 7}, "got 7: not iterable"),
+        (U85, {"calibration": []}, r"got \[\]: it has no samples"),
+    ],
+)
+def test_a_wrong_argument_is_named(recipe: ArmRecipeType, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExportRecipe.get_recipe(recipe, **given)
+
+
+def test_dump_dir_must_not_be_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for given in (file, file / "below"):
+        with pytest.raises(ValueError, match=r"dump_dir must be .*file' is not a directory"):
+            ExportRecipe.get_recipe(U85, dump_dir=given)
+
+
+def test_a_long_value_is_shortened() -> None:
+    with pytest.raises(ValueError, match=r"got 'x{76}\.\.\.: not a bool"):
+        ExportRecipe.get_recipe(U85, per_channel="x" * 500)
+
+
+@pytest.mark.parametrize("recipe", list(ArmRecipeType))
+def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
+    expected = {"require_full_delegation", "dump_dir"}
+    if not recipe.name.endswith("FP"):
+        expected |= {"per_channel", "calibration", "quantized_io"}
+    if recipe in ETHOS_U:
+        expected |= {"macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
+    assert set(options.allowed(recipe)) == expected
+
+
+def test_defaults_are_filled_in() -> None:
+    given = options.check(ArmRecipeType.TOSA_INT8, {"quantized_io": True})
+    assert given == {
+        "per_channel": True,
+        "calibration": None,
+        "quantized_io": True,
+        "require_full_delegation": False,
+        "dump_dir": None,
+    }

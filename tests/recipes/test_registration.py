@@ -1,0 +1,73 @@
+"""The provider: how it registers, next to ExecuTorch's own, and what importing it costs."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+
+import pytest
+from executorch.export import ExportRecipe, RecipeType, recipe_registry
+
+from arm_recipes import ArmRecipeProvider, ArmRecipeType
+
+_BOTH = """
+import {first}
+import {second}
+from executorch.export import recipe_registry
+from executorch.backends.arm.recipes import ArmRecipeType as Peer
+from arm_recipes import ArmRecipeType as Ours
+assert {{"arm", "arm_recipes"}} <= set(recipe_registry.list_backends()), recipe_registry.list_backends()
+assert list(recipe_registry.get_supported_recipes("arm")) and not isinstance(Peer.TOSA_FP, Ours)
+assert list(recipe_registry.get_supported_recipes("arm_recipes")) == list(Ours)
+assert not {{recipe.value for recipe in Peer}} & {{recipe.value for recipe in Ours}}
+"""
+
+
+def _run(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+_PEER = "executorch.backends.arm.recipes"
+
+
+@pytest.mark.parametrize(("first", "second"), [(_PEER, "arm_recipes"), ("arm_recipes", _PEER)])
+def test_registers_next_to_executorchs_own_in_either_order(first: str, second: str) -> None:
+    _run(_BOTH.format(first=first, second=second))
+
+
+def test_import_adds_less_than_300_ms() -> None:
+    script = (
+        "import time, torch, executorch.export; start = time.perf_counter(); import arm_recipes; "
+        "print(time.perf_counter() - start)"
+    )
+    assert statistics.median(float(_run(script)) for _ in range(3)) < 0.3
+
+
+def test_import_loads_no_tool() -> None:
+    script = (
+        "import sys, torch, executorch.export; before = set(sys.modules); import arm_recipes; "
+        "print({name.split('.')[0] for name in set(sys.modules) - before})"
+    )
+    loaded = set(eval(_run(script)))
+    assert not loaded & {"ethosu", "tosa_reference_model", "tosa", "tqdm", "arm_backend_core", "executorch"}
+
+
+def test_every_recipe_is_supported() -> None:
+    assert list(recipe_registry.get_supported_recipes("arm_recipes")) == list(ArmRecipeType)
+    assert len(ArmRecipeType) == 11
+
+
+def test_a_foreign_recipe_type_is_not_ours() -> None:
+    class Foreign(RecipeType):
+        FP = "foreign_fp"
+
+        @classmethod
+        def get_backend_name(cls) -> str:
+            return "arm_recipes"
+
+    assert ArmRecipeProvider().create_recipe(Foreign.FP) is None
+    with pytest.raises(ValueError, match="'foreign_fp' not supported by 'arm_recipes'"):
+        ExportRecipe.get_recipe(Foreign.FP)

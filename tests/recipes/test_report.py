@@ -1,0 +1,146 @@
+"""Rendering of the report: text, JSON, HTML."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from arm_backend_core.backends.payload import VelaFigures
+from arm_backend_core.events import Delegate, Io
+from arm_recipes.report import CpuOperator, MethodReport, Quantization, Report, TensorInfo, size
+
+VELA = VelaFigures(
+    npu_cycles=90_000,
+    total_cycles=100_000,
+    core_clock=1e9,
+    inference_seconds=1e-4,
+    sram_bytes=20_000,
+    dram_bytes=0,
+    flash_bytes=300,
+    sram_limit=10_000,
+    macs=1_234_567,
+    weight_bytes=100,
+    original_weight_bytes=200,
+    npu_operators=3,
+    memories=(),
+    layers=(),
+    accelerator="ethos-u85-256",
+    system_config="Sys",
+    memory_mode="Mode",
+)
+DELEGATE = Delegate(
+    name="arm_0",
+    backend="EthosUBackend",
+    operators=("aten.conv2d.default", "aten.relu.default"),
+    tosa_operators=("CONV2D", "CLAMP", "RESCALE"),
+    tosa=b"12345",
+    payload_bytes=2048,
+    vela=VELA,
+    inputs=(Io("x", "i8", (1, 3)),),
+    outputs=(),
+)
+METHOD = MethodReport(
+    name="forward",
+    inputs=(TensorInfo("x", "int8", (1, 3), 0.5, -3),),
+    outputs=(TensorInfo("y", "float32", (1,)),),
+    delegates=(DELEGATE,),
+    other_delegates={"XnnpackBackend": 2},
+    boundary={"cortex_m.quantize_per_tensor.default": 1},
+    cpu=(CpuOperator("aten.<sort>", 2, "no rule & no way", ("model.py:3", "model.py:9")),),
+    quantization=Quantization({"int8": 4}, {"int8 per channel": 2}, 1),
+)
+REPORT = Report("tosa_<x>", (METHOD,), 12_345, {"quantize": 1.0, "to_executorch": 0.25}, ("mind <this>",))
+
+EXPECTED = """\
+Recipe tosa_<x>
+  program  12.1 KiB
+  export   1.25 s
+Inputs and outputs
+  in   x  int8[1, 3] scale=0.5 zero_point=-3
+  out  y  float32[1]
+Quantization
+  activations  4 x int8
+  weights      2 x int8 per channel
+  calibration  1 sample
+Delegates: 1, 2 operators
+  arm_0   EthosUBackend   2 operators as 3 TOSA  2,048 B
+  2 more  XnnpackBackend
+Vela's estimates for arm_0
+  target        ethos-u85-256, Sys, Mode
+  NPU cycles    90,000
+  total cycles  100,000
+  inference     0.100 ms at 1000 MHz
+  SRAM          19.5 KiB of 9.8 KiB (more than the memory mode grants)
+  DRAM          0 B
+  flash         300 B
+  MACs          1,234,567
+  weights       100 B encoded, 200 B before
+Conversions at the boundary
+  cortex_m.quantize_per_tensor.default  1
+Operators on the CPU: 2
+  2 x aten.<sort>  no rule & no way  model.py:3; model.py:9
+Seconds per stage
+  quantize       1.00
+  to_executorch  0.25
+Notes
+  mind <this>"""
+
+
+def test_text() -> None:
+    assert str(REPORT) == EXPECTED
+
+
+def test_json() -> None:
+    data = json.loads(json.dumps(REPORT.to_dict()))
+    assert data["seconds"] == {"quantize": 1.0, "to_executorch": 0.25, "total": 1.25}
+    method = data["methods"][0]
+    assert method["delegates"][0]["tosa_bytes"] == 5
+    assert method["delegates"][0]["vela"]["npu_cycles"] == 90_000
+    assert method["inputs"][0] == {
+        "name": "x",
+        "dtype": "int8",
+        "shape": [1, 3],
+        "scale": 0.5,
+        "zero_point": -3,
+    }
+    assert method["cpu"][0]["reason"] == "no rule & no way"
+
+
+def test_html_is_escaped() -> None:
+    page = REPORT._repr_html_()
+    assert "aten.&lt;sort&gt;" in page
+    assert "mind &lt;this&gt;" in page
+    assert "<sort>" not in page
+    assert (
+        page.count("<table>")
+        == page.count("</table>")
+        == str(REPORT).count("\n") + 1 - EXPECTED.count("\n  ")
+    )
+
+
+def test_sums_over_methods() -> None:
+    report = Report("r", (METHOD, METHOD), 1, {}, ())
+    assert len(report.delegates) == len(report.cpu) == 2
+    assert "Delegates of 'forward': 1" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (9_999, "9,999 B"), (10_240, "10.0 KiB"), (20 * 1024**2, "20.0 MiB")]
+)
+def test_size(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_quantize_and_dequantize() -> None:
+    info = TensorInfo("x", "int8", (4,), 0.5, -3)
+    integers = info.quantize(torch.tensor([0.0, 1.26, -1000.0, 1000.0]))
+    assert integers.dtype == torch.int8
+    assert integers.tolist() == [-3, 0, -128, 127]
+    assert info.dequantize(integers).tolist() == [0.0, 1.5, -62.5, 65.0]
+
+
+def test_a_float_tensor_has_no_parameters() -> None:
+    with pytest.raises(ValueError, match=r"'x' is not quantized \(float32\); export with quantized_io=True"):
+        TensorInfo("x", "float32", (4,)).quantize(torch.zeros(4))

@@ -1,0 +1,47 @@
+"""What Vela says about the arguments of Ethos-U recipes reaches the user from ``get_recipe``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from executorch.export import ExportRecipe
+
+from arm_recipes import ArmRecipeType, options
+from arm_recipes.provider import SPECS
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "message"),
+    [
+        (ArmRecipeType.ETHOSU_U55_INT8, {"macs": 512}, "macs=512.*U55.*32, 64, 128, 256"),
+        (ArmRecipeType.ETHOSU_U65_A16W8, {"macs": 128}, "macs=128.*256, 512"),
+        (ArmRecipeType.ETHOSU_U55_INT8, {"memory_mode": "Dedicated_Sram"}, "memory_mode.*Dedicated_Sram"),
+        (ArmRecipeType.ETHOSU_U85_INT8, {"memory_mode": "Sram_only"}, "memory_mode.*Sram_Only"),
+        (ArmRecipeType.ETHOSU_U85_INT8, {"config_ini": "/nowhere/vela.ini"}, "config_ini.*/nowhere/vela.ini"),
+        (ArmRecipeType.ETHOSU_U85_INT8, {"system_config": "Ethos_U85"}, "system_config.*Ethos_U85_SYS"),
+        (ArmRecipeType.ETHOSU_U85_INT8, {"extra_flags": ["--no-such-flag"]}, "extra_flags.*--no-such-flag"),
+    ],
+)
+def test_refused_before_anything_is_built(recipe: ArmRecipeType, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExportRecipe.get_recipe(recipe, **given)
+
+
+@pytest.mark.parametrize(
+    ("family", "accelerator", "system_config", "memory_mode"),
+    [
+        ("U55", "ethos-u55-128", "Ethos_U55_High_End_Embedded", "Shared_Sram"),
+        ("U65", "ethos-u65-256", "Ethos_U65_High_End", "Dedicated_Sram_384KB"),
+        ("U85", "ethos-u85-256", "Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
+    ],
+)
+def test_defaults(family: str, accelerator: str, system_config: str, memory_mode: str) -> None:
+    for precision in ("INT8", "A16W8"):
+        recipe = ArmRecipeType[f"ETHOSU_{family}_{precision}"]
+        spec: Any = SPECS[recipe](options.check(recipe, {}))
+        assert (spec.accelerator, spec.system_config, spec.memory_mode) == (
+            accelerator,
+            system_config,
+            memory_mode,
+        )
