@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
+from arm_backend_core.backends.artifacts import Origin
 from arm_backend_core.errors import CompileError, FullDelegationError, Unsupported
 from arm_backend_core.lowering import Lowering, Univariate, is_dequantize, is_quantize, source_line
 from arm_backend_core.ops.operands import Tensor
@@ -70,8 +71,9 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, decomposed where there is no record, int64 inputs narrowed."""
     if not functionalize(program.graph_module.graph):
         program = program.run_decompositions({})
-    if decompose(program.graph_module):
+    if decompose(program.graph_module, constants_of(program)):
         lift_constants(program)
+    program.graph_module.graph.eliminate_dead_code()
     narrow_int64_inputs(program)
     split_dequantize(program)
     return program
@@ -168,6 +170,7 @@ def _compile(partition: Partition, spec: ArmCompileSpec) -> None:
         return None
 
     payload = spec.compile(flatbuffer, delegate=name, locate=locate)
+    spec.dump(name, flatbuffer, payload, _origins(graph))
     record = events.Delegate(
         name=name,
         backend=spec.backend_id,
@@ -183,6 +186,20 @@ def _compile(partition: Partition, spec: ArmCompileSpec) -> None:
     if log is not None:
         log.delegates.append(record)
     partition.insert(spec.backend_id, payload.data, spec.to_list(), _executor(flatbuffer), {"arm_delegate": record})
+
+
+def _origins(graph: Graph) -> list[Origin]:
+    """Where each operator of the flatbuffer comes from; a pass's own operators come from nowhere."""
+    return [
+        Origin(
+            op.kind,
+            op.output.name,
+            op.origin.operator if op.origin else "",
+            op.origin.node if op.origin else "",
+            op.origin.source if op.origin else "",
+        )
+        for op in graph.ops
+    ]
 
 
 def _io(value: Value) -> events.Io:

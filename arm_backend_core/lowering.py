@@ -8,7 +8,7 @@ makes the graph that is compiled.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,15 @@ def is_dequantize(node: Node) -> bool:
     """Whether ``node`` turns integers into real numbers."""
     overload = overload_of(node.target)
     return overload is not None and overload.name().split(".")[0] in _DEQUANTIZE
+
+
+def is_constant(node: Node, constants: Container[Node]) -> bool:
+    """Whether ``node`` computes one tensor from constants alone, by an operator that always gives the same."""
+    overload = overload_of(node.target)
+    if overload is None or torch.Tag.nondeterministic_seeded in overload.tags or overload._schema.is_mutable:
+        return False
+    known = all(source in constants for source in node.all_input_nodes)
+    return known and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +105,7 @@ class Lowering:
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.graph, self.target)
+        self.constants = dict(self.constants)
 
     def run(self, nodes: Iterable[Node], external: Iterable[Node] = ()) -> None:
         """Lower ``nodes`` in order; those in ``external`` are left to others."""
@@ -169,6 +179,9 @@ class Lowering:
             return self._dequantize(node)
         if is_quantize(node):
             return self._quantize(node)
+        if is_constant(node, self.constants):
+            self.constants[node] = self._evaluate_constant(node)
+            return self._constant(node)
         if node.target is operator.getitem:
             items = self.read(_node(node.args[0]))
             if not isinstance(items, list):
@@ -230,6 +243,14 @@ class Lowering:
             return Tensor(b.const(x.real, DType.FP32))
         steps = b.sub(b.cast(x.value, DType.FP32), b.const(float(x.q.zero_point), DType.FP32))
         return Tensor(b.mul(steps, b.const(float(x.q.scale), DType.FP32)))
+
+    def _evaluate_constant(self, node: Node) -> torch.Tensor:
+        """What PyTorch makes of constants alone: positions, masks, scales."""
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: self.constants[x])
+        with torch.no_grad():
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        assert isinstance(value, torch.Tensor)
+        return value
 
     # -- quantize and dequantize ---------------------------------------------------------------------------------
 

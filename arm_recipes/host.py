@@ -1,11 +1,12 @@
 """Execute a lowered method in Python.
 
-Our delegates run their TOSA graph on the reference model when they are called with real tensors, those of other
-backends run the program that they were made from, and everything else is PyTorch.
+Our delegates run their TOSA graph on the reference model when they are called with real tensors, those of
+other backends run the program that they were made from, and everything else is PyTorch.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ class HostMethod:
 
     def __init__(self, name: str, program: ExportedProgram) -> None:
         self.name = name
-        self.graph_module = GraphModule(program.graph_module, _copied(program.graph_module.graph))
+        self.graph_module = _copied_module(program.graph_module)
         signature = program.graph_signature
         names = {
             **signature.inputs_to_parameters,
@@ -77,11 +78,30 @@ class HostMethod:
                 )
 
 
-def _copied(graph: torch.fx.Graph) -> torch.fx.Graph:
-    copy = torch.fx.Graph()
-    output = copy.graph_copy(graph, {})
-    copy.output(output)
-    return copy
+def copied(program: ExportedProgram) -> ExportedProgram:
+    """A program with graph, signature and tables of weights of its own; the weights are shared."""
+    module = _copied_module(program.graph_module)
+    return ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=copy.deepcopy(program.graph_signature),
+        state_dict=dict(program.state_dict),
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=dict(program.constants),
+        verifiers=[program.verifier],
+    )
+
+
+def _copied_module(module: GraphModule) -> GraphModule:
+    graph = torch.fx.Graph()
+    values: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph.output(graph.graph_copy(module.graph, values))
+    graph.output_node().meta = dict(module.graph.output_node().meta)
+    copy_ = GraphModule(module, graph)
+    copy_.meta.update(module.meta)
+    return copy_
 
 
 def _name(tensor: torch.Tensor) -> str:

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+from executorch.exir._warnings import ExperimentalWarning
+
 #: Packages whose warnings and log lines tell a user nothing that can be acted on.
 _THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy", "copyreg", "onnx")
 _MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
@@ -61,6 +63,8 @@ def quiet() -> Iterator[None]:
     """
     with warnings.catch_warnings(), ExitStack() as undo:
         warnings.filterwarnings("ignore", module=_MODULES)
+        # ExecuTorch warns that recipes are experimental, and points at the caller: this package.
+        warnings.filterwarnings("ignore", category=ExperimentalWarning)
         root = logging.getLogger()
         # Without a handler, logging.info() in ExecuTorch would install one for the rest of the process.
         if not root.handlers:

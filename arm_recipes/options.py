@@ -150,7 +150,7 @@ def _unknown(recipe: ArmRecipeType, name: str, names: list[str]) -> str:
         kind = {"ethos-u": "Ethos-U recipes", "int": "quantizing recipes"}[OPTIONS[name].group]
         hint = f"; it belongs to {kind}"
     else:
-        near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         hint = f"; did you mean '{near[0]}'?" if near else ""
     return f"{recipe.name}: unknown argument '{name}'{hint} (allowed: {', '.join(names)})"
 

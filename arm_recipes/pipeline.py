@@ -23,7 +23,7 @@ from executorch.export.stages import (
 from torch.export import ExportedProgram
 
 from arm_recipes import report
-from arm_recipes.host import HostMethod
+from arm_recipes.host import HostMethod, copied
 from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import warn
 from arm_recipes.result import ExportResult
@@ -126,7 +126,7 @@ class Pipeline:
             self._seconds[kind.value] = time.perf_counter() - start
             self._artifact = stage.get_artifacts()
             if kind is StageType.TORCH_EXPORT:
-                self._programs = dict(self._artifact.data)
+                self._keep_programs()
                 self._warn_about_boundary()
 
     def result(self, rejected: list[Rejected], notes: list[str]) -> ExportResult:
@@ -180,6 +180,12 @@ class Pipeline:
         }
         return build[kind]()
 
+    def _keep_programs(self) -> None:
+        # Lowering edits the programs in place, and one may be the user's own.
+        self._programs = dict(self._artifact.data)
+        copies = {name: copied(program) for name, program in self._programs.items()}
+        self._artifact = self._artifact.copy_with_new_data(copies)
+
     def _warn_about_boundary(self) -> None:
         for name, program in self._programs.items():
             nodes = {node.name: node for node in program.graph.nodes}
@@ -204,27 +210,30 @@ class Pipeline:
             self._methods[name] = method
             outputs = list(program.graph.output_node().args[0])[-len(program.graph_signature.user_outputs) :]
             self._tensors[name] = (
-                _describe(method.inputs, published, f"{name}_input"),
-                _describe(outputs, published, f"{name}_output"),
+                _describe(method.inputs, published, name, "input"),
+                _describe(outputs, published, name, "output"),
             )
 
 
 def _describe(
-    nodes: Iterable[Any], published: Mapping[str, Any], prefix: str
+    nodes: Iterable[Any], published: Mapping[str, Any], method: str, side: str
 ) -> tuple[report.TensorInfo, ...]:
     described = []
     for index, node in enumerate(nodes):
         value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
+        # Inputs have names in the model; results do not.
+        name = node.name if side == "input" else f"{side}{index}"
         if not isinstance(value, torch.Tensor):
-            described.append(report.TensorInfo(str(node), type(value).__name__, ()))
+            described.append(report.TensorInfo(name, type(value).__name__, ()))
             continue
+        prefix = f"{method}_{side}{index}"
         described.append(
             report.TensorInfo(
-                name=node.name,
+                name=name,
                 dtype=str(value.dtype).removeprefix("torch."),
                 shape=tuple(value.shape),
-                scale=published.get(f"{prefix}{index}_scale"),
-                zero_point=published.get(f"{prefix}{index}_zp"),
+                scale=published.get(f"{prefix}_scale"),
+                zero_point=published.get(f"{prefix}_zp"),
             )
         )
     return tuple(described)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType
 
 from arm_recipes import options
+from arm_recipes.messages import quiet
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
 
 if TYPE_CHECKING:
@@ -19,10 +20,18 @@ Options = dict[str, Any]
 
 def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSpec]:
     def build(given: Options) -> ArmCompileSpec:
+        from arm_backend_core.targets import vela_config
         from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
+        macs, allowed = given["macs"] or default_macs, vela_config.macs(family)
+        if macs not in allowed:
+            nearest = min(allowed, key=lambda count: abs(count - macs))
+            raise ValueError(
+                f"macs={macs}: no {family} has that many; did you mean {nearest}? "
+                f"(allowed: {', '.join(map(str, allowed))})"
+            )
         return EthosUCompileSpec(
-            f"{family}-{given['macs'] or default_macs}",
+            f"{family}-{macs}",
             system_config=given["system_config"],
             memory_mode=given["memory_mode"],
             extra_flags=list(given["extra_flags"] or []) or None,
@@ -41,7 +50,8 @@ def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
 def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-    return VgfCompileSpec(tosa_spec)
+    # With FP the delegate does the quantization of its inputs itself; integer inputs mean an integer delegate.
+    return VgfCompileSpec(_INT if given.get("quantized_io") else tosa_spec)
 
 
 _U55 = _ethos_u("ethos-u55", 128)
@@ -92,7 +102,8 @@ class ArmRecipeProvider(BackendRecipeProvider):
         spec = SPECS[recipe_type](given)
         if given["dump_dir"] is not None:
             spec.dump_intermediate_artifacts_to(str(given["dump_dir"]))
-        return _recipe(recipe_type, spec, given)
+        with quiet():
+            return _recipe(recipe_type, spec, given)
 
 
 def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) -> ExportRecipe:

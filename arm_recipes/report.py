@@ -199,10 +199,10 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     yield f"Inputs and outputs{of}", [(side, tensor.name, str(tensor)) for side, tensor in tensors]
     if method.quantization is not None:
         yield f"Quantization{of}", _quantization_rows(method.quantization)
-    count = sum(len(delegate.operators) for delegate in method.delegates)
+    count = sum(map(_operators, method.delegates))
     rows: list[tuple[str, ...]] = []
     for d in method.delegates:
-        what = f"{len(d.operators)} operators as {len(d.tosa_operators)} TOSA"
+        what = f"{_operators(d)} operators as {len(d.tosa_operators)} TOSA"
         rows.append((d.name, d.backend, what, size(d.payload_bytes)))
     rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
     yield f"Delegates{of}: {len(method.delegates)}, {count} operators", rows or [("none",)]
@@ -220,10 +220,16 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     )
 
 
+def _operators(delegate: Delegate) -> int:
+    """Number of the model's operators in a delegate: quantize and dequantize around them are not counted."""
+    return sum(not name.startswith("quantized_decomposed") for name in delegate.operators)
+
+
 def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
-    for what, counts in (("activations", quantization.activations), ("weights", quantization.weights)):
-        rows += [(what, f"{number} x {kind}") for kind, number in counts.items()]
+    rows += [("activations", f"{number} x {kind}") for kind, number in quantization.activations.items()]
+    for kind, number in quantization.weights.items():
+        rows.append(("biases" if kind.startswith("int32") else "weights", f"{number} x {kind}"))
     if quantization.samples is not None:
         rows.append(("calibration", f"{quantization.samples} sample{'s' * (quantization.samples != 1)}"))
     return rows or [("nothing is quantized",)]

@@ -291,7 +291,9 @@ def child(model: str, recipe: str, backend: str) -> None:
 def collect(model: str, recipe: str, backend: str, timeout: float) -> Row:
     """Starts one measurement and returns its row, also for a failure or after ``timeout`` seconds."""
     command = [sys.executable, __file__, "--child", model, recipe, backend]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    # The peer looks for the VGF converter on the PATH.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path}
     failed: Row = {"model": model, "recipe": recipe, "backend": backend}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)

@@ -36,6 +36,7 @@ class Record:
         lower_integer: rule for quantized values, None when there is none.
         activations: positions of the arguments that are quantized as activations; None for every tensor argument.
         weight: position of the weight (CONV only).
+        bias: position of the bias (CONV only).
         weight_axis: the weight's output-channel dimension, given its rank (CONV only).
         univariate: an elementwise function that may be merged with its neighbours into one TABLE.
         clamp: for relu and its kin: the arguments -> (low, high); such a function merges into its producer's rescale.
@@ -51,6 +52,7 @@ class Record:
     lower_integer: Rule | None = None
     activations: tuple[int, ...] | None = None
     weight: int = 1
+    bias: int = 2
     weight_axis: Callable[[int], int] = field(default=lambda rank: 0)
     univariate: bool = False
     clamp: Callable[..., tuple[float, float]] | None = None

@@ -8,7 +8,8 @@ would tear apart what a target can run whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from arm_backend_core.lowering import is_dequantize, is_quantize
+from arm_backend_core.lowering import is_constant
 from arm_backend_core.ops.registry import find
 
 aten = torch.ops.aten
@@ -34,8 +35,9 @@ def scaled_dot_product_attention(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
+    lowest: float = -math.inf,
 ) -> Tensor:
-    """softmax(query @ key^T * scale + mask) @ value, heads in dimension -3."""
+    """softmax(query @ key^T * scale + mask) @ value, heads in dimension -3; the mask is not below ``lowest``."""
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
@@ -45,7 +47,9 @@ def scaled_dot_product_attention(
         attn_mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
     if attn_mask is not None:
         if attn_mask.dtype is torch.bool:
-            attn_mask = torch.where(attn_mask, 0.0, -float("inf"))
+            attn_mask = torch.where(attn_mask, 0.0, lowest)
+        elif lowest > -math.inf:
+            attn_mask = attn_mask.clamp(min=lowest)
         scores = scores + attn_mask
     return torch.matmul(torch.softmax(scores, -1), value)
 
@@ -71,6 +75,7 @@ def transformer_encoder_layer(
     ffn_bias_2: Tensor,
     mask: Tensor | None = None,
     mask_type: int | None = None,
+    lowest: float = -math.inf,
 ) -> Tensor:
     """nn.TransformerEncoderLayer's fused inference form (torch.nn.modules.transformer), batch first."""
 
@@ -80,7 +85,7 @@ def transformer_encoder_layer(
         for weight, bias in zip(qkv_weight.split(embed_dim), qkv_bias.split(embed_dim), strict=True):
             projected = F.linear(x, weight, bias)
             heads.append(projected.view(batch, length, num_heads, embed_dim // num_heads).transpose(1, 2))
-        context = scaled_dot_product_attention(heads[0], heads[1], heads[2], mask)
+        context = scaled_dot_product_attention(heads[0], heads[1], heads[2], mask, lowest=lowest)
         return F.linear(context.transpose(1, 2).reshape(batch, length, embed_dim), proj_weight, proj_bias)
 
     def feed_forward(x: Tensor) -> Tensor:
@@ -109,29 +114,44 @@ _OWN: dict[OpOverload, Callable[..., Any]] = {
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
     aten.addmm.default: addmm,
 }
+_MASKED = (aten.scaled_dot_product_attention.default, aten._transformer_encoder_layer_fwd.default)
+#: What stands for minus infinity in a mask that is going to be quantized. exp(-64) is nothing beside any score that
+#: counts, and a range of 64 leaves int16 steps of 0.002.
+QUANTIZABLE_LOWEST = -64.0
 
 
-def _decomposition(overload: OpOverload) -> Callable[..., Any] | None:
+def _decomposition(overload: OpOverload, lowest: float) -> Callable[..., Any] | None:
+    if overload in _MASKED:
+        return partial(_OWN[overload], lowest=lowest)
     if overload in _OWN:
         return _OWN[overload]
-    table = torch._decomp.core_aten_decompositions()
-    if overload in table:
-        rule: Callable[..., Any] = table[overload]
+    if overload in torch._decomp.decomposition_table:
+        rule: Callable[..., Any] = torch._decomp.decomposition_table[overload]
         return rule
     if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
         return overload.decompose
     return None
 
 
-def decompose(module: GraphModule) -> bool:
+def decompose(module: GraphModule, constants: Iterable[Node] = (), lowest: float = -math.inf) -> bool:
     """Splice in the decomposition of every operator without a record, until none is left that has one.
+
+    Args:
+        constants: nodes that are parameters or buffers; what is computed from these alone is left whole.
+        lowest: the value of an attention mask's minus infinity.
 
     Returns:
         Whether the graph changed.
     """
+    known = set(constants)
     changed = False
     for _ in range(8):  # a decomposition may bring further composites; PyTorch's nest a few levels at most
-        spliced = [node for node in list(module.graph.nodes) if _wants(node) and _splice(module, node)]
+        _extend(known, module)
+        spliced = [
+            node
+            for node in list(module.graph.nodes)
+            if node not in known and _wants(node) and _splice(module, node, lowest)
+        ]
         if not spliced:
             return changed
         changed = True
@@ -139,15 +159,22 @@ def decompose(module: GraphModule) -> bool:
     return changed
 
 
+def _extend(constants: set[Node], module: GraphModule) -> None:
+    """Add what is computed from constants alone."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and is_constant(node, constants)):
+            constants.add(node)
+
+
 def _wants(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
-    return find(node) is None and not is_quantize(node) and not is_dequantize(node)
+    return find(node) is None
 
 
-def _splice(module: GraphModule, node: Node) -> bool:
+def _splice(module: GraphModule, node: Node, lowest: float) -> bool:
     assert isinstance(node.target, OpOverload)
-    rule = _decomposition(node.target)
+    rule = _decomposition(node.target, lowest)
     if rule is None:
         return False
     sources = [x for x in node.all_input_nodes]

@@ -43,11 +43,19 @@ def _functional(node: Node) -> OpOverload | None:
     return getattr(packet, node.target._overloadname, None) if packet is not None else None
 
 
-def _is_shared(source: object, node: Node, order: dict[Node, int]) -> bool:
-    """Whether ``source``'s memory may be seen under another name after ``node``."""
-    if not isinstance(source, Node) or source.op != "call_function" or _is_view(source):
+def _is_shared(source: object, node: Node, order: dict[Node, int], known_as: Node | None = None) -> bool:
+    """Whether ``source``'s memory may be seen after ``node`` under another name than ``known_as``."""
+    if not isinstance(source, Node) or source.op != "call_function":
         return True
-    return any(_is_view(user) and order[user] < order[node] and _read_after(user, node, order) for user in source.users)
+    for user in source.users:
+        if user is not known_as and order[user] < order[node] and _is_view(user) and _read_after(user, node, order):
+            return True
+    if not _is_view(source):
+        return False
+    return any(
+        _is_shared(base, node, order, source) or any(order[user] > order[node] for user in base.users)
+        for base in source.all_input_nodes
+    )
 
 
 def _is_view(node: Node) -> bool:

@@ -1,7 +1,7 @@
 """Which operator, on which element types, a target may be given.
 
-The table is TOSA 1.0's "supported data types" (chapter 2). Below it stand the limits of Ethos-U hardware beyond the
-profile: what Vela 5.1 documents (``vela --supported-ops-report``) and what it was seen to refuse.
+The table is TOSA 1.0's "supported data types" (chapter 2). Below it stand the limits of Ethos-U hardware
+beyond the profile: what Vela 5.1 documents (``vela --supported-ops-report``) and what it was seen to refuse.
 """
 
 from __future__ import annotations
@@ -110,15 +110,16 @@ _TABLE: dict[str, dict[tuple[DType, ...], tuple[str, ...]]] = {
         "SLICE": _MOVE,
         "TILE": _MOVE,
         "TRANSPOSE": _MOVE,
-        "GATHER": "i8,i32>i8:INT i16,i32>i16:INT i32,i32>i32:INT f16,i32>f16:FP bf16,i32>bf16:bf16 f32,i32>f32:FP",
+        "GATHER": "i8,i32>i8:INT i16,i32>i16:INT i32,i32>i32:INT "
+        "f16,i32>f16:FP bf16,i32>bf16:bf16 f32,i32>f32:FP",
         "SCATTER": "i8,i32,i8>i8:INT i16,i32,i16>i16:INT i32,i32,i32>i32:INT f32,i32,f32>f32:FP",
         "RESIZE": "i8>i32:INT i8>i8:INT i16>i48:int16 i16>i16:int16 " + _FLOAT,
         "CAST": "b>i8:INT b>i16:INT b>i32:INT i8>b:INT i8>i16:INT i8>i32:INT i8>f16:FP i8>f32:FP "
         "i16>b:INT i16>i8:INT i16>i32:INT i16>f16:FP i16>f32:FP i32>b:INT i32>i8:INT i32>i16:INT i32>f16:FP "
         "i32>f32:FP f16>i8:FP f16>i16:FP f16>i32:FP f16>f32:FP f32>i8:FP f32>i16:FP f32>i32:FP f32>f16:FP "
         "f32>bf16:bf16 bf16>f32:bf16",
-        "RESCALE": "i8>i8:INT i8>i16:INT i8>i32:INT i16>i8:INT i16>i16:INT i16>i32:INT i32>i8:INT i32>i16:INT "
-        "i32>i32:INT i48>i8:int16 i48>i16:int16 i48>i32:int16",
+        "RESCALE": "i8>i8:INT i8>i16:INT i8>i32:INT i16>i8:INT i16>i16:INT i16>i32:INT "
+        "i32>i8:INT i32>i16:INT i32>i32:INT i48>i8:int16 i48>i16:int16 i48>i32:int16",
         "IDENTITY": "b>b:INT|FP i8>i8:INT|FP i16>i16:INT|FP i32>i32:INT|FP i48>i48:int16 " + _FLOAT,
     }.items()
 }
@@ -128,7 +129,17 @@ _TYPED_INPUTS = {"CONV2D": 2, "CONV3D": 2, "DEPTHWISE_CONV2D": 2, "TRANSPOSE_CON
 _BITWISE_KINDS = ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_RIGHT_SHIFT")
 _LOGICAL_KINDS = ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "REDUCE_ALL", "REDUCE_ANY")
 _U55_LACKS = frozenset(
-    (*_BITWISE_KINDS, *_LOGICAL_KINDS, "EQUAL", "GREATER", "GREATER_EQUAL", "SELECT", "GATHER", "SCATTER", "INTDIV")
+    (
+        *_BITWISE_KINDS,
+        *_LOGICAL_KINDS,
+        "EQUAL",
+        "GREATER",
+        "GREATER_EQUAL",
+        "SELECT",
+        "GATHER",
+        "SCATTER",
+        "INTDIV",
+    )
 )
 #: Operators that a family's hardware lacks whatever the element type (Vela 5.1 refuses them).
 HARDWARE_LACKS: dict[str, frozenset[str]] = {"ethos-u55": _U55_LACKS, "ethos-u65": _U55_LACKS}
@@ -162,7 +173,9 @@ def _window(values: Sequence[Value], attrs: Mapping[str, Any], kernel: Sequence[
 
 
 def _constant_weights(values: Sequence[Value]) -> str | None:
-    return "weights and bias that are not constant" if any(value.data is None for value in values[1:]) else None
+    return (
+        "weights and bias that are not constant" if any(value.data is None for value in values[1:]) else None
+    )
 
 
 def _conv2d(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
@@ -186,7 +199,11 @@ def _conv3d(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
 def _transpose_conv2d(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
     stride = tuple(attrs["stride"])
     flat = [values[0].shape[i] == values[1].shape[i] == 1 for i in (1, 2)]
-    if stride not in ((1, 1), (2, 2)) and not (stride == (1, 2) and flat[0]) and not (stride == (2, 1) and flat[1]):
+    if (
+        stride not in ((1, 1), (2, 2))
+        and not (stride == (1, 2) and flat[0])
+        and not (stride == (2, 1) and flat[1])
+    ):
         return f"stride {stride} (1x1 and 2x2; 1x2 and 2x1 for one-dimensional input)"
     return _constant_weights(values)
 
@@ -218,8 +235,16 @@ def _matmul(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
 
 def _reduce_sum(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
     shape, axis = values[0].shape, attrs["axis"]
-    sizes = [shape[axis]] if axis == len(shape) - 1 else [prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])]
-    return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if max(sizes) > _SIDE else None
+    sizes = (
+        [shape[axis]]
+        if axis == len(shape) - 1
+        else [prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])]
+    )
+    return (
+        f"shape {shape} over axis {axis} (65536 at most before, along and after it)"
+        if max(sizes) > _SIDE
+        else None
+    )
 
 
 def _resize(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
@@ -256,7 +281,8 @@ def _transpose(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
 
 
 def _reverse(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
-    # Vela's documentation has height and width only. It takes other axes of some shapes, which is not relied on.
+    # Vela's documentation has height and width only. It takes other axes of some shapes, which is not relied
+    # on.
     rank, axis = values[0].rank, attrs["axis"]
     return None if axis < rank - 1 and axis >= rank - 3 else "an axis other than height and width"
 
@@ -304,8 +330,8 @@ def refusal(
 ) -> str | None:
     """Why ``target`` cannot run ``kind`` on these types, or None if it can.
 
-    With the operator's ``values`` (its inputs) and ``attrs`` the hardware's limits on shapes, kernels and constants
-    are checked too.
+    With the operator's ``values`` (its inputs) and ``attrs`` the hardware's limits on shapes, kernels and
+    constants are checked too.
     """
     types = (*inputs[: _TYPED_INPUTS.get(kind, len(inputs))], output)
     needs = _TABLE[kind].get(types)

@@ -54,18 +54,23 @@ def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Turn quantize and dequantize outside the delegates into ``cortex_m`` ones: firmware has their kernels."""
-    # Imported here: it registers the whole cortex_m library, which a floating-point recipe does not need.
+    """Turn quantize and dequantize outside the delegates into ``cortex_m`` ones, as firmware has them."""
+    modules = [manager.exported_program(method).graph_module for method in manager.methods]
+    nodes = [
+        node for module in modules for node in module.graph.nodes if node.target in (_QUANTIZE, _DEQUANTIZE)
+    ]
+    if not nodes:
+        return []
+    # Imported only if needed: it takes a second, as it loads ExecuTorch's own Arm backend too.
     from executorch.backends.cortex_m.passes.replace_quant_nodes_pass import ReplaceQuantNodesPass
 
     rules = ReplaceQuantNodesPass().op_replacements
-    for method in manager.methods:
-        module = manager.exported_program(method).graph_module
-        for node in module.graph.nodes:
-            rule = rules.get(node.target)
-            # The operators have the same arguments and results, so the node's metadata stays true.
-            if rule is not None and not node.kwargs and rule["qualifier"](node.args):
-                node.target = rule["new_target"]
+    for node in nodes:
+        rule = rules[node.target]
+        # The operators have the same arguments and results, so the node's metadata stays true.
+        if not node.kwargs and rule["qualifier"](node.args):
+            node.target = rule["new_target"]
+    for module in modules:
         module.recompile()
     return []
 

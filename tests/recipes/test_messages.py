@@ -41,7 +41,7 @@ def test_third_party_warnings_are_silenced_and_filters_restored() -> None:
 def test_third_party_log_lines_are_silenced() -> None:
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
-    logger = logging.getLogger("torch.something")
+    logger = logging.getLogger("executorch.something")
     root = logging.getLogger()
     root.addHandler(handler)
     try:

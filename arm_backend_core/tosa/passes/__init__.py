@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
-from arm_backend_core.tosa.passes import absorb, fold, fuse, merge
+from arm_backend_core.tosa.passes import fold, fuse, merge, transpose
 from arm_backend_core.tosa.passes.cse import share_common
-from arm_backend_core.tosa.passes.layout import choose_layouts
+from arm_backend_core.tosa.passes.layout import choose_layouts, movement_cost
+from arm_backend_core.tosa.passes.narrow import move_narrow_elements
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import sweep
 from arm_backend_core.tosa.passes.table import compose_tables
@@ -16,30 +17,26 @@ from arm_backend_core.tosa.signatures import SIGNATURES
 
 Pass = Callable[[Graph, Target], None]
 
-#: Rules by operator: a constant result first, then fewer data movements, then fusion, then what moves only a TRANSPOSE.
-_FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, absorb.RULES)
-_RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in SIGNATURES}
-#: Every rule removes an operator, or moves one towards the outputs; this only bounds a wrong rule.
-_SWEEPS = 50
+#: Rules by operator: constants first, then fewer data movements, then fusion, then what moves a TRANSPOSE.
+_FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, transpose.RULES)
+RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in SIGNATURES}
+#: Bounds on the repetitions below; graphs of real models need about a third of each.
+_SWEEPS, _ROUNDS = 50, 6
 
 
 def simplify(graph: Graph, target: Target) -> None:
-    """Apply all local rules until none does anything."""
+    """Apply all local rules until none does anything; each removes an operator or moves one downstream."""
     for _ in range(_SWEEPS):
-        if not sweep(graph, target, _RULES):
+        if not sweep(graph, target, RULES):
             return
-    raise AssertionError("the local rules do not come to an end")
 
 
 PASSES: tuple[tuple[Pass, str], ...] = (
-    (simplify, "removes what lowering wrote without looking around, so that the later passes see less"),
-    (share_common, "equal TRANSPOSEs and RESCALEs of one value must be one before their layout is chosen"),
-    (choose_layouts, "needs the merged graph; brings convolutions next to the operators that they fuse with"),
-    (simplify, "the TRANSPOSEs are gone from between PAD, CONV2D, RESHAPE and arithmetic: those meet now"),
-    (choose_layouts, "again, for the RESHAPEs and PADs that are gone and stood in a TRANSPOSE's way"),
-    (simplify, "merges what the second choice of layouts brought together"),
-    (compose_tables, "after the TRANSPOSEs are gone, since only whole elementwise chains become tables"),
-    (share_common, "rules that ran once per reader wrote equal operators"),
+    (simplify, "first: what lowering wrote without looking around need not be seen by the others"),
+    (share_common, "equal TRANSPOSEs and RESCALEs of one value must be one before layouts are chosen"),
+    (choose_layouts, "on the merged graph; in the next round PAD, CONV2D, RESHAPE and arithmetic meet"),
+    (compose_tables, "after the TRANSPOSEs are gone: only whole elementwise chains become tables"),
+    (move_narrow_elements, "undoes what simplify let sink in vain, so it comes after all that could merge"),
     (make_outputs_distinct, "last: the rules above remove IDENTITY"),
 )
 
@@ -47,10 +44,18 @@ PASSES: tuple[tuple[Pass, str], ...] = (
 def run(graph: Graph, target: Target) -> None:
     """Optimise ``graph`` in place for ``target``; integer results keep every bit.
 
+    The passes are repeated while they remove operators or data movement.
+
     Raises:
         AssertionError: a pass left a graph that is not in single-assignment form; the pass is wrong.
     """
-    for transform, _ in PASSES:
-        transform(graph, target)
-        graph.remove_dead()
-        graph.verify()
+    before = None
+    for _ in range(_ROUNDS):
+        for transform, _reason in PASSES:
+            transform(graph, target)
+            graph.remove_dead()
+            graph.verify()
+        after = (len(graph.ops), movement_cost(graph))
+        if after == before:
+            return
+        before = after

@@ -21,7 +21,8 @@ def share_common(graph: Graph, target: Target) -> None:
     kept: list[Op] = []
     for op in graph.ops:
         op.inputs = [replaced.get(value, value) for value in op.inputs]
-        key = (op.kind, op.output.dtype, op.output.shape, *(_operand(value, constants) for value in op.inputs))
+        operands = (_operand(value, constants) for value in op.inputs)
+        key = (op.kind, op.output.dtype, op.output.shape, *operands)
         key += tuple((name, _frozen(attr)) for name, attr in sorted(op.attrs.items()))
         result = first.setdefault(key, op.output)
         if result is op.output:

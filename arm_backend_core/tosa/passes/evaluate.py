@@ -1,4 +1,4 @@
-"""TOSA operators in numpy, exact to the bit on integers: what constants are folded and tables composed with."""
+"""TOSA operators in numpy, exact to the bit on integers: folds constants and composes tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 def evaluate(op: Op, inputs: list[Array]) -> Array | None:
     """Result of ``op`` on these arrays, or None when this module does not compute such an operator.
 
-    Shapes need not be those of ``op`` for elementwise operators, so that a table can be evaluated on its grid.
+    An elementwise operator takes arrays of other shapes than ``op`` has: a table is evaluated on its grid.
     """
     compute = _COMPUTE.get(op.kind)
     brain = DType.BF16 in (op.output.dtype, *(value.dtype for value in op.inputs))
@@ -26,7 +26,7 @@ def evaluate(op: Op, inputs: list[Array]) -> Array | None:
     return None if result is None else np.ascontiguousarray(result, dtype=op.output.dtype.numpy)
 
 
-# -- integers -----------------------------------------------------------------------------------------------------
+# -- integers ------------------------------------------------------------------------------------------------
 
 
 def rescale(op: Op, x: Array) -> Array | None:
@@ -103,7 +103,7 @@ def _reduce_sum(op: Op, x: Array) -> Array | None:
     return x.sum(axis=op.attrs["axis"], keepdims=True, dtype=np.int32)
 
 
-# -- data movement ------------------------------------------------------------------------------------------------
+# -- data movement -------------------------------------------------------------------------------------------
 
 
 def _pad(op: Op, x: Array) -> Array:

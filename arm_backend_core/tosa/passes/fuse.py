@@ -1,4 +1,4 @@
-"""Operators that a neighbour can do on its way: padding, clamps, rescales, and float arithmetic after a convolution."""
+"""Operators that a neighbour does on its way: padding, clamps, rescales, arithmetic after a convolution."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Array = np.ndarray[Any, Any]
 _CONVOLUTIONS = ("CONV2D", "DEPTHWISE_CONV2D", "TRANSPOSE_CONV2D")
 
 
-# -- PAD into the operator that reads it ----------------------------------------------------------------------------
+# -- PAD into the operator that reads it ---------------------------------------------------------------------
 
 
 def pad_into_window(op: Op, rewriter: Rewriter) -> Value | None:
     """PAD of height and width with the value that the operator's own padding has.
 
-    CONV2D and DEPTHWISE_CONV2D pad with the input's zero point, MAX_POOL2D with nothing, which is as good as the
-    smallest value. AVG_POOL2D does not count its padding in the divisor, so there a PAD is something else.
+    CONV2D and DEPTHWISE_CONV2D pad with the input's zero point, MAX_POOL2D with nothing, which is as good as
+    the smallest value. AVG_POOL2D does not count its padding in the divisor: a PAD there is another thing.
     """
     pad = producer(op.inputs[0], "PAD")
     if pad is None or pad.attrs["pad_const"] != _own_padding(op):
@@ -53,7 +53,7 @@ def _extent(op: Op) -> list[int]:
     return [(size - 1) * step + 1 for size, step in zip(kernel, op.attrs["dilation"], strict=True)]
 
 
-# -- CLAMP ----------------------------------------------------------------------------------------------------------
+# -- CLAMP ---------------------------------------------------------------------------------------------------
 
 
 def merge_clamp(op: Op, rewriter: Rewriter) -> Value | None:
@@ -70,7 +70,7 @@ def merge_clamp(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.build.emit("CLAMP", inner.inputs, op.output.shape, op.output.dtype, **attrs)
 
 
-# -- RESCALE --------------------------------------------------------------------------------------------------------
+# -- RESCALE -------------------------------------------------------------------------------------------------
 
 
 def power_of_two(op: Op) -> int | None:
@@ -86,7 +86,7 @@ def power_of_two(op: Op) -> int | None:
 def merge_rescale(op: Op, rewriter: Rewriter) -> Value | None:
     """RESCALE that changes nothing; RESCALE of a widening one that is exact.
 
-    ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k): the first RESCALE moves into the shift.
+    ((x * 2**k) * m + 2**(s-1)) >> s equals (x * m + 2**(s-1-k)) >> (s-k): the first moves into the shift.
     With double rounding the sum has a further term that does not move, so there only k = 0 is merged.
     """
     source, attrs = op.inputs[0], op.attrs
@@ -112,17 +112,18 @@ def _cannot_saturate(op: Op, k: int) -> bool:
     return bool(least <= ends[0] and ends[1] <= most)
 
 
-# -- arithmetic with constants after a convolution ------------------------------------------------------------------
+# -- arithmetic with constants after a convolution -----------------------------------------------------------
 
 
 def scale_convolution(op: Op, rewriter: Rewriter) -> Value | None:
-    """MUL of a float convolution by a constant per channel scales weights and bias (batch norm at inference)."""
+    """MUL of a float convolution by a constant per channel scales weights and bias (inference batch norm)."""
     found = _convolution_and_constant(op, rewriter, (DType.FP32,))
     if found is None:
         return None
     conv, factors = found
     weight, bias = conv.inputs[1].data, conv.inputs[2].data
-    assert weight is not None and bias is not None
+    assert weight is not None
+    assert bias is not None
     if conv.kind == "DEPTHWISE_CONV2D":
         weight = weight * factors.reshape(weight.shape[2:])
     else:
@@ -140,10 +141,13 @@ def bias_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     conv, terms = found
     bias = conv.inputs[2].data
     assert bias is not None
-    return _with_constants(conv, conv.inputs[1].data, bias - terms if op.kind == "SUB" else bias + terms, rewriter)
+    total = bias - terms if op.kind == "SUB" else bias + terms
+    return _with_constants(conv, conv.inputs[1].data, total, rewriter)
 
 
-def _convolution_and_constant(op: Op, rewriter: Rewriter, dtypes: tuple[DType, ...]) -> tuple[Op, Array] | None:
+def _convolution_and_constant(
+    op: Op, rewriter: Rewriter, dtypes: tuple[DType, ...]
+) -> tuple[Op, Array] | None:
     """The convolution that ``op`` alone reads, and the other, constant operand as one number per channel."""
     for value, other in (op.inputs, op.inputs[::-1]):
         conv = value.producer

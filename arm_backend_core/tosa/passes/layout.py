@@ -1,11 +1,12 @@
 """Where TRANSPOSEs stand: the layout of every value is chosen so that the fewest bytes are moved.
 
-Convolutions and pooling want channels last and the program's other operators do not care (``permute``). Each value
-gets a layout; a TRANSPOSE is needed where an operator reads a value in another layout than it was written in, and
-costs the value's bytes. So TRANSPOSEs sink, rise, merge and cancel at once. The choice is made by two dynamic
-programs over the graph, one from the inputs and one from the outputs, which are exact on trees; a last walk decides
-with the layouts that are there. The result replaces the graph only if it moves fewer bytes, so repeating the pass
-ends.
+Convolutions and pooling want channels last; most other operators do not care (``permute``). Each value gets
+a layout. A TRANSPOSE is needed where an operator reads a value in another layout than it was written in,
+and costs the value's bytes. So TRANSPOSEs sink, rise, merge and cancel at once.
+
+The choice is made by two dynamic programs over the graph, one from the inputs and one from the outputs,
+which are exact on trees; a last walk decides with the layouts that are there. The result replaces the graph
+only if it moves fewer bytes, so repeating the pass comes to an end.
 """
 
 from __future__ import annotations
@@ -47,24 +48,24 @@ _BYTES = {DType.BOOL: 1, DType.INT8: 1, DType.INT16: 2, DType.FP16: 2, DType.BF1
 def choose_layouts(graph: Graph, target: Target) -> None:
     """Rewrite ``graph`` with the TRANSPOSEs where they move the fewest bytes."""
     graph.remove_dead()
-    before = _moved(graph.ops)
+    before = movement_cost(graph)
     if before < _START_COST:
         return
     assignment = _Assignment(graph, target)
     old_ops, old_outputs = graph.ops, list(graph.outputs)
     try:
         _Rebuild(graph, target, assignment).run()
-        better = _moved(graph.ops) < before
+        better = movement_cost(graph) < before
     except Unsupported:  # the target lacks a TRANSPOSE or RESHAPE of some type
         better = False
     if not better:
         graph.ops, graph.outputs = old_ops, old_outputs
 
 
-def _moved(ops: list[Op]) -> float:
-    """Cost of all data movement that a layout can change."""
+def movement_cost(graph: Graph) -> float:
+    """Bytes that TRANSPOSEs move, with a little for each TRANSPOSE and RESHAPE: what the layouts minimise."""
     total = 0.0
-    for op in ops:
+    for op in graph.ops:
         if op.kind == "RESHAPE":
             total += _RESHAPE_COST
         elif op.kind == "TRANSPOSE":
@@ -108,7 +109,7 @@ class _Assignment:
             self.down[op.output] = self._down(op.output)
             self._offer(op)
 
-    # -- candidates -------------------------------------------------------------------------------------------------
+    # -- candidates ------------------------------------------------------------------------------------------
 
     def _collect_candidates(self) -> None:
         """Layouts that any producer offers or any reader wants."""
@@ -141,12 +142,13 @@ class _Assignment:
         if not flexible(op):
             return modes(op, identity(op.output.rank))
         found = [mode for output in self.candidates[op.output] for mode in modes(op, output)]
-        return [mode for mode in found if all(self._considered(v, p) for v, p in zip(op.inputs, mode.inputs))]
+        return [mode for mode in found if self._considered(op, mode)]
 
-    def _considered(self, value: Value, layout: Layout) -> bool:
-        return value.data is not None or layout in self.candidates[value]
+    def _considered(self, op: Op, mode: Mode) -> bool:
+        operands = zip(op.inputs, mode.inputs, strict=True)
+        return all(value.data is not None or layout in self.candidates[value] for value, layout in operands)
 
-    # -- costs ------------------------------------------------------------------------------------------------------
+    # -- costs -----------------------------------------------------------------------------------------------
 
     def cost(self, value: Value, before: Layout, after: Layout) -> float:
         """Cost of having ``value`` in another layout; constants are permuted now."""
@@ -184,10 +186,9 @@ class _Assignment:
                 continue
             costs: Costs = {}
             for mode in self.modes[op]:
-                others = (
-                    self._up_operand(other, mode.inputs[j]) for j, other in enumerate(op.inputs) if other is not value
-                )
-                cost = sum(others) + (down[mode.output] if flexible(op) else 0.0)
+                operands = zip(op.inputs, mode.inputs, strict=True)
+                others = sum(self._up_operand(other, p) for other, p in operands if other is not value)
+                cost = others + (down[mode.output] if flexible(op) else 0.0)
                 costs[mode.inputs[i]] = min(cost, costs.get(mode.inputs[i], _INFINITE))
             self._readers.setdefault(value, []).append(costs)
 
@@ -201,7 +202,7 @@ class _Assignment:
             readers.append({identity(value.rank): 0.0})
         candidates = list(self.candidates[value])
         changes = [extra for n in range(min(len(readers), 2) + 1) for extra in combinations(candidates, n)]
-        # A reader pays the least over the layouts that are there; that sum does not depend on how they came about.
+        # A reader takes the best of the layouts that are there, however they came about: that sum is shared.
         paid: dict[frozenset[Layout], float] = {}
         costs: Costs = {}
         for layout in candidates:

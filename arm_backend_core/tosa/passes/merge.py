@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from operator import mul
 
 import numpy as np
 
@@ -17,7 +18,7 @@ def groups(a: tuple[int, ...], b: tuple[int, ...]) -> Groups:
 
     Dimensions of size 1 join the run before them. Both shapes have the same, non-zero number of elements.
     """
-    cuts = sorted(set(accumulate(a, int.__mul__)) & set(accumulate(b, int.__mul__)) | {prod(a)})
+    cuts = sorted(set(accumulate(a, mul)) & set(accumulate(b, mul)) | {prod(a)})
     result: Groups = [([], []) for _ in cuts]
     for side, shape in enumerate((a, b)):
         total, run = 1, 0
@@ -29,7 +30,7 @@ def groups(a: tuple[int, ...], b: tuple[int, ...]) -> Groups:
     return result
 
 
-# -- RESHAPE ------------------------------------------------------------------------------------------------------
+# -- RESHAPE -------------------------------------------------------------------------------------------------
 
 
 def reshape_of_reshape(op: Op, rewriter: Rewriter) -> Value | None:
@@ -43,9 +44,11 @@ def reshape_of_reshape(op: Op, rewriter: Rewriter) -> Value | None:
 def sink_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     """f(RESHAPE(x), ...) is RESHAPE(f(x, ...)): the RESHAPE travels until it meets another and merges.
 
-    Done only when the RESHAPE goes away (every reader is elementwise), so the number of them never grows.
+    Only where every reader is elementwise, so that the RESHAPE itself goes away.
     """
-    reshape = next((r for v in op.inputs if v.shape == op.output.shape and (r := producer(v, "RESHAPE"))), None)
+    reshape = next(
+        (r for v in op.inputs if v.shape == op.output.shape and (r := producer(v, "RESHAPE"))), None
+    )
     if reshape is None or not _only_elementwise_readers(reshape.output, rewriter):
         return None
     shape = reshape.inputs[0].shape
@@ -66,13 +69,17 @@ def _only_elementwise_readers(value: Value, rewriter: Rewriter) -> bool:
     return users is not None and all(user.kind in ELEMENTWISE for user in users)
 
 
-def _before_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewriter: Rewriter) -> Value | None:
+def _before_reshape(
+    value: Value, old: tuple[int, ...], new: tuple[int, ...], rewriter: Rewriter
+) -> Value | None:
     """``value``, which broadcasts to ``old``, as it broadcasts to ``new``; None unless that is free."""
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:
         return reshape.inputs[0]
-    if value.data is None and value.size > 1:
-        return None
+    if value.data is None and (value.size > 1 or prod(old) == 1):
+        return (
+            None  # not free; a result of one element would pass its RESHAPE to and fro between the operands
+        )
     shape = [1] * len(new)
     for new_dims, old_dims in groups(new, old):
         wanted = [dim for dim in old_dims if value.shape[dim] != 1]
@@ -80,10 +87,10 @@ def _before_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], re
             return None
         for dim in new_dims if wanted else ():
             shape[dim] = new[dim]
-    return rewriter.build.reshape(value, shape) if value.data is not None or value.size == 1 else None
+    return rewriter.build.reshape(value, shape)
 
 
-# -- SLICE, CONCAT, PAD, TILE -------------------------------------------------------------------------------------
+# -- SLICE, CONCAT, PAD, TILE --------------------------------------------------------------------------------
 
 
 def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
@@ -211,7 +218,7 @@ RULES: dict[str, list[Rule]] = {
     "TILE": [merge_tile],
     "IDENTITY": [drop_identity],
     "CAST": [drop_identity],
-    **{f"REDUCE_{kind}": [drop_unit_reduction] for kind in "ALL ANY MAX MIN PRODUCT SUM".split()},
+    **{f"REDUCE_{kind}": [drop_unit_reduction] for kind in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM")},
     "REVERSE": [drop_unit_reduction],
 }
 for _kind in ELEMENTWISE:

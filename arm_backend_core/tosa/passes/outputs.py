@@ -8,7 +8,7 @@ from arm_backend_core.tosa.graph import Graph, Value
 
 
 def make_outputs_distinct(graph: Graph, target: Target) -> None:
-    """Every output is the result of its own operator: inputs, constants and repeated values pass an IDENTITY."""
+    """Every output has an operator of its own: inputs, constants and repeated values pass an IDENTITY."""
     build = Builder(graph, target)
     seen: set[Value] = set()
     for i, value in enumerate(graph.outputs):

@@ -1,11 +1,13 @@
 """How operators take tensors whose dimensions are stored in another order.
 
-A layout is a permutation: dimension i of what is stored is dimension ``layout[i]`` of what the program means. For
-every operator this module says which layouts of operands and result go together, and how its attributes change.
+A layout is a permutation: dimension i of what is stored is dimension ``layout[i]`` of what the program
+means. For every operator this module says which layouts of operands and result go together, and how its
+attributes change.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -16,7 +18,8 @@ from arm_backend_core.tosa.passes.rewrite import ELEMENTWISE
 Layout = tuple[int, ...]
 Shape = tuple[int, ...]
 
-_AXIS = frozenset("CONCAT REVERSE REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PRODUCT REDUCE_SUM".split())
+_REDUCTIONS = frozenset(f"REDUCE_{kind}" for kind in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM"))
+_AXIS = _REDUCTIONS | {"CONCAT", "REVERSE"}
 _LISTS = {"SLICE": ("start", "size"), "TILE": ("multiples",), "PAD": ("padding",)}
 #: Operators whose operands and result share one layout.
 _SAME = ELEMENTWISE | _AXIS | _LISTS.keys()
@@ -29,28 +32,33 @@ class Mode(NamedTuple):
     output: Layout
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=65536)
 def identity(rank: int) -> Layout:
     """The layout of the program itself."""
     return tuple(range(rank))
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=65536)
 def compose(first: Layout, second: Layout) -> Layout:
     """TRANSPOSE by ``first``, then by ``second``, as one."""
     return tuple(first[i] for i in second)
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=65536)
 def inverse(layout: Layout) -> Layout:
     """The TRANSPOSE that undoes ``layout``."""
     return tuple(sorted(range(len(layout)), key=layout.__getitem__))
 
 
-@lru_cache(maxsize=None)
+def _wide(shape: Shape, dims: Sequence[int]) -> list[int]:
+    """Those of ``dims`` that have more than one element."""
+    return [d for d in dims if shape[d] != 1]
+
+
+@lru_cache(maxsize=65536)
 def moves_nothing(shape: Shape, before: Layout, after: Layout) -> bool:
-    """Whether both layouts store the elements in the same order: only dimensions of size 1 differ in place."""
-    return [d for d in before if shape[d] != 1] == [d for d in after if shape[d] != 1]
+    """Whether both layouts store the elements in one order: only dimensions of size 1 stand elsewhere."""
+    return _wide(shape, before) == _wide(shape, after)
 
 
 def stored(shape: Shape, layout: Layout) -> Shape:
@@ -58,14 +66,14 @@ def stored(shape: Shape, layout: Layout) -> Shape:
     return tuple(shape[d] for d in layout)
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=65536)
 def through_reshape(source: Shape, result: Shape, layout: Layout) -> Layout | None:
     """Layout of RESHAPE's result when its operand is in ``layout``; None when elements would have to move.
 
     Possible when every run of dimensions that is split or joined is stored in its own order.
     """
-    runs = [([d for d in a if source[d] != 1], [d for d in b if result[d] != 1]) for a, b in groups(source, result)]
-    remaining = [d for d in layout if source[d] != 1]
+    runs = [(_wide(source, before), _wide(result, after)) for before, after in groups(source, result)]
+    remaining = _wide(source, layout)
     order: list[int] = []
     while remaining:
         run, new = next(run for run in runs if remaining[0] in run[0])
@@ -110,9 +118,9 @@ def modes(op: Op, output: Layout) -> list[Mode]:
         axis = op.attrs["axis"]
         kept = [d + (d >= axis) for d in output]
         return [Mode(((*kept[:i], axis, *kept[i:]),), output) for i in range(len(kept) + 1)]
-    return [Mode(tuple(identity(value.rank) for value in op.inputs), output)] if output == identity(
-        op.output.rank
-    ) else []
+    if output != identity(op.output.rank):
+        return []
+    return [Mode(tuple(identity(value.rank) for value in op.inputs), output)]
 
 
 def _accepts(op: Op, layout: Layout) -> bool:

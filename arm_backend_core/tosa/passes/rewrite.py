@@ -1,4 +1,4 @@
-"""The sweep that local rules run in: one walk over the graph, every operator offered to the rules for its kind."""
+"""The sweep that local rules run in: one walk over the graph that offers each operator to its rules."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 
-#: Result type and shape equal those of the first data operand's broadcast; attributes do not name dimensions.
-UNARY = frozenset(
-    "CLAMP ERF SIGMOID TANH TABLE ABS BITWISE_NOT CEIL CLZ COS EXP FLOOR LOG LOGICAL_NOT NEGATE RECIPROCAL RSQRT "
-    "SIN CAST RESCALE IDENTITY".split()
-)
-BINARY = frozenset(
-    "ADD ARITHMETIC_RIGHT_SHIFT BITWISE_AND BITWISE_OR BITWISE_XOR INTDIV LOGICAL_AND LOGICAL_LEFT_SHIFT "
-    "LOGICAL_RIGHT_SHIFT LOGICAL_OR LOGICAL_XOR MAXIMUM MINIMUM MUL POW SUB SELECT EQUAL GREATER "
-    "GREATER_EQUAL".split()
-)
+#: Every element of the result depends on one element of each operand; attributes do not name dimensions.
+_UNARY = """CLAMP ERF SIGMOID TANH TABLE ABS BITWISE_NOT CEIL CLZ COS EXP FLOOR LOG LOGICAL_NOT NEGATE
+    RECIPROCAL RSQRT SIN CAST RESCALE IDENTITY"""
+_BINARY = """ADD ARITHMETIC_RIGHT_SHIFT BITWISE_AND BITWISE_OR BITWISE_XOR INTDIV LOGICAL_AND LOGICAL_OR
+    LOGICAL_LEFT_SHIFT LOGICAL_RIGHT_SHIFT LOGICAL_XOR MAXIMUM MINIMUM MUL POW SUB SELECT EQUAL GREATER
+    GREATER_EQUAL"""
+UNARY = frozenset(_UNARY.split())
+BINARY = frozenset(_BINARY.split())
 ELEMENTWISE = UNARY | BINARY
 
 
@@ -31,7 +29,7 @@ class Rewriter:
         self._outputs = set(graph.outputs)
 
     def users(self, value: Value) -> list[Op] | None:
-        """Operators that read ``value``, or did when the sweep began; None when it leaves the graph or is new."""
+        """Its readers when the sweep began; None when ``value`` leaves the graph or is new."""
         return None if value in self._outputs else self._users.get(value)
 
     def single_use(self, value: Value) -> bool:
@@ -73,7 +71,7 @@ def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
         if result is None:
             graph.ops.append(op)
         else:
-            assert (result.shape, result.dtype) == (op.output.shape, op.output.dtype), f"{op!r} became {result!r}"
+            assert (result.shape, result.dtype) == (op.output.shape, op.output.dtype), f"{op!r}: {result!r}"
             replaced[op.output] = result
             rewriter.replaced(op.output, result)
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]

@@ -19,8 +19,8 @@ _GRID = np.arange(-128, 128).astype(np.int8)
 def compose_tables(graph: Graph, target: Target) -> None:
     """Replace int8 -> ... -> int8 by a TABLE where that removes at least two operators.
 
-    The chain may branch and join (x * sigmoid(x)) and may read constants of one element. The result is exact: it is
-    what the chain itself gives for each of the 256 inputs.
+    The chain may branch and join (x * sigmoid(x)) and may read constants of one element. The result is exact:
+    it is what the chain itself gives for each of the 256 inputs.
     """
     finder = _Chains(graph)
     build = Builder(graph, target)
@@ -79,7 +79,7 @@ class _Chains:
         return None if entries is None else (root, entries)
 
     def _continues(self, op: Op, root: Value) -> bool:
-        """Whether every reader belongs to the same chain and goes on to int8: then the later end is the better one."""
+        """Whether every reader belongs to the same chain and gives int8: the chain should end there."""
         users = self.users.get(op.output, [])
         if op.output in self.outputs or not users:
             return False

@@ -1,11 +1,31 @@
-"""TRANSPOSEs that a constant operand can take over."""
+"""Local rules for TRANSPOSE: merging, and handing it to a constant operand."""
 
 from __future__ import annotations
 
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.merge import groups
-from arm_backend_core.tosa.passes.permute import Mode, attributes, forward, identity, inverse, stored
+from arm_backend_core.tosa.passes.permute import (
+    Mode,
+    attributes,
+    compose,
+    forward,
+    identity,
+    inverse,
+    moves_nothing,
+    stored,
+)
 from arm_backend_core.tosa.passes.rewrite import ELEMENTWISE, Rewriter, Rule, producer
+
+
+def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
+    """TRANSPOSE of a TRANSPOSE is one; a TRANSPOSE that moves only dimensions of size 1 is a RESHAPE."""
+    source, perms = op.inputs[0], tuple(op.attrs["perms"])
+    if moves_nothing(source.shape, identity(source.rank), perms):
+        return rewriter.build.reshape(source, op.output.shape)
+    inner = producer(source, "TRANSPOSE")
+    if inner is None:
+        return None
+    return rewriter.build.transpose(inner.inputs[0], compose(tuple(inner.attrs["perms"]), perms))
 
 
 def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
@@ -24,7 +44,8 @@ def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     if layout is None:
         return None
     mode = Mode((layout,) * len(op.inputs), layout)
-    inputs = [transpose.inputs[0] if v.data is None else rewriter.build.transpose(v, layout) for v in op.inputs]
+    source = transpose.inputs[0]
+    inputs = [source if v.data is None else rewriter.build.transpose(v, layout) for v in op.inputs]
     shape = stored(op.output.shape, layout)
     result = rewriter.build.emit(op.kind, inputs, shape, op.output.dtype, **attributes(op, mode))
     return rewriter.build.transpose(result, perms)
@@ -52,8 +73,13 @@ def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
     meant = sorted(order)
     data = weight.data.reshape(weight.shape[0], *(shape[dim] for dim in meant))
     data = data.transpose(0, *(meant.index(dim) + 1 for dim in order)).reshape(weight.shape)
-    inputs = [rewriter.build.reshape(transpose.inputs[0], x.shape), constant(data, weight.dtype), *op.inputs[2:]]
+    flat = rewriter.build.reshape(transpose.inputs[0], x.shape)
+    inputs = [flat, constant(data, weight.dtype), *op.inputs[2:]]
     return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
 
 
-RULES: dict[str, list[Rule]] = {kind: [sink_transpose] for kind in ELEMENTWISE} | {"CONV2D": [permute_weights]}
+RULES: dict[str, list[Rule]] = {
+    "TRANSPOSE": [merge_transpose],
+    "CONV2D": [permute_weights],
+    **{kind: [sink_transpose] for kind in ELEMENTWISE},
+}

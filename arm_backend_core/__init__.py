@@ -1,0 +1,33 @@
+"""Compiler core: PyTorch programs to TOSA, Ethos-U and VGF delegates. Importing this package is cheap."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_WHERE = {
+    "ArmBackendError": "errors",
+    "CompileError": "errors",
+    "FullDelegationError": "errors",
+    "Unsupported": "errors",
+    "ArmCompileSpec": "targets.compile_spec",
+    "EthosUCompileSpec": "targets.compile_spec",
+    "TosaCompileSpec": "targets.compile_spec",
+    "VgfCompileSpec": "targets.compile_spec",
+    "EthosUPartitioner": "partitioner",
+    "TOSAPartitioner": "partitioner",
+    "VgfPartitioner": "partitioner",
+    "EthosUQuantizer": "quantizer",
+    "QuantizationConfig": "quantizer",
+    "TOSAQuantizer": "quantizer",
+    "VgfQuantizer": "quantizer",
+    "get_symmetric_a16w8_quantization_config": "quantizer",
+    "get_symmetric_quantization_config": "quantizer",
+}
+__all__ = sorted(_WHERE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_WHERE[name]}"), name)

@@ -1,0 +1,185 @@
+"""Quantizers for ``prepare_pt2e``, configured as ExecuTorch's users know it."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
+
+from arm_backend_core.passes.decompose import QUANTIZABLE_LOWEST, decompose
+from arm_backend_core.passes.functionalize import functionalize
+from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator
+from arm_backend_core.quantizer.config import QuantizationConfig
+from arm_backend_core.targets.compile_spec import (
+    ArmCompileSpec,
+    EthosUCompileSpec,
+    TosaCompileSpec,
+    VgfCompileSpec,
+)
+
+Config = QuantizationConfig | None
+
+
+class _ArmQuantizer(Quantizer):
+    """Annotates what the target runs as integers.
+
+    The most specific setting wins: module name, then module type, then global. None leaves a part in floating point.
+
+    Raises:
+        TypeError: ``compile_spec`` is for another target.
+        ValueError: the target has no integer profile.
+    """
+
+    spec_class: type[ArmCompileSpec]
+
+    def __init__(self, compile_spec: ArmCompileSpec) -> None:
+        super().__init__()
+        if not isinstance(compile_spec, self.spec_class):
+            raise TypeError(
+                f"compile_spec: {type(self).__name__} takes a {self.spec_class.__name__}, "
+                f"got {type(compile_spec).__name__}"
+            )
+        if not compile_spec.target.integer:
+            raise ValueError(f"compile_spec: {compile_spec.target.name} has no INT profile to quantize for; add '+INT'")
+        self.compile_spec = compile_spec
+        self._global: Config = None
+        self._io: Config = None
+        self._names: dict[str, Config] = {}
+        self._types: dict[type[torch.nn.Module], Config] = {}
+
+    def set_global(self, quantization_config: Config) -> Self:
+        """For every operator without a more specific setting."""
+        self._global = quantization_config
+        return self
+
+    def set_io(self, quantization_config: Config) -> Self:
+        """For the model's own inputs and outputs."""
+        self._io = quantization_config
+        return self
+
+    def set_module_name(self, module_name: str, quantization_config: Config) -> Self:
+        """For the submodule of this name (as ``named_modules()`` has it) and what is in it."""
+        self._names[module_name] = quantization_config
+        return self
+
+    def set_module_type(self, module_type: type[torch.nn.Module], quantization_config: Config) -> Self:
+        """For every submodule of this type and what is in it."""
+        self._types[module_type] = quantization_config
+        return self
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
+        functionalize(model.graph)
+        _give_values(model)
+        decompose(model, lowest=QUANTIZABLE_LOWEST)
+        _give_values(model)
+        model.recompile()
+        return model
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Write annotations; called by ``prepare_pt2e``.
+
+        Raises:
+            ValueError: a module name or type matches nothing in the model.
+        """
+        stacks = {node: _modules(node) for node in model.graph.nodes}
+        self._check_filters(stacks)
+        self._annotate_io(model)
+        Annotator(model.graph, lambda node: self._config(stacks[node])).run()
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Nothing to check: the operators' records decide what is annotated."""
+
+    def _config(self, modules: dict[str, Any]) -> Config:
+        for name in sorted(self._names, key=len, reverse=True):
+            if any(_inside(path, name) for path in modules):
+                return self._names[name]
+        for module_type, config in self._types.items():
+            if any(_is_type(entry, module_type) for entry in modules.values()):
+                return config
+        return self._global
+
+    def _check_filters(self, stacks: dict[Node, dict[str, Any]]) -> None:
+        for name in self._names:
+            if not any(_inside(path, name) for modules in stacks.values() for path in modules):
+                paths = sorted({path for modules in stacks.values() for path in modules if path})
+                raise ValueError(f"set_module_name: the model has no module '{name}'. It has: {', '.join(paths)}")
+        for module_type in self._types:
+            entries = [entry for modules in stacks.values() for entry in modules.values()]
+            if not any(_is_type(entry, module_type) for entry in entries):
+                found = sorted({_type_name(entry).rsplit(".", 1)[-1] for entry in entries})
+                raise ValueError(
+                    f"set_module_type: the model has no {module_type.__name__}. It has: {', '.join(found)}"
+                )
+
+    def _annotate_io(self, model: GraphModule) -> None:
+        if self._io is None:
+            return
+        for node in model.graph.nodes:
+            if node.op == "placeholder" and _floating(node):
+                node.meta[ANNOTATION] = QuantizationAnnotation({}, self._io.activation, _annotated=True)
+            elif node.op == "output":
+                inputs = {source: self._io.activation for source in node.all_input_nodes if _floating(source)}
+                node.meta[ANNOTATION] = QuantizationAnnotation(dict(inputs), _annotated=True)
+
+
+class TOSAQuantizer(_ArmQuantizer):
+    """Quantizes for a ``TosaCompileSpec``."""
+
+    spec_class = TosaCompileSpec
+
+
+class EthosUQuantizer(_ArmQuantizer):
+    """Quantizes for an ``EthosUCompileSpec``."""
+
+    spec_class = EthosUCompileSpec
+
+
+class VgfQuantizer(_ArmQuantizer):
+    """Quantizes for a ``VgfCompileSpec``."""
+
+    spec_class = VgfCompileSpec
+
+
+def _floating(node: Node) -> bool:
+    meta = node.meta.get("val")
+    return isinstance(meta, torch.Tensor) and meta.dtype.is_floating_point
+
+
+def _give_values(model: GraphModule) -> None:
+    """get_attr nodes made by conv and batch-norm fusion have no fake tensor: give them their own tensor's."""
+    for node in model.graph.nodes:
+        if node.op == "get_attr" and "val" not in node.meta:
+            *path, last = str(node.target).split(".")
+            owner: Any = model
+            for part in path:
+                owner = getattr(owner, part)
+            node.meta["val"] = getattr(owner, last)
+
+
+def _modules(node: Node) -> dict[str, Any]:
+    """{path of a module: its type} for the modules that a node was traced in."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return {_path(entry[0]): entry[1] for entry in stack.values()}
+
+
+def _path(raw: str) -> str:
+    """torch.export writes ``L['self'].layer.0`` or ``layer.0``."""
+    return raw.replace("L['self']", "").replace("L__self__", "").strip(".").replace("['", ".").replace("']", "").strip(".")
+
+
+def _inside(path: str, name: str) -> bool:
+    return path == name or path.startswith(name + ".")
+
+
+def _type_name(entry: Any) -> str:
+    return f"{entry.__module__}.{entry.__qualname__}" if isinstance(entry, type) else str(entry)
+
+
+def _is_type(entry: Any, module_type: type[torch.nn.Module]) -> bool:
+    return entry is module_type or _type_name(entry) == f"{module_type.__module__}.{module_type.__qualname__}"
+
+

@@ -1,0 +1,47 @@
+"""Small models and their data, seeded."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+Samples = list[tuple[Tensor, ...]]
+
+
+class Small(nn.Module):
+    """A convolution with batch normalization, pooling and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores of images."""
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class Sorting(nn.Module):
+    """Sorts in the middle: no target has an operator for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two linear layers with a sort between them."""
+        return self.second(torch.sort(self.first(x)).values)
+
+
+def images(count: int = 4) -> Samples:
+    """Inputs for ``Small``."""
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(1, 3, 8, 8, generator=generator),) for _ in range(count)]
+
+
+def vectors(count: int = 4) -> Samples:
+    """Inputs for ``Sorting``."""
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(1, 8, generator=generator),) for _ in range(count)]

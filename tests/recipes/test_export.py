@@ -1,0 +1,456 @@
+"""From a model and a recipe to a program: what comes out, and what users are told."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from executorch.backends.xnnpack.recipes import XNNPackRecipeType
+from executorch.export import ExportRecipe, StageType
+from executorch.export import export as executorch_export
+from torch import Tensor, nn
+
+from arm_backend_core.errors import FullDelegationError
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export
+from tests.recipes.models import Small, Sorting, images, vectors
+
+INT8, FP = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP
+#: Quantization noise of ``Small``, relative to its largest output.
+TOLERANCE = {"INT8": 0.05, "A16W8": 0.01, "FP": 1e-5}
+
+
+def get(recipe: ArmRecipeType, **options: Any) -> ExportRecipe:
+    return ExportRecipe.get_recipe(recipe, **options)
+
+
+def _close(result: Tensor, expected: Tensor, precision: str) -> None:
+    error = (result - expected).abs().max() / expected.abs().max()
+    assert error <= TOLERANCE[precision], float(error)
+
+
+@pytest.mark.parametrize("recipe", list(ArmRecipeType), ids=lambda recipe: recipe.name)
+def test_every_recipe_gives_one_delegate_and_the_models_results(recipe: ArmRecipeType) -> None:
+    model = Small().eval()
+    result = export(model, get(recipe), images())
+    method = result.report.methods[0]
+    assert len(method.delegates) == 1
+    assert method.cpu == ()
+    backend = {"TOSA": "TOSABackend", "VGF": "VgfBackend", "ETHOSU": "EthosUBackend"}[
+        recipe.name.split("_")[0]
+    ]
+    assert method.delegates[0].backend == backend
+    assert (method.delegates[0].vela is not None) == (backend == "EthosUBackend")
+    assert result.buffer[4:6] == b"ET"  # the file identifier of a .pte
+    assert backend.encode() in result.buffer
+    json.dumps(result.report.to_dict())
+    for sample in images(2):
+        _close(result.run(*sample), model(*sample), recipe.name.rsplit("_", 1)[1])
+
+
+@pytest.mark.parametrize("recipe", [INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.VGF_INT8, FP])
+def test_executorchs_own_export_takes_the_recipes(recipe: ArmRecipeType) -> None:
+    session = executorch_export(Small().eval(), images(), get(recipe))
+    ours = export(Small().eval(), get(recipe), images())
+    assert len(session.get_pte_buffer()) == pytest.approx(len(ours.buffer), rel=0.02)
+
+
+def test_boundary_operators_are_those_of_the_firmware() -> None:
+    for recipe, namespace in ((INT8, "cortex_m"), (ArmRecipeType.ETHOSU_U55_A16W8, "cortex_m")):
+        boundary = export(Small().eval(), get(recipe), images()).report.methods[0].boundary
+        assert boundary == {
+            f"{namespace}.quantize_per_tensor.default": 1,
+            f"{namespace}.dequantize_per_tensor.default": 1,
+        }
+    boundary = export(Small().eval(), get(ArmRecipeType.VGF_INT8), images()).report.methods[0].boundary
+    assert not any(name.startswith("cortex_m") for name in boundary)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dtype"),
+    [(INT8, "int8"), (ArmRecipeType.TOSA_A16W8, "int16"), (ArmRecipeType.VGF_INT8, "int8")],
+)
+def test_quantized_io(recipe: ArmRecipeType, dtype: str) -> None:
+    model = Small().eval()
+    result = export(model, get(recipe, quantized_io=True), images())
+    assert result.report.methods[0].boundary == {}
+    (source,), (sink,) = result.inputs, result.outputs
+    assert (source.dtype, source.shape, sink.dtype, sink.shape) == (dtype, (1, 3, 8, 8), dtype, (1, 4))
+    (x,) = images(1)[0]
+    integers = result.run(source.quantize(x))
+    assert integers.dtype == getattr(torch, dtype)
+    floats = export(model, get(recipe), images()).run(x)
+    assert torch.allclose(sink.dequantize(integers), floats)
+    for name in (b"forward_input0_scale", b"forward_output0_zp"):
+        assert name in result.buffer
+
+
+def test_quantized_io_with_executorchs_own_export() -> None:
+    session = executorch_export(Small().eval(), images(), get(INT8, quantized_io=True))
+    assert session.get_executorch_program_manager().config_methods >= {
+        "forward_input0_scale",
+        "forward_input0_zp",
+    }
+    assert b"cortex_m" not in session.get_pte_buffer()
+
+
+def test_per_tensor_weights() -> None:
+    kinds = export(Small().eval(), get(INT8, per_channel=False), images()).report.methods[0].quantization
+    assert kinds is not None
+    assert kinds.weights["int8 per tensor"] == 2
+    assert kinds.samples == 4
+
+
+def test_full_delegation_is_refused_with_each_operator_and_reason() -> None:
+    for run in (
+        lambda: export(Sorting().eval(), get(FP, require_full_delegation=True), vectors()),
+        lambda: executorch_export(Sorting().eval(), vectors(), get(FP, require_full_delegation=True)),
+    ):
+        with pytest.raises(FullDelegationError, match=r"aten\.sort") as caught:
+            run()
+        assert "models.py" in str(caught.value)
+    export(Small().eval(), get(FP, require_full_delegation=True), images(1))
+
+
+@pytest.mark.parametrize("recipe", [FP, INT8])
+def test_what_stays_on_the_cpu_has_a_reason_and_a_line(recipe: ArmRecipeType) -> None:
+    model = Sorting().eval()
+    result = export(model, get(recipe), vectors())
+    assert len(result.report.delegates) == 2
+    (sort,) = result.report.cpu
+    assert sort.operator.startswith("aten.sort")
+    assert sort.reason
+    assert any("models.py" in source for source in sort.sources)
+    (x,) = vectors(1)[0]
+    _close(result.run(x), model(x), recipe.name.rsplit("_", 1)[1])
+
+
+def test_dump_dir(tmp_path: Path) -> None:
+    export(Small().eval(), get(FP, dump_dir=tmp_path / "new"), images(1))
+    assert list((tmp_path / "new").glob("*.tosa"))
+
+
+# Models in other forms.
+
+
+@pytest.mark.parametrize("recipe", [FP, INT8])
+def test_an_exported_program_is_quantized_with_its_own_inputs_and_left_alone(
+    recipe: ArmRecipeType, tmp_path: Path
+) -> None:
+    (x,) = images(1)[0]
+    program = torch.export.export(Small().eval(), (x,))
+    graph, expected = str(program.graph), program.module()(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArmRecipesWarning)  # one sample
+        result = export(program, get(recipe))
+    _close(result.run(x), expected, recipe.name.rsplit("_", 1)[1])
+    assert str(program.graph) == graph
+    assert torch.equal(program.module()(x), expected)
+    path = tmp_path / "small.pt2"
+    torch.export.save(program, str(path))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArmRecipesWarning)
+        assert torch.equal(export(path, get(recipe)).run(x), result.run(x))
+
+
+@pytest.mark.parametrize("form", ["GraphModule", "ExportedProgram"])
+def test_what_is_quantized_is_not_quantized_again(form: str) -> None:
+    first = export(Small().eval(), get(INT8), images())
+    program = first.exported_programs["forward"]
+    model = program if form == "ExportedProgram" else program.module()
+    second = export(model, get(INT8), images())
+    quantization = second.report.methods[0].quantization
+    assert quantization is not None
+    assert quantization.samples is None
+    (x,) = images(1)[0]
+    assert torch.equal(second.run(x), first.run(x))
+
+
+def test_a_graph_module_is_quantized() -> None:
+    graph = torch.export.export(Small().eval(), images(1)[0]).module()
+    assert export(graph, get(INT8), images()).report.methods[0].quantization is not None
+
+
+def test_several_methods() -> None:
+    models: dict[str, nn.Module] = {"classify": Small().eval(), "sort": Sorting().eval()}
+    result = export(models, get(INT8, quantized_io=True), {"classify": images(), "sort": vectors()})
+    assert [method.name for method in result.report.methods] == ["classify", "sort"]
+    for info in (*result.report.methods[0].inputs, *result.report.methods[1].inputs):
+        assert info.scale is not None
+    (x,) = vectors(1)[0]
+    info = result.report.methods[1].inputs[0]
+    assert result.run(info.quantize(x), method="sort").shape == (1, 8)
+    with pytest.raises(ValueError, match="no method 'forward'; the program has: classify, sort"):
+        result.run(x)
+
+
+def test_containers_come_back_as_the_model_returns_them() -> None:
+    class Nested(nn.Module):
+        def forward(self, x: Tensor, more: dict[str, Tensor]) -> dict[str, Any]:
+            return {"sum": x + more["y"], "both": (x * 2, [more["y"] * 3])}
+
+    x, y = torch.ones(1, 4), torch.full((1, 4), 2.0)
+    output = export(Nested(), get(FP), [(x, {"y": y})]).run(x, {"y": y})
+    assert torch.equal(output["sum"], x + y)
+    assert torch.equal(output["both"][1][0], y * 3)
+
+
+# Combined with another backend.
+
+
+def test_combined_with_xnnpack() -> None:
+    model = Sorting().eval()
+    (x,) = vectors(1)[0]
+    xnnpack = ExportRecipe.get_recipe(XNNPackRecipeType.FP32)
+    for recipes in ([get(FP), xnnpack], [xnnpack, get(FP)]):
+        combined = ExportRecipe.combine(recipes)
+        result = export(model, combined, vectors())
+        assert len(result.report.delegates) == 2
+        _close(result.run(x), model(x), "FP")
+        assert executorch_export(model, vectors(), combined).get_pte_buffer()
+
+
+def test_xnnpack_takes_what_the_target_cannot_run() -> None:
+    combined = ExportRecipe.combine(
+        [get(ArmRecipeType.ETHOSU_U55_INT8), ExportRecipe.get_recipe(XNNPackRecipeType.FP32)]
+    )
+    # Exported without quantization: an integer-only target can run nothing of it.
+    program = torch.export.export(Small().eval(), images(1)[0])
+    combined.quantization_recipe = None
+    result = export(program, combined)
+    assert result.report.delegates == ()
+    assert result.report.methods[0].other_delegates == {"XnnpackBackend": 1}
+
+
+def test_combined_with_quantized_xnnpack() -> None:
+    model = Small().eval()
+    combined = ExportRecipe.combine(
+        [get(INT8), ExportRecipe.get_recipe(XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)]
+    )
+    result = export(model, combined, images())
+    assert len(result.report.delegates) == 1
+    (x,) = images(1)[0]
+    _close(result.run(x), model(x), "INT8")
+
+
+# The model comes back as it was.
+
+
+def test_the_model_is_not_changed() -> None:
+    model = Small().train()
+    model.head.eval()
+    state, flags = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
+    attributes = {name: set(vars(module)) for name, module in model.named_modules()}
+    with pytest.warns(
+        ArmRecipesWarning, match=r"the model of 'forward' is in training mode; it is exported in eval"
+    ):
+        result = export(model, get(INT8), images())
+    assert [module.training for module in model.modules()] == flags
+    assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert any("training mode" in note for note in result.report.notes)
+
+
+# Messages.
+
+
+def test_a_model_that_raises_is_named_with_its_line(capfd: pytest.CaptureFixture[str]) -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.ReLU(), nn.Linear(5, 5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x)
+
+    with pytest.raises(
+        ExportError, match=r"tracing method 'forward' failed in 'body.1' \(Linear\) at .*"
+    ) as caught:
+        export(Broken().eval(), get(FP), [(torch.ones(1, 4),)])
+    assert f"{__file__}:" in str(caught.value)
+    assert caught.value.__cause__ is not None
+    assert str(caught.value.__cause__).splitlines()[0] in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_an_exception_of_the_model_itself() -> None:
+    class Picky(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("no weights")
+
+    with pytest.raises(ExportError, match=r"failed in Picky at .*: KeyError: 'no weights'") as caught:
+        export(Picky().eval(), get(FP), [(torch.ones(1),)])
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_data_dependent_control_flow_is_quiet_and_named(capfd: pytest.CaptureFixture[str]) -> None:
+    class Branching(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(ExportError, match="failed in Branching at .*test_export.py"):
+        export(Branching().eval(), get(FP), [(torch.ones(1, 4),)])
+    assert capfd.readouterr().err == ""
+
+
+def test_strict_is_the_fallback() -> None:
+    class OnlyStrict(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not torch.compiler.is_dynamo_compiling():
+                raise RuntimeError("not strict")
+            return x + 1
+
+    result = export(OnlyStrict().eval(), get(FP), [(torch.ones(1, 4),)])
+    assert any("captured with strict=True" in note for note in result.report.notes)
+    with pytest.raises(ExportError, match="not strict"):
+        export(OnlyStrict().eval(), get(FP), [(torch.ones(1, 4),)], strict=False)
+
+
+def test_int64_at_the_boundary_is_warned_about() -> None:
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(10, 4)
+
+        def forward(self, index: Tensor) -> Tensor:
+            return self.table(index)
+
+    with pytest.warns(
+        ArmRecipesWarning, match=r"input 0 \('index'\) of 'forward' is int64, which TOSA does not have"
+    ):
+        result = export(Lookup().eval(), get(FP), [(torch.tensor([[1, 2]]),)])
+    assert any("int32 would save" in note for note in result.report.notes)
+    assert torch.allclose(
+        result.run(torch.tensor([[3, 0]])),
+        result.exported_programs["forward"].module()(torch.tensor([[3, 0]])),
+    )
+
+
+def test_int64_results_are_warned_about() -> None:
+    class Best(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x + 1).argmax(-1)
+
+    with pytest.warns(ArmRecipesWarning, match=r"output 0 .* of 'forward' is int64"):
+        export(Best().eval(), get(FP), [(torch.ones(1, 4),)])
+
+
+def test_an_integer_target_says_why_it_takes_nothing_unquantized() -> None:
+    recipe = get(ArmRecipeType.ETHOSU_U85_INT8)
+    recipe.quantization_recipe = None
+    operators = export(Small().eval(), recipe, images()).report.cpu
+    assert operators
+    assert all("quantiz" in operator.reason for operator in operators), operators
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((FP, None), TypeError, r"recipe: got the type TOSA_FP; pass ExportRecipe.get_recipe"),
+        (
+            ([(1,)], None),
+            TypeError,
+            r"recipe must be an ExportRecipe, got list; the order is export\(model, recipe",
+        ),
+    ],
+)
+def test_a_wrong_recipe(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        export(Small().eval(), *arguments)
+
+
+def test_dynamic_shapes_on_a_static_target() -> None:
+    shapes = ({0: torch.export.Dim("batch", min=1, max=4)},)
+    with pytest.raises(ValueError, match="Arm targets are compiled for fixed shapes"):
+        export(Small().eval(), get(FP), images(), dynamic_shapes=shapes)
+
+
+def test_missing_inputs_and_non_tensors() -> None:
+    with pytest.raises(ValueError, match="example_inputs is missing for method 'forward'"):
+        export(Small().eval(), get(FP))
+    with pytest.raises(ValueError, match=r"example_inputs\[0\]\[0\] of method 'forward' is 3 \(int\)"):
+        export(Small().eval(), get(FP), [(3,)])
+
+
+def test_pipeline_stages_must_end_in_a_program() -> None:
+    recipe = get(FP)
+    recipe.pipeline_stages = [StageType.TORCH_EXPORT]
+    with pytest.raises(
+        ValueError, match="recipe.pipeline_stages must end in TO_EXECUTORCH, not TORCH_EXPORT"
+    ):
+        export(Small().eval(), recipe, images(1))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("missing/model.pte", "cannot write '.*': there is no directory '.*missing'"),
+        ("folder", "cannot write '.*folder': it is a directory"),
+        ("file/model.pte", "there is no directory"),
+        ("/proc/model.pte", "cannot write '/proc/model.pte': "),
+    ],
+)
+def test_an_unwritable_output_is_found_before_the_work(tmp_path: Path, path: str, message: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+
+    class Untouched(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise AssertionError("the work began")
+
+    with pytest.raises(ValueError, match=message):
+        export(Untouched(), get(FP), images(1), output=tmp_path / path)
+    result = export(Small().eval(), get(FP), images(1))
+    with pytest.raises(ValueError, match=message):
+        result.save(tmp_path / path)
+
+
+def test_save(tmp_path: Path) -> None:
+    path = tmp_path / "small.pte"
+    path.write_bytes(b"old")
+    result = export(Small().eval(), get(FP), images(1), output=path)
+    assert path.read_bytes() == result.buffer
+    assert [file.name for file in tmp_path.iterdir()] == ["small.pte"]
+    assert path.stat().st_mode & 0o444
+    assert repr(result) == f"<ExportResult arm_recipes_tosa_fp: {len(result.buffer):,} bytes>"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ((), "method 'forward' takes 1 tensors, got 0"),
+        ((3,), r"input 0 \('x'\) must be a tensor, got int"),
+        (
+            (torch.ones(1, 3, 8, 9),),
+            r"input 0 \('x'\) must be float32\[1, 3, 8, 8\], got float32\[1, 3, 8, 9\]",
+        ),
+        ((torch.ones(1, 3, 8, 8).int(),), r"must be float32\[1, 3, 8, 8\], got int32\[1, 3, 8, 8\]"),
+    ],
+)
+def test_run_checks_its_inputs(inputs: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        export(Small().eval(), get(FP), images(1)).run(*inputs)
+
+
+def test_quiet_when_not_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    export(Small().eval(), get(INT8), images())
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_the_progress_bar_names_stages_and_samples(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    export(Small().eval(), get(INT8), images())
+    shown = capsys.readouterr().err
+    assert "to edge transform and lower" in shown
+    assert "calibrating forward" in shown
+    export(Small().eval(), get(INT8), images(), progress=False)
+    assert capsys.readouterr().err == ""
