@@ -99,6 +99,9 @@ def _copied_module(module: GraphModule) -> GraphModule:
     values: dict[torch.fx.Node, torch.fx.Node] = {}
     graph.output(graph.graph_copy(module.graph, values))
     graph.output_node().meta = dict(module.graph.output_node().meta)
+    for node, twin in values.items():
+        # A new node is not given the name of a Python builtin, but an input may be called "input".
+        twin.name = node.name
     copy_ = GraphModule(module, graph)
     copy_.meta.update(module.meta)
     return copy_

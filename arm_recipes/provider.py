@@ -50,7 +50,7 @@ def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
 def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-    # With FP the delegate does the quantization of its inputs itself; integer inputs mean an integer delegate.
+    # With FP the delegate quantizes its inputs itself; integer inputs mean an integer delegate.
     return VgfCompileSpec(_INT if given.get("quantized_io") else tosa_spec)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,17 +44,40 @@ class Float:
         return self * (x.unary("RECIPROCAL") if isinstance(x, Float) else 1.0 / x)
 
     def __rtruediv__(self, x: float) -> Float:
-        return self.unary("RECIPROCAL") * x
+        return self.unary("RECIPROCAL") * x if x != 1 else self.unary("RECIPROCAL")
 
     def __neg__(self) -> Float:
         return self._new(self.b.negate(self.value))
 
+    def __abs__(self) -> Float:
+        return self.unary("ABS")
+
     def __pow__(self, x: Float | float) -> Float:
         return self._new(self.b.pow(self.value, self._of(x)))
+
+    def __rpow__(self, x: float) -> Float:
+        return self._new(self.b.pow(self._of(x), self.value))
 
     def unary(self, kind: str) -> Float:
         """A TOSA operator of one operand, for example "EXP"."""
         return self._new(self.b.unary(kind, self.value))
+
+    def sqrt(self) -> Float:
+        """TOSA has 1 / sqrt(x) only; its reciprocal is right at 0 and infinity too."""
+        return 1 / self.unary("RSQRT")
+
+    def truncated(self) -> Float:
+        """Rounded towards zero."""
+        return self.greater(0.0).where(self.unary("FLOOR"), self.unary("CEIL"))
+
+    def polynomial(self, coefficients: Sequence[float]) -> Float:
+        """c[0] + c[1] * x + c[2] * x**2 + ..., by Horner's rule."""
+        *rest, last = coefficients
+        total: Float | float = last
+        for coefficient in reversed(rest):
+            total = self * total + coefficient
+        assert isinstance(total, Float), "a polynomial has two coefficients at least"
+        return total
 
     def clamp(self, low: float | None, high: float | None) -> Float:
         """Bounds that are None are the type's."""
@@ -68,16 +92,31 @@ class Float:
         """Elementwise."""
         return self._new(self.b.minimum(self.value, self._of(x)))
 
+    def _compare(self, kind: str, a: Float | float, b: Float | float) -> Float:
+        return self._new(self.b.compare(kind, self._of(a), self._of(b)))
+
     def greater(self, x: Float | float) -> Float:
-        """BOOL, for ``where``."""
-        return self._new(self.b.compare("GREATER", self.value, self._of(x)))
+        """BOOL, for ``where``; not a number compares as false, here and below."""
+        return self._compare("GREATER", self, x)
 
     def greater_equal(self, x: Float | float) -> Float:
         """BOOL, for ``where``."""
-        return self._new(self.b.compare("GREATER_EQUAL", self.value, self._of(x)))
+        return self._compare("GREATER_EQUAL", self, x)
+
+    def less(self, x: Float | float) -> Float:
+        """BOOL, for ``where``."""
+        return self._compare("GREATER", x, self)
+
+    def less_equal(self, x: Float | float) -> Float:
+        """BOOL, for ``where``."""
+        return self._compare("GREATER_EQUAL", x, self)
+
+    def equal(self, x: Float | float) -> Float:
+        """BOOL, for ``where``."""
+        return self._compare("EQUAL", self, x)
 
     def where(self, a: Float | float, b: Float | float) -> Float:
         """``self`` is BOOL: a where it holds, else b; at least one of them is a Float."""
         like = a if isinstance(a, Float) else b
-        assert isinstance(like, Float)
+        assert isinstance(like, Float), "numbers alone have no element type"
         return self._new(self.b.select(self.value, like._of(a), like._of(b)))

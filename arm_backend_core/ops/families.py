@@ -1,13 +1,16 @@
 """Importing this module registers every operator family."""
 
 from arm_backend_core.ops import (  # noqa: F401
+    casting,
     convolution,
     elementwise,
     indexing,
     linear,
+    logical,
     movement,
     normalization,
     pooling,
     reduction,
+    resize,
     unary,
 )

@@ -38,10 +38,9 @@ GAIN = 64
 def reciprocal(b: Builder, v: Value) -> Value:
     """2**30 / v, int32, for int32 v in [1, 2**31).
 
-    v is normalized to m * 2**30, 1 <= m < 2, by its leading zeros z. A 513-entry table of 1 / m in Q15,
-    interpolated, errs by less than 2**-16 in rounding and 2**-20 in curvature. The result is the table's
-    value * 2**(z - 16): at most 16 significant bits, and rounded to an integer, so a v near 2**30 leaves few
-    of them. v = 0 gives 2**30.
+    v is normalized to m * 2**30, 1 <= m < 2, by its leading zeros z. 1 / m in Q15 comes from a 513-entry
+    table; its index, entries and interpolation are each rounded, together 2**-14 of the result at most. The
+    result is the table's value * 2**(z - 16), rounded, so a v near 2**30 leaves few bits. v = 0 gives 2**30.
     """
     zeros, mantissa = _normalized(b, v)
     inverse = _lookup(b, mantissa, lambda m: (ONE + 1) / m, _octave)
@@ -52,9 +51,9 @@ def reciprocal(b: Builder, v: Value) -> Value:
 def rsqrt(b: Builder, v: Value) -> Value:
     """2**29 / sqrt(v), int32, for int32 v in [1, 2**30).
 
-    v * 4**(h - 1) = m * 2**28 with 1 <= m < 4 and h half the leading zeros, rounded down. A table of 1 /
-    sqrt(m) in Q15 errs by 2**-16 (rounding of a value in (1/2, 1]: 2**-15 relative) and 2**-18 (curvature).
-    The shift to the left by h - 1 afterwards is exact, so every result has 15 significant bits.
+    v * 4**(h - 1) = m * 2**28 with 1 <= m < 4 and h half the leading zeros, rounded down. 1 / sqrt(m) in Q15
+    comes from a table; index, entries and interpolation are each rounded, together 2**-14 of the result at
+    most. The shift to the left by h - 1 is exact, so small and large v come out alike.
     """
     one = _like(b, v, 1)
     half = b.arithmetic_right_shift(b.sub(b.unary("CLZ", v), one), one, round=True)  # (z - 1 + 1) >> 1
@@ -69,7 +68,7 @@ def rsqrt(b: Builder, v: Value) -> Value:
 def logarithm(b: Builder, v: Value) -> Value:
     """ln(v) in units of 2**-20, int32, for int32 v in [1, 2**31).
 
-    ln(m) from a table in Q15 (error 2**-16) plus (31 - z) * ln(2).
+    ln(m) from a table in Q15, its entries and interpolation rounded (2**-15 together), plus (31 - z) * ln(2).
     """
     zeros, mantissa = _normalized(b, v)
     fraction = _lookup(b, mantissa, lambda m: np.log(m) * (ONE + 1), _octave)
@@ -122,8 +121,8 @@ def _scaled(b: Builder, x: Value, power: int) -> Value:
 class _Rows:
     """A tensor of which one axis, of size ``n``, is reduced.
 
-    A single axis stays where it is: a RESHAPE may cost a copy of the tensor. Several become one; axes that are
-    not neighbours are moved to the end.
+    A single axis stays where it is: a RESHAPE may cost a copy of the tensor. Several become one; axes that
+    are not neighbours are moved to the end.
     """
 
     value: Value
@@ -286,9 +285,9 @@ def _exponential(b: Builder, rows: _Rows, q: QParams, *, precise: bool) -> _Expo
         least = one * math.exp(-scale)
 
     def tabulated(values: Array, variant: int) -> Value:
-        # A SUB that one TABLE alone reads is one operation with it, and so are the RESCALEs that one SUB alone
-        # reads. So each table gets its own, written in another way lest they be merged as equal: int8 with
-        # another zero point, int16 with other powers of two.
+        # A SUB that one TABLE alone reads is one operation with it, and so are the RESCALEs that one SUB
+        # alone reads. So each table gets its own, written in another way lest they be merged as equal: int8
+        # with another zero point, int16 with other powers of two.
         gain, zero_point = (1.0, variant) if narrow else (2.0**variant, 0)
         x = b.rescale(rows.value, I32, gain, zero_point)
         y = b.rescale(low, I32, gain if narrow else 2 * gain, zero_point)
@@ -456,8 +455,9 @@ def _standardize_int8(b: Builder, rows: _Rows, q: QParams, floor: float, *, cent
     peak = rows.n * ((1 << 14 if centre else 1 << 16) + floor)
     bits = min(14, math.floor(29.9 - math.log2(peak)))
     if bits < 0:
-        floor = min(floor, (1 << 29) / rows.n)
-        bits = 0
+        raise Unsupported(
+            f"normalization over {rows.n} elements with eps {floor:.3g} squared steps of its input"
+        )
     squares, total = _sum_of_squares_int8(b, rows, q, bits, centre=centre)
     v = b.add(squares, _like(b, squares, round(rows.n * floor * (1 << bits))))
     v = b.maximum(v, _like(b, v, 1 << max(bits - 1, 0)))
@@ -479,20 +479,22 @@ def _standardize_int16(b: Builder, rows: _Rows, q: QParams, floor: float, *, cen
     follows it by a shift of 2 * k.
     """
     n = rows.n
-    bits = min(10, 13 - math.ceil(math.log2(n)))
     drop = 28 if centre else 29
-    c = _scaled(b, rows.value, bits)
-    if centre:
-        c = b.sub(c, b.rescale(rows.sum(b), I32, 2.0**bits / n))
-    size = rows.sum(b, b.unary("ABS", c))
-    # n * eps in the units of the sum is mantissa * 2**(exponent + 2 * k); k is limited so that it stays below
+    # n * eps in the units of the sum is mantissa * 2**(exponent + 2 * (bits + k) - drop), and stays below
     # 2**28.
     amount = max(n * floor, 2.0**-60)
     exponent = math.floor(math.log2(amount)) - 27
     mantissa = math.floor(amount * 2.0**-exponent)
+    bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
+    if bits < -8:
+        raise Unsupported(f"normalization over {n} elements with eps {floor:.3g} squared steps of its input")
     exponent += 2 * bits - drop
+    c = _scaled(b, rows.value, bits)
+    if centre:
+        c = b.sub(c, b.rescale(rows.sum(b), I32, 2.0**bits / n))
+    size = rows.sum(b, b.unary("ABS", c))
     k = b.sub(b.unary("CLZ", size), _like(b, size, 3))
-    k = b.minimum(k, _like(b, size, min(28, max(0, -exponent // 2))))
+    k = b.minimum(k, _like(b, size, min(28, -exponent // 2)))
     k = b.maximum(k, _like(b, size, 0))
     shifted = b.logical_left_shift(c, k)
     squares = rows.sum(b, b.mul(shifted, shifted, drop))
@@ -524,6 +526,11 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
         Unsupported: x is neither int8 nor int16.
     """
     return _total(b, x, q, axes, out, 1.0)
+
+
+def largest(b: Builder, x: Value, axis: int) -> Value:
+    """Maximum of int8 or int16 along one axis, kept with size 1, in fewer cycles than one REDUCE_MAX."""
+    return _rows(b, x, (axis,)).max(b)
 
 
 def _total(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams, factor: float) -> Value:

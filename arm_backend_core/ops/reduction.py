@@ -9,6 +9,7 @@ import torch
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.spatial_mean import spatial_mean
 from arm_backend_core.tosa.graph import DType, Value, prod
 
 aten = torch.ops.aten
@@ -29,7 +30,8 @@ def _reduce(cx: Context, kind: str, x: Value, axes: Sequence[int]) -> Value:
 def mean_over(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
     """Mean with the axes kept as size 1."""
     if x.q is not None:
-        return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q)
+        spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q)
+        return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q) if spatial is None else spatial
     count = prod(x.shape[axis] for axis in axes)
     return cx.b.mul(_reduce(cx, "REDUCE_SUM", x.value, axes), cx.operand(1.0 / count))
 

@@ -2,6 +2,10 @@
 
 Quantized, none of them has a rule of its own: the function (or a chain of them) is evaluated by PyTorch on every value
 that the quantized operand can have, and becomes a TABLE (``arm_backend_core.lowering.Univariate``).
+
+Where TOSA has no operator, the formulas keep the *relative* error small (1e-5 in float32), also next to a zero of the
+function, where the textbook form cancels. Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S);
+M. Giles, Approximating the erfinv function (2010); Press et al., Numerical Recipes, 2nd edition.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record, register
@@ -22,33 +27,156 @@ aten = torch.ops.aten
 Formula = Callable[..., Float]
 
 
-def unary(overload: OpOverload, formula: Formula, **facts: Any) -> Record:
-    """Register ``formula(x, *further arguments of the operator)``."""
+def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record:
+    """Register ``formula``, which takes the operator's arguments; None for functions that run quantized only."""
 
-    def lower(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
-        return formula(Float(cx.b, cx.operand(x, cx.dtype)), *args, **kwargs).value
+    def lower(cx: Context, *args: Any, **kwargs: Any) -> Value:
+        if formula is None:
+            raise Unsupported(f"TOSA has no floating-point formula for {overload}; quantized, it is a table")
+        floats = [Float(cx.b, cx.operand(x, cx.dtype)) if isinstance(x, Tensor) else x for x in args]
+        return formula(*floats, **kwargs).value
 
     return register(Record((overload,), Kind.ELEMENTWISE, lower, univariate=True, **facts))
 
 
-def _bounds(x: Any, low: float | None = None, high: float | None = None) -> tuple[float, float]:
-    return (-math.inf if low is None else low, math.inf if high is None else high)
+# -- formulas that several rows use, or that take more than a line ------------------------------------------------
 
 
-unary(aten.relu.default, lambda x: x.clamp(0.0, None), clamp=lambda x: (0.0, math.inf))
-unary(aten.relu6.default, lambda x: x.clamp(0.0, 6.0), clamp=lambda x: (0.0, 6.0))
-unary(
-    aten.hardtanh.default,
-    lambda x, low=-1.0, high=1.0: x.clamp(low, high),
-    clamp=lambda x, low=-1.0, high=1.0: (low, high),
-)
-unary(aten.clamp.default, lambda x, min=None, max=None: x.clamp(min, max), clamp=lambda x, min=None, max=None: _bounds(x, min, max))
-unary(aten.sigmoid.default, lambda x: x.unary("SIGMOID"))
-unary(aten.tanh.default, lambda x: x.unary("TANH"))
-unary(aten.silu.default, lambda x: x * x.unary("SIGMOID"))
-unary(aten.hardsigmoid.default, lambda x: (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
-unary(aten.hardswish.default, lambda x: x * (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
-unary(aten.exp.default, lambda x: x.unary("EXP"))
+def _exp(x: Float) -> Float:
+    return x.unary("EXP")
+
+
+def _log(x: Float) -> Float:
+    return x.unary("LOG")
+
+
+def _odd(x: Float, magnitude: Float) -> Float:
+    """An odd function, given its value at abs(x)."""
+    return x.less(0.0).where(-magnitude, magnitude)
+
+
+def _log1p(x: Float) -> Float:
+    """A&S 4.1.27: 2 * (s + s**3 / 3 + s**5 / 5 + ...), s = x / (2 + x); 2e-8 of the result for abs(x) < 1 / 4."""
+    s = x / (x + 2)
+    series = 2 * s * (s * s).polynomial([1, 1 / 3, 1 / 5, 1 / 7])
+    return abs(x).less(0.25).where(series, _log(x + 1))
+
+
+def _expm1(x: Float) -> Float:
+    """A&S 4.2.1 near 0: the power series, 4e-7 of the result for abs(x) < 1 / 2."""
+    series = x * x.polynomial([1 / math.factorial(n) for n in range(1, 8)])
+    return abs(x).less(0.5).where(series, _exp(x) - 1)
+
+
+def _sinh(x: Float) -> Float:
+    """A&S 4.5.1, and 4.5.62 for abs(x) < 1."""
+    series = x * (x * x).polynomial([1 / math.factorial(n) for n in (1, 3, 5, 7, 9)])
+    e = _exp(x)
+    return abs(x).less(1.0).where(series, 0.5 * (e - 1 / e))
+
+
+def _cosh(x: Float) -> Float:
+    e = _exp(x)
+    return 0.5 * (e + 1 / e)
+
+
+def _asinh(x: Float) -> Float:
+    """A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), the bracket without cancellation."""
+    a = abs(x)
+    return _odd(x, _log1p(a + a * a / ((a * a + 1).sqrt() + 1)))
+
+
+def _acosh(x: Float) -> Float:
+    """A&S 4.6.21 as log1p(t + sqrt(t * (t + 2))), t = x - 1."""
+    t = x - 1
+    return _log1p(t + (t * (t + 2)).sqrt())
+
+
+def _atanh(x: Float) -> Float:
+    """A&S 4.6.22 as log1p(2 * a / (1 - a)) / 2."""
+    a = abs(x)
+    return _odd(x, 0.5 * _log1p(2 * a / (1 - a)))
+
+
+def _atan(x: Float) -> Float:
+    """A&S 4.4.49 (2e-8 on [0, 1]); beyond 1 by pi / 2 - atan(1 / x)."""
+    a = abs(x)
+    beyond = a.greater(1.0)
+    z = beyond.where(1 / a, a)
+    coefficients = [1, -0.3333314528, 0.1999355085, -0.1420889944, 0.1065626393]
+    coefficients += [-0.0752896400, 0.0429096138, -0.0161657367, 0.0028662257]
+    angle = z * (z * z).polynomial(coefficients)
+    return _odd(x, beyond.where(math.pi / 2 - angle, angle))
+
+
+def _asin(x: Float) -> Float:
+    return _atan(x * ((1 - x) * (1 + x)).unary("RSQRT"))
+
+
+def _acos(x: Float) -> Float:
+    return 2 * _atan(((1 - x) / (1 + x)).sqrt())
+
+
+def _erfcx_positive(a: Float) -> Float:
+    """exp(a * a) * erfc(a) for a >= 0; Numerical Recipes, section 6.2 (erfcc), relative error 1.2e-7."""
+    t = 1 / (0.5 * a + 1)
+    exponent = [-1.26551223, 1.00002368, 0.37409196, 0.09678418, -0.18628806]
+    exponent += [0.27886807, -1.13520398, 1.48851587, -0.82215223, 0.17087277]
+    return t * _exp(t.polynomial(exponent))
+
+
+def _erfc(x: Float) -> Float:
+    tail = _erfcx_positive(abs(x)) * _exp(-(x * x))
+    return x.less(0.0).where(2 - tail, tail)
+
+
+def _erfcx(x: Float) -> Float:
+    mirrored = _erfcx_positive(abs(x))
+    return x.less(0.0).where(2 * _exp(x * x) - mirrored, mirrored)
+
+
+def _log_ndtr(x: Float) -> Float:
+    """ln of the normal distribution function: ln(erfc(-y) / 2), y = x / sqrt(2), without underflow for x < 0."""
+    y = x * math.sqrt(0.5)
+    mirrored = _erfcx_positive(abs(y)) * 0.5
+    return x.less(0.0).where(_log(mirrored) - y * y, _log1p(-(mirrored * _exp(-(y * y)))))
+
+
+def _erfinv(x: Float) -> Float:
+    """Giles 2010, table 5 (single precision)."""
+    w = -_log((1 - x) * (1 + x))
+    central = [1.50140941, 0.246640727, -0.00417768164, -0.00125372503, 0.00021858087]
+    central += [-4.39150654e-06, -3.5233877e-06, 3.43273939e-07, 2.81022636e-08]
+    tail = [2.83297682, 1.00167406, 0.00943887047, -0.0076224613, 0.00573950773]
+    tail += [-0.00367342844, 0.00134934322, 0.000100950558, -0.000200214257]
+    factor = w.less(5.0).where((w - 2.5).polynomial(central), (w.sqrt() - 3).polynomial(tail))
+    return x * w.greater(1e30).where(math.inf, factor)  # w is infinite at x = -1 and 1
+
+
+def _softplus(x: Float, beta: float = 1.0, threshold: float = 20.0) -> Float:
+    y = x * beta
+    curve = (y.maximum(0.0) + _log1p(_exp(-abs(y)))) / beta
+    return y.greater(threshold).where(x, curve)
+
+
+def _mish(x: Float) -> Float:
+    """x * tanh(ln(1 + e**x)) = x * n / (n + 2), n = e**x * (e**x + 2); from 20 on that is x."""
+    e = _exp(x.minimum(20.0))
+    n = e * (e + 2)
+    return x * (n / (n + 2))
+
+
+def _elu(x: Float, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Float:
+    return x.greater(0.0).where(x * scale, _expm1(x.minimum(0.0) * input_scale) * (alpha * scale))
+
+
+def _celu(x: Float, alpha: float = 1.0) -> Float:
+    return _elu(x, alpha, 1.0, 1 / alpha)
+
+
+def _selu(x: Float) -> Float:
+    """Klambauer et al. 2017: fixed point at mean 0, variance 1."""
+    return _elu(x, 1.6732632423543772, 1.0507009873554805)
 
 
 def _gelu(x: Float, approximate: str = "none") -> Float:
@@ -57,4 +185,160 @@ def _gelu(x: Float, approximate: str = "none") -> Float:
     return 0.5 * x * (1 + (x * math.sqrt(0.5)).unary("ERF"))
 
 
+def _leaky_relu(x: Float, slope: float = 0.01) -> Float:
+    return x.maximum(x * slope) if 0 < slope <= 1 else x.greater(0.0).where(x, x * slope)
+
+
+def _round(x: Float) -> Float:
+    """Half to even: floor(x), plus 1 beyond the half, plus 1 at the half where floor(x) is odd."""
+    down = x.unary("FLOOR")
+    rest = x - down
+    odd = down - 2 * (down * 0.5).unary("FLOOR")
+    return rest.equal(0.5).where(down + odd, rest.greater(0.5).where(down + 1, down))
+
+
+def _round_decimals(x: Float, *, decimals: int) -> Float:
+    return _round(x * 10.0**decimals) / 10.0**decimals
+
+
+def _sign(x: Float) -> Float:
+    return x.greater(0.0).where(1.0, x.less(0.0).where(-1.0, x * 0.0))
+
+
+def _power(x: Float, exponent: float) -> Float:
+    """Whole exponents by squaring, which is right for negative x too; TOSA's POW otherwise."""
+    if exponent == 0:
+        return x.equal(x).where(x * 0.0 + 1.0, 1.0)
+    if abs(exponent) == 0.5:
+        return x.sqrt() if exponent > 0 else x.unary("RSQRT")
+    if exponent != int(exponent) or abs(exponent) > 64:
+        return x**exponent
+    result: Float | None = None
+    square, count = x, abs(int(exponent))
+    while True:
+        if count % 2:
+            result = square if result is None else result * square
+        count //= 2
+        if not count:
+            break
+        square = square * square
+    assert result is not None
+    return result if exponent > 0 else 1 / result
+
+
+def _logit(x: Float, eps: float | None = None) -> Float:
+    p = x if eps is None else x.clamp(eps, 1 - eps)
+    return _log(p / (1 - p))
+
+
+def _nan_to_num(x: Float, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Float:
+    largest = torch.finfo(torch.float32).max
+    known = x.equal(x).where(x, 0.0 if nan is None else nan)
+    below = known.greater(largest).where(largest if posinf is None else posinf, known)
+    return below.less(-largest).where(-largest if neginf is None else neginf, below)
+
+
+def _sinc(x: Float) -> Float:
+    """Normalized: sin(pi * x) / (pi * x), 1 at 0."""
+    y = x * math.pi
+    return x.equal(0.0).where(1.0, y.unary("SIN") / y)
+
+
+def _bounds(x: Any, min: float | None = None, max: float | None = None) -> tuple[float, float]:
+    return (-math.inf if min is None else min, math.inf if max is None else max)
+
+
+# -- activations --------------------------------------------------------------------------------------------------
+
+unary(aten.relu.default, lambda x: x.clamp(0.0, None), clamp=lambda x: (0.0, math.inf))
+unary(aten.relu6.default, lambda x: x.clamp(0.0, 6.0), clamp=lambda x: (0.0, 6.0))
+unary(
+    aten.hardtanh.default,
+    lambda x, min_val=-1.0, max_val=1.0: x.clamp(min_val, max_val),
+    clamp=lambda x, min_val=-1.0, max_val=1.0: (min_val, max_val),
+)
+unary(aten.clamp.default, lambda x, min=None, max=None: x.clamp(min, max), clamp=_bounds)
+unary(aten.clamp_min.default, lambda x, min: x.clamp(min, None), clamp=_bounds)
+unary(aten.clamp_max.default, lambda x, max: x.clamp(None, max), clamp=lambda x, max: (-math.inf, max))
+unary(aten.leaky_relu.default, lambda x, negative_slope=0.01: _leaky_relu(x, negative_slope))
+unary(aten.elu.default, _elu)
+unary(aten.selu.default, _selu)
+unary(aten.celu.default, _celu)
 unary(aten.gelu.default, _gelu)
+unary(aten.silu.default, lambda x: x * x.unary("SIGMOID"))
+unary(aten.mish.default, _mish)
+unary(aten.sigmoid.default, lambda x: x.unary("SIGMOID"))
+unary(aten.log_sigmoid.default, lambda x: x.minimum(0.0) - _log1p(_exp(-abs(x))))
+unary(aten.hardsigmoid.default, lambda x: (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
+unary(aten.hardswish.default, lambda x: x * (x * (1 / 6) + 0.5).clamp(0.0, 1.0))
+unary(aten.softplus.default, _softplus)
+unary(aten.hardshrink.default, lambda x, lambd=0.5: abs(x).less_equal(lambd).where(0.0, x))
+unary(aten.softshrink.default, lambda x, lambd=0.5: x - x.clamp(-lambd, lambd))
+unary(aten.threshold.default, lambda x, threshold, value: x.less_equal(threshold).where(value, x))
+
+# -- exponentials, logarithms, powers -----------------------------------------------------------------------------
+
+unary(aten.exp.default, _exp)
+unary(aten.exp2.default, lambda x: _exp(x * math.log(2)))
+unary(aten.expm1.default, _expm1)
+unary(aten.log.default, _log)
+unary(aten.log2.default, lambda x: _log(x) / math.log(2))
+unary(aten.log10.default, lambda x: _log(x) / math.log(10))
+unary(aten.log1p.default, _log1p)
+unary(aten.logit.default, _logit)
+unary(aten.sqrt.default, lambda x: x.sqrt())
+unary(aten.rsqrt.default, lambda x: x.unary("RSQRT"))
+unary(aten.reciprocal.default, lambda x: 1 / x)
+unary(aten.square.default, lambda x: x * x)
+unary(aten.pow.Tensor_Scalar, _power)
+unary(aten.pow.Scalar, lambda base, x: base**x)
+unary(aten.special_entr.default, lambda x: x.equal(0.0).where(0.0, x.less(0.0).where(-math.inf, -x * _log(x))))
+
+# -- signs and rounding -------------------------------------------------------------------------------------------
+
+unary(aten.abs.default, abs)
+unary(aten.neg.default, lambda x: -x)
+unary(aten.sign.default, _sign)
+unary(aten.sgn.default, _sign)
+unary(aten.floor.default, lambda x: x.unary("FLOOR"))
+unary(aten.ceil.default, lambda x: x.unary("CEIL"))
+unary(aten.round.default, _round)
+unary(aten.round.decimals, _round_decimals)
+unary(aten.trunc.default, Float.truncated)
+unary(aten.frac.default, lambda x: x - x.truncated())
+unary(aten.nan_to_num.default, _nan_to_num)
+
+# -- trigonometric and hyperbolic ---------------------------------------------------------------------------------
+
+unary(aten.sin.default, lambda x: x.unary("SIN"))
+unary(aten.cos.default, lambda x: x.unary("COS"))
+unary(aten.tan.default, lambda x: x.unary("SIN") / x.unary("COS"))
+unary(aten.asin.default, _asin)
+unary(aten.acos.default, _acos)
+unary(aten.atan.default, _atan)
+unary(aten.sinh.default, _sinh)
+unary(aten.cosh.default, _cosh)
+unary(aten.tanh.default, lambda x: x.unary("TANH"))
+unary(aten.asinh.default, _asinh)
+unary(aten.acosh.default, _acosh)
+unary(aten.atanh.default, _atanh)
+unary(aten.sinc.default, _sinc)
+unary(aten.deg2rad.default, lambda x: x * (math.pi / 180), factor=lambda x: math.pi / 180)
+unary(aten.rad2deg.default, lambda x: x * (180 / math.pi), factor=lambda x: 180 / math.pi)
+
+# -- error function, gamma, Bessel --------------------------------------------------------------------------------
+
+unary(aten.erf.default, lambda x: x.unary("ERF"))
+unary(aten.erfc.default, _erfc)
+unary(aten.erfinv.default, _erfinv)
+unary(aten.special_erfcx.default, _erfcx)
+unary(aten.special_ndtri.default, lambda x: math.sqrt(2) * _erfinv(2 * x - 1))
+unary(aten.special_log_ndtr.default, _log_ndtr)
+unary(aten.lgamma.default, None)
+unary(aten.digamma.default, None)
+unary(aten.i0.default, None)
+unary(aten.special_i0e.default, None)
+unary(aten.special_i1.default, None)
+unary(aten.special_i1e.default, None)
+unary(aten.special_bessel_j0.default, None)
+unary(aten.special_bessel_j1.default, None)

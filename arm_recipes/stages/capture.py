@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -58,8 +61,11 @@ class Capture:
     def _export(
         model: torch.nn.Module, example: tuple[Any, ...], dynamic_shapes: Any, strict: bool
     ) -> ExportedProgram:
-        with torch.no_grad():
-            return torch.export.export(model, example, dynamic_shapes=dynamic_shapes, strict=strict)
+        # When it fails, torch prints the graph it has so far; the exception says what is needed.
+        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()) as printed:
+            program = torch.export.export(model, example, dynamic_shapes=dynamic_shapes, strict=strict)
+        sys.stderr.write(printed.getvalue())
+        return program
 
 
 class FastTorchExportStage(TorchExportStage):

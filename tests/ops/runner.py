@@ -1,0 +1,224 @@
+"""Runs one row of ``cases``: quantize, delegate, execute, compare, validate, compile."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from arm_backend_core import events
+from arm_backend_core.delegate import delegate
+from arm_backend_core.lowering import is_dequantize
+from arm_backend_core.ops.registry import overload_of
+from arm_backend_core.quantizer import (
+    TOSAQuantizer,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+)
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
+
+_BOUNDARY = ("quantize_per_tensor", "_to_copy", "executorch_call_delegate", "getitem")
+_PROFILES = {
+    "FP": "profiles=pro_fp",
+    "INT": "profiles=pro_int extensions=int16,int4,doubleround,inexactround",
+}
+
+
+@dataclass(frozen=True)
+class Input:
+    """A random tensor: uniform in [low, high], or integers in [low, high) for an integer ``dtype``."""
+
+    shape: tuple[int, ...]
+    low: float = -2.0
+    high: float = 2.0
+    dtype: torch.dtype = torch.float32
+
+    def sample(self, generator: torch.Generator) -> torch.Tensor:
+        if self.dtype is torch.bool:
+            return torch.rand(self.shape, generator=generator) > 0.5
+        if not self.dtype.is_floating_point:
+            return torch.randint(int(self.low), int(self.high), self.shape, generator=generator, dtype=self.dtype)
+        span = torch.rand(self.shape, generator=generator, dtype=torch.float64)
+        if span.numel() > 1:  # both ends occur
+            span.flatten()[:2] = torch.tensor([0.0, 1.0])
+        return (self.low + span * (self.high - self.low)).to(self.dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator.
+
+    Attributes:
+        name: the test's name.
+        model: a module or a function of the inputs.
+        inputs: what it is called with.
+        rtol: allowed relative error in floating point.
+        atol: allowed absolute error in floating point, as a part of the largest value of the result.
+        steps: allowed difference to PyTorch's quantized graph, in steps of the output.
+        refused: target ("fp", "int8", "a16w8", "u55", "u85") -> pattern that the reason contains.
+    """
+
+    name: str
+    model: Callable[..., Any]
+    inputs: Sequence[Input]
+    rtol: float = 1e-4
+    atol: float = 1e-6
+    steps: int = 1
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    def module(self) -> torch.nn.Module:
+        torch.manual_seed(0)
+        if isinstance(self.model, torch.nn.Module):
+            return copy.deepcopy(self.model).eval()
+        return _Function(self.model).eval()
+
+    def sample(self, seed: int = 0) -> tuple[torch.Tensor, ...]:
+        generator = torch.Generator().manual_seed(seed)
+        return tuple(x.sample(generator) for x in self.inputs)
+
+
+class _Function(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.function(*args)
+
+
+@cache
+def spec(target: str) -> ArmCompileSpec:
+    """Compile spec of a target's short name."""
+    return {
+        "fp": lambda: TosaCompileSpec("TOSA-1.0+FP"),
+        "int": lambda: TosaCompileSpec("TOSA-1.0+INT+int16"),
+        "u55": lambda: EthosUCompileSpec("ethos-u55-128"),
+        "u85": lambda: EthosUCompileSpec("ethos-u85-256"),
+    }[target]()
+
+
+def export(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> ExportedProgram:
+    """ATen program without its guards."""
+    with torch.no_grad():
+        return torch.export.export(module, inputs, strict=False)
+
+
+def quantized(case: Case, *, wide: bool) -> torch.nn.Module:
+    """PyTorch's own quantized graph, calibrated on three samples; the first is what tests run."""
+    config = get_symmetric_a16w8_quantization_config() if wide else get_symmetric_quantization_config()
+    module = export(case.module(), case.sample()).module(check_guards=False)
+    prepared = prepare_pt2e(module, TOSAQuantizer(spec("int")).set_global(config))  # type: ignore[arg-type]
+    with torch.no_grad():
+        for seed in range(3):
+            prepared(*case.sample(seed))
+    converted: torch.nn.Module = convert_pt2e(prepared)
+    return converted
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A delegated program and what was recorded while it was made."""
+
+    program: ExportedProgram
+    log: events.Log
+
+    def run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs, the delegate executed on the TOSA reference model."""
+        with torch.no_grad():
+            return flat(self.program.module(check_guards=False)(*inputs))
+
+    def check_delegated(self) -> None:
+        """One delegate; nothing on the CPU but what crosses the boundary."""
+        assert not self.log.rejected, self.log.rejected
+        assert len(self.log.delegates) == 1, [d.operators for d in self.log.delegates]
+        for node in self.program.graph_module.graph.nodes:
+            name = str(getattr(node.target, "__name__", node.target))
+            assert node.op != "call_function" or any(part in name for part in _BOUNDARY), f"{name} on the CPU"
+
+    def check_refused(self, pattern: str) -> None:
+        """Some operator was refused, and the reason says why."""
+        reasons = [f"{r.operator}: {r.reason}" for r in self.log.rejected]
+        assert any(re.search(pattern, reason) for reason in reasons), f"'{pattern}' not in {reasons}"
+
+
+def lower(program: ExportedProgram, target: str) -> Lowered:
+    """Delegate a copy of ``program``."""
+    with events.record() as log:
+        return Lowered(delegate(copy.deepcopy(program), spec(target)), log)
+
+
+def flat(result: Any) -> list[torch.Tensor]:
+    """Tensors of a nested result."""
+    return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+
+
+def output_scales(program: ExportedProgram) -> list[float | None]:
+    """The step of every output; None where it is not quantized."""
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    return [_scale(node) for node in torch.utils._pytree.tree_leaves(output.args[0])]
+
+
+def _scale(node: torch.fx.Node) -> float | None:
+    """Data movement may stand between the dequantize node and the output."""
+    while node.op == "call_function" and not is_dequantize(node):
+        if overload_of(node.target) is None:
+            return None
+        node = node.all_input_nodes[0]
+    return float(node.args[1]) if node.op == "call_function" else None  # type: ignore[arg-type]
+
+
+def check_close(case: Case, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
+    """Floating point, element by element; integers and booleans exactly."""
+    assert len(got) == len(expected)
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.shape == theirs.shape
+        if not theirs.is_floating_point():
+            assert torch.equal(ours.to(theirs.dtype), theirs)
+            continue
+        finite = theirs[theirs.isfinite()]
+        atol = case.atol * float(finite.abs().max()) if finite.numel() else 0.0
+        torch.testing.assert_close(ours, theirs, rtol=case.rtol, atol=atol, equal_nan=True)
+
+
+def check_steps(
+    case: Case, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], scales: Sequence[float | None]
+) -> None:
+    """At most ``case.steps`` steps of the output's scale apart; what is not quantized, exactly equal."""
+    assert len(got) == len(expected) == len(scales)
+    for ours, theirs, scale in zip(got, expected, scales, strict=True):
+        assert ours.shape == theirs.shape
+        if not theirs.is_floating_point():
+            assert torch.equal(ours.to(theirs.dtype), theirs)
+            continue
+        assert scale is not None, "the result is not quantized"
+        worst = float((ours - theirs).abs().max()) / scale if ours.numel() else 0.0
+        assert worst < case.steps + 0.01, f"{worst:.2f} steps apart"
+
+
+def validate(flatbuffer: bytes, profile: str) -> None:
+    """Strict validation by tosa-opt against TOSA 1.0. Raises AssertionError with its message."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, empty = Path(folder, "f.tosa"), Path(folder, "empty.mlir")
+        file.write_bytes(flatbuffer)
+        empty.write_text("")
+        pipeline = (
+            f"builtin.module(tosa-deserialize{{tosa-flatbuffer-filename={file}}},"
+            f"tosa-attach-target{{specification_version=1.0 {_PROFILES[profile]}}},"
+            "tosa-validate{strict-op-spec-alignment})"
+        )
+        tool = Path(sysconfig.get_path("scripts"), "tosa-opt")
+        done = subprocess.run(
+            [tool, empty, f"--pass-pipeline={pipeline}"], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0 and "error:" not in done.stderr, done.stderr[:2000]

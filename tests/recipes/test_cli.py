@@ -1,0 +1,85 @@
+"""The command line: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from arm_recipes import ArmRecipeType
+from arm_recipes.cli import main
+from tests.recipes.models import Small, Sorting, images, vectors
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    path = tmp_path / "small.pt2"
+    torch.export.save(torch.export.export(Small().eval(), images(1)[0]), str(path))
+    return path
+
+
+def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    printed = capsys.readouterr().out
+    for recipe in ArmRecipeType:
+        assert recipe.name in printed
+    assert "macs                     an int that the family has" in printed
+
+
+def test_export_prints_the_report_and_writes_the_program(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = small.with_name("out.pte")
+    arguments = ["export", str(small), "--recipe", "ETHOSU_U85_INT8", "--macs", "512", "-o", str(output)]
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert "ethos-u85-512" in printed.out
+    assert "warning: calibration saw only one sample" in printed.err
+    assert f"wrote {output}" in printed.err
+    assert output.read_bytes()[4:6] == b"ET"
+
+
+def test_json_and_the_default_output(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["export", str(small), "--recipe", "TOSA_INT8", "--json", "--per-tensor", "--quantized-io"]) == 0
+    )
+    report = json.loads(capsys.readouterr().out)
+    assert report["methods"][0]["inputs"][0]["dtype"] == "int8"
+    assert small.with_suffix(".pte").stat().st_size == report["program_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--recipe", "ETHOSU_U55_INT8", "--macs", "512"], "error: macs=512: no ethos-u55 has that many"),
+        (["--recipe", "TOSA_FP", "--macs", "512"], "error: TOSA_FP: unknown argument 'macs'"),
+        (["--recipe", "TOSA_FP", "-o", "/nowhere/out.pte"], "error: cannot write '/nowhere/out.pte'"),
+    ],
+)
+def test_wrong_arguments_exit_with_2(
+    small: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(small), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_model_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(tmp_path / "none.pt2"), "--recipe", "TOSA_FP"]) == 2
+    assert "error: model: there is no file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["export"], ["export", "m.pt2", "--recipe", "NO_SUCH_RECIPE"]])
+def test_argparse_exits_with_2(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+
+
+def test_a_failed_export_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sorting.pt2"
+    torch.export.save(torch.export.export(Sorting().eval(), vectors(1)[0]), str(path))
+    assert main(["export", str(path), "--recipe", "TOSA_FP", "--require-full-delegation"]) == 1
+    assert "aten.sort" in capsys.readouterr().err
+    assert not path.with_suffix(".pte").exists()

@@ -1,0 +1,61 @@
+"""Passes at the boundary, on programs with operators that no delegate took."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipesWarning
+from arm_recipes.stages import edge_manager
+
+Q = torch.ops.quantized_decomposed.quantize_per_tensor.default
+DQ = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+PARAMETERS = (0.5, 3, -128, 127, torch.int8)
+
+
+class Both(nn.Module):
+    """Input 0 is quantized twice, input 1 is quantized and read as it is, input 2 is an index."""
+
+    def forward(self, x: Tensor, y: Tensor, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A quantized, a float and an integer result."""
+        first, second = DQ(Q(x, *PARAMETERS), *PARAMETERS), DQ(Q(x, *PARAMETERS), *PARAMETERS)
+        mixed = DQ(Q(y, *PARAMETERS), *PARAMETERS) + y
+        return DQ(Q(first + second, *PARAMETERS), *PARAMETERS), mixed * 2, index
+
+
+def _edge() -> EdgeProgramManager:
+    program = torch.export.export(Both(), (torch.ones(2, 2), torch.ones(2, 2), torch.ones(2).int()))
+    return to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+
+
+def test_quantized_io_leaves_floats_that_are_shared_and_says_so() -> None:
+    manager = _edge()
+    with pytest.warns(ArmRecipesWarning) as caught:
+        assert edge_manager.quantized_io(manager) == []
+    texts = [str(warning.message) for warning in caught if warning.category is ArmRecipesWarning]
+    assert len(texts) == 2
+    assert "input 1 ('y') of 'forward' stays float; it is used by" in texts[0]
+    assert "output 1 of 'forward' stays float; it comes from" in texts[1]
+    program = manager.exported_program()
+    nodes = {node.name: node for node in program.graph.nodes}
+    inputs = [nodes[name].meta["val"].dtype for name in program.graph_signature.user_inputs]
+    outputs = [nodes[name].meta["val"].dtype for name in program.graph_signature.user_outputs]
+    assert inputs == [torch.int8, torch.float32, torch.int32]
+    assert outputs == [torch.int8, torch.float32, torch.int32]
+    published = manager._config_methods
+    assert published is not None
+    assert published["forward_input0_scale"] == published["forward_output0_scale"] == 0.5
+    assert published["forward_input0_zp"] == 3
+    assert "forward_input1_scale" not in published
+    assert manager.to_executorch().buffer
+
+
+def test_cortex_m_boundary_replaces_all_that_are_left() -> None:
+    manager = _edge()
+    assert edge_manager.cortex_m_boundary(manager) == []
+    targets = [str(node.target) for node in manager.exported_program().graph.nodes]
+    assert not any("quantized_decomposed" in target for target in targets)
+    assert sum("cortex_m.quantize_per_tensor" in target for target in targets) == 4
+    assert sum("cortex_m.dequantize_per_tensor" in target for target in targets) == 4
