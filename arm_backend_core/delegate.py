@@ -19,7 +19,14 @@ from arm_backend_core.ops.registry import overload_of
 from arm_backend_core.passes.decompose import decompose
 from arm_backend_core.passes.functionalize import functionalize
 from arm_backend_core.passes.int64 import BOUNDARY, narrow_int64_inputs
-from arm_backend_core.program import Partition, clear_tags, constants_of, lift_constants, split_dequantize
+from arm_backend_core.program import (
+    Partition,
+    avoid_builtin_names,
+    clear_tags,
+    constants_of,
+    lift_constants,
+    split_dequantize,
+)
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import passes, reference
@@ -74,6 +81,7 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     if decompose(program.graph_module, constants_of(program)):
         lift_constants(program)
     program.graph_module.graph.eliminate_dead_code()
+    avoid_builtin_names(program)
     narrow_int64_inputs(program)
     split_dequantize(program)
     return program
@@ -99,7 +107,8 @@ class _Selection:
         """Chosen nodes as few groups that no path leaves and enters again.
 
         A node's level counts how often the longest path to it changes from the CPU to the target. A path that leaves a
-        level through the CPU comes back at a higher one, so every level is convex.
+        level through the CPU comes back at a higher one, so every level is convex. What reads only parameters goes to
+        its first reader, so that no parameter leaves a delegate.
         """
         level: dict[Node, int] = {}  # even inside a delegate, odd on the CPU behind one
         groups: dict[int, list[Node]] = {}
@@ -110,7 +119,11 @@ class _Selection:
                 crosses = source in level and (source in self.chosen) != inside
                 depths.append(level.get(source, 0) + (crosses and level[source] % 2 != (not inside)))
             level[node] = max(depths)
-            if inside:
+        for node in reversed(self.order):
+            if node in self.chosen and not any(source in level for source in node.all_input_nodes):
+                level[node] = min((level[user] for user in node.users if user in self.chosen), default=level[node])
+        for node in self.order:
+            if node in self.chosen:
                 groups.setdefault(level[node], []).append(node)
         return [groups[depth] for depth in sorted(groups)]
 
@@ -119,7 +132,7 @@ def _select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Pred
     order = [node for node in program.graph_module.graph.nodes if node.op == "call_function"]
     constants = constants_of(program)
     outside = {node for node in order if any(keep(node) for keep in keep_on_cpu)}
-    reasons = {node: "kept on the CPU as asked" for node in outside}
+    reasons = dict.fromkeys(outside, "kept on the CPU as asked")
     while True:  # ends: every round takes at least one node out, usually there is one round
         walk = Lowering(target, constants)
         walk.run(order, outside)

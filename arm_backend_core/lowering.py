@@ -23,7 +23,7 @@ from arm_backend_core.ops.registry import Kind, Record, find, overload_of
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Graph, Origin, constant
+from arm_backend_core.tosa.graph import DType, Graph, Origin, Value, constant
 
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
 _DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
@@ -95,6 +95,7 @@ class Lowering:
         graph: the TOSA graph made so far.
         results: what every node visited became.
         inputs: graph inputs by the node that stands outside.
+        dequantized: tensors that dequantize nodes made, by what they read.
     """
 
     target: Target
@@ -102,6 +103,7 @@ class Lowering:
     graph: Graph = field(default_factory=Graph)
     results: dict[Node, Result] = field(default_factory=dict)
     inputs: dict[Node, Tensor] = field(default_factory=dict)
+    dequantized: dict[Value, list[Tensor]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.graph, self.target)
@@ -257,7 +259,13 @@ class Lowering:
     def _dequantize(self, node: Node) -> Tensor:
         source = self.read(_node(node.args[0]))
         assert isinstance(source, Tensor)
-        return Tensor(source.value, self.node_qparams(node))
+        q = self.node_qparams(node)
+        known = self.dequantized.setdefault(source.value, [])
+        for tensor in known:  # every reader has a node of its own, but a function of one tensor must be seen as such
+            if q.same(tensor.q):
+                return tensor
+        known.append(Tensor(source.value, q))
+        return known[-1]
 
     def _quantize(self, node: Node) -> Tensor:
         source = self.read(_node(node.args[0]))
@@ -298,7 +306,7 @@ class Lowering:
         return np.asarray(x)
 
     def result_qparams(self, node: Node) -> QParams | None:
-        """Parameters that the result of ``node`` is quantized with: by its users, or through one that merges into it."""
+        """Parameters that ``node``'s result is quantized with: by its users, or through one that merges into it."""
         users = list(node.users)
         if users and all(is_quantize(user) for user in users):
             first = self.node_qparams(users[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +35,15 @@ def lift_constants(program: ExportedProgram) -> None:
     from executorch.exir.program._program import lift_constant_tensor_pass
 
     lift_constant_tensor_pass(program)
+
+
+def avoid_builtin_names(program: ExportedProgram) -> None:
+    """Rename inputs called ``input`` and the like: fx renames them when it copies a graph, the signature would not."""
+    placeholders = [node for node in program.graph_module.graph.nodes if node.op == "placeholder"]
+    for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
+        if hasattr(builtins, node.name) or keyword.iskeyword(node.name):
+            node._rename(f"{node.name}_1")
+            spec.arg.name = node.name
 
 
 def split_dequantize(program: ExportedProgram) -> None:
@@ -123,7 +134,7 @@ class Partition:
     @property
     def outputs(self) -> list[Node]:
         """Nodes of the partition's program that leave it, in order."""
-        return list(self.program.graph_module.graph.output_node().args[0])  # type: ignore[arg-type]
+        return list(self.program.graph_module.graph.output_node().args[0])
 
     def insert(
         self,
@@ -137,7 +148,7 @@ class Partition:
         from executorch.exir.backend.backend_api import _insert_lowered_submodule
 
         stub = _Outputs([node.meta["val"] for node in self.outputs], execute)
-        self.program.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
+        self.program.module = lambda *_, **__: stub
         lowered = _lowered_module_class()(self.program, backend_id, payload, compile_specs)
         lowered.meta = {"debug_handle_map": {}, **meta}
         _insert_lowered_submodule(

@@ -115,7 +115,7 @@ def conv_transpose(
     if _pair(dilation, 2, 1) != (1, 1):
         raise Unsupported("transposed convolution with dilation: TOSA's TRANSPOSE_CONV2D has none")
     if weight.q is not None and weight.q.axis not in (None, 1):
-        raise Unsupported("transposed convolution whose weight is quantized along another axis than its output channels")
+        raise Unsupported("transposed convolution whose weight is not quantized along its output channels (axis 1)")
     crop, extra = _pair(padding, 2, 0), _pair(output_padding, 2, 0)
     out_pad = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
     image = to_nhwc(cx.b, x.value)

@@ -119,7 +119,8 @@ def _inverse(x: Any, y: Any) -> float | None:
 @op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive, **_ARITHMETIC)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
     """x * y."""
-    return cx.b.mul(*_common(cx, x, y))
+    left, right = _common(cx, x, y)
+    return cx.b.mul(left, right)
 
 
 @mul.integer

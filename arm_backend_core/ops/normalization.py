@@ -152,7 +152,7 @@ def _exponentials(cx: Context, x: Tensor, axis: int) -> tuple[Value, Value, Valu
 )
 def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """exp(x - max) / sum."""
-    _, exponential, total = _exponentials(cx, x, dim % x.rank)
+    _shifted, exponential, total = _exponentials(cx, x, dim % x.rank)
     return cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total))
 
 
@@ -165,7 +165,7 @@ def _(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
 @op(aten.log_softmax.int, aten._log_softmax.default, reads_int16=True, activations=(0,))
 def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """(x - max) - log(sum)."""
-    shifted, _, total = _exponentials(cx, x, dim % x.rank)
+    shifted, _exponential, total = _exponentials(cx, x, dim % x.rank)
     return cx.b.sub(shifted, cx.b.unary("LOG", total))
 
 

@@ -10,7 +10,7 @@ from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean
-from arm_backend_core.tosa.graph import DType, Value, prod
+from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
 
@@ -60,15 +60,16 @@ def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     assert x.q is not None
-    wide = cx.b.rescale(x.value, DType.INT32, 1.0, x.q.zero_point)
-    total = _reduce(cx, "REDUCE_SUM", wide, _axes(x, dim))
-    return cx.b.reshape(cx.result(total, float(x.q.scale)), cx.shape)
+    return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _axes(x, dim), cx.q), cx.shape)
 
 
 @op(aten.amax.default, kind=Kind.SHARED)
 def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Largest element over ``dim``; order does not depend on scale and zero point."""
-    return cx.b.reshape(_reduce(cx, "REDUCE_MAX", x.value, _axes(x, dim)), cx.shape)
+    axes = _axes(x, dim)
+    if x.q is not None and axes == (x.rank - 1,):
+        return cx.b.reshape(fixed_point.largest(cx.b, x.value, axes[0]), cx.shape)
+    return cx.b.reshape(_reduce(cx, "REDUCE_MAX", x.value, axes), cx.shape)
 
 
 @op(aten.amin.default, kind=Kind.SHARED)

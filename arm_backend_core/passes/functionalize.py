@@ -25,7 +25,8 @@ def functionalize(graph: Graph) -> bool:
         target = _functional(node)
         assert isinstance(source, Node) and target is not None
         node.target = target
-        source.replace_all_uses_with(node, delete_user_cb=lambda user, at=order[node]: order[user] > at)
+        later = {user for user in source.users if order[user] > order[node]}
+        source.replace_all_uses_with(node, delete_user_cb=later.__contains__)
     return True
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torchao.quantization.pt2e import HistogramObserver, MinMaxObserver, PerChannelMinMaxObserver
+from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
+
+from arm_backend_core.quantizer.observer import SampleHistogramObserver, SampleMinMaxObserver
 
 #: Smallest scale that observers give; below it a rescale factor would leave TOSA's range of shifts.
 _EPS = 2.0**-16
@@ -34,7 +36,7 @@ def _int8_activation() -> QuantizationSpec:
         quant_min=-128,
         quant_max=127,
         qscheme=torch.per_tensor_affine,
-        observer_or_fake_quant_ctr=HistogramObserver.with_args(eps=_EPS),
+        observer_or_fake_quant_ctr=SampleHistogramObserver.with_args(eps=_EPS),
     )
 
 
@@ -45,7 +47,7 @@ def _int16_activation() -> QuantizationSpec:
         quant_min=-32768,
         quant_max=32767,
         qscheme=torch.per_tensor_symmetric,
-        observer_or_fake_quant_ctr=MinMaxObserver.with_args(eps=2.0**-24),
+        observer_or_fake_quant_ctr=SampleMinMaxObserver.with_args(eps=2.0**-24, margin=4.0),
     )
 
 

@@ -33,7 +33,8 @@ class Builder:
 
     def emit(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any) -> Value:
         """Append any operator; the typed methods below are the way to use it."""
-        reason = refusal(self.target, kind, [value.dtype for value in inputs], dtype)
+        types = [value.dtype for value in inputs]
+        reason = refusal(self.target, kind, types, dtype, values=inputs, attrs=attrs)
         if reason:
             raise Unsupported(reason)
         output = Value(tuple(int(size) for size in shape), dtype, self.graph.new_name(kind))
@@ -68,9 +69,10 @@ class Builder:
         self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int], zps: tuple[int, int] = (0, 0)
     ) -> Value:
         """x [N, H, W, C]; pad (top, bottom, left, right); padding does not count in the divisor."""
-        attrs = {"acc_type": DType.FP32 if x.dtype.is_float else DType.INT32}
-        attrs |= {"input_zp": zps[0], "output_zp": zps[1]}
-        return self._pool("AVG_POOL2D", x, kernel, stride, pad, **attrs)
+        acc_type = DType.FP32 if x.dtype.is_float else DType.INT32
+        return self._pool(
+            "AVG_POOL2D", x, kernel, stride, pad, acc_type=acc_type, input_zp=zps[0], output_zp=zps[1]
+        )
 
     def max_pool2d(self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int]) -> Value:
         """x [N, H, W, C]; pad (top, bottom, left, right)."""

@@ -19,7 +19,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
-from arm_backend_core.lowering import is_dequantize
+from arm_backend_core.lowering import is_dequantize, is_quantize
 from arm_backend_core.ops.registry import overload_of
 from arm_backend_core.quantizer import (
     TOSAQuantizer,
@@ -66,6 +66,8 @@ class Case:
         rtol: allowed relative error in floating point.
         atol: allowed absolute error in floating point, as a part of the largest value of the result.
         steps: allowed difference to PyTorch's quantized graph, in steps of the output.
+        tabulated: a function of one tensor: int16 may err by the interpolation in its TABLE besides.
+        profiles: what the row is run for.
         refused: target ("fp", "int8", "a16w8", "u55", "u85") -> pattern that the reason contains.
     """
 
@@ -75,6 +77,8 @@ class Case:
     rtol: float = 1e-4
     atol: float = 1e-6
     steps: int = 1
+    tabulated: bool = False
+    profiles: tuple[str, ...] = ("fp", "int8", "a16w8")
     refused: Mapping[str, str] = field(default_factory=dict)
 
     def module(self) -> torch.nn.Module:
@@ -192,9 +196,13 @@ def check_close(case: Case, got: Sequence[torch.Tensor], expected: Sequence[torc
 
 
 def check_steps(
-    case: Case, got: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], scales: Sequence[float | None]
+    case: Case,
+    got: Sequence[torch.Tensor],
+    expected: Sequence[torch.Tensor],
+    scales: Sequence[float | None],
+    error: torch.Tensor | float = 0.0,
 ) -> None:
-    """At most ``case.steps`` steps of the output's scale apart; what is not quantized, exactly equal."""
+    """At most ``case.steps`` steps of the output's scale, and ``error``, apart; integers and booleans are equal."""
     assert len(got) == len(expected) == len(scales)
     for ours, theirs, scale in zip(got, expected, scales, strict=True):
         assert ours.shape == theirs.shape
@@ -202,8 +210,27 @@ def check_steps(
             assert torch.equal(ours.to(theirs.dtype), theirs)
             continue
         assert scale is not None, "the result is not quantized"
-        worst = float((ours - theirs).abs().max()) / scale if ours.numel() else 0.0
+        worst = float((((ours - theirs).abs() - error) / scale).max()) if ours.numel() else 0.0
         assert worst < case.steps + 0.01, f"{worst:.2f} steps apart"
+
+
+def interpolation_error(case: Case, program: ExportedProgram, x: torch.Tensor, scale: float) -> torch.Tensor:
+    """How far the straight line between the 513 points of an int16 TABLE is from the function, at each of ``x``.
+
+    One more half step of the output comes from the rounding of the points.
+    """
+    first = next(node for node in program.graph.nodes if is_quantize(node))
+    step = float(first.args[1])  # type: ignore[arg-type]
+    index = (x / step).round()
+    below = torch.floor(index / 128) * 128
+
+    def value(integers: torch.Tensor) -> torch.Tensor:
+        real = case.module()((integers * step).float()).double()
+        return real.nan_to_num(0.0, float("inf"), -float("inf")).clamp(-32768 * scale, 32767 * scale)
+
+    left, right = value(below), value(below + 128)
+    line = left + (right - left) * (index - below) / 128
+    return (line - value(index)).abs() + 0.5 * scale
 
 
 def validate(flatbuffer: bytes, profile: str) -> None:

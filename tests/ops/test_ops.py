@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from tests.ops import runner
 from tests.ops.cases import CASES
@@ -18,7 +19,17 @@ def _delegated(case: Case, lowered: Lowered, target: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def _rows(*profiles: str) -> list[object]:
+    return [
+        pytest.param(case, *rest, id="-".join([case.name, *rest]))
+        for case in CASES
+        for profile in profiles
+        if profile in case.profiles
+        for rest in ([profile] if len(profiles) > 1 else [],)
+    ]
+
+
+@pytest.mark.parametrize("case", _rows("fp"))
 def test_float(case: Case) -> None:
     inputs = case.sample()
     lowered = runner.lower(runner.export(case.module(), inputs), "fp")
@@ -27,18 +38,19 @@ def test_float(case: Case) -> None:
         runner.validate(lowered.log.delegates[0].tosa, "FP")
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["int8", "a16w8"])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_quantized(case: Case, wide: bool) -> None:
+@pytest.mark.parametrize(("case", "profile"), _rows("int8", "a16w8"))
+def test_quantized(case: Case, profile: str) -> None:
     inputs = case.sample()
-    module = runner.quantized(case, wide=wide)
+    module = runner.quantized(case, wide=profile == "a16w8")
     program = runner.export(module, inputs)
     lowered = runner.lower(program, "int")
-    if _delegated(case, lowered, "a16w8" if wide else "int8"):
-        runner.check_steps(
-            case, lowered.run(inputs), runner.flat(module(*inputs)), runner.output_scales(program)
-        )
+    if _delegated(case, lowered, profile):
+        expected, scales = runner.flat(module(*inputs)), runner.output_scales(program)
+        error: torch.Tensor | float = 0.0
+        if case.tabulated and profile == "a16w8" and scales[0] is not None:
+            error = runner.interpolation_error(case, program, inputs[0], scales[0])
+        runner.check_steps(case, lowered.run(inputs), expected, scales, error)
         runner.validate(lowered.log.delegates[0].tosa, "INT")
-    if not wide:
+    if profile == "int8":
         for target in ("u55", "u85"):
             _delegated(case, runner.lower(program, target), target)
