@@ -2,8 +2,7 @@
 # make test   formatting, types and tests
 #
 # Both work on a fresh clone with Python 3.11 and pip. The environment lives in .venv and is reused until
-# pyproject.toml or this file changes. PIP_ARGS is passed to pip, for example
-# PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for the CPU build of PyTorch.
+# pyproject.toml or this file changes. PIP_ARGS is passed to pip, for example an index with CPU builds of PyTorch.
 
 PYTHON ?= python3.11
 PIP_ARGS ?=

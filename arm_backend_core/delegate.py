@@ -24,8 +24,10 @@ from arm_backend_core.program import (
     avoid_builtin_names,
     clear_tags,
     constants_of,
+    copied,
     lift_constants,
     split_dequantize,
+    tag_groups,
 )
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.targets.target import Target
@@ -46,7 +48,7 @@ def delegate(
     """Compile every part of an ATen program that the target can run.
 
     Args:
-        program: ATen program, quantized (``quantized_decomposed`` operators) or not; it is changed in place.
+        program: ATen program, quantized (``quantized_decomposed`` operators) or not; it is left as it is.
         spec: the target and how to compile for it.
         keep_on_cpu: nodes for which one of these holds are not delegated.
         require_full_delegation: raise if any operator but boundary casts stays on the CPU.
@@ -55,7 +57,7 @@ def delegate(
         FullDelegationError: as asked for by ``require_full_delegation``.
         CompileError: Vela or the model converter failed.
     """
-    program = _prepared(program)
+    program = _prepared(copied(program))
     selection = _select(program, spec.target, keep_on_cpu)
     rejected = selection.rejections()
     log = events.current()
@@ -67,8 +69,8 @@ def delegate(
             f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n"
             + "\n".join(lines)
         )
-    for index, nodes in enumerate(selection.groups()):
-        _compile(Partition(program, nodes, f"arm_{index}"), spec)
+    for tag in tag_groups(program, selection.groups()):
+        _compile(Partition(program, tag), spec)
     clear_tags(program)
     program.graph_module.recompile()
     return program
@@ -89,11 +91,19 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
 
 @dataclass
 class _Selection:
-    """What one walk over the program found."""
+    """What one walk over the program found.
+
+    Attributes:
+        order: operators of the program.
+        chosen: those that the target runs.
+        reasons: why the others stay on the CPU.
+        bound: chosen nodes whose result no delegate can hand over: real numbers held as integers, constants.
+    """
 
     order: list[Node]
     chosen: set[Node]
     reasons: dict[Node, str]
+    bound: set[Node]
 
     def rejections(self) -> list[events.Rejected]:
         """Operators that stay on the CPU; what only crosses the boundary is not one."""
@@ -107,11 +117,9 @@ class _Selection:
         """Chosen nodes as few groups that no path leaves and enters again.
 
         A node's level counts how often the longest path to it changes from the CPU to the target. A path that leaves a
-        level through the CPU comes back at a higher one, so every level is convex. What reads only parameters goes to
-        its first reader, so that no parameter leaves a delegate.
+        level through the CPU comes back at a higher one, so every level is convex.
         """
         level: dict[Node, int] = {}  # even inside a delegate, odd on the CPU behind one
-        groups: dict[int, list[Node]] = {}
         for node in self.order:
             inside = node in self.chosen
             depths = [0]
@@ -119,30 +127,61 @@ class _Selection:
                 crosses = source in level and (source in self.chosen) != inside
                 depths.append(level.get(source, 0) + (crosses and level[source] % 2 != (not inside)))
             level[node] = max(depths)
-        for node in reversed(self.order):
-            if node in self.chosen and not any(source in level for source in node.all_input_nodes):
-                level[node] = min((level[user] for user in node.users if user in self.chosen), default=level[node])
-        for node in self.order:
-            if node in self.chosen:
-                groups.setdefault(level[node], []).append(node)
+        groups: dict[int, list[Node]] = {}
+        for node, depth in self._joined_to_readers(level).items():
+            groups.setdefault(depth, []).append(node)
         return [groups[depth] for depth in sorted(groups)]
+
+    def _joined_to_readers(self, level: dict[Node, int]) -> dict[Node, int]:
+        """Levels of the chosen nodes; a bound one is where its readers are, copied if these are on several levels."""
+        placed = {node: level[node] for node in self.order if node in self.chosen}
+        for node in reversed(self.order):
+            if node not in self.bound:
+                continue
+            readers: dict[int | None, list[Node]] = {}  # None: on the CPU
+            for user in node.users:
+                readers.setdefault(placed.get(user), []).append(user)
+            depths = sorted(depth for depth in readers if depth is not None)
+            if not depths:
+                continue
+            placed[node] = depths[0]
+            for depth in [*depths[1:], *([None] if None in readers else [])]:
+                with node.graph.inserting_after(node):
+                    copy = node.graph.node_copy(node)
+                for user in readers[depth]:
+                    user.replace_input_with(node, copy)
+                if depth is not None:
+                    placed[copy] = depth
+        return placed
 
 
 def _select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predicate]) -> _Selection:
     order = [node for node in program.graph_module.graph.nodes if node.op == "call_function"]
     constants = constants_of(program)
-    outside = {node for node in order if any(keep(node) for keep in keep_on_cpu)}
-    reasons = dict.fromkeys(outside, "kept on the CPU as asked")
+    reasons = {node: "kept on the CPU as asked" for node in order if any(keep(node) for keep in keep_on_cpu)}
     while True:  # ends: every round takes at least one node out, usually there is one round
         walk = Lowering(target, constants)
-        walk.run(order, outside)
+        walk.run(order, reasons)
+        # The first reason is the true one: later rounds see the operands that the earlier ones left on the CPU.
         reasons |= {node: r.reason for node, r in walk.results.items() if isinstance(r, Unsupported)}
         torn = _torn(order, walk, set(reasons))
         if not torn:
             break
-        outside |= torn
         reasons |= {node: _torn_reason(node, reasons) for node in torn}
-    return _Selection(order, {node for node in order if node not in reasons}, reasons)
+    chosen = {node for node in order if node not in reasons}
+    fixed: set[Node] = set(constants)
+    for node in order:
+        if node in chosen and all(source in fixed for source in node.all_input_nodes):
+            fixed.add(node)
+    return _Selection(order, chosen, reasons, {node for node in chosen if node in fixed or _held(walk, node)})
+
+
+def _held(walk: Lowering, node: Node) -> bool:
+    """Whether ``node``'s result is a real number held as integers, or not computed yet."""
+    result = walk.results.get(node)
+    if isinstance(result, list):
+        return any(not isinstance(item, Tensor) or item.q is not None for item in result)
+    return isinstance(result, Univariate) or (isinstance(result, Tensor) and result.q is not None)
 
 
 def _torn(order: Sequence[Node], walk: Lowering, outside: set[Node]) -> set[Node]:
@@ -150,11 +189,8 @@ def _torn(order: Sequence[Node], walk: Lowering, outside: set[Node]) -> set[Node
     outside = set(outside)
     torn = set()
     for node in reversed(order):
-        result = walk.results.get(node)
-        held = isinstance(result, Univariate) or (isinstance(result, Tensor) and result.q is not None)
-        several = isinstance(result, list) and any(not isinstance(r, Tensor) or r.q is not None for r in result)
         escapes = not node.users or any(user.op == "output" or user in outside for user in node.users)
-        if node not in outside and (held or several) and escapes:
+        if node not in outside and escapes and _held(walk, node):
             torn.add(node)
             outside.add(node)
     return torn

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import keyword
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from arm_backend_core.lowering import is_dequantize
 
@@ -28,6 +29,36 @@ def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
             if spec.target not in written and spec.target in store and spec.arg.name in nodes:
                 tensors[nodes[spec.arg.name]] = store[str(spec.target)]
     return tensors
+
+
+def copied(program: ExportedProgram) -> ExportedProgram:
+    """A program with graph, signature and tables of weights of its own; the weights are shared."""
+    module = copied_module(program.graph_module)
+    return ExportedProgram(
+        root=module,
+        graph=module.graph,
+        graph_signature=copy.deepcopy(program.graph_signature),
+        state_dict=dict(program.state_dict),
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants=dict(program.constants),
+        verifiers=[program.verifier],
+    )
+
+
+def copied_module(module: GraphModule) -> GraphModule:
+    """A module with a graph of its own, every node with its name; parameters and submodules are shared."""
+    graph = torch.fx.Graph()
+    values: dict[Node, Node] = {}
+    graph.output(graph.graph_copy(module.graph, values))
+    graph.output_node().meta = dict(module.graph.output_node().meta)
+    for node, twin in values.items():
+        # A new node is not given the name of a Python builtin, but an input may be called "input".
+        twin.name = node.name
+    result = GraphModule(module, graph)
+    result.meta.update(module.meta)
+    return result
 
 
 def lift_constants(program: ExportedProgram) -> None:
@@ -65,7 +96,9 @@ class _Outputs:
     are wanted. On real tensors it runs the delegate, so an edge program can be executed in Python.
     """
 
-    def __init__(self, metas: Sequence[torch.Tensor], execute: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]):
+    def __init__(
+        self, metas: Sequence[torch.Tensor], execute: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+    ) -> None:
         self.metas = [(tuple(meta.shape), meta.dtype) for meta in metas]
         self.execute = execute
 
@@ -88,12 +121,34 @@ def _lowered_module_class() -> type[Any]:
     return ArmLoweredModule
 
 
-class Partition:
-    """A set of nodes cut out of ``owner`` into a program of its own; ``insert`` puts the compiled delegate in."""
+def tag_groups(owner: ExportedProgram, groups: Sequence[Sequence[Node]]) -> list[str]:
+    """Mark each group of nodes, and the constants that it alone reads; the tags for ``Partition``, in order.
 
-    def __init__(self, owner: ExportedProgram, nodes: Sequence[Node], tag: str) -> None:
+    All are marked before the first is cut out: cutting rebuilds the graph, and marks survive where nodes do not.
+    """
+    from executorch.exir.backend.utils import _maybe_duplicate_constant_nodes
+
+    tags = [f"arm_{index}" for index in range(len(groups))]
+    constants = constants_of(owner)
+    for tag, nodes in zip(tags, groups, strict=True):
+        for node in nodes:
+            node.meta[_TAG] = tag
+            for source in node.all_input_nodes:
+                if source in constants:
+                    source.meta.setdefault(_TAG, tag)
+    for constant in constants:
+        for user in constant.users:
+            user.meta.setdefault(_TAG, "cpu")
+    for tag in tags:
+        _maybe_duplicate_constant_nodes(owner, tag)
+    return tags
+
+
+class Partition:
+    """The nodes with one tag, cut out of ``owner`` into a program of its own; ``insert`` puts the delegate in."""
+
+    def __init__(self, owner: ExportedProgram, tag: str) -> None:
         from executorch.exir.backend.backend_api import _get_node_list_with_same_tag
-        from executorch.exir.backend.utils import _maybe_duplicate_constant_nodes
         from executorch.exir.lowered_backend_module import (
             create_exported_program_from_submodule,
             create_submodule_from_nodes,
@@ -101,8 +156,6 @@ class Partition:
 
         self.owner, self.tag = owner, tag
         module = owner.graph_module
-        self._tag_nodes(nodes)
-        _maybe_duplicate_constant_nodes(owner, tag)
         members = _get_node_list_with_same_tag(module, tag, owner)
         with module._set_replace_hook(owner.graph_signature.get_replace_hook()):
             submodule, self._call = create_submodule_from_nodes(module, members, tag)
@@ -111,25 +164,6 @@ class Partition:
         self.program, self._inputs_to_delete, self._outputs_to_delete = create_exported_program_from_submodule(
             submodule, owner, tag, self._call, False
         )
-
-    def _tag_nodes(self, nodes: Sequence[Node]) -> None:
-        """Tag the nodes, and the constants that they read."""
-        chosen = set(nodes)
-        constants = constants_of(self.owner)
-        for node in nodes:
-            node.meta[_TAG] = self.tag
-            for source in node.all_input_nodes:
-                if source in constants:
-                    source.meta[_TAG] = self.tag
-        for constant in constants:
-            if constant.meta.get(_TAG) == self.tag and not all(user in chosen for user in constant.users):
-                self._duplicate(constant, chosen)
-
-    def _duplicate(self, constant: Node, chosen: set[Node]) -> None:
-        """Constants that others read too are duplicated by ExecuTorch, if the others carry another tag."""
-        for user in constant.users:
-            if user not in chosen:
-                user.meta.setdefault(_TAG, "cpu")
 
     @property
     def outputs(self) -> list[Node]:
@@ -164,6 +198,6 @@ class Partition:
 
 
 def clear_tags(program: ExportedProgram) -> None:
-    """Remove what ``Partition`` left in the nodes' metadata."""
+    """Remove what ``tag_groups`` left in the nodes' metadata."""
     for node in program.graph_module.graph.nodes:
         node.meta.pop(_TAG, None)

@@ -6,12 +6,10 @@ other backends run the program that they were made from, and everything else is 
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 from torch.fx.interpreter import Interpreter
 from torch.utils import _pytree as pytree
 
@@ -27,8 +25,10 @@ class HostMethod:
     """
 
     def __init__(self, name: str, program: ExportedProgram) -> None:
+        from arm_backend_core.program import copied_module
+
         self.name = name
-        self.graph_module = _copied_module(program.graph_module)
+        self.graph_module = copied_module(program.graph_module)
         signature = program.graph_signature
         names = {
             **signature.inputs_to_parameters,
@@ -76,35 +76,6 @@ class HostMethod:
                 raise ValueError(
                     f"input {index} ('{node.name}') must be {_name(expected)}, got {_name(value)}"
                 )
-
-
-def copied(program: ExportedProgram) -> ExportedProgram:
-    """A program with graph, signature and tables of weights of its own; the weights are shared."""
-    module = _copied_module(program.graph_module)
-    return ExportedProgram(
-        root=module,
-        graph=module.graph,
-        graph_signature=copy.deepcopy(program.graph_signature),
-        state_dict=dict(program.state_dict),
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
-        example_inputs=program.example_inputs,
-        constants=dict(program.constants),
-        verifiers=[program.verifier],
-    )
-
-
-def _copied_module(module: GraphModule) -> GraphModule:
-    graph = torch.fx.Graph()
-    values: dict[torch.fx.Node, torch.fx.Node] = {}
-    graph.output(graph.graph_copy(module.graph, values))
-    graph.output_node().meta = dict(module.graph.output_node().meta)
-    for node, twin in values.items():
-        # A new node is not given the name of a Python builtin, but an input may be called "input".
-        twin.name = node.name
-    copy_ = GraphModule(module, graph)
-    copy_.meta.update(module.meta)
-    return copy_
 
 
 def _name(tensor: torch.Tensor) -> str:

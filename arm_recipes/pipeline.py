@@ -23,7 +23,7 @@ from executorch.export.stages import (
 from torch.export import ExportedProgram
 
 from arm_recipes import report
-from arm_recipes.host import HostMethod, copied
+from arm_recipes.host import HostMethod
 from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import warn
 from arm_recipes.result import ExportResult
@@ -181,6 +181,8 @@ class Pipeline:
         return build[kind]()
 
     def _keep_programs(self) -> None:
+        from arm_backend_core.program import copied
+
         # Lowering edits the programs in place, and one may be the user's own.
         self._programs = dict(self._artifact.data)
         copies = {name: copied(program) for name, program in self._programs.items()}

@@ -158,7 +158,7 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     return _multiply(cx, x, Tensor(inverse, q))
 
 
-@op(aten.maximum.default, fuses=True, univariate=True)
+@op(aten.maximum.default, aten.clamp_min.Tensor, fuses=True, univariate=True)
 def maximum(cx: Context, x: Tensor, y: Tensor) -> Value:
     """Elementwise maximum."""
     return cx.b.maximum(*_common(cx, x, y))
@@ -170,7 +170,7 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     return cx.result(cx.b.maximum(_steps(cx, x, scale), _steps(cx, y, scale)), scale)
 
 
-@op(aten.minimum.default, fuses=True, univariate=True)
+@op(aten.minimum.default, aten.clamp_max.Tensor, fuses=True, univariate=True)
 def minimum(cx: Context, x: Tensor, y: Tensor) -> Value:
     """Elementwise minimum."""
     return cx.b.minimum(*_common(cx, x, y))
@@ -180,3 +180,29 @@ def minimum(cx: Context, x: Tensor, y: Tensor) -> Value:
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     scale = _fine_scale(x, y)
     return cx.result(cx.b.minimum(_steps(cx, x, scale), _steps(cx, y, scale)), scale)
+
+
+@op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)
+def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
+    """x [N, C, ...] where it is positive, weight [C] (or one) times x where it is negative."""
+    negative = cx.b.minimum(x.value, cx.operand(0.0))
+    return cx.b.add(cx.b.maximum(x.value, cx.operand(0.0)), cx.b.mul(negative, _per_channel(cx, x, weight)))
+
+
+@prelu.integer
+def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
+    """The negative part times the weight in its own steps (8 bits, as calibrated), both parts in fine steps."""
+    if x.q is None or weight.q is None:
+        raise Unsupported("one of its operands is quantized and the other is not")
+    steps = cx.b.const(np.rint(weight.real / float(weight.q.scale)), DType.INT32)
+    value = cx.b.rescale(x.value, DType.INT32, 1.0, x.q.zero_point)
+    zero = cx.b.const(0, DType.INT32)
+    product = cx.b.mul(cx.b.minimum(value, zero), _per_channel(cx, x, Tensor(steps)))
+    scale = _fine_scale(x)
+    positive = cx.b.rescale(cx.b.maximum(value, zero), DType.INT32, float(x.q.scale) / scale)
+    negative = cx.b.rescale(product, DType.INT32, float(x.q.scale) * float(weight.q.scale) / scale)
+    return cx.result(cx.b.add(positive, negative), scale)
+
+
+def _per_channel(cx: Context, x: Tensor, weight: Tensor) -> Value:
+    return cx.b.reshape(weight.value, (weight.value.size, *(1,) * max(x.rank - 2, 0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,8 +11,8 @@ import torch
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.layout import as_image, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.ops.reduction import mean_over
+from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -26,14 +27,14 @@ def _pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int,
 
 
 def _windows(
-    cx: Context, size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int], step: Sequence[int]
+    cx: Context, size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int]
 ) -> tuple[int, int, int, int]:
     """(top, bottom, left, right) padding after which the windows end exactly where PyTorch's last one does.
 
     A floor-mode pool leaves rows over: less padding, or negative padding (a cut). A ceil-mode pool needs more.
     """
     out = (1, *cx.shape)[-2:]
-    ends = [(out[i] - 1) * stride[i] + step[i] * (kernel[i] - 1) + 1 - size[i] - pad[i] for i in (0, 1)]
+    ends = [(out[i] - 1) * stride[i] + kernel[i] - size[i] - pad[i] for i in (0, 1)]
     return pad[0], ends[0], pad[1], ends[1]
 
 
@@ -68,7 +69,7 @@ def max_pool(
     kernel = _pair(kernel_size, spatial, 1)
     steps = _pair(stride or kernel_size, spatial, 1)
     image = _image(cx, x, spatial)
-    pads = _windows(cx, image.shape[1:3], kernel, steps, _pair(padding, spatial, 0), (1, 1))
+    pads = _windows(cx, image.shape[1:3], kernel, steps, _pair(padding, spatial, 0))
     image, pads = _fit(cx, image, pads)
     result = cx.b.reshape(to_nchw(cx.b, cx.b.max_pool2d(image, kernel, steps, pads)), cx.shape)
     return [result, result] if "with_indices" in str(overload) else result
@@ -94,7 +95,7 @@ def avg_pool(
     amount = _pair(padding, spatial, 0)
     image = _image(cx, x, spatial)
     zero = x.q.zero_point if x.q else 0
-    pads = _windows(cx, image.shape[1:3], kernel, steps, amount, (1, 1))
+    pads = _windows(cx, image.shape[1:3], kernel, steps, amount)
     if count_include_pad and any(amount):
         # ceil_mode may reach beyond the padding; what lies there never counts.
         inside = (amount[0], min(max(pads[1], 0), amount[0]), amount[1], min(max(pads[3], 0), amount[1]))
@@ -150,7 +151,7 @@ def _adaptive_cells(cx: Context, x: Tensor, spatial: int) -> Value:
 def _uniform(cells: Sequence[tuple[int, int]]) -> int | None:
     """The stride of cells that have one size and one stride, else None."""
     sizes = {end - start for start, end in cells}
-    strides = {after[0] - before[0] for before, after in zip(cells, cells[1:], strict=False)}
+    strides = {after[0] - before[0] for before, after in pairwise(cells)}
     if len(sizes) > 1 or len(strides) > 1:
         return None
     return strides.pop() if strides else sizes.pop()

@@ -177,7 +177,7 @@ def _splice(module: GraphModule, node: Node, lowest: float) -> bool:
     rule = _decomposition(node.target, lowest)
     if rule is None:
         return False
-    sources = [x for x in node.all_input_nodes]
+    sources = list(node.all_input_nodes)
     values = [_value(module, x) for x in sources]
     if any(not isinstance(value, torch.Tensor) for value in values):
         return False

@@ -23,7 +23,8 @@ def functionalize(graph: Graph) -> bool:
     for node in mutating:
         source = node.args[0]
         target = _functional(node)
-        assert isinstance(source, Node) and target is not None
+        assert isinstance(source, Node)
+        assert target is not None
         node.target = target
         later = {user for user in source.users if order[user] > order[node]}
         source.replace_all_uses_with(node, delete_user_cb=later.__contains__)

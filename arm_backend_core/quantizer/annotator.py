@@ -39,9 +39,10 @@ class Annotator:
         self.configs: dict[Node, QuantizationConfig] = {}
         for node in self.nodes:
             record, config = find(node), config_of(node)
-            if record is not None and config is not None and node not in self.constants:
-                if record.kind is not Kind.PASSTHROUGH and not (record.kind is Kind.CONV and config.weight is None):
-                    self.records[node], self.configs[node] = record, config
+            if record is None or config is None or node in self.constants or record.kind is Kind.PASSTHROUGH:
+                continue
+            if record.kind is not Kind.CONV or config.weight is not None:
+                self.records[node], self.configs[node] = record, config
 
     def run(self) -> None:
         """Write ``quantization_annotation`` into the nodes' metadata."""
@@ -222,7 +223,8 @@ def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor
 
 def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParamsQuantizationSpec:
     """Parameters that cover [low, high] whatever the data: int8 affine, int16 symmetric."""
-    assert spec.quant_min is not None and spec.quant_max is not None
+    assert spec.quant_min is not None
+    assert spec.quant_max is not None
     steps = spec.quant_max - spec.quant_min + 1
     if spec.dtype is torch.int16:
         scale, zero_point = max(-low, high) / (steps // 2), 0

@@ -168,7 +168,9 @@ def _modules(node: Node) -> dict[str, Any]:
 
 def _path(raw: str) -> str:
     """torch.export writes ``L['self'].layer.0`` or ``layer.0``."""
-    return raw.replace("L['self']", "").replace("L__self__", "").strip(".").replace("['", ".").replace("']", "").strip(".")
+    for old, new in (("L['self']", ""), ("L__self__", ""), ("['", "."), ("']", "")):
+        raw = raw.replace(old, new)
+    return raw.strip(".")
 
 
 def _inside(path: str, name: str) -> bool:

@@ -24,6 +24,8 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
     return Case(name, function, [Input((2, 5, 40), low, high)], atol=0, profiles=("fp",))
 
 
+_TRANSPOSE = {"a16w8": "TRANSPOSE_CONV2D"}
+_GATHER = {"u55": "no GATHER"}
 _QUANTIZED_ONLY = {"refused": {"fp": "TOSA has no floating-point formula"}}
 
 UNARY = [
@@ -104,7 +106,7 @@ UNARY = [
     unary("tanh", torch.tanh),
     unary("asinh", torch.asinh, -20, 20),
     near_zero("asinh_small", torch.asinh),
-    unary("acosh", torch.acosh, 1, 20),
+    unary("acosh", torch.acosh, 1.2, 20),
     near_zero("acosh_near_1", torch.acosh, 1, 1.001),
     unary("atanh", torch.atanh, -0.99, 0.99),
     near_zero("atanh_small", torch.atanh),
@@ -131,4 +133,316 @@ UNARY = [
     unary("clamp_", lambda x: (x * 2).clamp_(-1, 3)),
 ]
 
-CASES = UNARY
+
+def image(channels: int = 4, height: int = 9, width: int = 10, batch: int = 1) -> list[Input]:
+    """One input [batch, channels, height, width]."""
+    return [Input((batch, channels, height, width))]
+
+
+def one(*shape: int, low: float = -2.0, high: float = 2.0) -> list[Input]:
+    """One input."""
+    return [Input(shape, low, high)]
+
+
+def two(first: tuple[int, ...], second: tuple[int, ...], low: float = -2.0, high: float = 2.0) -> list[Input]:
+    """Two inputs."""
+    return [Input(first, low, high), Input(second, -1.0, 3.0)]
+
+
+class Constant(nn.Module):
+    """``function(x, buffer)``."""
+
+    def __init__(self, function: Callable[..., Any], *shape: int) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("constant", torch.linspace(-1.5, 2, max(1, torch.Size(shape).numel())).reshape(shape))
+
+    def forward(self, *x: Tensor) -> Any:
+        return self.function(*x, self.constant)
+
+
+def _batch_norm(module: nn.Module) -> nn.Module:
+    """With statistics that are not the initial ones; one gain is negative, one is zero."""
+    for part in module.modules():
+        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
+            size = part.num_features
+            part.running_mean = torch.linspace(-0.5, 0.5, size)
+            part.running_var = torch.linspace(0.5, 2, size)
+            part.weight = nn.Parameter(torch.linspace(-0.5, 1.5, size))
+            part.bias = nn.Parameter(torch.linspace(-1, 1, size))
+    return module
+
+
+CONVOLUTION = [
+    Case("conv2d", nn.Conv2d(4, 8, 3, padding=1), image()),
+    Case("conv2d_no_bias", nn.Conv2d(4, 8, 3, bias=False), image()),
+    Case("conv2d_stride", nn.Conv2d(4, 8, 3, stride=2), image()),
+    Case("conv2d_stride_padding", nn.Conv2d(4, 8, (3, 5), stride=(2, 3), padding=(1, 2)), image(4, 10, 11)),
+    Case("conv2d_dilation", nn.Conv2d(4, 8, 3, dilation=2, padding=2), image()),
+    Case("conv2d_groups", nn.Conv2d(4, 6, 3, groups=2), image()),
+    Case("conv2d_depthwise", nn.Conv2d(4, 4, 3, groups=4, padding=1), image()),
+    Case("conv2d_depthwise_multiplier", nn.Conv2d(4, 8, 3, groups=4, stride=2, padding=1), image()),
+    Case("conv2d_depthwise_dilation", nn.Conv2d(4, 4, 3, groups=4, dilation=2), image()),
+    Case("conv2d_one_channel", nn.Conv2d(1, 8, 3, padding=1), image(1)),
+    Case("conv2d_pointwise", nn.Conv2d(4, 8, 1), image()),
+    Case("conv2d_same", nn.Conv2d(4, 8, 4, padding="same"), image()),
+    Case("conv2d_valid", nn.Conv2d(4, 8, 4, padding="valid"), image()),
+    Case("conv2d_unbatched", nn.Conv2d(4, 8, 3), one(4, 9, 10)),
+    Case("conv2d_batch", nn.Conv2d(4, 8, 3), image(batch=3)),
+    Case("conv2d_relu", nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU()), image()),
+    Case("conv2d_relu6", nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU6(inplace=True)), image()),
+    Case("conv2d_batch_norm", _batch_norm(nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8))), image()),
+    Case("conv2d_hardswish", nn.Sequential(nn.Conv2d(4, 8, 3), nn.Hardswish()), image()),
+    Case("conv2d_conv2d", nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 4, 3)), image(), steps=2),
+    Case("conv1d", nn.Conv1d(4, 8, 3, padding=1), one(2, 4, 12)),
+    Case("conv1d_stride_dilation", nn.Conv1d(4, 8, 3, stride=2, dilation=2), one(1, 4, 13)),
+    Case("conv1d_depthwise", nn.Conv1d(4, 4, 5, groups=4, padding=2), one(1, 4, 12)),
+    Case("conv1d_same", nn.Conv1d(4, 8, 4, padding="same"), one(1, 4, 12)),
+    Case("conv_transpose2d", nn.ConvTranspose2d(4, 6, 3), image(4, 5, 6), refused=_TRANSPOSE),
+    Case("conv_transpose2d_stride", nn.ConvTranspose2d(4, 6, 2, stride=2), image(4, 5, 6), refused=_TRANSPOSE),
+    Case(
+        "conv_transpose2d_output_padding",
+        nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1),
+        image(4, 5, 6),
+        refused=_TRANSPOSE,
+    ),
+    Case(
+        "conv_transpose2d_groups", nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), image(4, 5, 6), refused=_TRANSPOSE
+    ),
+    Case("conv_transpose2d_no_bias", nn.ConvTranspose2d(4, 6, 3, bias=False), image(4, 5, 6), refused=_TRANSPOSE),
+]
+
+LINEAR = [
+    Case("linear", nn.Linear(12, 7), one(3, 12)),
+    Case("linear_no_bias", nn.Linear(12, 7, bias=False), one(3, 12)),
+    Case("linear_1d", nn.Linear(12, 7), one(12)),
+    Case("linear_3d", nn.Linear(12, 7), one(2, 3, 12)),
+    Case("linear_4d", nn.Linear(12, 7), one(2, 3, 2, 12)),
+    Case("linear_relu", nn.Sequential(nn.Linear(12, 7), nn.ReLU()), one(3, 12)),
+    Case("addmm", Constant(lambda x, w: torch.addmm(w[0], x, w), 12, 12), one(3, 12)),
+    Case("addmm_alpha_beta", lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), [*one(3, 4), *two((3, 12), (12, 4))]),
+    Case("mm", torch.mm, two((3, 12), (12, 5))),
+    Case("mm_constant", Constant(torch.mm, 12, 5), one(3, 12)),
+    Case("bmm", torch.bmm, two((2, 3, 12), (2, 12, 5))),
+    Case("matmul", torch.matmul, two((3, 12), (12, 5))),
+    Case("matmul_broadcast", torch.matmul, two((2, 3, 4, 12), (3, 12, 5))),
+    Case("matmul_broadcast_ones", torch.matmul, two((2, 1, 4, 12), (1, 3, 12, 5))),
+    Case("matmul_vector", torch.matmul, two((3, 12), (12,))),
+    Case("matmul_vectors", torch.matmul, two((12,), (12,))),
+    Case("matmul_constant", Constant(torch.matmul, 12, 5), one(2, 3, 12)),
+    Case("baddbmm", torch.baddbmm, [*one(2, 3, 5), *two((2, 3, 12), (2, 12, 5))]),
+    Case("sdpa", F.scaled_dot_product_attention, [Input((1, 2, 6, 8))] * 3, steps=3),
+    Case("sdpa_scale", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.2), [Input((1, 2, 6, 8))] * 3, steps=3),
+    Case(
+        "sdpa_causal",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        [Input((1, 2, 6, 8))] * 3,
+        steps=3,
+    ),
+    Case(
+        "sdpa_mask",
+        lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
+        [*[Input((1, 2, 6, 8))] * 3, Input((6, 6), -3, 0)],
+        steps=3,
+    ),
+    Case("dot_product_einsum", lambda x, y: torch.einsum("bij,bkj->bik", x, y), two((2, 3, 8), (2, 5, 8))),
+]
+
+ARITHMETIC = [
+    Case("add", torch.add, two((2, 3, 8), (2, 3, 8))),
+    Case("add_broadcast", torch.add, two((2, 3, 8), (3, 1))),
+    Case("add_broadcast_both", torch.add, two((2, 1, 8), (3, 1))),
+    Case("add_scalar", lambda x: x + 1.5, one(2, 3, 8)),
+    Case("add_alpha", lambda x, y: torch.add(x, y, alpha=2.5), two((2, 8), (2, 8))),
+    Case("add_constant", Constant(torch.add, 8), one(2, 3, 8)),
+    Case("add_self", lambda x: x + x, one(2, 8)),
+    Case("add_relu", lambda x, y: F.relu(x + y), two((2, 8), (2, 8))),
+    Case("add_", lambda x, y: (x * y).add_(y), two((2, 8), (2, 8)), steps=2),
+    Case("sub", torch.sub, two((2, 3, 8), (2, 3, 8))),
+    Case("sub_alpha", lambda x, y: torch.sub(x, y, alpha=0.5), two((2, 8), (2, 8))),
+    Case("sub_scalar", lambda x: x - 1.5, one(2, 8)),
+    Case("rsub", lambda x: 1.5 - x, one(2, 8)),
+    Case("rsub_tensor", torch.rsub, two((2, 8), (2, 8))),
+    Case("mul", torch.mul, two((2, 3, 8), (2, 3, 8))),
+    Case("mul_broadcast", torch.mul, two((2, 3, 8), (3, 1))),
+    Case("mul_scalar", lambda x: x * 1.5, one(2, 8)),
+    Case("mul_negative_scalar", lambda x: x * -1.5, one(2, 8)),
+    Case("mul_constant", Constant(torch.mul, 3, 1), one(2, 3, 8)),
+    Case("mul_", lambda x, y: (x + y).mul_(y), two((2, 8), (2, 8)), steps=3),
+    Case("square_by_mul", lambda x: x * x, one(2, 8)),
+    Case("div", torch.div, [Input((2, 8)), Input((2, 8), 0.5, 4)], steps=4),
+    Case("div_broadcast", torch.div, [Input((2, 3, 8)), Input((3, 1), 0.5, 4)], steps=4),
+    Case("div_scalar", lambda x: x / 3, one(2, 8)),
+    Case("div_scalar_by_tensor", lambda x: 3 / x, one(2, 8, low=0.5), tabulated=True),
+    Case("div_constant", Constant(lambda x, c: x / (c + 3), 8), one(2, 8), steps=4),
+    Case("maximum", torch.maximum, two((2, 3, 8), (2, 3, 8))),
+    Case("maximum_broadcast", torch.maximum, two((2, 3, 8), (3, 1))),
+    Case("maximum_constant", Constant(torch.maximum, 8), one(2, 8)),
+    Case("minimum", torch.minimum, two((2, 3, 8), (2, 3, 8))),
+    Case("minimum_broadcast", torch.minimum, two((2, 1, 8), (3, 1))),
+    Case("clamp_tensor", Constant(lambda x, c: torch.clamp(x, min=c - 1, max=c), 8), one(2, 8)),
+    Case("prelu", nn.PReLU(), one(2, 4, 8), tabulated=True),
+    Case("prelu_per_channel", Constant(F.prelu, 4), one(2, 4, 8)),
+    Case("lerp_formula", lambda x, y: x + 0.3 * (y - x), two((2, 8), (2, 8)), steps=2),
+]
+
+NORMALIZATION = [
+    Case("batch_norm2d", _batch_norm(nn.BatchNorm2d(4)), image()),
+    Case("batch_norm1d", _batch_norm(nn.BatchNorm1d(4)), one(3, 4)),
+    Case("batch_norm1d_sequence", _batch_norm(nn.BatchNorm1d(4)), one(3, 4, 6)),
+    Case("batch_norm_relu", _batch_norm(nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())), image()),
+    Case("batch_norm_no_affine", nn.BatchNorm2d(4, affine=False), image()),
+    Case("layer_norm", nn.LayerNorm(16), one(2, 3, 16), steps=2),
+    Case("layer_norm_two_dimensions", nn.LayerNorm((3, 16)), one(2, 3, 16), steps=2),
+    Case("layer_norm_no_affine", nn.LayerNorm(16, elementwise_affine=False), one(2, 3, 16), steps=2),
+    Case("softmax", lambda x: F.softmax(x, -1), one(2, 3, 16), steps=2),
+    Case("softmax_middle", lambda x: F.softmax(x, 1), one(2, 5, 6), steps=2),
+    Case("softmax_large", lambda x: F.softmax(x, -1), one(2, 64, low=-100, high=100), steps=2),
+    Case("log_softmax", lambda x: F.log_softmax(x, -1), one(2, 3, 16), steps=2),
+    Case("log_softmax_first", lambda x: F.log_softmax(x, 0), one(5, 6), steps=2),
+]
+
+POOLING = [
+    Case("max_pool2d", nn.MaxPool2d(2), image()),
+    Case("max_pool2d_stride_padding", nn.MaxPool2d(3, stride=2, padding=1), image()),
+    Case("max_pool2d_ceil", nn.MaxPool2d(3, stride=2, ceil_mode=True), image(4, 10, 12)),
+    Case("max_pool2d_rectangle", nn.MaxPool2d((2, 3), stride=(2, 1), padding=(0, 1)), image()),
+    Case("max_pool2d_unbatched", nn.MaxPool2d(2), one(4, 8, 8)),
+    Case("max_pool2d_relu", nn.Sequential(nn.MaxPool2d(2), nn.ReLU()), image()),
+    Case("max_pool1d", nn.MaxPool1d(3, stride=2), one(2, 4, 12)),
+    Case("avg_pool2d", nn.AvgPool2d(2), image()),
+    Case("avg_pool2d_padding", nn.AvgPool2d(3, stride=2, padding=1), image()),
+    Case("avg_pool2d_padding_uncounted", nn.AvgPool2d(3, 2, 1, count_include_pad=False), image()),
+    Case("avg_pool2d_ceil", nn.AvgPool2d(3, stride=2, ceil_mode=True), image(4, 10, 12)),
+    Case("avg_pool2d_ceil_padding", nn.AvgPool2d(3, 2, 1, ceil_mode=True), image(4, 10, 12)),
+    Case("avg_pool1d", nn.AvgPool1d(3, stride=2), one(2, 4, 12)),
+    Case("adaptive_avg_pool2d_1", nn.AdaptiveAvgPool2d(1), image()),
+    Case("adaptive_avg_pool2d_3", nn.AdaptiveAvgPool2d(3), image(4, 9, 12)),
+    Case("adaptive_avg_pool2d_uneven", nn.AdaptiveAvgPool2d((4, 3)), image(4, 9, 10)),
+    Case("adaptive_avg_pool2d_rows", nn.AdaptiveAvgPool2d((None, 1)), image()),
+    Case("adaptive_avg_pool2d_identity", nn.AdaptiveAvgPool2d((9, 10)), image()),
+    Case("adaptive_avg_pool1d", nn.AdaptiveAvgPool1d(1), one(2, 4, 12)),
+    Case("adaptive_avg_pool1d_uneven", nn.AdaptiveAvgPool1d(5), one(2, 4, 12)),
+]
+
+REDUCTION = [
+    Case("mean", lambda x: x.mean(-1), one(2, 3, 16)),
+    Case("mean_keepdim", lambda x: x.mean((1, 2), keepdim=True), one(2, 3, 16)),
+    Case("mean_all", lambda x: x.mean(), one(2, 3, 16)),
+    Case("mean_image", lambda x: x.mean((2, 3)), image()),
+    Case("sum", lambda x: x.sum(-1), one(2, 3, 16)),
+    Case("sum_keepdim", lambda x: x.sum((0, 2), keepdim=True), one(2, 3, 16)),
+    Case("sum_all", lambda x: x.sum(), one(2, 3, 16)),
+    Case("amax", lambda x: x.amax(-1), one(2, 3, 16)),
+    Case("amax_keepdim", lambda x: x.amax((1, 2), keepdim=True), one(2, 3, 16)),
+    Case("amin", lambda x: x.amin(1), one(2, 3, 16)),
+    Case("amin_keepdim", lambda x: x.amin(-1, keepdim=True), one(2, 3, 16)),
+]
+
+MOVEMENT = [
+    Case("view", lambda x: x.view(3, 16), one(2, 3, 8)),
+    Case("reshape_after_transpose", lambda x: x.transpose(1, 2).reshape(2, 24), one(2, 3, 8)),
+    Case("flatten", lambda x: torch.flatten(x, 1), one(2, 3, 8)),
+    Case("unflatten", lambda x: x.unflatten(1, (2, 3)), one(2, 6, 8)),
+    Case("squeeze", lambda x: x.squeeze(), one(1, 3, 1, 8)),
+    Case("squeeze_dim", lambda x: x.squeeze(2), one(1, 3, 1, 8)),
+    Case("squeeze_dims", lambda x: x.squeeze((0, 2)), one(1, 3, 1, 8)),
+    Case("unsqueeze", lambda x: x.unsqueeze(1), one(2, 3, 8)),
+    Case("permute", lambda x: x.permute(2, 0, 1), one(2, 3, 8)),
+    Case("transpose", lambda x: x.transpose(-1, 0), one(2, 3, 8)),
+    Case("t", lambda x: x.t(), one(3, 8)),
+    Case("movedim", lambda x: x.movedim(0, 2), one(2, 3, 8)),
+    Case("expand", lambda x: x.expand(2, 3, -1), one(3, 8)),
+    Case("expand_as", lambda x, y: x.expand_as(y) + y, two((3, 1), (3, 8))),
+    Case("repeat", lambda x: x.repeat(2, 1, 3), one(3, 4)),
+    Case("clone", lambda x: x.clone(), one(2, 3)),
+    Case("contiguous", lambda x: x.permute(1, 0).contiguous(), one(2, 3)),
+    Case("detach", lambda x: x.detach() * 2, one(2, 3)),
+    Case("dropout_eval", nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), one(2, 4)),
+    Case("cat", lambda x, y: torch.cat([x, y], 1), two((2, 3, 4), (2, 5, 4))),
+    Case("cat_last", lambda x, y: torch.cat([x, y], -1), two((2, 3), (2, 5))),
+    Case("cat_constant", Constant(lambda x, c: torch.cat([x, c]), 2, 4), one(3, 4)),
+    Case("stack", lambda x, y: torch.stack([x, y], 1), two((2, 3), (2, 3))),
+    Case("slice", lambda x: x[:, 1:3], one(2, 5, 4)),
+    Case("slice_negative", lambda x: x[:, -3:-1], one(2, 5, 4)),
+    Case("slice_step", lambda x: x[:, 1::2], one(2, 6, 4)),
+    Case("slice_step_cut", lambda x: x[:, ::3], one(2, 7, 4)),
+    Case("select", lambda x: x[:, 1], one(2, 5, 4)),
+    Case("select_negative", lambda x: x.select(-1, -2), one(2, 5, 4)),
+    Case("split", lambda x: torch.split(x, 2, 1), one(2, 5, 4)),
+    Case("split_sizes", lambda x: torch.split(x, [1, 4], 1), one(2, 5, 4)),
+    Case("chunk", lambda x: torch.chunk(x, 2, -1), one(2, 5, 4)),
+    Case("unbind", lambda x: torch.unbind(x, 1), one(2, 3, 4)),
+    Case("pad", lambda x: F.pad(x, (1, 2)), one(2, 3, 4)),
+    Case("pad_value", lambda x: F.pad(x, (1, 2, 0, 1), value=1.5), one(2, 3, 4)),
+    Case("pad_crop", lambda x: F.pad(x, (-1, 2)), one(2, 3, 4)),
+    Case("pixel_shuffle", nn.PixelShuffle(2), image(8, 3, 4)),
+    Case("embedding", nn.Embedding(10, 6), [Input((2, 5), 0, 10, torch.int64)], refused=_GATHER),
+    Case("embedding_int32", nn.Embedding(10, 6), [Input((5,), 0, 10, torch.int32)], refused=_GATHER),
+    Case("upsample_nearest", nn.Upsample(scale_factor=2), image()),
+    Case("upsample_nearest_3", nn.Upsample(scale_factor=3), image()),
+    Case("upsample_nearest_uneven", nn.Upsample(size=(13, 15)), image(), refused={"u55": "RESIZE with factors"}),
+    Case("upsample_nearest_down", nn.Upsample(size=(3, 5)), image(), refused={"u55": "RESIZE with factors"}),
+    Case("upsample_bilinear", nn.Upsample(scale_factor=2, mode="bilinear"), image()),
+    Case("upsample_bilinear_corners", nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), image()),
+    Case("upsample_bilinear_uneven", nn.Upsample(size=(13, 15), mode="bilinear"), image()),
+    Case("upsample_bilinear_down", nn.Upsample(size=(4, 5), mode="bilinear"), image()),
+    Case("upsample_bilinear_factor", nn.Upsample(scale_factor=1.6, mode="bilinear"), image()),
+]
+
+_NO_BOOL = {"u55": "boolean|SELECT|GREATER|EQUAL"}
+
+LOGICAL = [
+    Case("where", lambda c, x, y: torch.where(c, x, y), [Input((2, 8), dtype=torch.bool), *two((2, 8), (2, 8))], refused=_NO_BOOL),
+    Case("where_scalar", lambda c, x: torch.where(c, x, 0.5), [Input((2, 8), dtype=torch.bool), *one(2, 8)], refused=_NO_BOOL),
+    Case("masked_fill", lambda c, x: x.masked_fill(c, -1.0), [Input((8,), dtype=torch.bool), *one(2, 8)], refused=_NO_BOOL),
+    *(
+        Case(f"{name}", lambda x, y, f=function: f(x * 2, y * 2), two((2, 8), (2, 8)), refused=_NO_BOOL)
+        for name, function in {"lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}.items()
+    ),
+    Case("eq", lambda x: torch.eq(F.relu(x), 0), one(2, 8), refused=_NO_BOOL),
+    Case("ne", lambda x: torch.ne(F.relu(x), 0), one(2, 8), refused=_NO_BOOL),
+    Case("gt_scalar", lambda x: F.relu(x) > 0.5, one(2, 8), refused=_NO_BOOL),
+    Case("where_gt", lambda x, y: torch.where(x * 2 > y * 2, x, y), two((2, 8), (2, 8)), refused=_NO_BOOL),
+    *(
+        Case(name, function, [Input((2, 8), dtype=torch.bool)] * 2, refused=_NO_BOOL)
+        for name, function in {
+            "logical_and": torch.logical_and,
+            "logical_or": torch.logical_or,
+            "logical_xor": torch.logical_xor,
+            "bitwise_and": torch.bitwise_and,
+            "bitwise_or": lambda x, y: x | y,
+            "bitwise_xor": lambda x, y: x ^ y,
+        }.items()
+    ),
+    Case("logical_not", torch.logical_not, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
+    Case("bitwise_not", lambda x: ~x, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
+    Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)], refused=_NO_BOOL),
+    Case("lt_int", torch.lt, [Input((2, 8), -6, 6, torch.int32)] * 2, refused=_NO_BOOL),
+    Case("isnan", torch.isnan, one(2, 8), profiles=("fp",)),
+    Case("isinf", torch.isinf, one(2, 8), profiles=("fp",)),
+]
+
+CASTING = [
+    Case("to_int", lambda x: (x * 3).to(torch.int32), one(2, 8), profiles=("fp",)),
+    Case("to_bool", lambda x: F.relu(x).bool(), one(2, 8), profiles=("fp",)),
+    Case("to_half", lambda x: x.half() * 2, one(2, 8), rtol=2e-3, profiles=("fp",)),
+    Case("int_to_float", lambda x: x.float() * 2, [Input((2, 8), -50, 50, torch.int32)], profiles=("fp",)),
+    Case("bool_to_float", lambda x: x.float() * 2, [Input((2, 8), dtype=torch.bool)], profiles=("fp",)),
+    Case("to_same", lambda x: x.to(torch.float32) * 2, one(2, 8)),
+    Case("type_as", lambda x, y: x.type_as(y) + y, two((2, 8), (2, 8))),
+    Case("int32_to_int8", lambda x: (x + 1).to(torch.int8), [Input((2, 8), -50, 50, torch.int32)], profiles=("int8",)),
+]
+
+CASES = [
+    *UNARY,
+    *CONVOLUTION,
+    *LINEAR,
+    *ARITHMETIC,
+    *NORMALIZATION,
+    *POOLING,
+    *REDUCTION,
+    *MOVEMENT,
+    *LOGICAL,
+    *CASTING,
+]

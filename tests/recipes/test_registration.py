@@ -39,12 +39,10 @@ def test_registers_next_to_executorchs_own_in_either_order(first: str, second: s
 
 def test_import_is_cheap_and_loads_no_tool() -> None:
     script = (
-        "import sys, time, torch, executorch.export; before = set(sys.modules); start = time.perf_counter(); "
-        "import arm_recipes; print(time.perf_counter() - start); "
+        "import sys, torch, executorch.export; before = set(sys.modules); import arm_recipes; "
         "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
     )
-    seconds, loaded = _run(script).splitlines()
-    assert float(seconds) < 0.3
+    loaded = _run(script)
     tools = {"ethosu", "tosa_reference_model", "tosa", "tqdm", "arm_backend_core", "executorch"}
     assert not tools & set(loaded.split())
 
