@@ -25,6 +25,7 @@ from arm_backend_core.program import (
     clear_tags,
     constants_of,
     copied,
+    drop_assertions,
     lift_constants,
     split_dequantize,
     tag_groups,
@@ -82,6 +83,7 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
         program = program.run_decompositions({})
     if decompose(program.graph_module, constants_of(program)):
         lift_constants(program)
+    drop_assertions(program)
     program.graph_module.graph.eliminate_dead_code()
     avoid_builtin_names(program)
     narrow_int64_inputs(program)

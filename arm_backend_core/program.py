@@ -61,6 +61,13 @@ def copied_module(module: GraphModule) -> GraphModule:
     return result
 
 
+def drop_assertions(program: ExportedProgram) -> None:
+    """Remove what torch.export writes before a cast to check the type that it was traced with."""
+    graph = program.graph_module.graph
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        graph.erase_node(node)
+
+
 def lift_constants(program: ExportedProgram) -> None:
     """Turn get_attr constants that a pass has added into placeholders, as the signature wants them."""
     from executorch.exir.program._program import lift_constant_tensor_pass

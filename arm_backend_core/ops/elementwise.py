@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.lookup import lookup
+from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams
@@ -147,15 +147,24 @@ def div(cx: Context, x: Operand, y: Operand) -> Value:
 
 @div.integer
 def _(cx: Context, x: Operand, y: Tensor) -> Value:
-    """The reciprocal is a TABLE with int16 results, scaled to the smallest divisor but 0 that parameters allow."""
+    """x * sign(y) * (2**30 / abs(y)) in integers; the reciprocal has 16 significant bits whatever y is.
+
+    With abs(x) < 2**n, n = 8 or 16, the product is below 2**(30 + n): n bits are dropped. y = 0 gives 0.
+    """
     if y.q is None:
         raise Unsupported("one of its operands is quantized and the other is not")
     if not isinstance(x, Tensor):
         raise Unsupported("a number divided by a tensor, which must be one function of that tensor")
-    scale = 1 / float(y.q.scale) / 32767
-    q = QParams(scale, 0, DType.INT16, -32768, 32767)
-    inverse = lookup(cx.b, y, lambda grid: 1 / np.where(grid == 0, float("nan"), grid), q)
-    return _multiply(cx, x, Tensor(inverse, q))
+    if x.q is None:
+        raise Unsupported("one of its operands is quantized and the other is not")
+    b = cx.b
+    dividend, divisor = _steps(cx, x, float(x.q.scale)), _steps(cx, y, float(y.q.scale))
+    one = b.const(1, DType.INT32)
+    sign = b.maximum(b.minimum(divisor, one), b.const(-1, DType.INT32))
+    inverse = fixed_point.reciprocal(b, b.maximum(b.unary("ABS", divisor), one))
+    bits = 8 if x.q.dtype is DType.INT8 else 16
+    quotient = b.mul(b.mul(dividend, sign), inverse, shift=bits)
+    return cx.result(quotient, float(x.q.scale) / float(y.q.scale) * 2.0 ** (bits - 30))
 
 
 @op(aten.maximum.default, aten.clamp_min.Tensor, fuses=True, univariate=True)

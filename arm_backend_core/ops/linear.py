@@ -95,7 +95,8 @@ def _batched(cx: Context, x: Tensor, shape: tuple[int, ...], batch: tuple[Any, .
     lead = (1,) * (len(batch) - len(shape[:-2])) + shape[:-2]
     value = cx.b.reshape(x.value, (*lead, *shape[-2:]))
     repeats = [wanted // size for wanted, size in zip(batch, lead, strict=True)]
-    if value.data is not None and prod(repeats) > 1:
+    if value.data is not None:
         value = cx.b.const(np.tile(value.data, (*repeats, 1, 1)), value.dtype)
-    value = cx.b.tile(value, (*repeats, 1, 1))
+    else:
+        value = cx.b.tile(value, (*repeats, 1, 1))
     return Tensor(cx.b.reshape(value, (prod(batch), *shape[-2:])), x.q)

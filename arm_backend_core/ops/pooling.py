@@ -27,13 +27,13 @@ def _pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int,
 
 
 def _windows(
-    cx: Context, size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int]
+    cx: Context, size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int], spatial: int
 ) -> tuple[int, int, int, int]:
     """(top, bottom, left, right) padding after which the windows end exactly where PyTorch's last one does.
 
     A floor-mode pool leaves rows over: less padding, or negative padding (a cut). A ceil-mode pool needs more.
     """
-    out = (1, *cx.shape)[-2:]
+    out = (1, *cx.shape[-spatial:])[-2:]
     ends = [(out[i] - 1) * stride[i] + kernel[i] - size[i] - pad[i] for i in (0, 1)]
     return pad[0], ends[0], pad[1], ends[1]
 
@@ -69,7 +69,7 @@ def max_pool(
     kernel = _pair(kernel_size, spatial, 1)
     steps = _pair(stride or kernel_size, spatial, 1)
     image = _image(cx, x, spatial)
-    pads = _windows(cx, image.shape[1:3], kernel, steps, _pair(padding, spatial, 0))
+    pads = _windows(cx, image.shape[1:3], kernel, steps, _pair(padding, spatial, 0), spatial)
     image, pads = _fit(cx, image, pads)
     result = cx.b.reshape(to_nchw(cx.b, cx.b.max_pool2d(image, kernel, steps, pads)), cx.shape)
     return [result, result] if "with_indices" in str(overload) else result
@@ -95,7 +95,7 @@ def avg_pool(
     amount = _pair(padding, spatial, 0)
     image = _image(cx, x, spatial)
     zero = x.q.zero_point if x.q else 0
-    pads = _windows(cx, image.shape[1:3], kernel, steps, amount)
+    pads = _windows(cx, image.shape[1:3], kernel, steps, amount, spatial)
     if count_include_pad and any(amount):
         # ceil_mode may reach beyond the padding; what lies there never counts.
         inside = (amount[0], min(max(pads[1], 0), amount[0]), amount[1], min(max(pads[3], 0), amount[1]))

@@ -173,6 +173,9 @@ class Annotator:
             return {}
         if self._input_spec(node, activation).dtype is not torch.int8:
             return {}
+        channels = weight.meta["val"].shape[record.weight_axis(weight.meta["val"].dim())]
+        if bias.meta["val"].shape[0] != channels:  # a transposed convolution in groups: channels share scales
+            return {}
         assert config.weight is not None
         per_channel = config.weight.ch_axis is not None
         return {
@@ -211,7 +214,10 @@ class Annotator:
         shared = SharedQuantizationSpec((first, node))
         inputs: dict[Node, QuantizationSpecBase | None] = {first: self._input_spec(node, first)}
         inputs |= dict.fromkeys(others, shared)
-        node.meta[ANNOTATION] = QuantizationAnnotation(inputs, shared, _annotated=True)
+        several = isinstance(node.meta["val"], (list, tuple))
+        node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if several else shared, _annotated=True)
+        for piece in node.users if several else ():
+            piece.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
 
 
 def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
-from arm_backend_core.quantizer.observer import SampleHistogramObserver, SampleMinMaxObserver
+from arm_backend_core.quantizer.observer import HeadroomObserver, SampleHistogramObserver
 
 #: Smallest scale that observers give; below it a rescale factor would leave TOSA's range of shifts.
 _EPS = 2.0**-16
@@ -47,7 +47,7 @@ def _int16_activation() -> QuantizationSpec:
         quant_min=-32768,
         quant_max=32767,
         qscheme=torch.per_tensor_symmetric,
-        observer_or_fake_quant_ctr=SampleMinMaxObserver.with_args(eps=2.0**-24, margin=4.0),
+        observer_or_fake_quant_ctr=HeadroomObserver.with_args(eps=2.0**-24),
     )
 
 

@@ -65,7 +65,8 @@ class Case:
         inputs: what it is called with.
         rtol: allowed relative error in floating point.
         atol: allowed absolute error in floating point, as a part of the largest value of the result.
-        steps: allowed difference to PyTorch's quantized graph, in steps of the output.
+        steps: allowed difference to PyTorch's quantized graph in int8, in steps of the output.
+        wide_steps: the same in int16.
         tabulated: a function of one tensor: int16 may err by the interpolation in its TABLE besides.
         profiles: what the row is run for.
         refused: target ("fp", "int8", "a16w8", "u55", "u85") -> pattern that the reason contains.
@@ -77,6 +78,7 @@ class Case:
     rtol: float = 1e-4
     atol: float = 1e-6
     steps: int = 1
+    wide_steps: int = 1
     tabulated: bool = False
     profiles: tuple[str, ...] = ("fp", "int8", "a16w8")
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -159,7 +161,7 @@ class Lowered:
 def lower(program: ExportedProgram, target: str) -> Lowered:
     """Delegate a copy of ``program``."""
     with events.record() as log:
-        return Lowered(delegate(copy.deepcopy(program), spec(target)), log)
+        return Lowered(delegate(program, spec(target)), log)
 
 
 def flat(result: Any) -> list[torch.Tensor]:
@@ -196,13 +198,13 @@ def check_close(case: Case, got: Sequence[torch.Tensor], expected: Sequence[torc
 
 
 def check_steps(
-    case: Case,
     got: Sequence[torch.Tensor],
     expected: Sequence[torch.Tensor],
     scales: Sequence[float | None],
+    steps: int,
     error: torch.Tensor | float = 0.0,
 ) -> None:
-    """At most ``case.steps`` steps of the output's scale, and ``error``, apart; integers and booleans are equal."""
+    """At most ``steps`` steps of the output's scale, and ``error``, apart; integers and booleans are equal."""
     assert len(got) == len(expected) == len(scales)
     for ours, theirs, scale in zip(got, expected, scales, strict=True):
         assert ours.shape == theirs.shape
@@ -211,7 +213,7 @@ def check_steps(
             continue
         assert scale is not None, "the result is not quantized"
         worst = float((((ours - theirs).abs() - error) / scale).max()) if ours.numel() else 0.0
-        assert worst < case.steps + 0.01, f"{worst:.2f} steps apart"
+        assert worst < steps + 0.01, f"{worst:.2f} steps apart"
 
 
 def interpolation_error(case: Case, program: ExportedProgram, x: torch.Tensor, scale: float) -> torch.Tensor:
