@@ -144,7 +144,8 @@ class _Selection:
             for user in node.users:
                 readers.setdefault(placed.get(user), []).append(user)
             depths = sorted(depth for depth in readers if depth is not None)
-            if not depths:
+            if not depths:  # a constant that the CPU alone reads is computed there
+                del placed[node]
                 continue
             placed[node] = depths[0]
             for depth in [*depths[1:], *([None] if None in readers else [])]:

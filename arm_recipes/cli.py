@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command == "recipes":
         print(_recipes())
         return 0
+    if given.command == "operators":
+        print(_operators())
+        return 0
     from arm_backend_core.errors import ArmBackendError
 
     with warnings.catch_warnings():
@@ -57,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("recipes", help="list the recipes and their options")
+    commands.add_parser("operators", help="list the ATen operators that can be delegated")
     one = commands.add_parser(
         "export",
         help="compile a program that torch.export.save wrote",
@@ -89,3 +93,14 @@ def _recipes() -> str:
     lines = [f"{recipe.name:<18} {', '.join(options.allowed(recipe))}" for recipe in ArmRecipeType]
     lines += ["", *(f"{option.name:<24} {option.expects}" for option in options.OPTIONS.values())]
     return "\n".join(lines)
+
+
+def _operators() -> str:
+    """One line an operator, read from the records that the compiler itself uses."""
+    from arm_backend_core.ops.registry import records
+
+    lines = []
+    for overload, record in records().items():
+        integer = "rule" if record.lower_integer else "table" if record.univariate else "-"
+        lines.append(f"{overload!s:<48} integer: {integer:<6} annotation: {record.kind.name.lower()}")
+    return "\n".join([*sorted(lines), f"{len(lines)} operators"])

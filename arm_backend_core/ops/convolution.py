@@ -126,12 +126,11 @@ def conv_transpose(
         rows = _constant(weight)[group * in_channels : (group + 1) * in_channels]
         kernel = cx.b.const(rows.transpose(1, 2, 3, 0), weight.value.dtype)
         offsets = _bias(cx, x, weight, bias, slice(group * out_channels, (group + 1) * out_channels), out_channels)
-        results.append(
-            cx.b.transpose_conv2d(
-                part, kernel, offsets, out_pad=out_pad, stride=_pair(stride, 2, 1), zps=_zero_points(x, weight)
-            )
+        accumulator = cx.b.transpose_conv2d(
+            part, kernel, offsets, out_pad=out_pad, stride=_pair(stride, 2, 1), zps=_zero_points(x, weight)
         )
-    return to_nchw(cx.b, _finish(cx, x, weight, cx.b.concat(results, 3), groups))
+        results.append(_finish(cx, x, weight, accumulator, slice(None)))
+    return to_nchw(cx.b, cx.b.concat(results, 3))
 
 
 for _record in (conv, conv_same, convolution, conv_transpose):
@@ -148,7 +147,7 @@ def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geome
     image = to_nhwc(cx.b, as_image(cx.b, value))
     kernel = _constant(weight)
     kernel = kernel.reshape(*kernel.shape[:2], -1, kernel.shape[-1])
-    result = _finish(cx, x, weight, _grouped(cx, x, weight, bias, image, kernel, geometry), geometry.groups)
+    result = _grouped(cx, x, weight, bias, image, kernel, geometry)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
@@ -171,25 +170,34 @@ def _grouped(
         # PyTorch's output channel is c * M + m, as TOSA's.
         depthwise = kernel.reshape(groups, out_channels // groups, *kernel.shape[2:]).transpose(2, 3, 0, 1)
         offsets = _bias(cx, x, weight, bias, slice(None), out_channels)
-        return cx.b.depthwise_conv2d(image, cx.b.const(depthwise, weight.value.dtype), offsets, **attrs)
+        accumulator = cx.b.depthwise_conv2d(image, cx.b.const(depthwise, weight.value.dtype), offsets, **attrs)
+        return _finish(cx, x, weight, accumulator, slice(None))
     size = out_channels // groups
     results = []
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
         part = _slice_last(cx, image, group * per_group, per_group)
         filters = cx.b.const(kernel[rows].transpose(0, 2, 3, 1), weight.value.dtype)
-        results.append(cx.b.conv2d(part, filters, _bias(cx, x, weight, bias, rows, size), **attrs))
+        accumulator = cx.b.conv2d(part, filters, _bias(cx, x, weight, bias, rows, size), **attrs)
+        results.append(_finish(cx, x, weight, accumulator, rows))
     return cx.b.concat(results, 3)
 
 
-def _finish(cx: Context, x: Tensor, weight: Tensor, accumulator: Value, groups: int) -> Value:
-    """Bring an integer accumulator to the result's parameters; float results are ready."""
+def _finish(cx: Context, x: Tensor, weight: Tensor, accumulator: Value, rows: slice) -> Value:
+    """Bring the integer accumulator of some output channels to the result's parameters; float results are ready.
+
+    A group is finished before groups are joined: CONCAT takes no INT48.
+    """
     if x.q is None or weight.q is None:
         return accumulator
+    return cx.result(accumulator, float(x.q.scale) * _scales(weight, rows, accumulator.shape[-1]))
+
+
+def _scales(weight: Tensor, rows: slice, size: int) -> np.ndarray[Any, Any]:
+    """The weight's scale(s) for ``size`` output channels; in a transposed convolution all groups share them."""
+    assert weight.q is not None
     scale = np.atleast_1d(weight.q.scale)
-    if weight.q.axis == 1 and groups > 1:  # transposed: each group has its own output channels
-        scale = np.tile(scale, groups)
-    return cx.result(accumulator, float(x.q.scale) * scale)
+    return scale[rows] if scale.size > size else scale
 
 
 def _bias(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, size: int) -> Value:
@@ -197,8 +205,7 @@ def _bias(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, rows: sli
     real = np.zeros(size) if bias is None else bias.real[rows]
     if x.q is None or weight.q is None:
         return cx.b.const(real, x.value.dtype)
-    scale = np.atleast_1d(weight.q.scale)
-    steps = np.rint(real / (float(x.q.scale) * (scale[rows] if scale.size > size else scale)))
+    steps = np.rint(real / (float(x.q.scale) * _scales(weight, rows, size)))
     dtype = DType.INT48 if x.value.dtype is DType.INT16 else DType.INT32
     return cx.b.const(np.clip(steps, *dtype.range), dtype)
 

@@ -130,13 +130,13 @@ def bitwise_not(cx: Context, x: Tensor) -> Value:
     return cx.b.unary("LOGICAL_NOT" if x.value.dtype is DType.BOOL else "BITWISE_NOT", x.value)
 
 
-@op(aten.isnan.default, kind=Kind.PASSTHROUGH)
+@op(aten.isnan.default)
 def isnan(cx: Context, x: Tensor) -> Value:
     """Not a number does not equal itself."""
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", x.value, x.value))
 
 
-@op(aten.isinf.default, kind=Kind.PASSTHROUGH)
+@op(aten.isinf.default)
 def isinf(cx: Context, x: Tensor) -> Value:
     """Infinite, of either sign."""
     return cx.b.compare("EQUAL", cx.b.unary("ABS", x.value), cx.b.const(math.inf, x.value.dtype))

@@ -78,7 +78,7 @@ def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
     return cx.b.reshape(_reduce(cx, "REDUCE_MIN", x.value, _axes(x, dim)), cx.shape)
 
 
-@op(aten.argmax.default, kind=Kind.PASSTHROUGH)
+@op(aten.argmax.default)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
     """Index of the largest element; int32 inside a delegate."""
     if dim is None:

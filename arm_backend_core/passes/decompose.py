@@ -109,10 +109,17 @@ def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: fl
     return torch.mm(x, weight) * alpha + bias * beta
 
 
+def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    """PyTorch's own decomposition compares and chooses."""
+    raised = x if min is None else torch.maximum(x, min)
+    return raised if max is None else torch.minimum(raised, max)
+
+
 _OWN: dict[OpOverload, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
     aten.addmm.default: addmm,
+    aten.clamp.Tensor: clamp,
 }
 _MASKED = (aten.scaled_dot_product_attention.default, aten._transformer_encoder_layer_fwd.default)
 #: What stands for minus infinity in a mask that is going to be quantized. exp(-64) is nothing beside any score that
@@ -188,6 +195,8 @@ def _splice(module: GraphModule, node: Node, lowest: float) -> bool:
         return rule(*args, **kwargs)
 
     traced = _trace(call, values)
+    if traced is not None and any(inner.target is node.target for inner in traced.graph.nodes):
+        traced = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone is traced below that
     if traced is None:
         return False
     with module.graph.inserting_before(node):
@@ -198,15 +207,15 @@ def _splice(module: GraphModule, node: Node, lowest: float) -> bool:
     return True
 
 
-def _trace(call: Callable[..., Any], values: list[Any]) -> GraphModule | None:
+def _trace(call: Callable[..., Any], values: list[Any], *, pre_dispatch: bool = True) -> GraphModule | None:
     """Operators of ``call`` on fake tensors, composites kept whole; None where PyTorch cannot trace it."""
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
     try:
         with torch.no_grad():
             if mode is None:
-                return make_fx(call, tracing_mode="fake", pre_dispatch=True)(*values)
+                return make_fx(call, tracing_mode="fake", pre_dispatch=pre_dispatch)(*values)
             with mode:
-                return make_fx(call, pre_dispatch=True)(*values)
+                return make_fx(call, pre_dispatch=pre_dispatch)(*values)
     except (NotImplementedError, RuntimeError, TypeError):
         return None
 

@@ -33,7 +33,7 @@ class Annotator:
     """
 
     def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
-        self.nodes = [node for node in graph.nodes if node.op == "call_function" and _is_float(node)]
+        self.nodes = [node for node in graph.nodes if node.op == "call_function" and _is_real(node)]
         self.constants = _constant_nodes(graph)
         self.records: dict[Node, Record] = {}
         self.configs: dict[Node, QuantizationConfig] = {}
@@ -158,7 +158,7 @@ class Annotator:
             if isinstance(weight, Node) and spec is not None:
                 inputs[weight] = along(spec, record.weight_axis(weight.meta["val"].dim()))
                 inputs |= self._bias_spec(node, weight)
-        output = None if self._is_interior(node) else self._output_spec(node)
+        output = None if self._is_interior(node) or not _is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
@@ -266,6 +266,13 @@ def _is_float(node: Node) -> bool:
     meta = node.meta.get("val")
     first = meta[0] if isinstance(meta, (list, tuple)) and meta else meta
     return isinstance(first, torch.Tensor) and first.dtype.is_floating_point
+
+
+def _is_real(node: Node) -> bool:
+    """Whether ``node`` makes real numbers, or is an operator with parameters of its own (a comparison) on some."""
+    record = find(node)
+    compares = record is not None and record.kind is Kind.ELEMENTWISE and any(map(_is_float, node.all_input_nodes))
+    return _is_float(node) or compares
 
 
 def _same_shape(*nodes: Node) -> bool:

@@ -25,6 +25,7 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 
 _GATHER = {"u55": "no GATHER"}
+_ARGMAX = {}
 _QUANTIZED_ONLY = {"refused": {"fp": "TOSA has no floating-point formula"}}
 
 UNARY = [

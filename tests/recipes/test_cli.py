@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from arm_backend_core.ops.registry import records
 from arm_recipes import ArmRecipeType
 from arm_recipes.cli import main
 from tests.recipes.models import Small, Sorting, images, vectors
@@ -83,3 +84,11 @@ def test_a_failed_export_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["export", str(path), "--recipe", "TOSA_FP", "--require-full-delegation"]) == 1
     assert "aten.sort" in capsys.readouterr().err
     assert not path.with_suffix(".pte").exists()
+
+
+def test_lists_operators_from_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["operators"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"{len(records())} operators"
+    relu = next(line for line in lines if line.startswith("aten.relu.default "))
+    assert "integer: table" in relu

@@ -12,7 +12,9 @@ from arm_backend_core.tosa.passes.layout import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import sweep
+from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
+from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms
 from arm_backend_core.tosa.signatures import SIGNATURES
 
 Pass = Callable[[Graph, Target], None]
@@ -31,6 +33,11 @@ def simplify(graph: Graph, target: Target) -> None:
             return
 
 
+def merge_reshapes(graph: Graph, target: Target) -> None:
+    """RESHAPEs of RESHAPEs become one."""
+    sweep(graph, target, {"RESHAPE": merge.RULES["RESHAPE"]})
+
+
 PASSES: tuple[tuple[Pass, str], ...] = (
     (simplify, "first: what lowering wrote without looking around need not be seen by the others"),
     (share_common, "equal TRANSPOSEs and RESCALEs of one value must be one before layouts are chosen"),
@@ -40,11 +47,19 @@ PASSES: tuple[tuple[Pass, str], ...] = (
     (make_outputs_distinct, "last: the rules above remove IDENTITY"),
 )
 
+#: Once, after the others: they write more operators than they remove, for hardware that runs these faster.
+HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
+    (fold_strides, "before TRANSPOSEs get their form, because it may add some"),
+    (choose_transpose_forms, "needs each TRANSPOSE that will be there"),
+    (share_common, "several readers of one input ask for the same TRANSPOSE"),
+    (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
+)
+
 
 def run(graph: Graph, target: Target) -> None:
     """Optimise ``graph`` in place for ``target``; integer results keep every bit.
 
-    The passes are repeated while they remove operators or data movement.
+    The general passes are repeated while they remove operators or data movement.
 
     Raises:
         AssertionError: a pass left a graph that is not in single-assignment form; the pass is wrong.
@@ -57,5 +72,9 @@ def run(graph: Graph, target: Target) -> None:
             graph.verify()
         after = (len(graph.ops), movement_cost(graph))
         if after == before:
-            return
+            break
         before = after
+    for transform, _reason in HARDWARE_PASSES:
+        transform(graph, target)
+        graph.remove_dead()
+        graph.verify()

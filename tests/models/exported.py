@@ -1,0 +1,109 @@
+"""The zoo's models, exported once per recipe and kept while their tests run."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sysconfig
+import tempfile
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from arm_recipes import ArmRecipeType, ExportResult, export
+from tests.models import quantized_reference, zoo
+
+CALIBRATION = 4
+HELD_OUT = 4
+"""Samples that results are compared on; the model was not calibrated with them."""
+
+
+def precision(recipe: ArmRecipeType) -> str:
+    """``FP``, ``INT8`` or ``A16W8``."""
+    return recipe.name.rsplit("_", 1)[1]
+
+
+class Exported:
+    """A model of the zoo with the results of its exports, each made when it is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.entry = zoo.build(name, CALIBRATION + HELD_OUT)
+        self.held_out = self.entry.samples[CALIBRATION:]
+        self._results: dict[ArmRecipeType, ExportResult] = {}
+        self._outputs: dict[tuple[bytes, int], Tensor] = {}
+        self._exact: dict[tuple[str, int], Tensor] = {}
+
+    @cached_property
+    def eager(self) -> list[Tensor]:
+        """What the model returns for each held-out sample."""
+        with torch.no_grad():
+            return [self.entry.model(*sample) for sample in self.held_out]
+
+    def result(self, recipe: ArmRecipeType) -> ExportResult:
+        """The export. The model is quantized once per precision: the quantizers are the same for all targets."""
+        if recipe not in self._results:
+            wanted = precision(recipe)
+            quantized = next((r for t, r in self._results.items() if precision(t) == wanted != "FP"), None)
+            model = self.entry.model if quantized is None else quantized.exported_programs["forward"]
+            chosen = ExportRecipe.get_recipe(recipe)
+            self._results[recipe] = export(model, chosen, self.entry.samples[:CALIBRATION])
+        return self._results[recipe]
+
+    def quantized(self, recipe: ArmRecipeType) -> ExportedProgram:
+        """What the recipe lowered: PyTorch's own quantized graph."""
+        return self.result(recipe).exported_programs["forward"]
+
+    def output(self, recipe: ArmRecipeType, sample: int) -> Tensor:
+        """What the compiled program returns for a held-out sample, executed on the TOSA reference model."""
+        result = self.result(recipe)
+        key = b"".join(delegate.tosa for delegate in result.report.delegates), sample
+        if key not in self._outputs:  # the same flatbuffer need not be run twice
+            self._outputs[key] = result.run(*self.held_out[sample])
+        return self._outputs[key]
+
+    def exact(self, recipe: ArmRecipeType, sample: int) -> Tensor:
+        """What PyTorch's quantized graph gives for a held-out sample when it is evaluated in float64."""
+        key = precision(recipe), sample
+        if key not in self._exact:
+            self._exact[key] = quantized_reference.evaluate(self.quantized(recipe), *self.held_out[sample])
+        return self._exact[key]
+
+
+def sqnr(expected: list[Tensor], actual: list[Tensor]) -> float:
+    """Power of the signal over power of the error, in dB, over all elements of all samples."""
+    signal = sum(float((x.double() ** 2).sum()) for x in expected)
+    noise = sum(
+        float(((x.double() - y.double()) ** 2).sum()) for x, y in zip(expected, actual, strict=True)
+    )
+    return 10 * math.log10(signal / noise) if noise else math.inf
+
+
+def validate(flatbuffer: bytes, recipe: ArmRecipeType) -> None:
+    """Check a flatbuffer strictly against TOSA 1.0 and the profile of the recipe's target.
+
+    Raises:
+        AssertionError: with what tosa-opt says.
+    """
+    integer = "profiles=pro_int extensions=int16"
+    profile = "profiles=pro_fp" if precision(recipe) == "FP" else integer
+    if recipe is ArmRecipeType.VGF_INT8:
+        profile = integer.replace("pro_int", "pro_int,pro_fp")
+    with tempfile.TemporaryDirectory() as folder:
+        file, empty = Path(folder, "graph.tosa"), Path(folder, "empty.mlir")
+        file.write_bytes(flatbuffer)
+        empty.touch()
+        pipeline = (
+            f"builtin.module(tosa-deserialize{{tosa-flatbuffer-filename={file}}},"
+            f"tosa-attach-target{{specification_version=1.0 {profile}}},"
+            "tosa-validate{strict-op-spec-alignment})"
+        )
+        tool = Path(sysconfig.get_path("scripts"), "tosa-opt")
+        arguments = [str(tool), str(empty), f"--pass-pipeline={pipeline}"]
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:2000]
+    assert "error:" not in done.stderr, done.stderr[:2000]
