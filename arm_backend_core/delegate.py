@@ -161,7 +161,9 @@ class _Selection:
 def _select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predicate]) -> _Selection:
     order = [node for node in program.graph_module.graph.nodes if node.op == "call_function"]
     constants = constants_of(program)
-    reasons = {node: "kept on the CPU as asked" for node in order if any(keep(node) for keep in keep_on_cpu)}
+    inputs = {n for n in program.graph_module.graph.nodes if n.op == "placeholder" and n not in constants}
+    reasons = {node: "it quantizes a model input" for node in order if is_quantize(node) and node.args[0] in inputs}
+    reasons |= {node: "kept on the CPU as asked" for node in order if any(keep(node) for keep in keep_on_cpu)}
     while True:  # ends: every round takes at least one node out, usually there is one round
         walk = Lowering(target, constants)
         walk.run(order, reasons)

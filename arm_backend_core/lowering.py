@@ -280,11 +280,16 @@ class Lowering:
             return Tensor(self.builder.const(q.quantize(source.real), q.dtype))
         if not self.target.floating:
             raise Unsupported(f"it quantizes a floating-point tensor, and {self.target.name} runs integers only")
+        # As PyTorch does it, bit by bit: multiply, round (CAST does, to nearest even), and add the zero point only then,
+        # since in float32 the sum would be rounded too.
         b = self.builder
-        steps = b.add(
-            b.mul(source.value, b.const(1.0 / float(q.scale), DType.FP32)), b.const(float(q.zero_point), DType.FP32)
+        steps = b.clamp(
+            b.mul(source.value, b.const(1.0 / float(q.scale), DType.FP32)), q.qmin - q.zero_point, q.qmax - q.zero_point
         )
-        return Tensor(b.cast(b.clamp(steps, q.qmin, q.qmax), q.dtype))  # CAST rounds to nearest even
+        if q.zero_point:
+            rounded = b.cast(b.cast(steps, DType.INT32), DType.FP32)
+            steps = b.add(rounded, b.const(float(q.zero_point), DType.FP32))
+        return Tensor(b.cast(steps, q.dtype))
 
     def node_qparams(self, node: Node) -> QParams:
         """Parameters that a quantize or dequantize node carries."""

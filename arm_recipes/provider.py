@@ -50,8 +50,7 @@ def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
 def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-    # With FP the delegate quantizes its inputs itself; integer inputs mean an integer delegate.
-    return VgfCompileSpec(_INT if given.get("quantized_io") else tosa_spec)
+    return VgfCompileSpec(tosa_spec)
 
 
 _U55 = _ethos_u("ethos-u55", 128)
@@ -128,8 +127,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
         quantization = quantization_recipe(chosen, given["calibration"])
         if given["quantized_io"]:
             boundary.append(edge_manager.quantized_io)
-        if target != "VGF":
-            boundary.append(edge_manager.cortex_m_boundary)
+        boundary.append(edge_manager.quantized_kernels if target == "VGF" else edge_manager.cortex_m_boundary)
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"]
     )

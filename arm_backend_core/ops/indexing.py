@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,15 +21,15 @@ def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -
     if indices.is_constant and table.is_constant:
         assert table.value.data is not None and indices.value.data is not None
         return b.const(table.value.data[indices.value.data], table.value.dtype)
-    flat = _row(cx, b.cast(indices.value, DType.INT32))
+    flat = reshape_indices(cx, b.cast(indices.value, DType.INT32), (1, indices.value.size))
     return b.reshape(b.gather(b.reshape(table.value, (1, *table.shape)), flat), cx.shape)
 
 
-def _row(cx: Context, indices: Value) -> Value:
-    """Indices as [1, count]. The FP profile gathers by INT32 but reshapes none, so they pass through FP32 there.
+def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
+    """The FP profile has INT32 indices but reshapes none, so they pass through FP32 there.
 
     That is exact below 2**24, more rows than any table on such a device has.
     """
-    if cx.target.integer or indices.data is not None or indices.shape == (1, indices.size):
-        return cx.b.reshape(indices, (1, indices.size))
-    return cx.b.cast(cx.b.reshape(cx.b.cast(indices, DType.FP32), (1, indices.size)), DType.INT32)
+    if cx.target.integer or indices.data is not None or indices.shape == tuple(shape):
+        return cx.b.reshape(indices, shape)
+    return cx.b.cast(cx.b.reshape(cx.b.cast(indices, DType.FP32), shape), DType.INT32)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from arm_backend_core.ops import fixed_point
+from arm_backend_core.ops.indexing import reshape_indices
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean
@@ -80,11 +81,12 @@ def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
 
 @op(aten.argmax.default)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Index of the largest element; int32 inside a delegate."""
-    if dim is None:
-        flat = cx.b.reshape(x.value, (x.value.size,))
-        return cx.b.reshape(cx.b.argmax(flat, 0), cx.shape)
-    return cx.b.reshape(cx.b.argmax(x.value, dim % x.rank), cx.shape)
+    """Index of the largest element; int32 inside a delegate. The dimension goes last, where Ethos-U55 wants it."""
+    value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value
+    axis = 0 if dim is None else dim % x.rank
+    order = [*(i for i in range(value.rank) if i != axis), axis]
+    value = cx.b.transpose(value, order)
+    return reshape_indices(cx, cx.b.argmax(value, value.rank - 1), cx.shape)
 
 
 argmax.integer(argmax.lower)

@@ -75,6 +75,16 @@ def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
+def quantized_kernels(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Let the boundary's ``quantized_decomposed`` operators be emitted: VGF runtimes have those kernels.
+
+    Importing ExecuTorch's library of them registers their out variants, which the base package lacks.
+    """
+    import executorch.kernels.quantized  # noqa: F401
+
+    return []
+
+
 _QUANTIZE = exir_ops.edge.quantized_decomposed.quantize_per_tensor.default
 _DEQUANTIZE = exir_ops.edge.quantized_decomposed.dequantize_per_tensor.default
 

@@ -77,9 +77,7 @@ class Exported:
 def sqnr(expected: list[Tensor], actual: list[Tensor]) -> float:
     """Power of the signal over power of the error, in dB, over all elements of all samples."""
     signal = sum(float((x.double() ** 2).sum()) for x in expected)
-    noise = sum(
-        float(((x.double() - y.double()) ** 2).sum()) for x, y in zip(expected, actual, strict=True)
-    )
+    noise = sum(float(((x.double() - y.double()) ** 2).sum()) for x, y in zip(expected, actual, strict=True))
     return 10 * math.log10(signal / noise) if noise else math.inf
 
 

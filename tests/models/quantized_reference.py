@@ -12,15 +12,22 @@ What is left are exact ties: TOSA rounds them up, quantize rounds them to even. 
 
 from __future__ import annotations
 
-from typing import Any
+import copy
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.fx import Interpreter
+from torch.export.graph_signature import OutputKind, OutputSpec, TensorArgument
+from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.node import Target
+from torch.utils import _pytree as pytree
 
+from arm_backend_core.delegate import delegate
+from arm_backend_core.lowering import is_quantize
 from arm_backend_core.ops.registry import overload_of
+from arm_backend_core.program import copied
+from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
 _PER_TENSOR = "quantized_decomposed::{}_per_tensor"
 _PER_CHANNEL = "quantized_decomposed::{}_per_channel"
@@ -91,3 +98,69 @@ def output_step(program: ExportedProgram) -> float:
         assert node.op == "call_function", f"{node} is not quantized"
         node = node.all_input_nodes[0]
     return float(node.args[1])
+
+
+class Difference(NamedTuple):
+    """How one quantized tensor of the target differs from that of PyTorch's graph, given the same operands."""
+
+    node: str
+    steps: int
+    """Largest difference, in steps of the tensor's own scale."""
+
+    count: int
+    """Elements that differ."""
+
+    size: int
+    """Elements."""
+
+
+def differences(program: ExportedProgram, *inputs: Tensor) -> list[Difference]:
+    """Compare every quantized tensor inside a program, operator by operator.
+
+    The program is compiled for TOSA once more, with all its quantized tensors as outputs, and executed on the reference
+    model. PyTorch's graph is then evaluated in float64, but wherever it quantizes, the target's integers go on: so
+    every operator is judged alone, on the operands that the target had, and no difference is amplified by what follows.
+    """
+    exposed = _with_all_outputs(program)
+    names = [node.name for node in exposed.graph.output_node().args[0]]
+    with torch.no_grad():
+        ours = delegate(exposed, TosaCompileSpec()).module(check_guards=False)(*inputs)
+        judge = _Judge(exposed.module(check_guards=False), dict(zip(names, ours, strict=True)))
+        judge.run(*inputs)
+    return judge.found
+
+
+class _Judge(_Float64):
+    """Goes on with the target's integers after every quantize, and notes where its own were others."""
+
+    def __init__(self, module: GraphModule, ours: dict[str, Tensor]) -> None:
+        super().__init__(module)
+        self._ours = ours
+        self.found: list[Difference] = []
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n.name not in self._ours or n.op != "call_function":
+            return value
+        ours = self._ours[n.name]
+        apart = (ours.long() - value.long()).abs()
+        self.found.append(Difference(n.name, int(apart.max()), int((apart > 0).sum()), apart.numel()))
+        return ours
+
+
+def _with_all_outputs(program: ExportedProgram) -> ExportedProgram:
+    program = copied(program)
+    graph = program.graph
+    nodes = [node for node in graph.nodes if is_quantize(node)]
+    graph.output_node().args = (tuple(nodes),)
+    graph.eliminate_dead_code()
+    program.graph_module.recompile()
+    # An exported program has no public way to change what it returns.
+    program._module_call_graph = copy.deepcopy(program.module_call_graph)
+    signature = program.module_call_graph[0].signature
+    assert signature is not None
+    signature.out_spec = pytree.tree_structure(tuple(nodes))
+    program.graph_signature.output_specs = [
+        OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in nodes
+    ]
+    return program

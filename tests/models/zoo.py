@@ -234,9 +234,7 @@ def _settle_batch_norm(model: nn.Module, draw: Callable[[], Tensor]) -> None:
         nn.init.uniform_(norm.weight, 0.75, 1.25)
         nn.init.uniform_(norm.bias, -0.5, 0.5)
         norm.train()
-    flat = isinstance(
-        norms[0], nn.BatchNorm1d
-    )  # statistics over samples alone, without positions: needs more
+    flat = isinstance(norms[0], nn.BatchNorm1d)  # statistics over samples alone, without positions: needs more
     with torch.no_grad():
         for _ in range(2):
             model(torch.cat([draw() for _ in range(128 if flat else 8)]))

@@ -28,7 +28,7 @@ from arm_backend_core.quantizer import (
 )
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
 
-_BOUNDARY = ("quantize_per_tensor", "_to_copy", "executorch_call_delegate", "getitem")
+_BOUNDARY = ("quantize_per_tensor", "_to_copy", "_to_dim_order_copy", "executorch_call_delegate", "getitem")
 _PROFILES = {
     "FP": "profiles=pro_fp",
     "INT": "profiles=pro_int extensions=int16,int4,doubleround,inexactround",

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
-from arm_backend_core.tosa.passes import fold, fuse, merge, transpose
+from arm_backend_core.tosa.passes import fold, fuse, merge, split, transpose
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements
@@ -20,7 +20,7 @@ from arm_backend_core.tosa.signatures import SIGNATURES
 Pass = Callable[[Graph, Target], None]
 
 #: Rules by operator: constants first, then fewer data movements, then fusion, then what moves a TRANSPOSE.
-_FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, transpose.RULES)
+_FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
 RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in SIGNATURES}
 #: Bounds on the repetitions below; graphs of real models need about a third of each.
 _SWEEPS, _ROUNDS = 50, 6

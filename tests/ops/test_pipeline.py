@@ -1,0 +1,45 @@
+"""A handful of operators through ExecuTorch's whole pipeline: partitioners, edge dialect, delegates executed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from executorch.exir.backend.partitioner import Partitioner
+
+from arm_backend_core import events
+from arm_backend_core.partitioner import EthosUPartitioner, TOSAPartitioner
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec
+from tests.ops import runner
+from tests.ops.cases import CASES
+from tests.ops.runner import Case
+
+_ROWS = ["conv2d_relu", "sdpa_causal", "gelu", "embedding", "split", "upsample_bilinear", "add_"]
+
+
+def _lowered(case: Case, program: torch.export.ExportedProgram, partitioner: Partitioner) -> list[torch.Tensor]:
+    with events.record() as log:
+        edge = to_edge_transform_and_lower(
+            program,
+            partitioner=[partitioner],
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+    lowered = edge.exported_program()
+    runner.Lowered(lowered, log).check_delegated()
+    return runner.flat(lowered.module()(*case.sample()))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in _ROWS], ids=lambda case: case.name)
+def test_float(case: Case) -> None:
+    inputs = case.sample()
+    program = runner.export(case.module(), inputs)
+    got = _lowered(case, program, TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
+    runner.check_close(case, got, runner.flat(case.module()(*inputs)))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.name in _ROWS[:3]], ids=lambda case: case.name)
+def test_ethos_u(case: Case) -> None:
+    module = runner.quantized(case, wide=False)
+    program = runner.export(module, case.sample())
+    got = _lowered(case, program, EthosUPartitioner(EthosUCompileSpec("ethos-u85-256")))
+    runner.check_steps(got, runner.flat(module(*case.sample())), runner.output_scales(program), case.steps)

@@ -1,0 +1,136 @@
+"""What is refused says why, in words that a user can act on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from arm_backend_core import events
+from arm_backend_core.delegate import delegate
+from arm_backend_core.errors import FullDelegationError
+from tests.ops import runner
+from tests.ops.runner import Case, Input
+
+X = Input((1, 4, 8, 8))
+
+
+def _reasons(program: torch.export.ExportedProgram, target: str) -> str:
+    return "\n".join(f"{r.operator}: {r.reason}" for r in runner.lower(program, target).log.rejected)
+
+
+_FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
+    "conv3d": (nn.Conv3d(2, 2, 3), [Input((1, 2, 4, 4, 4))], "convolution in 3 dimensions"),
+    "conv_transpose1d": (
+        nn.ConvTranspose1d(4, 4, 3),
+        [Input((1, 4, 8))],
+        "transposed convolution in one or three dimensions",
+    ),
+    "conv_transpose_dilation": (nn.ConvTranspose2d(4, 4, 3, dilation=2), [X], "transposed convolution with dilation"),
+    "conv_computed_weight": (
+        lambda x, w: F.conv2d(x, w * 2),
+        [X, Input((2, 4, 3, 3))],
+        "its weight is computed while the program runs",
+    ),
+    "linear_computed_weight": (
+        lambda x, w: F.linear(x, w * 2),
+        [Input((2, 4)), Input((3, 4))],
+        "its weight is computed while the program runs; use torch.matmul",
+    ),
+    "max_pool_dilation": (nn.MaxPool2d(2, dilation=2), [X], "max pooling with dilation"),
+    "avg_pool_divisor": (nn.AvgPool2d(2, divisor_override=3), [X], "average pooling with divisor_override"),
+    "dropout_training": (
+        lambda x: torch.ops.aten.dropout(x, 0.5, True),
+        [X],
+        "dropout in training mode; call model.eval() before exporting",
+    ),
+    "batch_norm_training": (
+        lambda x: torch.ops.aten.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False),
+        [X],
+        "batch_norm with statistics of the batch; call model.eval() before exporting",
+    ),
+    "pad_circular": (lambda x: torch.ops.aten.pad(x, [1, 1], "circular"), [Input((1, 4, 8))], "padding mode 'circular'"),
+    "float64": (lambda x: x * 2, [Input((3,), dtype=torch.float64)], "TOSA has no element type for torch.float64"),
+    "complex": (lambda x: torch.fft.fft(x).real, [Input((8,))], "no lowering for prims.fft_r2c.default"),
+    "gamma": (torch.lgamma, [Input((8,), 1, 2)], "TOSA has no floating-point formula for aten.lgamma.default"),
+    "resize_scale": (
+        nn.Upsample(size=(1, 8)),
+        [Input((1, 4, 40, 8))],
+        "RESIZE with a scale of",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _FLOAT)
+def test_float(name: str) -> None:
+    function, inputs, reason = _FLOAT[name]
+    case = Case(name, function, inputs)
+    assert reason in _reasons(runner.export(case.module(), case.sample()), "fp")
+
+
+#: Quantized, for targets that run integers only.
+_INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
+    "gather": (nn.Embedding(8, 4), [Input((3,), 0, 8, torch.int32)], "u55", "ethos-u55-128 has no GATHER in hardware"),
+    "select": (
+        torch.where,
+        [Input((3, 4), dtype=torch.bool), Input((3, 4)), Input((3, 4))],
+        "u55",
+        "ethos-u55-128 has no SELECT in hardware",
+    ),
+    "compare": (torch.gt, [Input((3, 4)), Input((3, 4))], "u55", "ethos-u55-128 has no GREATER in hardware"),
+    "logic": (torch.logical_and, [Input((3,), dtype=torch.bool)] * 2, "u55", "has no LOGICAL_AND in hardware"),
+    "resize": (nn.Upsample(size=(5, 9)), [X], "u55", "ethos-u55-128 has no RESIZE with factors"),
+    "shift": (
+        lambda x, y: torch.bitwise_and(x, y),
+        [Input((3,), 0, 9, torch.int32)] * 2,
+        "u55",
+        "has no BITWISE_AND in hardware",
+    ),
+    "alpha_zero": (lambda x, y: torch.add(x, y, alpha=0), [Input((3, 4))] * 2, "int", "alpha=0"),
+    "no_integer_rule": (torch.pow, [Input((3, 4), 0.5, 2)] * 2, "int", "runs integers only"),
+}
+
+
+@pytest.mark.parametrize("name", _INTEGER)
+def test_integer(name: str) -> None:
+    function, inputs, target, reason = _INTEGER[name]
+    case = Case(name, function, inputs)
+    assert reason in _reasons(runner.export(runner.quantized(case, wide=False), case.sample()), target)
+
+
+@pytest.mark.parametrize("target", ["int", "u55", "u85"])
+def test_not_quantized(target: str) -> None:
+    case = Case("relu", F.relu, [Input((2, 3))])
+    reasons = _reasons(runner.export(case.module(), case.sample()), target)
+    assert "it is not quantized" in reasons
+    assert f"{runner.spec(target).target.name} runs integers only" in reasons
+
+
+def test_int64_inside() -> None:
+    case = Case("long", lambda x: x.long() * 3, [Input((2, 3))])
+    assert runner.lower(runner.export(case.module(), case.sample()), "fp").log.rejected
+
+
+def test_dynamic_shape() -> None:
+    batch = {0: torch.export.Dim("batch", min=2, max=8)}
+    program = torch.export.export(nn.Linear(4, 3).eval(), (torch.randn(2, 4),), dynamic_shapes=(batch,))
+    reasons = _reasons(program, "fp")
+    assert "has a dynamic shape" in reasons
+    assert "export without dynamic_shapes" in reasons
+
+
+def test_kept_on_cpu() -> None:
+    program = runner.export(nn.Linear(4, 3).eval(), (torch.randn(2, 4),))
+    with events.record() as log:
+        delegate(program, runner.spec("fp"), keep_on_cpu=[lambda node: "linear" in node.name])
+    assert [r.reason for r in log.rejected] == ["kept on the CPU as asked"]
+
+
+def test_full_delegation() -> None:
+    program = runner.export(nn.Conv3d(2, 2, 3).eval(), (torch.randn(1, 2, 4, 4, 4),))
+    with pytest.raises(FullDelegationError, match=r"1 operator\(s\) cannot run on TOSA-1.0\+FP:\n.*3 dimensions"):
+        delegate(program, runner.spec("fp"), require_full_delegation=True)
