@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +13,14 @@ from torch.fx import Node
 
 from arm_backend_core import events
 from arm_backend_core.backends.artifacts import Origin
+from arm_backend_core.culprit import culprit
 from arm_backend_core.errors import CompileError, FullDelegationError, Unsupported
 from arm_backend_core.lowering import Lowering, Univariate, is_dequantize, is_quantize, source_line
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.ops.registry import overload_of
 from arm_backend_core.passes.decompose import decompose
 from arm_backend_core.passes.functionalize import functionalize
-from arm_backend_core.passes.int64 import BOUNDARY, narrow_int64_inputs
+from arm_backend_core.passes.int64 import BOUNDARY, narrow_int64_inputs, widen_int64_outputs
 from arm_backend_core.program import (
     Partition,
     avoid_builtin_names,
@@ -87,6 +89,7 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     program.graph_module.graph.eliminate_dead_code()
     avoid_builtin_names(program)
     narrow_int64_inputs(program)
+    widen_int64_outputs(program)
     split_dequantize(program)
     return program
 
@@ -113,6 +116,7 @@ class _Selection:
             events.Rejected(node.name, str(overload_of(node.target) or node.target), reason, source_line(node))
             for node, reason in self.reasons.items()
             if not (is_quantize(node) or is_dequantize(node) or node.meta.get(BOUNDARY))
+            and node.target is not operator.getitem  # counts with the operator that it picks a result of
         ]
 
     def groups(self) -> list[list[Node]]:
@@ -164,6 +168,7 @@ def _select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Pred
     inputs = {n for n in program.graph_module.graph.nodes if n.op == "placeholder" and n not in constants}
     reasons = {node: "it quantizes a model input" for node in order if is_quantize(node) and node.args[0] in inputs}
     reasons |= {node: "kept on the CPU as asked" for node in order if any(keep(node) for keep in keep_on_cpu)}
+    reasons |= {node: "it crosses the boundary" for node in order if node.meta.get(BOUNDARY)}
     while True:  # ends: every round takes at least one node out, usually there is one round
         walk = Lowering(target, constants)
         walk.run(order, reasons)
@@ -213,7 +218,7 @@ def _compile(partition: Partition, spec: ArmCompileSpec) -> None:
     name = partition.tag
     operators = [node for node in partition.program.graph_module.graph.nodes if node.op == "call_function"]
     graph = _tosa_graph(partition, spec.target)
-    flatbuffer = serialize(graph)
+    flatbuffer = serialize(graph, locations=spec.debug_mode is ArmCompileSpec.DebugMode.TOSA)
     kinds = tuple(op.kind for op in graph.ops)
 
     def locate(text: str) -> tuple[str, str] | None:
@@ -223,7 +228,11 @@ def _compile(partition: Partition, spec: ArmCompileSpec) -> None:
                 return op.origin.operator, op.origin.source
         return None
 
-    payload = spec.compile(flatbuffer, delegate=name, locate=locate)
+    try:
+        payload = spec.compile(flatbuffer, delegate=name, locate=locate)
+    except CompileError as error:
+        origin = culprit(graph, spec, error) if error.operator is None else None
+        raise error if origin is None else error.at(origin.operator, origin.source) from error
     spec.dump(name, flatbuffer, payload, _origins(graph))
     record = events.Delegate(
         name=name,

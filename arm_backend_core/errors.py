@@ -50,6 +50,11 @@ class CompileError(ArmBackendError):
         self.source = source
         self.artifact = artifact
 
+    def at(self, operator: str, source: str) -> CompileError:
+        """The same failure with its operator and source line."""
+        artifact = self.artifact
+        return CompileError(self.reason, delegate=self.delegate, operator=operator, source=source, artifact=artifact)
+
 
 class FullDelegationError(ArmBackendError):
     """``require_full_delegation`` was asked for and operators are left on the CPU."""

@@ -191,6 +191,12 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     return cx.result(cx.b.minimum(_steps(cx, x, scale), _steps(cx, y, scale)), scale)
 
 
+@op(aten.pow.Tensor_Tensor, univariate=True)
+def power(cx: Context, x: Tensor, y: Tensor) -> Value:
+    """x ** y; TOSA's POW defines no result for x < 0."""
+    return cx.b.pow(*_common(cx, x, y))
+
+
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)
 def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
     """x [N, C, ...] where it is positive, weight [C] (or one) times x where it is negative."""

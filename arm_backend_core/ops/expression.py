@@ -63,7 +63,7 @@ class Float:
         return self._new(self.b.unary(kind, self.value))
 
     def sqrt(self) -> Float:
-        """TOSA has 1 / sqrt(x) only; its reciprocal is right at 0 and infinity too."""
+        """The reciprocal of RSQRT, all that TOSA has; right at 0 and infinity too."""
         return 1 / self.unary("RSQRT")
 
     def truncated(self) -> Float:
@@ -71,7 +71,7 @@ class Float:
         return self.greater(0.0).where(self.unary("FLOOR"), self.unary("CEIL"))
 
     def polynomial(self, coefficients: Sequence[float]) -> Float:
-        """c[0] + c[1] * x + c[2] * x**2 + ..., by Horner's rule."""
+        """Sum of the powers of x, each times its coefficient, the constant first (Horner's rule)."""
         *rest, last = coefficients
         total: Float | float = last
         for coefficient in reversed(rest):

@@ -19,7 +19,8 @@ def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -
     """table [rows, width], indices of any shape -> [*indices, width] (TOSA 1.0, GATHER)."""
     b = cx.b
     if indices.is_constant and table.is_constant:
-        assert table.value.data is not None and indices.value.data is not None
+        assert table.value.data is not None
+        assert indices.value.data is not None
         return b.const(table.value.data[indices.value.data], table.value.dtype)
     flat = reshape_indices(cx, b.cast(indices.value, DType.INT32), (1, indices.value.size))
     return b.reshape(b.gather(b.reshape(table.value, (1, *table.shape)), flat), cx.shape)

@@ -42,7 +42,7 @@ def _numbers(cx: Context, *operands: Operand) -> list[Value]:
     """Plain operands in one element type that the target compares: the floating-point one if there is any."""
     values = [x.value for x in operands if isinstance(x, Tensor)]
     floats = [value.dtype for value in values if value.dtype.is_float]
-    fractional = any(isinstance(x, float) and x != int(x) for x in operands if not isinstance(x, Tensor) and math.isfinite(x))
+    fractional = any(isinstance(x, float) and not x.is_integer() for x in operands)
     dtype = floats[0] if floats else DType.FP32 if fractional else DType.INT32
     if dtype is DType.INT32 and not cx.target.integer:
         if all(value.dtype is DType.BOOL for value in values):

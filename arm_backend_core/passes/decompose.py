@@ -8,6 +8,7 @@ would tear apart what a target can run whole.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -180,14 +181,47 @@ def _wants(node: Node) -> bool:
 
 
 def _splice(module: GraphModule, node: Node, lowest: float) -> bool:
+    traced = _traced(module, node, lowest)
+    if traced is None or (_alternative(node) and not _complete(traced, lowest)):
+        return False
+    sources = list(node.all_input_nodes)
+    with module.graph.inserting_before(node):
+        copies = dict(zip(_placeholders(traced), sources, strict=True))
+        outputs = _copy(module, traced, node, copies)
+    node.replace_all_uses_with(outputs)
+    module.graph.erase_node(node)
+    return True
+
+
+def _alternative(node: Node) -> bool:
+    """Whether PyTorch has a kernel for the operator too: in parts it would only be slower where these stay on the CPU,
+    and parts that are no ATen operators could not run there at all."""
+    return node.target not in _OWN and node.target in torch._decomp.decomposition_table
+
+
+def _complete(traced: GraphModule, lowest: float) -> bool:
+    """Whether every operator of a decomposition has a record, or a decomposition for which this holds."""
+    constants: set[Node] = set()
+    _extend(constants, traced)
+    for node in traced.graph.nodes:
+        if node.op != "call_function" or node in constants or node.target is operator.getitem or find(node):
+            continue
+        inner = _traced(traced, node, lowest) if _wants(node) else None
+        if inner is None or not _complete(inner, lowest):
+            return False
+    return True
+
+
+def _traced(module: GraphModule, node: Node, lowest: float) -> GraphModule | None:
+    """The decomposition of ``node``, its placeholders in the order of the node's operands; None if there is none."""
     assert isinstance(node.target, OpOverload)
     rule = _decomposition(node.target, lowest)
     if rule is None:
-        return False
+        return None
     sources = list(node.all_input_nodes)
     values = [_value(module, x) for x in sources]
     if any(not isinstance(value, torch.Tensor) for value in values):
-        return False
+        return None
 
     def call(*tensors: Tensor) -> Any:
         known = dict(zip(sources, tensors, strict=True))
@@ -197,14 +231,7 @@ def _splice(module: GraphModule, node: Node, lowest: float) -> bool:
     traced = _trace(call, values)
     if traced is not None and any(inner.target is node.target for inner in traced.graph.nodes):
         traced = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone is traced below that
-    if traced is None:
-        return False
-    with module.graph.inserting_before(node):
-        copies = dict(zip(_placeholders(traced), sources, strict=True))
-        outputs = _copy(module, traced, node, copies)
-    node.replace_all_uses_with(outputs)
-    module.graph.erase_node(node)
-    return True
+    return traced
 
 
 def _trace(call: Callable[..., Any], values: list[Any], *, pre_dispatch: bool = True) -> GraphModule | None:

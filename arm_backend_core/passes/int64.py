@@ -1,4 +1,4 @@
-"""int64 inputs, as token ids are, enter a delegate as int32: TOSA has no int64."""
+"""int64 inputs, as token ids are, enter a delegate as int32, and int64 results leave it so: TOSA has no int64."""
 
 from __future__ import annotations
 
@@ -30,6 +30,32 @@ def narrow_int64_inputs(program: ExportedProgram) -> list[str]:
         cast.meta["val"] = meta.to(torch.int32)
         cast.meta[BOUNDARY] = True
         node.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
+        names.append(node.name)
+    return names
+
+
+def widen_int64_outputs(program: ExportedProgram) -> list[str]:
+    """Have int64 results of the program (indices) computed in int32, and cast them on the CPU.
+
+    Returns:
+        Names of the nodes concerned.
+    """
+    names = []
+    output = program.graph_module.graph.output_node()
+    for node in output.all_input_nodes:
+        meta = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(meta, torch.Tensor) or meta.dtype is not torch.int64:
+            continue
+        with program.graph_module.graph.inserting_before(output):
+            cast = program.graph_module.graph.call_function(
+                torch.ops.aten._to_copy.default, (node,), {"dtype": torch.int64}
+            )
+        cast.meta["val"], node.meta["val"] = meta, meta.to(torch.int32)
+        cast.meta[BOUNDARY] = True
+        output.replace_input_with(node, cast)
+        for spec in program.graph_signature.output_specs:
+            if spec.arg.name == node.name:
+                spec.arg.name = cast.name
         names.append(node.name)
     return names
 

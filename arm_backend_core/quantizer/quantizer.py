@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
+from arm_backend_core.passes.batch_norm import batch_norm_to_convolution
 from arm_backend_core.passes.decompose import QUANTIZABLE_LOWEST, decompose
 from arm_backend_core.passes.functionalize import functionalize
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator
@@ -73,6 +74,7 @@ class _ArmQuantizer(Quantizer):
         """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
         functionalize(model.graph)
         _give_values(model)
+        batch_norm_to_convolution(model)
         decompose(model, lowest=QUANTIZABLE_LOWEST)
         _give_values(model)
         model.recompile()

@@ -11,20 +11,22 @@ from arm_backend_core.tosa.graph import DType, Graph, Op, Value
 from arm_backend_core.tosa.signatures import SIGNATURES
 
 
-def serialize(graph: Graph) -> bytes:
-    """Write ``graph``; inputs and outputs keep their order.
+def serialize(graph: Graph, *, locations: bool = False) -> bytes:
+    """Write ``graph``; inputs and outputs keep their order, constants that are equal to the bit are written once.
 
-    Constants that are equal to the bit are written once.
+    Args:
+        locations: write each operator's fx node, ATen operator and source line beside it.
     """
-    return _Writer(graph).write()
+    return _Writer(graph, locations).write()
 
 
 class _Writer:
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, locations: bool) -> None:
         import tosa_serializer
 
         self.ts = tosa_serializer
         self.graph = graph
+        self.locations = locations
         # The default would be the 1.1 draft, which neither Vela nor the model converter takes.
         self.out = tosa_serializer.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
         self.tensors: dict[Value, Any] = {}
@@ -54,7 +56,10 @@ class _Writer:
         getattr(attribute, signature.attribute + "Attribute")(*(self._field(op, name) for name in signature.fields))
         result = self.out.addIntermediate(list(op.output.shape), self._dtype(op.output.dtype))
         self.tensors[op.output] = result
-        self.out.addOperator(getattr(self.ts.Op, op.kind), operands, [result.name], attribute)
+        location = None
+        if self.locations and op.origin is not None:
+            location = self.ts.TosaOpLocation(f"{op.origin.node} {op.origin.operator} {op.origin.source}")
+        self.out.addOperator(getattr(self.ts.Op, op.kind), operands, [result.name], attribute, location)
 
     def _data(self, value: Value) -> str:
         if value.data is None:

@@ -13,7 +13,8 @@ What is left are exact ties: TOSA rounds them up, quantize rounds them to even. 
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,15 +101,20 @@ def output_step(program: ExportedProgram) -> float:
     return float(node.args[1])
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """How one quantized tensor of the target differs from that of PyTorch's graph, given the same operands."""
 
     node: str
+    dtype: torch.dtype
     steps: int
     """Largest difference, in steps of the tensor's own scale."""
 
     count: int
     """Elements that differ."""
+
+    far: int
+    """Elements that differ by more than one step."""
 
     size: int
     """Elements."""
@@ -144,7 +150,8 @@ class _Judge(_Float64):
             return value
         ours = self._ours[n.name]
         apart = (ours.long() - value.long()).abs()
-        self.found.append(Difference(n.name, int(apart.max()), int((apart > 0).sum()), apart.numel()))
+        count, far = (int((apart > steps).sum()) for steps in (0, 1))
+        self.found.append(Difference(n.name, ours.dtype, int(apart.max()), count, far, apart.numel()))
         return ours
 
 

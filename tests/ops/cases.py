@@ -25,7 +25,8 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 
 _GATHER = {"u55": "no GATHER"}
-_QUANTIZED_ONLY = {"refused": {"fp": "TOSA has no floating-point formula"}}
+_TWO_TENSORS = dict.fromkeys(("int8", "a16w8", "u55", "u85"), "runs integers only")
+_NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
 
 UNARY = [
     unary("relu", F.relu),
@@ -118,14 +119,14 @@ UNARY = [
     unary("erfinv", torch.erfinv, -0.9999, 0.9999),
     unary("ndtri", torch.special.ndtri, 0.001, 0.999),
     unary("log_ndtr", torch.special.log_ndtr, -20, 6, atol=0),
-    unary("lgamma", torch.lgamma, 0.1, 5, **_QUANTIZED_ONLY),
-    unary("digamma", torch.digamma, 0.3, 5, **_QUANTIZED_ONLY),
-    unary("i0", torch.i0, **_QUANTIZED_ONLY),
-    unary("i0e", torch.special.i0e, **_QUANTIZED_ONLY),
-    unary("i1", torch.special.i1, **_QUANTIZED_ONLY),
-    unary("i1e", torch.special.i1e, **_QUANTIZED_ONLY),
-    unary("bessel_j0", torch.special.bessel_j0, **_QUANTIZED_ONLY),
-    unary("bessel_j1", torch.special.bessel_j1, **_QUANTIZED_ONLY),
+    unary("lgamma", torch.lgamma, 0.1, 5, refused=_NO_FORMULA),
+    unary("digamma", torch.digamma, 0.3, 5, refused=_NO_FORMULA),
+    unary("i0", torch.i0, refused=_NO_FORMULA),
+    unary("i0e", torch.special.i0e, refused=_NO_FORMULA),
+    unary("i1", torch.special.i1, refused=_NO_FORMULA),
+    unary("i1e", torch.special.i1e, refused=_NO_FORMULA),
+    unary("bessel_j0", torch.special.bessel_j0, refused=_NO_FORMULA),
+    unary("bessel_j1", torch.special.bessel_j1, refused=_NO_FORMULA),
     unary("x_times_sigmoid", lambda x: x * torch.sigmoid(1.7 * x)),
     unary("relu_", lambda x: torch.relu_(x * 2)),
     unary("hardtanh_", lambda x: F.hardtanh_(x * 2, -1, 3)),
@@ -204,9 +205,7 @@ CONVOLUTION = [
         nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1),
         image(4, 5, 6),
     ),
-    Case(
-        "conv_transpose2d_groups", nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), image(4, 5, 6)
-    ),
+    Case("conv_transpose2d_groups", nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), image(4, 5, 6)),
     Case("conv_transpose2d_no_bias", nn.ConvTranspose2d(4, 6, 3, bias=False), image(4, 5, 6)),
 ]
 
@@ -218,7 +217,11 @@ LINEAR = [
     Case("linear_4d", nn.Linear(12, 7), one(2, 3, 2, 12)),
     Case("linear_relu", nn.Sequential(nn.Linear(12, 7), nn.ReLU()), one(3, 12)),
     Case("addmm", Constant(lambda x, w: torch.addmm(w[0], x, w), 12, 12), one(3, 12)),
-    Case("addmm_alpha_beta", lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2), [*one(3, 4), *two((3, 12), (12, 4))]),
+    Case(
+        "addmm_alpha_beta",
+        lambda b, x, y: torch.addmm(b, x, y, beta=0.5, alpha=2),
+        [*one(3, 4), *two((3, 12), (12, 4))],
+    ),
     Case("mm", torch.mm, two((3, 12), (12, 5))),
     Case("mm_constant", Constant(torch.mm, 12, 5), one(3, 12)),
     Case("bmm", torch.bmm, two((2, 3, 12), (2, 12, 5))),
@@ -230,18 +233,26 @@ LINEAR = [
     Case("matmul_constant", Constant(torch.matmul, 12, 5), one(2, 3, 12)),
     Case("baddbmm", torch.baddbmm, [*one(2, 3, 5), *two((2, 3, 12), (2, 12, 5))]),
     Case("sdpa", F.scaled_dot_product_attention, [Input((1, 2, 6, 8))] * 3, steps=3, wide_steps=4),
-    Case("sdpa_scale", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.2), [Input((1, 2, 6, 8))] * 3, steps=3, wide_steps=4),
+    Case(
+        "sdpa_scale",
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.2),
+        [Input((1, 2, 6, 8))] * 3,
+        steps=3,
+        wide_steps=4,
+    ),
     Case(
         "sdpa_causal",
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
         [Input((1, 2, 6, 8))] * 3,
-        steps=3, wide_steps=4,
+        steps=3,
+        wide_steps=4,
     ),
     Case(
         "sdpa_mask",
         lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
         [*[Input((1, 2, 6, 8))] * 3, Input((6, 6), -3, 0)],
-        steps=3, wide_steps=4,
+        steps=3,
+        wide_steps=4,
     ),
     Case("dot_product_einsum", lambda x, y: torch.einsum("bij,bkj->bik", x, y), two((2, 3, 8), (2, 5, 8))),
 ]
@@ -279,6 +290,8 @@ ARITHMETIC = [
     Case("minimum", torch.minimum, two((2, 3, 8), (2, 3, 8))),
     Case("minimum_broadcast", torch.minimum, two((2, 1, 8), (3, 1))),
     Case("clamp_tensor", Constant(lambda x, c: torch.clamp(x, min=c - 1, max=c), 8), one(2, 8)),
+    Case("pow", torch.pow, [Input((2, 8), 0.5, 2), Input((8,))], refused=_TWO_TENSORS),
+    Case("pow_self", lambda x: x**x, one(2, 8, low=0.5), tabulated=True),
     Case("prelu", nn.PReLU(), one(2, 4, 8), tabulated=True),
     Case("prelu_per_channel", Constant(F.prelu, 4), one(2, 4, 8)),
     Case("lerp_formula", lambda x, y: x + 0.3 * (y - x), two((2, 8), (2, 8)), steps=2),
@@ -394,9 +407,24 @@ MOVEMENT = [
 _NO_BOOL = {"u55": "boolean|SELECT|GREATER|EQUAL|LOGICAL"}
 
 LOGICAL = [
-    Case("where", lambda c, x, y: torch.where(c, x, y), [Input((2, 8), dtype=torch.bool), *two((2, 8), (2, 8))], refused=_NO_BOOL),
-    Case("where_scalar", lambda c, x: torch.where(c, x, 0.5), [Input((2, 8), dtype=torch.bool), *one(2, 8)], refused=_NO_BOOL),
-    Case("masked_fill", lambda c, x: x.masked_fill(c, -1.0), [Input((8,), dtype=torch.bool), *one(2, 8)], refused=_NO_BOOL),
+    Case(
+        "where",
+        lambda c, x, y: torch.where(c, x, y),
+        [Input((2, 8), dtype=torch.bool), *two((2, 8), (2, 8))],
+        refused=_NO_BOOL,
+    ),
+    Case(
+        "where_scalar",
+        lambda c, x: torch.where(c, x, 0.5),
+        [Input((2, 8), dtype=torch.bool), *one(2, 8)],
+        refused=_NO_BOOL,
+    ),
+    Case(
+        "masked_fill",
+        lambda c, x: x.masked_fill(c, -1.0),
+        [Input((8,), dtype=torch.bool), *one(2, 8)],
+        refused=_NO_BOOL,
+    ),
     *(
         Case(f"{name}", lambda x, y, f=function: f(x, y), two((2, 8), (2, 8)), refused=_NO_BOOL)
         for name, function in {"lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}.items()

@@ -14,7 +14,7 @@ from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import sweep
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
-from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms
+from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
 from arm_backend_core.tosa.signatures import SIGNATURES
 
 Pass = Callable[[Graph, Target], None]
@@ -49,6 +49,7 @@ PASSES: tuple[tuple[Pass, str], ...] = (
 
 #: Once, after the others: they write more operators than they remove, for hardware that runs these faster.
 HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
+    (slice_after_transposes, "a convolution that is folded reads beyond the SLICE"),
     (fold_strides, "before TRANSPOSEs get their form, because it may add some"),
     (choose_transpose_forms, "needs each TRANSPOSE that will be there"),
     (share_common, "several readers of one input ask for the same TRANSPOSE"),

@@ -164,8 +164,10 @@ class _Convolution:
             return
         for gather_rows, rest_rows in ((None, rows), *rows.gathered()):
             for gather_columns, rest_columns in ((None, columns), *columns.gathered()):
-                gathers = (_still(rows) if gather_rows is None else gather_rows,
-                           _still(columns) if gather_columns is None else gather_columns)
+                gathers = (
+                    _still(rows) if gather_rows is None else gather_rows,
+                    _still(columns) if gather_columns is None else gather_columns,
+                )
                 if gathers[0].kernel * gathers[1].kernel > 1:
                     yield _Gathered(self, *gathers, rest_rows, rest_columns)
 

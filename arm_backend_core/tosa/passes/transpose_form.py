@@ -19,10 +19,15 @@ from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
 _TALLEST = 64
 
 
+def slice_after_transposes(graph: Graph, target: Target) -> None:
+    """Let SLICEs stand before the convolutions that read them."""
+    if target.family in ETHOS_U_FAMILIES:
+        sweep(graph, target, {"TRANSPOSE": [slice_later]})
+
+
 def choose_transpose_forms(graph: Graph, target: Target) -> None:
     """Rewrite TRANSPOSEs for ``target``; each once, so this is not for repeating."""
     if target.family in ETHOS_U_FAMILIES:
-        sweep(graph, target, {"TRANSPOSE": [slice_later]})
         form = as_convolution if target.family == "ethos-u85" else as_matrix
         sweep(graph, target, {"TRANSPOSE": [form], "MATMUL": [transpose_before_matmul]})
 

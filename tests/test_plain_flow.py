@@ -1,0 +1,466 @@
+"""Quantizers and partitioners with ExecuTorch's own functions, without recipes."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge, to_edge_transform_and_lower
+from executorch.exir.backend.partitioner import Partitioner
+from executorch.exir.delegate import executorch_call_delegate
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import Quantizer
+
+from arm_backend_core import events
+from arm_backend_core.errors import ArmBackendError, FullDelegationError
+from arm_backend_core.lowering import is_quantize
+from arm_backend_core.partitioner import EthosUPartitioner, TOSAPartitioner, VgfPartitioner
+from arm_backend_core.quantizer import (
+    EthosUQuantizer,
+    TOSAQuantizer,
+    VgfQuantizer,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+)
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
+
+Samples = Sequence[tuple[Tensor, ...]]
+INT8, A16W8 = get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config
+
+
+class Net(nn.Module):
+    """Two convolutions and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.body = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.Hardswish())
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.stem(x)).mean((2, 3)))
+
+
+class Split(nn.Module):
+    """Two matrix products with a sort between them, which no target has."""
+
+    def __init__(self, middle: Callable[[Tensor], Tensor], residual: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.middle, self.residual = middle, residual
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x))
+        z = self.middle(y)
+        return self.second(z + y if self.residual else z)
+
+
+def _sorted(x: Tensor) -> Tensor:
+    return torch.sort(x, dim=-1).values
+
+
+def images(count: int = 4) -> Samples:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(1, 3, 8, 8, generator=generator),) for _ in range(count)]
+
+
+def vectors(count: int = 4, size: int = 8) -> Samples:
+    generator = torch.Generator().manual_seed(1)
+    return [(torch.randn(4, size, generator=generator),) for _ in range(count)]
+
+
+def export(model: nn.Module, samples: Samples) -> ExportedProgram:
+    with torch.no_grad():
+        return torch.export.export(model.eval(), samples[0])
+
+
+def quantize(model: nn.Module, samples: Samples, quantizer: Quantizer) -> ExportedProgram:
+    prepared = prepare_pt2e(export(model, samples).module(), quantizer)  # type: ignore[arg-type]
+    with torch.no_grad():
+        for sample in samples:
+            prepared(*sample)
+    return export_converted(convert_pt2e(prepared), samples)
+
+
+def export_converted(module: nn.Module, samples: Samples) -> ExportedProgram:
+    with torch.no_grad():
+        return torch.export.export(module, samples[0])
+
+
+@dataclass
+class Lowered:
+    """An edge program and what was recorded while it was made."""
+
+    manager: EdgeProgramManager
+    log: events.Log
+
+    def run(self, *inputs: Tensor, method: str = "forward") -> Any:
+        """Delegates run on the TOSA reference model (XNNPACK's in PyTorch), the rest in PyTorch."""
+        with torch.no_grad():
+            return self.manager.exported_program(method).module()(*inputs)
+
+    def delegates(self, method: str = "forward") -> list[Node]:
+        nodes = self.manager.exported_program(method).graph.nodes
+        return [node for node in nodes if node.target is executorch_call_delegate]
+
+    def on_cpu(self) -> list[str]:
+        """Operators outside the delegates."""
+        nodes = self.manager.exported_program().graph.nodes
+        outside = [node.target for node in nodes if node.op == "call_function"]
+        outside = [t for t in outside if t not in (executorch_call_delegate, operator.getitem)]
+        return [str(target).removeprefix("<EdgeOpOverload: ").split(">")[0] for target in outside]
+
+    def check_delegates(self) -> None:
+        """No parameter goes in or out; every flatbuffer's interface is what the call has."""
+        program = self.manager.exported_program()
+        signature = program.graph_signature
+        constants = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        for node in self.delegates():
+            lowered = getattr(program.graph_module, node.args[0].target)  # type: ignore[union-attr]
+            assert isinstance(lowered, LoweredBackendModule)
+            record = lowered.meta["arm_delegate"]  # type: ignore[index]
+            operands = node.args[1:]
+            assert not [x for x in operands if isinstance(x, Node) and x.name in constants]
+            assert [io.shape for io in record.inputs] == [tuple(x.meta["val"].shape) for x in operands]
+            assert [io.shape for io in record.outputs] == [tuple(x.shape) for x in node.meta["val"]]
+
+
+def lower(program: ExportedProgram | dict[str, ExportedProgram], partitioner: Any) -> Lowered:
+    with events.record() as log:
+        manager = to_edge_transform_and_lower(
+            program,
+            partitioner=partitioner if isinstance(partitioner, (list, dict)) else [partitioner],
+            compile_config=EdgeCompileConfig(_check_ir_validity=False),
+        )
+    return Lowered(manager, log)
+
+
+def tosa(spec: str = "TOSA-1.0+INT+int16") -> tuple[TOSAQuantizer, TOSAPartitioner]:
+    return TOSAQuantizer(TosaCompileSpec(spec)), TOSAPartitioner(TosaCompileSpec(spec))
+
+
+def ethos_u(target: str) -> tuple[EthosUQuantizer, EthosUPartitioner]:
+    return EthosUQuantizer(EthosUCompileSpec(target)), EthosUPartitioner(EthosUCompileSpec(target))
+
+
+def vgf() -> tuple[VgfQuantizer, VgfPartitioner]:
+    return VgfQuantizer(VgfCompileSpec()), VgfPartitioner(VgfCompileSpec())
+
+
+TARGETS: dict[str, tuple[Callable[[], tuple[Any, Any]], str]] = {
+    "tosa": (tosa, "TOSABackend"),
+    "u55": (lambda: ethos_u("ethos-u55-128"), "EthosUBackend"),
+    "u65": (lambda: ethos_u("ethos-u65-256"), "EthosUBackend"),
+    "u85": (lambda: ethos_u("ethos-u85-256"), "EthosUBackend"),
+    "vgf": (vgf, "VgfBackend"),
+}
+
+
+def assert_close(actual: Tensor, expected: Tensor, relative: float) -> None:
+    error = float((actual - expected).abs().max() / expected.abs().max())
+    assert error <= relative, error
+
+
+# -- every target
+
+
+@pytest.mark.parametrize("config", [INT8, A16W8], ids=["int8", "a16w8"])
+@pytest.mark.parametrize("target", TARGETS)
+def test_quantized(target: str, config: Callable[[], Any]) -> None:
+    make, backend = TARGETS[target]
+    quantizer, partitioner = make()
+    program = quantize(Net(), images(), quantizer.set_global(config()))
+    lowered = lower(program, partitioner)
+    assert len(lowered.delegates()) == 1
+    assert not lowered.log.rejected
+    lowered.check_delegates()
+    with torch.no_grad():
+        expected = program.module()(*images()[0])
+    assert_close(lowered.run(*images()[0]), expected, 1 / 127)
+    assert backend.encode() in lowered.manager.to_executorch().buffer
+
+
+@pytest.mark.parametrize(
+    "partitioner", [TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")), VgfPartitioner(VgfCompileSpec())]
+)
+def test_float(partitioner: Partitioner) -> None:
+    model = Net().eval()
+    lowered = lower(export(model, images()), partitioner)
+    assert lowered.on_cpu() == []
+    assert len(lowered.delegates()) == 1
+    assert_close(lowered.run(*images()[0]), model(*images()[0]), 1e-5)
+
+
+def test_the_program_given_is_left_as_it_is() -> None:
+    model = Net().eval()
+    program = export(model, images())
+    before = str(program.graph)
+    lower(program, TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
+    assert str(program.graph) == before
+    assert torch.equal(program.module()(*images()[0]), model(*images()[0]))
+
+
+def test_several_methods() -> None:
+    first, second = Net().eval(), Split(torch.neg).eval()
+    programs = {"first": export(first, images()), "second": export(second, vectors())}
+    partitioner = TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"))
+    for given in (partitioner, {"first": [partitioner], "second": [partitioner]}):
+        lowered = lower(programs, given)
+        assert [len(lowered.delegates(name)) for name in programs] == [1, 1]
+        assert_close(lowered.run(*images()[0], method="first"), first(*images()[0]), 1e-5)
+        assert_close(lowered.run(*vectors()[0], method="second"), second(*vectors()[0]), 1e-5)
+
+
+# -- configuration of the quantizers
+
+
+def _dtypes(program: ExportedProgram, module: str) -> set[str]:
+    """Element types that the results of a module's operators are quantized to; "float" where they are not."""
+    found = set()
+    for node in program.graph.nodes:
+        stack = [entry[0].replace("L['self'].", "") for entry in (node.meta.get("nn_module_stack") or {}).values()]
+        if node.op != "call_function" or "quantized_decomposed" in str(node.target) or module not in stack:
+            continue
+        readers = list(node.users)
+        interior = all(x.op == "call_function" and module in str(x.meta.get("nn_module_stack")) for x in readers)
+        if readers and not interior or any(is_quantize(x) for x in readers):
+            found |= {str(x.args[5]).removeprefix("torch.") if is_quantize(x) else "float" for x in readers}
+    return found
+
+
+def test_the_most_specific_setting_wins() -> None:
+    quantizer, partitioner = tosa()
+    quantizer.set_global(INT8()).set_module_type(nn.Conv2d, A16W8()).set_module_name("body.0", INT8())
+    program = quantize(Net(), images(), quantizer)
+    assert _dtypes(program, "body") == {"int8"}
+    assert _dtypes(program, "head") == {"int8"}
+    lowered = lower(program, partitioner)
+    assert not lowered.log.rejected
+
+
+def test_set_module_name() -> None:
+    quantizer, partitioner = tosa()
+    program = quantize(Net(), images(), quantizer.set_global(INT8()).set_module_name("head", A16W8()))
+    assert _dtypes(program, "head") == {"int16"}
+    assert not lower(program, partitioner).log.rejected
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (lambda q: q.set_module_name("tail", INT8()), "set_module_name: the model has no module 'tail'. It has: "),
+        (lambda q: q.set_module_name("hea", INT8()), "set_module_name: the model has no module 'hea'"),
+        (lambda q: q.set_module_type(nn.LSTM, INT8()), "set_module_type: the model has no LSTM. It has: "),
+    ],
+)
+def test_a_filter_that_matches_nothing_raises(setting: Callable[[Any], Any], message: str) -> None:
+    quantizer, _ = tosa()
+    with pytest.raises(ValueError, match=re.escape(message)):
+        quantize(Net(), images(), setting(quantizer.set_global(INT8())))
+
+
+@pytest.mark.parametrize(
+    "skip", [lambda q: q.set_module_name("head", None), lambda q: q.set_module_type(nn.Linear, None)]
+)
+def test_none_leaves_a_part_in_float(skip: Callable[[Any], Any]) -> None:
+    for make in (tosa, lambda: ethos_u("ethos-u85-256")):
+        quantizer, partitioner = make()
+        program = quantize(Net(), images(), skip(quantizer.set_global(INT8())))
+        lowered = lower(program, partitioner)
+        (left,) = lowered.log.rejected
+        assert left.operator == "aten.linear.default"
+        assert left.reason == f"it is not quantized, and {partitioner.compile_spec.target.name} runs integers only"
+        assert left.source.rsplit("/", 1)[-1].startswith("linear.py")
+        assert len(lowered.delegates()) == 1
+        with torch.no_grad():
+            assert_close(lowered.run(*images()[0]), program.module()(*images()[0]), 1 / 100)
+
+
+@pytest.mark.parametrize("part", ["stem", "body", "head"])
+def test_vgf_mixes_float_and_integers_in_one_delegate(part: str) -> None:
+    quantizer, partitioner = vgf()
+    program = quantize(Net(), images(), quantizer.set_global(INT8()).set_module_name(part, None))
+    lowered = lower(program, partitioner)
+    assert not lowered.log.rejected
+    assert len(lowered.delegates()) == 1
+    with torch.no_grad():
+        assert_close(lowered.run(*images()[0]), program.module()(*images()[0]), 1 / 100)
+
+
+def test_set_io() -> None:
+    quantizer, partitioner = tosa()
+    quantizer.set_global(INT8()).set_io(A16W8())
+    program = quantize(Net(), images(), quantizer)
+    nodes = [node for node in program.graph.nodes if is_quantize(node)]
+    assert str(nodes[0].args[5]) == "torch.int16"
+    assert str(nodes[-1].args[5]) == "torch.int16"
+    assert _dtypes(program, "body") == {"int8"}
+    lowered = lower(program, partitioner)
+    assert not lowered.log.rejected
+    with torch.no_grad():
+        assert_close(lowered.run(*images()[0]), program.module()(*images()[0]), 1 / 100)
+
+
+@pytest.mark.parametrize("kind", [TOSAQuantizer, TOSAPartitioner])
+def test_a_compile_spec_for_another_target(kind: Callable[[Any], Any]) -> None:
+    message = f"compile_spec: {kind.__name__} takes a TosaCompileSpec, got VgfCompileSpec"  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=message):
+        kind(VgfCompileSpec())
+
+
+def test_a_quantizer_needs_an_integer_profile() -> None:
+    with pytest.raises(ValueError, match=re.escape("has no INT profile to quantize for; add '+INT'")):
+        TOSAQuantizer(TosaCompileSpec("TOSA-1.0+FP"))
+
+
+# -- programs that a target cannot run whole
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("middle", [_sorted, lambda x: torch.cumsum(x, -1)], ids=["sort", "cumsum"])
+@pytest.mark.parametrize("config", [None, INT8, A16W8], ids=["float", "int8", "a16w8"])
+def test_an_operator_in_the_middle(
+    config: Callable[[], Any] | None, middle: Callable[[Tensor], Tensor], residual: bool
+) -> None:
+    model = Split(middle, residual).eval()
+    quantizer, partitioner = tosa()
+    if config is None:
+        program, partitioner = export(model, vectors()), TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"))
+    else:
+        program = quantize(model, vectors(), quantizer.set_global(config()))
+    lowered = lower(program, partitioner)
+    (left,) = lowered.log.rejected
+    assert left.operator in ("aten.sort.default", "aten.cumsum.default")
+    assert left.reason == f"no lowering for {left.operator}"
+    assert len(lowered.delegates()) == 2
+    lowered.check_delegates()
+    for sample in vectors():
+        with torch.no_grad():
+            assert_close(lowered.run(*sample), program.module()(*sample), 1e-5 if config is None else 1 / 60)
+    assert len(lowered.manager.to_executorch().buffer) > 0
+
+
+class Shared(nn.Module):
+    """One weight for two delegates and for the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.layer(torch.sort(self.layer(x)).values)
+        return y, y + torch.sort(self.layer.weight[:4] * 2).values
+
+
+class Constants(nn.Module):
+    """What is computed from parameters alone is read in two delegates and on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        table = torch.exp(self.weight * 0.1)
+        y = torch.sort(x @ table).values
+        return y @ table, torch.sort(table).values
+
+
+class Diamond(nn.Module):
+    """Paths of different length through the CPU join."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        a = torch.exp(x)
+        b = torch.sort(a * 2).values + a
+        c = torch.sort(b - a).values
+        return torch.cumsum(a, -1) * c + b * a
+
+
+@pytest.mark.parametrize("model", [Shared(), Constants(), Diamond()], ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("config", [None, INT8], ids=["float", "int8"])
+def test_constants_and_paths_across_delegates(model: nn.Module, config: Callable[[], Any] | None) -> None:
+    quantizer, partitioner = tosa()
+    if config is None:
+        program, partitioner = export(model, vectors()), TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"))
+    else:
+        program = quantize(model, vectors(), quantizer.set_global(config()))
+    lowered = lower(program, partitioner)
+    assert len(lowered.delegates()) >= 2
+    lowered.check_delegates()
+    with torch.no_grad():
+        expected = torch.utils._pytree.tree_leaves(program.module()(*vectors()[1]))
+    for ours, theirs in zip(torch.utils._pytree.tree_leaves(lowered.run(*vectors()[1])), expected, strict=True):
+        assert_close(ours, theirs, 1e-5 if config is None else 1 / 40)
+    assert len(lowered.manager.to_executorch().buffer) > 0
+
+
+def test_nothing_to_delegate() -> None:
+    class Sort(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sort(x).values
+
+    lowered = lower(export(Sort(), vectors()), TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
+    assert lowered.delegates() == []
+    assert [left.operator for left in lowered.log.rejected] == ["aten.sort.default"]
+    assert torch.equal(lowered.run(*vectors()[0]), torch.sort(vectors()[0][0]).values)
+
+
+def test_keep_on_cpu() -> None:
+    model = Net().eval()
+    spec = TosaCompileSpec("TOSA-1.0+FP")
+    partitioner = TOSAPartitioner(spec, [lambda node: node.target is torch.ops.aten.relu.default])
+    lowered = lower(export(model, images()), partitioner)
+    assert [(left.operator, left.reason) for left in lowered.log.rejected] == [
+        ("aten.relu.default", "kept on the CPU as asked")
+    ]
+    assert lowered.on_cpu() == ["aten.relu.default"]
+    assert len(lowered.delegates()) == 2
+    assert_close(lowered.run(*images()[0]), model(*images()[0]), 1e-5)
+
+
+def test_require_full_delegation() -> None:
+    partitioner = TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"), require_full_delegation=True)
+    assert len(lower(export(Net(), images()), partitioner).delegates()) == 1
+    with pytest.raises(FullDelegationError, match=r"1 operator\(s\) cannot run(.|\n)*aten.sort.default"):
+        lower(export(Split(_sorted), vectors()), partitioner)
+
+
+def test_to_backend_says_what_to_call_instead() -> None:
+    with pytest.raises(
+        ArmBackendError, match=re.escape("call to_edge_transform_and_lower(program, partitioner=[...])")
+    ):
+        to_edge(export(Net(), images())).to_backend(TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
+
+
+# -- with another backend
+
+
+@pytest.mark.parametrize("config", [None, INT8], ids=["float", "int8"])
+def test_xnnpack_takes_what_is_left(config: Callable[[], Any] | None) -> None:
+    model = Net().eval()
+    quantizer, partitioner = tosa()
+    if config is None:  # an integer target and a program in floating point: XNNPACK gets all of it
+        program = export(model, images())
+    else:
+        program = quantize(model, images(), quantizer.set_global(config()).set_module_name("head", None))
+    lowered = lower(program, [partitioner, XnnpackPartitioner()])
+    graph = lowered.manager.exported_program().graph_module
+    backends = [getattr(graph, node.args[0].target).backend_id for node in lowered.delegates()]  # type: ignore[union-attr]
+    assert backends == (["XnnpackBackend"] if config is None else ["TOSABackend", "XnnpackBackend"])
+    assert not [name for name in lowered.on_cpu() if "linear" in name or "addmm" in name]
+    with torch.no_grad():
+        assert_close(lowered.run(*images()[0]), program.module()(*images()[0]), 1 / 100)
+    assert len(lowered.manager.to_executorch().buffer) > 0

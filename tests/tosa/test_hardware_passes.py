@@ -1,0 +1,248 @@
+"""Rewritings for Ethos-U: what they write, and that the results are the same to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa import reference
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import DType, Graph, Op, Value
+from arm_backend_core.tosa.passes import run, simplify
+from arm_backend_core.tosa.passes.space_to_depth import fold_strides
+from arm_backend_core.tosa.passes.transpose_form import merged, slice_after_transposes
+from arm_backend_core.tosa.serialize import serialize
+
+U55, U65, U85 = (
+    Target(name, frozenset({"INT"}), frozenset({"int16"}), name.rsplit("-", 1)[0])
+    for name in ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
+)
+TARGETS = (U55, U65, U85)
+ANY = Target.from_tosa_spec("TOSA-1.0+INT+int16")
+NHWC = (0, 2, 3, 1)
+
+
+class Net:
+    """A graph under construction for one target."""
+
+    def __init__(self, target: Target, seed: int = 0) -> None:
+        self.target = target
+        self.graph = Graph()
+        self.b = Builder(self.graph, target)
+        self.rng = np.random.default_rng(seed)
+
+    def input(self, *shape: int, dtype: DType = DType.INT8) -> Value:
+        return self.graph.add_input(shape, dtype, f"input_{len(self.graph.inputs)}")
+
+    def conv(
+        self,
+        x: Value,
+        channels: int,
+        kernel: tuple[int, int],
+        stride: tuple[int, int] = (1, 1),
+        pad: tuple[int, int, int, int] = (0, 0, 0, 0),
+        zero_point: int = -7,
+    ) -> Value:
+        """An NHWC convolution with a RESCALE per channel."""
+        wide = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
+        zero_point = 0 if x.dtype is DType.INT16 else zero_point
+        weight = self.b.const(self.rng.integers(-127, 128, (channels, *kernel, x.shape[3])), DType.INT8)
+        bias = self.b.const(self.rng.integers(-999, 999, channels), wide)
+        y = self.b.conv2d(x, weight, bias, pad=pad, stride=stride, zps=(zero_point, 0))
+        return self.b.rescale(y, x.dtype, self.rng.uniform(1e-3, 4e-3, channels), 0, zero_point)
+
+    def check(self, *outputs: Value) -> list[Op]:
+        """Run all passes, compare the results before and after, and give the operators that are left."""
+        self.graph.outputs = list(outputs)
+        arrays = []
+        for value in self.graph.inputs:
+            low, high = value.dtype.range
+            arrays.append(self.rng.integers(low, high + 1, value.shape).astype(value.dtype.numpy))
+        before = reference.run(serialize(self.graph), arrays)
+        run(self.graph, self.target)
+        for expected, actual in zip(before, reference.run(serialize(self.graph), arrays), strict=True):
+            assert expected.shape == actual.shape
+            np.testing.assert_array_equal(actual, expected)
+        return self.graph.ops
+
+    def convolutions(self) -> list[Op]:
+        return [op for op in self.graph.ops if op.kind == "CONV2D"]
+
+    def kinds(self) -> list[str]:
+        return [op.kind for op in self.graph.ops]
+
+
+# -- strides into channels -----------------------------------------------------------------------------------
+
+
+def test_width_of_an_image_is_folded_in_place() -> None:
+    """ResNet's first convolution: 7x7, stride 2, padding 3."""
+    net = Net(U55)
+    net.check(net.conv(net.input(2, 32, 32, 3), 16, (7, 7), (2, 2), (3, 2, 3, 2)))
+    (conv,) = net.convolutions()
+    assert conv.attrs["stride"] == [2, 1]
+    assert conv.inputs[0].shape == (2, 32, 16, 6)
+    assert conv.inputs[1].shape == (16, 7, 4, 6)
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.family)
+def test_one_channel_is_gathered_along_both_axes(target: Target) -> None:
+    """DS-CNN's first convolution: 10x4, stride 2, padding (5, 1)."""
+    net = Net(target)
+    net.check(net.conv(net.input(1, 49, 10, 1), 64, (10, 4), (2, 2), (5, 4, 1, 1)))
+    gather, conv = net.convolutions()
+    assert gather.attrs["stride"] == [2, 2]
+    assert conv.attrs["stride"] == [1, 1]
+    assert np.count_nonzero(gather.inputs[1].data) == gather.inputs[1].shape[0]
+
+
+def test_rows_that_no_window_reads_need_no_slice() -> None:
+    """SqueezeNet's first convolution: 3x3, stride 2 on an even size."""
+    net = Net(U85)
+    image = net.b.transpose(net.input(1, 3, 32, 32), NHWC)
+    net.check(net.conv(image, 64, (3, 3), (2, 2)))
+    assert net.convolutions()[-1].inputs[0].shape[2:] == (16, 6)
+    for op in net.graph.ops:
+        if op.kind == "SLICE":  # of whole rows at most, which is an address
+            assert op.output.shape[2:] == op.inputs[0].shape[2:]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.family)
+@pytest.mark.parametrize("size", [8, 16])
+def test_patches_have_no_stride_left_that_hardware_lacks(target: Target, size: int) -> None:
+    net = Net(target)
+    image = net.b.transpose(net.input(2, 3, 4 * size, 4 * size), NHWC)
+    net.check(net.conv(image, 24, (size, size), (size, size)))
+    assert all(max(conv.attrs["stride"]) <= 3 for conv in net.convolutions())
+
+
+def test_wide_inputs_stay_as_they_are() -> None:
+    net = Net(U55)
+    net.check(net.conv(net.input(1, 16, 16, 32), 32, (3, 3), (2, 2), (1, 0, 1, 0)))
+    assert net.kinds() == ["CONV2D", "RESCALE"]
+
+
+def test_other_targets_keep_strides_and_transposes() -> None:
+    net = Net(ANY)
+    net.check(net.conv(net.b.transpose(net.input(1, 3, 16, 16), NHWC), 8, (7, 7), (2, 2), (3, 2, 3, 2)))
+    assert net.kinds() == ["TRANSPOSE", "CONV2D", "RESCALE"]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_random_convolutions_keep_every_bit(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    target = TARGETS[seed % 3]
+    net = Net(target, seed)
+    dtype = DType.INT16 if rng.random() < 0.3 else DType.INT8
+    kernel, stride, pad, size = [], [], [], []
+    largest = int(rng.choice([3, 3, 8]))  # beyond 3 U55 has no padding
+    for _ in range(2):
+        k, s = int(rng.integers(1, 9)), min(int(rng.choice([1, 2, 2, 3, 4, 8])), largest)
+        before, after = (int(n) for n in rng.integers(0, k, 2)) if largest <= 3 else (0, 0)
+        kernel.append(k)
+        stride.append(s)
+        pad += [before, after]
+        size.append(max(k, s * int(rng.integers(1, 7)) + int(rng.choice([0, 0, 1]))))
+    x = net.input(int(rng.integers(1, 3)), *size, int(rng.integers(1, 7)), dtype=dtype)
+    y = net.conv(x, int(rng.choice([5, 64, 96])), (kernel[0], kernel[1]), (stride[0], stride[1]), tuple(pad))  # type: ignore[arg-type]
+    net.check(y)
+    for conv in net.convolutions():  # padding as deep as the window is not for hardware
+        extent = conv.inputs[1].shape[1:3]
+        assert all(amount < extent[side // 2] for side, amount in enumerate(conv.attrs["pad"]))
+
+
+def test_folding_comes_to_rest() -> None:
+    net = Net(U85)
+    net.check(net.conv(net.input(1, 49, 10, 1), 64, (10, 4), (2, 2), (5, 4, 1, 1)))
+    before = len(net.graph.ops)
+    fold_strides(net.graph, U85)
+    assert len(net.graph.ops) == before
+
+
+# -- forms of TRANSPOSE --------------------------------------------------------------------------------------
+
+
+def test_merged_dimensions() -> None:
+    assert merged((1, 3, 8, 8), [0, 2, 3, 1]) == ((3, 64), (1, 0))
+    assert merged((2, 1, 3, 4), [2, 3, 1, 0]) == ((2, 12), (1, 0))
+    assert merged((2, 3, 4), [1, 0, 2]) == ((2, 3, 4), (1, 0, 2))
+    assert merged((2, 3, 1, 4), [0, 1, 2, 3]) == ((24,), (0,))
+
+
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
+def test_an_image_is_transposed_as_a_matrix_or_by_convolution(dtype: DType) -> None:
+    kinds = {}
+    for target in TARGETS:
+        net = Net(target)
+        net.check(net.b.transpose(net.input(1, 3, 16, 18, dtype=dtype), NHWC))
+        kinds[target.family] = net.kinds()
+    assert kinds["ethos-u85"] == ["RESHAPE", "CONV2D", "RESCALE", "RESHAPE"]
+    assert kinds["ethos-u55"] == kinds["ethos-u65"] == ["RESHAPE", "TRANSPOSE", "RESHAPE"]
+
+
+def test_int32_and_many_rows_keep_their_transpose_on_u85() -> None:
+    net = Net(U85)
+    many = net.b.transpose(net.input(1, 64, 64, 64), NHWC)
+    wide = net.b.transpose(net.input(1, 3, 16, 16, dtype=DType.INT32), NHWC)
+    net.check(many, wide)
+    assert net.kinds() == ["TRANSPOSE", "TRANSPOSE"]
+
+
+def test_transpose_before_matmul_has_four_dimensions() -> None:
+    net = Net(U85)
+    keys, queries = net.b.transpose(net.input(8, 2, 16), (1, 2, 0)), net.input(2, 8, 16)
+    net.check(net.b.rescale(net.b.matmul(queries, keys, (3, -2)), DType.INT8, 1e-2))
+    transposes = [op for op in net.graph.ops if op.kind == "TRANSPOSE"]
+    assert [op.attrs["perms"] for op in transposes] == [[0, 2, 3, 1]]
+
+
+def test_slice_goes_behind_the_transpose() -> None:
+    net = Net(U55)
+    x = net.b.slice(net.input(1, 3, 16, 16), (0, 0, 0, 0), (1, 3, 15, 15))
+    net.graph.outputs = [net.b.transpose(x, NHWC)]
+    slice_after_transposes(net.graph, U55)
+    net.graph.remove_dead()
+    assert net.kinds()[-1] == "SLICE"
+
+
+# -- convolutions read by SLICEs -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [U55, ANY], ids=lambda target: target.family)
+def test_attention_input_projection_is_split(target: Target) -> None:
+    """The layer of nn.MultiheadAttention: [rows, 3 * width], taken apart after a permutation."""
+    net = Net(target)
+    y = net.conv(net.input(1, 1, 6, 16), 48, (1, 1))
+    y = net.b.transpose(net.b.reshape(y, (1, 6, 1, 3, 16)), (3, 1, 2, 0, 4))
+    y = net.b.reshape(y, (3, 6, 1, 16))
+    parts = [net.b.slice(y, (i, 0, 0, 0), (1, 6, 1, 16)) for i in range(3)]
+    net.check(*(net.b.table(part, net.rng.integers(-128, 128, 256)) for part in parts))
+    assert "SLICE" not in net.kinds()
+    assert "TRANSPOSE" not in net.kinds()
+    assert [conv.output.shape for conv in net.convolutions()] == [(1, 1, 6, 16)] * 3
+
+
+@pytest.mark.parametrize(
+    ("start", "size"), [((0, 0, 0, 4), (1, 4, 4, 12)), ((0, 0, 0, 8), (1, 4, 4, 4)), ((0, 1, 0, 0), (1, 2, 4, 16))]
+)
+def test_thin_or_spatial_slices_stay(start: tuple[int, ...], size: tuple[int, ...]) -> None:
+    net = Net(U55)
+    y = net.conv(net.input(1, 4, 4, 8), 16, (1, 1))
+    net.check(net.b.slice(y, start, size))
+    assert net.kinds() == ["CONV2D", "RESCALE", "SLICE"]
+
+
+def test_convolution_that_is_read_whole_is_not_computed_twice() -> None:
+    net = Net(U55)
+    y = net.conv(net.input(1, 4, 4, 8), 16, (1, 1))
+    net.check(net.b.slice(y, (0, 0, 0, 0), (1, 4, 4, 8)), net.b.clamp(y, -9, 9))
+    assert net.kinds().count("CONV2D") == 1
+
+
+def test_split_needs_no_hardware_passes() -> None:
+    net = Net(ANY)
+    y = net.conv(net.input(1, 4, 4, 8), 16, (1, 1))
+    net.graph.outputs = [net.b.slice(y, (0, 0, 0, n), (1, 4, 4, 8)) for n in (0, 8)]
+    simplify(net.graph, ANY)
+    assert net.kinds() == ["CONV2D", "RESCALE"] * 2
