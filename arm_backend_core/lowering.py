@@ -280,8 +280,8 @@ class Lowering:
             return Tensor(self.builder.const(q.quantize(source.real), q.dtype))
         if not self.target.floating:
             raise Unsupported(f"it quantizes a floating-point tensor, and {self.target.name} runs integers only")
-        # As PyTorch does it, bit by bit: multiply, round (CAST does, to nearest even), and add the zero point only then,
-        # since in float32 the sum would be rounded too.
+        # As PyTorch does it, bit by bit: multiply, round (CAST does, to nearest even), and only then add the zero
+        # point: in float32 the sum would be rounded too.
         b = self.builder
         steps = b.clamp(
             b.mul(source.value, b.const(1.0 / float(q.scale), DType.FP32)), q.qmin - q.zero_point, q.qmax - q.zero_point

@@ -6,11 +6,12 @@ import builtins
 import copy
 import keyword
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.lowering import is_dequantize
@@ -129,26 +130,44 @@ def _lowered_module_class() -> type[Any]:
 
 
 def tag_groups(owner: ExportedProgram, groups: Sequence[Sequence[Node]]) -> list[str]:
-    """Mark each group of nodes, and the constants that it alone reads; the tags for ``Partition``, in order.
+    """Mark each group of nodes, and the constants that it reads; the tags for ``Partition``, in order.
 
     All are marked before the first is cut out: cutting rebuilds the graph, and marks survive where nodes do not.
+    A constant with several readers is given to the CPU or else to the first; every other group gets a copy (of the
+    node, the tensor is shared).
     """
-    from executorch.exir.backend.utils import _maybe_duplicate_constant_nodes
-
     tags = [f"arm_{index}" for index in range(len(groups))]
-    constants = constants_of(owner)
     for tag, nodes in zip(tags, groups, strict=True):
         for node in nodes:
             node.meta[_TAG] = tag
-            for source in node.all_input_nodes:
-                if source in constants:
-                    source.meta.setdefault(_TAG, tag)
-    for constant in constants:
+    for constant in constants_of(owner):
+        readers: dict[str | None, list[Node]] = {}
         for user in constant.users:
-            user.meta.setdefault(_TAG, "cpu")
-    for tag in tags:
-        _maybe_duplicate_constant_nodes(owner, tag)
+            readers.setdefault(user.meta.get(_TAG), []).append(user)
+        keeper = None if None in readers else next(iter(readers), None)
+        for tag, users in readers.items():
+            if tag is None:
+                continue
+            node = constant if tag == keeper else _copied_constant(owner, constant, tag)
+            node.meta[_TAG] = tag
+            for user in users:
+                user.replace_input_with(constant, node)
     return tags
+
+
+def _copied_constant(owner: ExportedProgram, constant: Node, tag: str) -> Node:
+    """Another placeholder for the same parameter, buffer or constant."""
+    specs = owner.graph_signature.input_specs
+    index, spec = next((i, spec) for i, spec in enumerate(specs) if spec.arg.name == constant.name)
+    with owner.graph_module.graph.inserting_before(constant):
+        node = owner.graph_module.graph.placeholder(f"{constant.name}_{tag}")
+    node.meta = dict(constant.meta)
+    target = f"{spec.target}_{tag}"
+    for store in (owner.state_dict, owner.constants):
+        if spec.target in store:
+            store[target] = store[str(spec.target)]
+    specs.insert(index, replace(spec, arg=TensorArgument(node.name), target=target))
+    return node
 
 
 class Partition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -115,6 +116,17 @@ class Lowered:
         nodes = self.manager.exported_program(method).graph.nodes
         return [node for node in nodes if node.target is executorch_call_delegate]
 
+    @staticmethod
+    def _name(delegate: Node) -> str:
+        module = delegate.args[0]
+        assert isinstance(module, Node)
+        return str(module.target)
+
+    def backends(self) -> set[str]:
+        """Backend ids of the delegates."""
+        module: Any = self.manager.exported_program().graph_module
+        return {getattr(module, self._name(node)).backend_id for node in self.delegates()}
+
     def on_cpu(self) -> list[str]:
         """Operators outside the delegates."""
         nodes = self.manager.exported_program().graph.nodes
@@ -125,14 +137,17 @@ class Lowered:
     def check_delegates(self) -> None:
         """No parameter goes in or out; every flatbuffer's interface is what the call has."""
         program = self.manager.exported_program()
+        module: Any = program.graph_module
         signature = program.graph_signature
-        constants = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        written = set(signature.buffers_to_mutate.values())
+        named = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+        constants = {node for node, name in named.items() if name not in written}
         for node in self.delegates():
-            lowered = getattr(program.graph_module, node.args[0].target)  # type: ignore[union-attr]
+            lowered = getattr(module, self._name(node))
             assert isinstance(lowered, LoweredBackendModule)
-            record = lowered.meta["arm_delegate"]  # type: ignore[index]
-            operands = node.args[1:]
-            assert not [x for x in operands if isinstance(x, Node) and x.name in constants]
+            record = lowered.meta["arm_delegate"]
+            operands: list[Any] = list(node.args[1:])
+            assert not [x for x in operands if x.name in constants]
             assert [io.shape for io in record.inputs] == [tuple(x.meta["val"].shape) for x in operands]
             assert [io.shape for io in record.outputs] == [tuple(x.shape) for x in node.meta["val"]]
 
@@ -235,7 +250,7 @@ def _dtypes(program: ExportedProgram, module: str) -> set[str]:
             continue
         readers = list(node.users)
         interior = all(x.op == "call_function" and module in str(x.meta.get("nn_module_stack")) for x in readers)
-        if readers and not interior or any(is_quantize(x) for x in readers):
+        if (readers and not interior) or any(is_quantize(x) for x in readers):
             found |= {str(x.args[5]).removeprefix("torch.") if is_quantize(x) else "float" for x in readers}
     return found
 
@@ -281,7 +296,8 @@ def test_none_leaves_a_part_in_float(skip: Callable[[Any], Any]) -> None:
         lowered = lower(program, partitioner)
         (left,) = lowered.log.rejected
         assert left.operator == "aten.linear.default"
-        assert left.reason == f"it is not quantized, and {partitioner.compile_spec.target.name} runs integers only"
+        target = partitioner.compile_spec.target.name
+        assert left.reason == f"its result is not quantized, and {target} runs integers only"
         assert left.source.rsplit("/", 1)[-1].startswith("linear.py")
         assert len(lowered.delegates()) == 1
         with torch.no_grad():
@@ -315,7 +331,7 @@ def test_set_io() -> None:
 
 @pytest.mark.parametrize("kind", [TOSAQuantizer, TOSAPartitioner])
 def test_a_compile_spec_for_another_target(kind: Callable[[Any], Any]) -> None:
-    message = f"compile_spec: {kind.__name__} takes a TosaCompileSpec, got VgfCompileSpec"  # type: ignore[attr-defined]
+    message = f"compile_spec: {kind.__name__} takes a TosaCompileSpec, got VgfCompileSpec"
     with pytest.raises(TypeError, match=message):
         kind(VgfCompileSpec())
 
@@ -375,8 +391,8 @@ class Constants(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         table = torch.exp(self.weight * 0.1)
-        y = torch.sort(x @ table).values
-        return y @ table, torch.sort(table).values
+        y = torch.sort(torch.cat([x @ table, self.weight])).values
+        return torch.cat([self.weight, y @ table]), torch.sort(table).values
 
 
 class Diamond(nn.Module):
@@ -405,6 +421,52 @@ def test_constants_and_paths_across_delegates(model: nn.Module, config: Callable
     for ours, theirs in zip(torch.utils._pytree.tree_leaves(lowered.run(*vectors()[1])), expected, strict=True):
         assert_close(ours, theirs, 1e-5 if config is None else 1 / 40)
     assert len(lowered.manager.to_executorch().buffer) > 0
+
+
+class Memory(nn.Module):
+    """Writes a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 8)
+        self.sum = nn.Buffer(torch.zeros(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sum.add_(self.layer(x))
+        return torch.relu(self.sum)
+
+
+def test_a_buffer_that_is_written_is_not_a_constant() -> None:
+    model = Memory().eval()
+    program = export(copy.deepcopy(model), vectors())
+    lowered = lower(program, TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
+    assert not lowered.log.rejected
+    lowered.check_delegates()
+    module = lowered.manager.exported_program().module()
+    with torch.no_grad():
+        for sample in vectors():
+            assert_close(module(*sample), model(*sample), 1e-5)
+
+
+def test_results_that_are_inputs_constants_or_the_same() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> dict[str, Any]:
+            y = self.layer(x)
+            return {"twice": [y, y], "input": x, "constant": self.layer.bias, "nothing": None, "view": x.view(8, -1)}
+
+    model = Several().eval()
+    lowered = lower(export(model, vectors()), TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
+    ours, theirs = lowered.run(*vectors()[0]), model(*vectors()[0])
+    assert ours.keys() == theirs.keys()
+    leaves = (torch.utils._pytree.tree_leaves(result) for result in (ours, theirs))
+    for a, b in zip(*leaves, strict=True):
+        assert a is b is None or torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_nothing_to_delegate() -> None:
@@ -457,9 +519,7 @@ def test_xnnpack_takes_what_is_left(config: Callable[[], Any] | None) -> None:
     else:
         program = quantize(model, images(), quantizer.set_global(config()).set_module_name("head", None))
     lowered = lower(program, [partitioner, XnnpackPartitioner()])
-    graph = lowered.manager.exported_program().graph_module
-    backends = [getattr(graph, node.args[0].target).backend_id for node in lowered.delegates()]  # type: ignore[union-attr]
-    assert backends == (["XnnpackBackend"] if config is None else ["TOSABackend", "XnnpackBackend"])
+    assert lowered.backends() == ({"XnnpackBackend"} if config is None else {"TOSABackend", "XnnpackBackend"})
     assert not [name for name in lowered.on_cpu() if "linear" in name or "addmm" in name]
     with torch.no_grad():
         assert_close(lowered.run(*images()[0]), program.module()(*images()[0]), 1 / 100)

@@ -194,8 +194,11 @@ def _splice(module: GraphModule, node: Node, lowest: float) -> bool:
 
 
 def _alternative(node: Node) -> bool:
-    """Whether PyTorch has a kernel for the operator too: in parts it would only be slower where these stay on the CPU,
-    and parts that are no ATen operators could not run there at all."""
+    """Whether PyTorch has a kernel for the operator too.
+
+    Torn apart it would only be slower where parts stay on the CPU, and some parts are no ATen operators: the CPU has no
+    kernel for these.
+    """
     return node.target not in _OWN and node.target in torch._decomp.decomposition_table
 
 

@@ -1,0 +1,68 @@
+"""Our recipes and ExecuTorch's own Arm recipes in one process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OURS, PEER = "arm_recipes", "executorch.backends.arm.recipes"
+
+_SCRIPT = """
+import {first}
+import {second}
+import torch
+from executorch.export import ExportRecipe
+from executorch.export import export as export_with_executorch
+from executorch.backends.arm.recipes import ArmRecipeType as Theirs
+from arm_recipes import ArmRecipeType as Ours, export
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()).eval()
+samples = [(torch.randn(1, 8),) for _ in range(2)]
+
+def partitioner(kind):
+    recipe = ExportRecipe.get_recipe(kind)
+    (found,) = recipe.lowering_recipe.partitioners
+    return recipe, type(found).__module__.split(".")[0]
+
+for kind in {order}:
+    recipe, package = partitioner(kind)
+    if isinstance(kind, Ours):
+        assert package == "arm_backend_core", package
+        result = export(model, recipe, samples)
+        (delegate,) = result.report.delegates
+        assert delegate.backend == "TOSABackend" and not result.report.cpu
+        assert (result.run(*samples[0]) - model(*samples[0])).abs().max() < 0.05
+    else:
+        assert package == "executorch", package
+        session = export_with_executorch(model, samples, recipe)
+        assert b"TOSABackend" in bytes(session.get_pte_buffer())
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "order"),
+    [
+        (OURS, PEER, "(Ours.TOSA_INT8, Theirs.TOSA_INT8, Ours.TOSA_INT8)"),
+        (PEER, OURS, "(Theirs.TOSA_INT8, Ours.TOSA_INT8, Theirs.TOSA_INT8)"),
+    ],
+    ids=["ours-first", "theirs-first"],
+)
+def test_both_export_in_one_process(first: str, second: str, order: str) -> None:
+    root = Path(__file__).parents[1]
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    script = _SCRIPT.format(first=first, second=second, order=order)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == "done"
