@@ -145,11 +145,11 @@ def tag_groups(owner: ExportedProgram, groups: Sequence[Sequence[Node]]) -> list
         for user in constant.users:
             readers.setdefault(user.meta.get(_TAG), []).append(user)
         keeper = None if None in readers else next(iter(readers), None)
-        for tag, users in readers.items():
-            if tag is None:
+        for reader, users in readers.items():
+            if reader is None:
                 continue
-            node = constant if tag == keeper else _copied_constant(owner, constant, tag)
-            node.meta[_TAG] = tag
+            node = constant if reader == keeper else _copied_constant(owner, constant, reader)
+            node.meta[_TAG] = reader
             for user in users:
                 user.replace_input_with(constant, node)
     return tags

@@ -61,7 +61,8 @@ def _split_product(cx: Context, a: Value, b: Value, scale: float) -> Value:
 
     x = r * high + low, r = 258, high = round(x / r), |low| <= 129. So a @ b = r**2 (ah @ bh) + r (ah @ bl + al @ bh) +
     al @ bl. Low parts of 128 and 129 saturate to 127, an error of 2 in 2**16 for one value in a hundred.
-    The partial sums are brought to one scale with 2**14 to the result's step before they are added.
+    The partial sums are brought to one scale before they are added: 2**-14 of the result's step, or as much coarser as
+    keeps the largest possible sum of K products below 2**29.
     """
     radix = 258
     pairs = []
@@ -70,7 +71,7 @@ def _split_product(cx: Context, a: Value, b: Value, scale: float) -> Value:
         rest = cx.b.sub(cx.b.rescale(x, DType.INT32, 1.0), cx.b.rescale(high, DType.INT32, float(radix)))
         pairs.append((high, cx.b.rescale(rest, DType.INT8, 1.0)))
     (a_high, a_low), (b_high, b_low) = pairs
-    step = float(cx.q.scale) * 2.0**-14
+    step = max(float(cx.q.scale) * 2.0**-14, scale * a.shape[-1] * 2.0 ** (30 - 29))
     total = cx.b.rescale(cx.b.matmul(a_high, b_high), DType.INT32, scale * radix**2 / step)
     for left, right, weight in ((a_high, b_low, radix), (a_low, b_high, radix), (a_low, b_low, 1)):
         total = cx.b.add(total, cx.b.rescale(cx.b.matmul(left, right), DType.INT32, scale * weight / step))

@@ -13,9 +13,12 @@ from arm_backend_core.ops.layout import as_image, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
 from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.spatial_mean import spatial_mean
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
+#: Where the mean of a whole image takes fewer cycles as convolutions (24x5x64 on U55-128: 2,693 against 5,208).
+_SLOW_AVERAGE = ("ethos-u55", "ethos-u65")
 
 
 def _pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
@@ -102,7 +105,12 @@ def avg_pool(
         image = cx.b.pad(image, [(0, 0), inside[:2], inside[2:], (0, 0)], zero)
         pads = (0, pads[1] - inside[1], 0, pads[3] - inside[3])
     image, pads = _fit(cx, image, pads)
-    result = cx.b.avg_pool2d(image, kernel, steps, pads, (zero, zero))
+    whole = image.shape[1:3] == kernel and not any(pads)
+    result = None
+    if whole and x.q is not None and cx.target.family in _SLOW_AVERAGE:
+        result = spatial_mean(cx.b, image, x.q, (1, 2), x.q)
+    if result is None:
+        result = cx.b.avg_pool2d(image, kernel, steps, pads, (zero, zero))
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
