@@ -54,11 +54,12 @@ def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
 
 
 def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Turn quantize and dequantize outside the delegates into ``cortex_m`` ones, as firmware has them."""
+    """Turn quantize and dequantize outside the delegates into ``cortex_m`` ones, as firmware has them.
+
+    What there is no such kernel for (weights of an operator on the CPU, per channel) keeps ExecuTorch's own.
+    """
     modules = [manager.exported_program(method).graph_module for method in manager.methods]
-    nodes = [
-        node for module in modules for node in module.graph.nodes if node.target in (_QUANTIZE, _DEQUANTIZE)
-    ]
+    nodes = [node for module in modules for node in module.graph.nodes if "quantized_decomposed" in str(node.target)]
     if not nodes:
         return []
     # Imported only if needed: it takes a second, as it loads ExecuTorch's own Arm backend too.
@@ -66,17 +67,17 @@ def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
 
     rules = ReplaceQuantNodesPass().op_replacements
     for node in nodes:
-        rule = rules[node.target]
+        rule = rules.get(node.target)
         # The operators have the same arguments and results, so the node's metadata stays true.
-        if not node.kwargs and rule["qualifier"](node.args):
+        if rule is not None and not node.kwargs and rule["qualifier"](node.args):
             node.target = rule["new_target"]
     for module in modules:
         module.recompile()
-    return []
+    return quantized_kernels(manager)
 
 
 def quantized_kernels(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Let the boundary's ``quantized_decomposed`` operators be emitted: VGF runtimes have those kernels.
+    """Let ``quantized_decomposed`` operators outside the delegates be emitted: VGF runtimes have their kernels.
 
     Importing ExecuTorch's library of them registers their out variants, which the base package lacks.
     """

@@ -10,7 +10,7 @@ from _pytest.fixtures import SubRequest
 
 from arm_recipes import ArmRecipeType
 from tests.models import quantized_reference, zoo
-from tests.models.exported import HELD_OUT, Exported, precision, sqnr, validate
+from tests.models.exported import Exported, precision, sqnr, validate
 from tests.models.quantized_reference import Difference
 
 R = ArmRecipeType
@@ -70,7 +70,7 @@ def test_float_is_eager_pytorchs(model: Exported, recipe: ArmRecipeType) -> None
 @pytest.mark.parametrize("width", [0, 1], ids=["INT8", "A16W8"])
 def test_signal_to_noise(model: Exported, width: int) -> None:
     recipe = list(MAIN.values())[width]
-    samples = range(HELD_OUT)
+    samples = range(len(model.held_out))
     ours = sqnr(model.eager, [model.output(recipe, i) for i in samples])
     theirs = sqnr(model.eager, [model.exact(recipe, i) for i in samples])
     assert ours >= FLOORS[model.name][width], f"{ours:.2f} dB"

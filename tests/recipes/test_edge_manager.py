@@ -49,6 +49,7 @@ def test_quantized_io_leaves_floats_that_are_shared_and_says_so() -> None:
     assert published["forward_input0_scale"] == published["forward_output0_scale"] == 0.5
     assert published["forward_input0_zp"] == 3
     assert "forward_input1_scale" not in published
+    assert edge_manager.quantized_kernels(manager) == []
     assert manager.to_executorch().buffer
 
 
