@@ -111,6 +111,7 @@ UNARY = [
     unary("atanh", torch.atanh, -0.99, 0.99),
     near_zero("atanh_small", torch.atanh),
     unary("sinc", torch.sinc),
+    unary("spherical_bessel_j0", torch.special.spherical_bessel_j0),
     unary("deg2rad", torch.deg2rad, -180, 180),
     unary("rad2deg", torch.rad2deg),
     unary("erf", torch.erf),
