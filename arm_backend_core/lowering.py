@@ -426,7 +426,7 @@ def _dtype(x: Any) -> torch.dtype:
 
 def source_line(node: Node) -> str:
     """``file:line`` of the user's model that made ``node``, empty if the trace does not say."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if "File \"" in line]
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
     if not lines:
         return ""
     file, line, *_ = lines[-1].removeprefix("File ").split(", ")

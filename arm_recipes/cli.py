@@ -55,9 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="arm_recipes", description="Compile PyTorch programs for Arm targets."
-    )
+    parser = argparse.ArgumentParser(prog="arm_recipes", description="Compile PyTorch programs for Arm targets.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("recipes", help="list the recipes and their options")
     commands.add_parser("operators", help="list the ATen operators that can be delegated")
@@ -68,18 +66,14 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     one.add_argument("model", type=Path, help="file written by torch.export.save")
-    one.add_argument(
-        "--recipe", required=True, choices=[recipe.name for recipe in ArmRecipeType], metavar="NAME"
-    )
+    one.add_argument("--recipe", required=True, choices=[recipe.name for recipe in ArmRecipeType], metavar="NAME")
     one.add_argument("-o", "--output", type=Path, default=None, help="default: the model's name with .pte")
     one.add_argument("--json", action="store_true", default=False, help="print the report as JSON")
     one.add_argument("--macs", type=int)
     for name in ("system_config", "memory_mode", "config_ini", "dump_dir"):
         one.add_argument(_flag(name), help=options.OPTIONS[name].expects)
     one.add_argument("--extra-flags", action="append", metavar="FLAG", help="for Vela; repeat for more")
-    one.add_argument(
-        "--per-tensor", dest="per_channel", action="store_false", help="one scale per weight tensor"
-    )
+    one.add_argument("--per-tensor", dest="per_channel", action="store_false", help="one scale per weight tensor")
     for name in ("quantized_io", "require_full_delegation"):
         one.add_argument(_flag(name), action="store_true")
     return parser

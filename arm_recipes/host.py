@@ -56,8 +56,7 @@ class HostMethod:
         given = iter(leaves)
         placeholders = (node for node in self.graph_module.graph.nodes if node.op == "placeholder")
         arguments = [
-            self._constants[node.name] if node.name in self._constants else next(given)
-            for node in placeholders
+            self._constants[node.name] if node.name in self._constants else next(given) for node in placeholders
         ]
         with torch.no_grad():
             outputs = Interpreter(self.graph_module).run(*arguments)
@@ -69,13 +68,9 @@ class HostMethod:
         for index, (node, value) in enumerate(zip(self.inputs, leaves, strict=True)):
             expected = node.meta["val"]
             if not isinstance(value, torch.Tensor):
-                raise ValueError(
-                    f"input {index} ('{node.name}') must be a tensor, got {type(value).__name__}"
-                )
+                raise ValueError(f"input {index} ('{node.name}') must be a tensor, got {type(value).__name__}")
             if value.dtype != expected.dtype or value.shape != expected.shape:
-                raise ValueError(
-                    f"input {index} ('{node.name}') must be {_name(expected)}, got {_name(value)}"
-                )
+                raise ValueError(f"input {index} ('{node.name}') must be {_name(expected)}, got {_name(value)}")
 
 
 def _name(tensor: torch.Tensor) -> str:

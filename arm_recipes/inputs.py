@@ -86,9 +86,7 @@ def _examples(method: str, model: Model, given: Any) -> list[tuple[Any, ...]]:
             )
         given = [args]
     if given is None:
-        raise ValueError(
-            f"example_inputs is missing for method '{method}': give a list of input tuples, [(x,)]"
-        )
+        raise ValueError(f"example_inputs is missing for method '{method}': give a list of input tuples, [(x,)]")
     samples = _samples(given)
     if not samples:
         raise ValueError(f"example_inputs of method '{method}' is empty: give a list of input tuples, [(x,)]")
@@ -134,9 +132,7 @@ def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
             value = node.meta.get("val") if node.op == "placeholder" else None
             if isinstance(value, torch.Tensor) and any(not isinstance(size, int) for size in value.shape):
                 what = f"input '{node.name}' of method '{method}'"
-                raise ValueError(
-                    f"{what} has the dynamic shape [{', '.join(map(str, value.shape))}]: {advice}"
-                )
+                raise ValueError(f"{what} has the dynamic shape [{', '.join(map(str, value.shape))}]: {advice}")
 
 
 @contextmanager

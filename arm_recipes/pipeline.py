@@ -52,9 +52,7 @@ class Progress:
             return
         from tqdm import tqdm
 
-        with tqdm(
-            total=len(stages), leave=False, bar_format="{desc:<40} {n_fmt}/{total_fmt} |{bar}| {elapsed}"
-        ) as bar:
+        with tqdm(total=len(stages), leave=False, bar_format="{desc:<40} {n_fmt}/{total_fmt} |{bar}| {elapsed}") as bar:
             for stage in stages:
                 bar.set_description_str(stage.value.replace("_", " "))
                 yield stage
@@ -172,9 +170,7 @@ class Pipeline:
             StageType.TORCH_EXPORT: lambda: FastTorchExportStage(recipe.aten_transform_passes, self._capture),
             StageType.TO_EDGE_TRANSFORM_AND_LOWER: lambda: EdgeTransformAndLowerStage.from_recipe(lowering),
             StageType.TO_EDGE: lambda: ToEdgeStage.from_recipe(lowering),
-            StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: lambda: EdgeProgramManagerTransformStage.from_recipe(
-                lowering
-            ),
+            StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: lambda: EdgeProgramManagerTransformStage.from_recipe(lowering),
             StageType.TO_BACKEND: lambda: ToBackendStage.from_recipe(lowering),
             StageType.TO_EXECUTORCH: lambda: ExecutorchStage(recipe.executorch_backend_config),
         }

@@ -170,9 +170,7 @@ class Report:
     def _repr_html_(self) -> str:
         parts = []
         for heading, rows in self._sections():
-            body = "".join(
-                "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-            )
+            body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
             parts.append(f"<h4>{html.escape(heading)}</h4><table>{body}</table>")
         return "".join(parts)
 

@@ -323,9 +323,7 @@ def medians(rows: Iterable[Row]) -> dict[tuple[str, str, str], Row]:
             "repeats": len(good),
             "import_s": statistics.median(row["import_s"] for row in good),
             "total_s": statistics.median(row["total_s"] for row in good),
-            "stages_s": {
-                name: statistics.median(row["stages_s"].get(name, 0.0) for row in good) for name in names
-            },
+            "stages_s": {name: statistics.median(row["stages_s"].get(name, 0.0) for row in good) for name in names},
         }
     return joined
 
@@ -348,14 +346,10 @@ def table(rows: Iterable[Row]) -> str:
         lines += [_line(row) for row in pair if row is not None]
         if all(row is not None and "error" not in row for row in pair):
             lines.append(_ratios(pair[0] or {}, pair[1] or {}))
-    imports = {
-        b: [r["import_s"] for k, r in joined.items() if k[2] == b and "import_s" in r] for b in BACKENDS
-    }
+    imports = {b: [r["import_s"] for k, r in joined.items() if k[2] == b and "import_s" in r] for b in BACKENDS}
     for backend, seconds in imports.items():
         if seconds:
-            lines.append(
-                f"\nImport of {backend} after torch and executorch.export: {statistics.median(seconds):.2f} s"
-            )
+            lines.append(f"\nImport of {backend} after torch and executorch.export: {statistics.median(seconds):.2f} s")
     return "\n".join(lines)
 
 
@@ -400,9 +394,7 @@ def _ratios(peer: Row, ours: Row) -> str:
 
 def main() -> None:
     """Runs the measurements that the arguments select and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", help="names of the zoo (default: all)")
     parser.add_argument("--recipes", nargs="+", default=list(DEFAULT_RECIPES), choices=RECIPES)
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=BACKENDS)

@@ -50,9 +50,7 @@ def write(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> l
             path.write_bytes(content)
             written.append(path)
     except OSError as error:
-        raise ArmBackendError(
-            f"cannot write intermediate artifacts to '{directory}': {error.strerror}"
-        ) from error
+        raise ArmBackendError(f"cannot write intermediate artifacts to '{directory}': {error.strerror}") from error
     return written
 
 

@@ -141,8 +141,7 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]]) -> tuple[Layer
                 memory_cycles=tuple(
                     (column.removesuffix(_ACCESS_SUFFIX), int(value))
                     for column, value in row.items()
-                    if column.endswith(_ACCESS_SUFFIX)
-                    and column.removesuffix(_ACCESS_SUFFIX) not in _INTERNAL
+                    if column.endswith(_ACCESS_SUFFIX) and column.removesuffix(_ACCESS_SUFFIX) not in _INTERNAL
                 ),
             )
         )

@@ -87,9 +87,7 @@ def configure(argv: tuple[str, ...]) -> Configuration:
     return Configuration(**_ask("configure", list(argv)))
 
 
-def compile_tosa(
-    flatbuffer: bytes, configuration: Configuration, timeout: float | None
-) -> tuple[dict[str, Any], str]:
+def compile_tosa(flatbuffer: bytes, configuration: Configuration, timeout: float | None) -> tuple[dict[str, Any], str]:
     """Compile; returns the answer of ``vela_process.compile_tosa`` and what the compiler printed.
 
     Raises:

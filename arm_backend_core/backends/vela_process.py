@@ -71,9 +71,7 @@ def configure(argv: list[str]) -> dict[str, Any]:
 
     captured: dict[str, Any] = {}
 
-    def capture(
-        arch: Any, _network: str, accelerator: str, system_config: str, options: str, *_: Any
-    ) -> None:
+    def capture(arch: Any, _network: str, accelerator: str, system_config: str, options: str, *_: Any) -> None:
         captured.update(
             accelerator=accelerator,
             system_config=system_config,

@@ -42,9 +42,7 @@ def split_flags(flags: Sequence[str]) -> tuple[str, ...]:
         ValueError: not a list of strings, or a flag that decides where and what is written.
     """
     if isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
-        raise ValueError(
-            f"compiler_flags={flags!r}: it must be a list of strings, for example ['--emit-debug-info']"
-        )
+        raise ValueError(f"compiler_flags={flags!r}: it must be a list of strings, for example ['--emit-debug-info']")
     words = tuple(word for flag in flags for word in shlex.split(flag))
     for word in words:
         if word.split("=", 1)[0] in _RESERVED:
@@ -71,9 +69,7 @@ def converter() -> str:
             return str(binary)
     found = shutil.which(_NAME)
     if found is None:
-        raise ArmBackendError(
-            f"The VGF target needs Arm's model converter, which is not installed. {_INSTALL}"
-        )
+        raise ArmBackendError(f"The VGF target needs Arm's model converter, which is not installed. {_INSTALL}")
     return found
 
 
@@ -93,9 +89,7 @@ def _check(executable: str, flags: tuple[str, ...]) -> None:
         # The flags are parsed before the version is printed: an answer means that they are known.
         result = _run([executable, *flags, "--version"], timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ArmBackendError(
-            f"The model converter '{executable}' does not start: {error}. {_INSTALL}"
-        ) from None
+        raise ArmBackendError(f"The model converter '{executable}' does not start: {error}. {_INSTALL}") from None
     if result.returncode != 0:
         message = result.stderr.decode(errors="replace").strip().splitlines()
         if flags:
@@ -110,20 +104,15 @@ def _check(executable: str, flags: tuple[str, ...]) -> None:
                 f"Its flags: {', '.join(allowed)}"
             )
         raise ArmBackendError(
-            f"The model converter '{executable}' {describe_exit(result.returncode)}: "
-            f"{' '.join(message)}. {_INSTALL}"
+            f"The model converter '{executable}' {describe_exit(result.returncode)}: {' '.join(message)}. {_INSTALL}"
         )
     try:
         version = str(json.loads(result.stdout)["version"])
         numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:3])
     except (ValueError, KeyError, TypeError):
-        raise ArmBackendError(
-            f"The model converter '{executable}' does not tell its version. {_INSTALL}"
-        ) from None
+        raise ArmBackendError(f"The model converter '{executable}' does not tell its version. {_INSTALL}") from None
     if numbers < _OLDEST:
-        raise ArmBackendError(
-            f"The model converter '{executable}' has version {version}, which is too old. {_INSTALL}"
-        )
+        raise ArmBackendError(f"The model converter '{executable}' has version {version}, which is too old. {_INSTALL}")
 
 
 def compile_vgf(
@@ -156,9 +145,7 @@ def compile_vgf(
                 return Payload(data, artifacts={".vgf": data} if spec.get_intermediate_path() else {})
             reason = f"the model converter {describe_exit(result.returncode)}"
             log = _readable(result.stderr + b"\n" + result.stdout)
-    raise failure(
-        reason, flatbuffer, delegate=delegate, directory=spec.get_intermediate_path(), locate=locate, log=log
-    )
+    raise failure(reason, flatbuffer, delegate=delegate, directory=spec.get_intermediate_path(), locate=locate, log=log)
 
 
 def _readable(output: bytes) -> str:

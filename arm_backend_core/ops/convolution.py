@@ -52,9 +52,7 @@ def conv(
     """x [N, C, (H,) W], weight [OC, C / groups, (KH,) KW]."""
     spatial = weight.rank - 2
     top, left = _pair(padding, spatial, 0)
-    geometry = _Geometry(
-        _pair(stride, spatial, 1), (top, top, left, left), _pair(dilation, spatial, 1), groups
-    )
+    geometry = _Geometry(_pair(stride, spatial, 1), (top, top, left, left), _pair(dilation, spatial, 1), groups)
     return _convolve(cx, x, weight, bias, geometry)
 
 
@@ -164,7 +162,10 @@ def _grouped(
     out_channels, per_group = kernel.shape[:2]
     groups = geometry.groups
     attrs: dict[str, Any] = {
-        "pad": geometry.pad, "stride": geometry.stride, "dilation": geometry.dilation, "zps": _zero_points(x, weight)
+        "pad": geometry.pad,
+        "stride": geometry.stride,
+        "dilation": geometry.dilation,
+        "zps": _zero_points(x, weight),
     }
     if groups > 1 and per_group == 1:
         # PyTorch's output channel is c * M + m, as TOSA's.

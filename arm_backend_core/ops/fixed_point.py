@@ -426,9 +426,7 @@ def _standardize(b: Builder, rows: _Rows, q: QParams, eps: float, *, centre: boo
     return _standardize_int16(b, rows, q, floor, centre=centre)
 
 
-def _sum_of_squares_int8(
-    b: Builder, rows: _Rows, q: QParams, bits: int, *, centre: bool
-) -> tuple[Value, Value]:
+def _sum_of_squares_int8(b: Builder, rows: _Rows, q: QParams, bits: int, *, centre: bool) -> tuple[Value, Value]:
     """Sum of (x - mean)**2 (or of (x - zero point)**2) in units of 2**-bits, and the sum of x.
 
     From whole numbers: Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a
@@ -455,9 +453,7 @@ def _standardize_int8(b: Builder, rows: _Rows, q: QParams, floor: float, *, cent
     peak = rows.n * ((1 << 14 if centre else 1 << 16) + floor)
     bits = min(14, math.floor(29.9 - math.log2(peak)))
     if bits < 0:
-        raise Unsupported(
-            f"normalization over {rows.n} elements with eps {floor:.3g} squared steps of its input"
-        )
+        raise Unsupported(f"normalization over {rows.n} elements with eps {floor:.3g} squared steps of its input")
     squares, total = _sum_of_squares_int8(b, rows, q, bits, centre=centre)
     v = b.add(squares, _like(b, squares, round(rows.n * floor * (1 << bits))))
     v = b.maximum(v, _like(b, v, 1 << max(bits - 1, 0)))

@@ -24,9 +24,7 @@ def narrow_int64_inputs(program: ExportedProgram) -> list[str]:
         if not isinstance(meta, torch.Tensor) or meta.dtype is not torch.int64 or not node.users:
             continue
         with graph.inserting_after(_last_placeholder(node)):
-            cast = graph.call_function(
-                torch.ops.aten._to_copy.default, (node,), {"dtype": torch.int32}
-            )
+            cast = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": torch.int32})
         cast.meta["val"] = meta.to(torch.int32)
         cast.meta[BOUNDARY] = True
         node.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)

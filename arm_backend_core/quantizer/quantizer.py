@@ -185,5 +185,3 @@ def _type_name(entry: Any) -> str:
 
 def _is_type(entry: Any, module_type: type[torch.nn.Module]) -> bool:
     return entry is module_type or _type_name(entry) == f"{module_type.__module__}.{module_type.__qualname__}"
-
-

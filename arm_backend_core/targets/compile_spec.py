@@ -80,9 +80,7 @@ class ArmCompileSpec(ABC):
             debug_mode = ArmCompileSpec.DebugMode[debug_mode]
         if debug_mode is not None and not isinstance(debug_mode, ArmCompileSpec.DebugMode):
             names = ", ".join(ArmCompileSpec.DebugMode.__members__)
-            raise ValueError(
-                f"debug_mode={debug_mode!r}: it must be a member of ArmCompileSpec.DebugMode: {names}"
-            )
+            raise ValueError(f"debug_mode={debug_mode!r}: it must be a member of ArmCompileSpec.DebugMode: {names}")
         self._debug_mode = debug_mode
         return self
 
@@ -126,9 +124,7 @@ class ArmCompileSpec(ABC):
             CompileError: the compiler refused the flatbuffer or died on it.
         """
 
-    def dump(
-        self, delegate: str, flatbuffer: bytes, payload: Payload, origins: Sequence[Origin]
-    ) -> list[str]:
+    def dump(self, delegate: str, flatbuffer: bytes, payload: Payload, origins: Sequence[Origin]) -> list[str]:
         """Write the delegate's files, if a folder was given; returns their paths.
 
         ``<delegate>.tosa`` and what the compiler made: ``.vgf``, or ``_vela.npz``, ``_per-layer.csv`` and
@@ -251,14 +247,10 @@ class VgfCompileSpec(ArmCompileSpec):
     backend_id = "VgfBackend"
     _output_format = "vgf"
 
-    def __init__(
-        self, tosa_spec: str = "TOSA-1.0+INT+FP+int16", compiler_flags: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, tosa_spec: str = "TOSA-1.0+INT+FP+int16", compiler_flags: Sequence[str] | None = None) -> None:
         from arm_backend_core.backends import vgf
 
-        super().__init__(
-            Target.from_tosa_spec(str(tosa_spec), family="vgf"), vgf.split_flags(compiler_flags or ())
-        )
+        super().__init__(Target.from_tosa_spec(str(tosa_spec), family="vgf"), vgf.split_flags(compiler_flags or ()))
         vgf.check_converter(tuple(self.compiler_flags))
 
     def compile(self, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:

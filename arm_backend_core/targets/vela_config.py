@@ -157,8 +157,7 @@ def configure(
     others = [
         name
         for name in memory_modes(path)
-        if name != memory_mode
-        and isinstance(_problem(target, system_config, name, extra, path), Configuration)
+        if name != memory_mode and isinstance(_problem(target, system_config, name, extra, path), Configuration)
     ]
     where = f"{target.name} with system_config='{system_config}'"
     if others:
@@ -173,9 +172,7 @@ def split_flags(flags: Iterable[str]) -> tuple[str, ...]:
         ValueError: not an iterable of strings, or a flag that another argument sets.
     """
     if isinstance(flags, str) or not isinstance(flags, Iterable):
-        raise ValueError(
-            f"extra_flags={flags!r}: it must be a list of strings, for example ['--optimise=Size']"
-        )
+        raise ValueError(f"extra_flags={flags!r}: it must be a list of strings, for example ['--optimise=Size']")
     words: list[str] = []
     for flag in flags:
         if not isinstance(flag, str):

@@ -70,9 +70,7 @@ class Builder:
     ) -> Value:
         """x [N, H, W, C]; pad (top, bottom, left, right); padding does not count in the divisor."""
         acc_type = DType.FP32 if x.dtype.is_float else DType.INT32
-        return self._pool(
-            "AVG_POOL2D", x, kernel, stride, pad, acc_type=acc_type, input_zp=zps[0], output_zp=zps[1]
-        )
+        return self._pool("AVG_POOL2D", x, kernel, stride, pad, acc_type=acc_type, input_zp=zps[0], output_zp=zps[1])
 
     def max_pool2d(self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int]) -> Value:
         """x [N, H, W, C]; pad (top, bottom, left, right)."""
@@ -114,9 +112,7 @@ class Builder:
     ) -> Value:
         """x [N, H, W, C], weight [KH, KW, C, M], bias [C * M]; pad (top, bottom, left, right)."""
         channels = weight.shape[2] * weight.shape[3]
-        return self._conv(
-            "DEPTHWISE_CONV2D", x, weight, bias, weight.shape[:2], channels, pad, stride, dilation, zps
-        )
+        return self._conv("DEPTHWISE_CONV2D", x, weight, bias, weight.shape[:2], channels, pad, stride, dilation, zps)
 
     def _conv(
         self,
@@ -133,9 +129,7 @@ class Builder:
     ) -> Value:
         n, h, w, _ = x.shape
         spans = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
-        remainder = [
-            (size + pad[2 * i] + pad[2 * i + 1] - spans[i]) % stride[i] for i, size in enumerate((h, w))
-        ]
+        remainder = [(size + pad[2 * i] + pad[2 * i + 1] - spans[i]) % stride[i] for i, size in enumerate((h, w))]
         if any(remainder):  # TOSA wants the window to end exactly at the padded edge (ERROR_IF in CONV2D).
             x, pad = self._fit_window(x, list(pad), remainder)
             n, h, w, _ = x.shape

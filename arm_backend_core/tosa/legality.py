@@ -110,8 +110,7 @@ _TABLE: dict[str, dict[tuple[DType, ...], tuple[str, ...]]] = {
         "SLICE": _MOVE,
         "TILE": _MOVE,
         "TRANSPOSE": _MOVE,
-        "GATHER": "i8,i32>i8:INT i16,i32>i16:INT i32,i32>i32:INT "
-        "f16,i32>f16:FP bf16,i32>bf16:bf16 f32,i32>f32:FP",
+        "GATHER": "i8,i32>i8:INT i16,i32>i16:INT i32,i32>i32:INT f16,i32>f16:FP bf16,i32>bf16:bf16 f32,i32>f32:FP",
         "SCATTER": "i8,i32,i8>i8:INT i16,i32,i16>i16:INT i32,i32,i32>i32:INT f32,i32,f32>f32:FP",
         "RESIZE": "i8>i32:INT i8>i8:INT i16>i48:int16 i16>i16:int16 " + _FLOAT,
         "CAST": "b>i8:INT b>i16:INT b>i32:INT i8>b:INT i8>i16:INT i8>i32:INT i8>f16:FP i8>f32:FP "
@@ -173,9 +172,7 @@ def _window(values: Sequence[Value], attrs: Mapping[str, Any], kernel: Sequence[
 
 
 def _constant_weights(values: Sequence[Value]) -> str | None:
-    return (
-        "weights and bias that are not constant" if any(value.data is None for value in values[1:]) else None
-    )
+    return "weights and bias that are not constant" if any(value.data is None for value in values[1:]) else None
 
 
 def _conv2d(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
@@ -199,11 +196,7 @@ def _conv3d(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
 def _transpose_conv2d(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
     stride = tuple(attrs["stride"])
     flat = [values[0].shape[i] == values[1].shape[i] == 1 for i in (1, 2)]
-    if (
-        stride not in ((1, 1), (2, 2))
-        and not (stride == (1, 2) and flat[0])
-        and not (stride == (2, 1) and flat[1])
-    ):
+    if stride not in ((1, 1), (2, 2)) and not (stride == (1, 2) and flat[0]) and not (stride == (2, 1) and flat[1]):
         return f"stride {stride} (1x1 and 2x2; 1x2 and 2x1 for one-dimensional input)"
     return _constant_weights(values)
 
@@ -235,16 +228,8 @@ def _matmul(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
 
 def _reduce_sum(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:
     shape, axis = values[0].shape, attrs["axis"]
-    sizes = (
-        [shape[axis]]
-        if axis == len(shape) - 1
-        else [prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])]
-    )
-    return (
-        f"shape {shape} over axis {axis} (65536 at most before, along and after it)"
-        if max(sizes) > _SIDE
-        else None
-    )
+    sizes = [shape[axis]] if axis == len(shape) - 1 else [prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :])]
+    return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if max(sizes) > _SIDE else None
 
 
 def _resize(values: Sequence[Value], attrs: Mapping[str, Any]) -> str | None:

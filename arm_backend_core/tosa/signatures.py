@@ -30,9 +30,7 @@ _CONV_ZP = (_ZP_IN, ("weight_zp", "input1"))
 
 SIGNATURES: dict[str, Signature] = {
     "ARGMAX": Signature("ArgMax", ("axis", "nan_mode")),
-    "AVG_POOL2D": Signature(
-        "AvgPool2d", ("kernel", "stride", "pad", "acc_type"), (_ZP_IN, ("output_zp", "output"))
-    ),
+    "AVG_POOL2D": Signature("AvgPool2d", ("kernel", "stride", "pad", "acc_type"), (_ZP_IN, ("output_zp", "output"))),
     "CONV2D": Signature("Conv2d", _CONV, _CONV_ZP),
     "CONV3D": Signature("Conv3d", _CONV, _CONV_ZP),
     "DEPTHWISE_CONV2D": Signature("DepthwiseConv2d", _CONV, _CONV_ZP),

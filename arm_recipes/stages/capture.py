@@ -51,16 +51,12 @@ class Capture:
                     # Most models that fail do so both ways; the first message is the plain Python one.
                     pass
                 else:
-                    self.notes.append(
-                        f"method '{method}' was captured with strict=True, as strict=False failed"
-                    )
+                    self.notes.append(f"method '{method}' was captured with strict=True, as strict=False failed")
                     return program
             raise ExportError(_describe(method, model, error)) from error
 
     @staticmethod
-    def _export(
-        model: torch.nn.Module, example: tuple[Any, ...], dynamic_shapes: Any, strict: bool
-    ) -> ExportedProgram:
+    def _export(model: torch.nn.Module, example: tuple[Any, ...], dynamic_shapes: Any, strict: bool) -> ExportedProgram:
         # When it fails, torch prints the graph it has so far; the exception says what is needed.
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()) as printed:
             program = torch.export.export(model, example, dynamic_shapes=dynamic_shapes, strict=strict)

@@ -107,9 +107,7 @@ def _joined_quantize(node: Node) -> bool:
     return True
 
 
-def _publish(
-    manager: EdgeProgramManager, method: str, side: str, index: int, parameters: Sequence[Any]
-) -> None:
+def _publish(manager: EdgeProgramManager, method: str, side: str, index: int, parameters: Sequence[Any]) -> None:
     from executorch.exir.passes.quantize_io_pass import get_config_method_name
     from executorch.exir.tensor import scalar_type_enum
 

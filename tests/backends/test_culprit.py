@@ -19,7 +19,9 @@ from arm_backend_core import (
 from arm_backend_core.delegate import delegate
 
 
-def _quantized(model: nn.Module, inputs: tuple[torch.Tensor, ...], spec: EthosUCompileSpec) -> torch.export.ExportedProgram:
+def _quantized(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], spec: EthosUCompileSpec
+) -> torch.export.ExportedProgram:
     quantizer = EthosUQuantizer(spec).set_global(get_symmetric_a16w8_quantization_config())
     prepared = prepare_pt2e(torch.export.export(model.eval(), inputs).module(), quantizer)
     prepared(*inputs)

@@ -43,9 +43,7 @@ def test_payload_is_the_vgf_file(capfd: pytest.CaptureFixture[str], tmp_path: Pa
 
 def test_flags_reach_the_converter() -> None:
     plain = VgfCompileSpec().compile(conv2d(), delegate="d", locate=_nowhere)
-    debug = VgfCompileSpec(compiler_flags=["--emit-debug-info"]).compile(
-        conv2d(), delegate="d", locate=_nowhere
-    )
+    debug = VgfCompileSpec(compiler_flags=["--emit-debug-info"]).compile(conv2d(), delegate="d", locate=_nowhere)
     assert plain.data != debug.data
 
 
@@ -105,7 +103,5 @@ def test_missing_converter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MODEL_CONVERTER_PATH", raising=False)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(vgf.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(
-        ArmBackendError, match=r"not installed.*pip install 'ai-ml-sdk-model-converter>=0.11.0'"
-    ):
+    with pytest.raises(ArmBackendError, match=r"not installed.*pip install 'ai-ml-sdk-model-converter>=0.11.0'"):
         VgfCompileSpec()

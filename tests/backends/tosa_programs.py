@@ -19,9 +19,7 @@ class Flatbuffer:
     """One region, one block. Values are tensor names."""
 
     def __init__(self) -> None:
-        self._serializer = ts.TosaSerializer(
-            "", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False
-        )
+        self._serializer = ts.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
         self._tensors: dict[str, ts.TosaSerializerTensor] = {}
 
     def input(self, shape: Sequence[int], dtype: ts.DType) -> str:
@@ -33,9 +31,7 @@ class Flatbuffer:
     def const(self, shape: Sequence[int], dtype: ts.DType, value: int | np.ndarray) -> str:
         data = np.broadcast_to(np.asarray(value), tuple(shape))
         # 48-bit values have no numpy type; the serializer takes them as Python integers.
-        typed = (
-            np.ascontiguousarray(data, _NUMPY[dtype]) if dtype in _NUMPY else [int(v) for v in data.flatten()]
-        )
+        typed = np.ascontiguousarray(data, _NUMPY[dtype]) if dtype in _NUMPY else [int(v) for v in data.flatten()]
         return str(self._serializer.addConst(list(shape), dtype, typed).name)
 
     def op(

@@ -29,9 +29,7 @@ def test_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "macs                     an int that the family has" in printed
 
 
-def test_export_prints_the_report_and_writes_the_program(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_prints_the_report_and_writes_the_program(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = small.with_name("out.pte")
     arguments = ["export", str(small), "--recipe", "ETHOSU_U85_INT8", "--macs", "512", "-o", str(output)]
     assert main(arguments) == 0
@@ -43,9 +41,7 @@ def test_export_prints_the_report_and_writes_the_program(
 
 
 def test_json_and_the_default_output(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["export", str(small), "--recipe", "TOSA_INT8", "--json", "--per-tensor", "--quantized-io"]) == 0
-    )
+    assert main(["export", str(small), "--recipe", "TOSA_INT8", "--json", "--per-tensor", "--quantized-io"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["methods"][0]["inputs"][0]["dtype"] == "int8"
     assert small.with_suffix(".pte").stat().st_size == report["program_bytes"]

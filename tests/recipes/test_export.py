@@ -40,9 +40,7 @@ def test_every_recipe_gives_one_delegate_and_the_models_results(recipe: ArmRecip
     method = result.report.methods[0]
     assert len(method.delegates) == 1
     assert method.cpu == ()
-    backend = {"TOSA": "TOSABackend", "VGF": "VgfBackend", "ETHOSU": "EthosUBackend"}[
-        recipe.name.split("_")[0]
-    ]
+    backend = {"TOSA": "TOSABackend", "VGF": "VgfBackend", "ETHOSU": "EthosUBackend"}[recipe.name.split("_")[0]]
     assert method.delegates[0].backend == backend
     assert (method.delegates[0].vela is not None) == (backend == "EthosUBackend")
     assert result.buffer[4:6] == b"ET"  # the file identifier of a .pte
@@ -245,9 +243,7 @@ def test_the_model_is_not_changed() -> None:
     model.head.eval()
     state, flags = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     attributes = {name: set(vars(module)) for name, module in model.named_modules()}
-    with pytest.warns(
-        ArmRecipesWarning, match=r"the model of 'forward' is in training mode; it is exported in eval"
-    ):
+    with pytest.warns(ArmRecipesWarning, match=r"the model of 'forward' is in training mode; it is exported in eval"):
         result = export(model, get(INT8), images())
     assert [module.training for module in model.modules()] == flags
     assert {name: set(vars(module)) for name, module in model.named_modules()} == attributes
@@ -267,9 +263,7 @@ def test_a_model_that_raises_is_named_with_its_line(capfd: pytest.CaptureFixture
         def forward(self, x: Tensor) -> Tensor:
             return self.body(x)
 
-    with pytest.raises(
-        ExportError, match=r"tracing method 'forward' failed in 'body.1' \(Linear\) at .*"
-    ) as caught:
+    with pytest.raises(ExportError, match=r"tracing method 'forward' failed in 'body.1' \(Linear\) at .*") as caught:
         export(Broken().eval(), get(FP), [(torch.ones(1, 4),)])
     assert f"{__file__}:" in str(caught.value)
     assert caught.value.__cause__ is not None
@@ -319,9 +313,7 @@ def test_int64_at_the_boundary_is_warned_about() -> None:
         def forward(self, index: Tensor) -> Tensor:
             return self.table(index)
 
-    with pytest.warns(
-        ArmRecipesWarning, match=r"input 0 \('index'\) of 'forward' is int64, which TOSA does not have"
-    ):
+    with pytest.warns(ArmRecipesWarning, match=r"input 0 \('index'\) of 'forward' is int64, which TOSA does not have"):
         result = export(Lookup().eval(), get(FP), [(torch.tensor([[1, 2]]),)])
     assert any("int32 would save" in note for note in result.report.notes)
     assert torch.allclose(
@@ -379,9 +371,7 @@ def test_missing_inputs_and_non_tensors() -> None:
 def test_pipeline_stages_must_end_in_a_program() -> None:
     recipe = get(FP)
     recipe.pipeline_stages = [StageType.TORCH_EXPORT]
-    with pytest.raises(
-        ValueError, match=r"recipe.pipeline_stages must end in TO_EXECUTORCH, not TORCH_EXPORT"
-    ):
+    with pytest.raises(ValueError, match=r"recipe.pipeline_stages must end in TO_EXECUTORCH, not TORCH_EXPORT"):
         export(Small().eval(), recipe, images(1))
 
 

@@ -48,9 +48,7 @@ def test_a_wrong_model_is_refused(model: Any, error: type[Exception], message: s
 def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.pt"
     torch.save({"a": 1}, path)
-    with pytest.raises(
-        ValueError, match=r"weights.pt' is not a program saved by torch.export.save"
-    ) as caught:
+    with pytest.raises(ValueError, match=r"weights.pt' is not a program saved by torch.export.save") as caught:
         inputs.models_by_method(path)
     assert caught.value.__cause__ is not None
 
@@ -106,9 +104,7 @@ def test_dynamic_shapes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"dynamic_shapes=.*Arm targets are compiled for fixed shapes"):
         inputs.check_static({"forward": nn.ReLU()}, shapes)
     program = torch.export.export(nn.Linear(3, 2), (torch.ones(2, 3),), dynamic_shapes=shapes)
-    with pytest.raises(
-        ValueError, match=r"input 'input' of method 'forward' has the dynamic shape \[s\d+, 3\]"
-    ):
+    with pytest.raises(ValueError, match=r"input 'input' of method 'forward' has the dynamic shape \[s\d+, 3\]"):
         inputs.check_static({"forward": program}, None)
     inputs.check_static({"forward": _program()}, None)
 

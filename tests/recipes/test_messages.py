@@ -48,9 +48,7 @@ def test_third_party_log_lines_are_silenced() -> None:
         with quiet():
             logger.warning("noise")
             logger.error("noise")
-            root.handle(
-                logging.LogRecord("root", 40, "/x/site-packages/executorch/a.py", 1, "noise", (), None)
-            )
+            root.handle(logging.LogRecord("root", 40, "/x/site-packages/executorch/a.py", 1, "noise", (), None))
             logging.getLogger("users_model").warning("kept")
         logger.warning("after")
     finally:

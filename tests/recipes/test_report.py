@@ -113,11 +113,7 @@ def test_html_is_escaped() -> None:
     assert "aten.&lt;sort&gt;" in page
     assert "mind &lt;this&gt;" in page
     assert "<sort>" not in page
-    assert (
-        page.count("<table>")
-        == page.count("</table>")
-        == str(REPORT).count("\n") + 1 - EXPECTED.count("\n  ")
-    )
+    assert page.count("<table>") == page.count("</table>") == str(REPORT).count("\n") + 1 - EXPECTED.count("\n  ")
 
 
 def test_sums_over_methods() -> None:

@@ -70,9 +70,7 @@ def _elementwise() -> Iterator[Case]:
             if other is not dtype:
                 yield Case(f"CAST {dtype.value} {other.value}", call("cast", dtype=other), one)
             if other is not BOOL:
-                yield Case(
-                    f"RESCALE {dtype.value} {other.value}", call("rescale", dtype=other, scale=0.3), one
-                )
+                yield Case(f"RESCALE {dtype.value} {other.value}", call("rescale", dtype=other, scale=0.3), one)
                 channels = np.linspace(0.1, 0.9, 16)
                 per_channel = call("rescale", dtype=other, scale=channels)
                 yield Case(f"RESCALE per channel {dtype.value} {other.value}", per_channel, one)
@@ -112,9 +110,7 @@ def _movement() -> Iterator[Case]:
             stricter = (axis == 0 and dtype is not BOOL) or (axis < 3 and dtype is I32)
             yield Case(f"REVERSE {dtype.value} {axis}", reverse, ((S, dtype),), stricter)
         if dtype is not BOOL:
-            yield Case(
-                f"GATHER {dtype.value}", lambda b, x, i: b.gather(x, i), (((2, 8, 16), dtype), ((2, 5), I32))
-            )
+            yield Case(f"GATHER {dtype.value}", lambda b, x, i: b.gather(x, i), (((2, 8, 16), dtype), ((2, 5), I32)))
     for shape, perms in (
         ((2, 3, 4, 5, 6), (4, 3, 2, 1, 0)),
         ((70000, 4), (1, 0)),
@@ -190,9 +186,7 @@ def _convolutions() -> Iterator[Case]:
                 x.dtype,
                 0.01,
             )
-            yield Case(
-                f"TRANSPOSE_CONV2D {dtype.value} {kernel} {stride} {shape}", transposed, ((shape, dtype),)
-            )
+            yield Case(f"TRANSPOSE_CONV2D {dtype.value} {kernel} {stride} {shape}", transposed, ((shape, dtype),))
         for depth in (1, 3):
             yield Case(
                 f"CONV3D {dtype.value} {depth}",
@@ -215,9 +209,7 @@ def _convolutions() -> Iterator[Case]:
     )
     yield Case(
         "TRANSPOSE_CONV2D of variables",
-        lambda b, x, w: b.rescale(
-            b.transpose_conv2d(x, w, _zeros(8, x), out_pad=(0,) * 4, stride=(2, 2)), I8, 0.01
-        ),
+        lambda b, x, w: b.rescale(b.transpose_conv2d(x, w, _zeros(8, x), out_pad=(0,) * 4, stride=(2, 2)), I8, 0.01),
         ((image, I8), variable),
     )
     yield Case(
@@ -259,9 +251,7 @@ def _windows() -> Iterator[Case]:
     for mode in ("NEAREST", "BILINEAR"):
         for factor in (2, 3, 4, 8, 16):
             for corners in ("centre", "corner", "neither"):
-                yield Case(
-                    f"RESIZE {mode} {factor} {corners}", _resize(mode, factor, corners), (((1, 5, 5, 8), I8),)
-                )
+                yield Case(f"RESIZE {mode} {factor} {corners}", _resize(mode, factor, corners), (((1, 5, 5, 8), I8),))
 
 
 def _pool(method: str, kernel: tuple[int, int], stride: tuple[int, int], pad: int) -> Body:
@@ -320,10 +310,7 @@ def test_agrees_with_vela(case: Case, name: str) -> None:
 def test_reasons_name_the_target_and_the_operator() -> None:
     u55 = family("ethos-u55")
     assert refusal(u55, "GATHER", [I8, I32], I8) == f"{u55.name} has no GATHER in hardware"
-    assert (
-        refusal(u55, "MATMUL", [I16, I16], I48)
-        == f"{u55.name} has no MATMUL (int16, int16 -> int48) in hardware"
-    )
+    assert refusal(u55, "MATMUL", [I16, I16], I48) == f"{u55.name} has no MATMUL (int16, int16 -> int48) in hardware"
     assert refusal(u55, "CLAMP", [I32], I32) == "TOSA 1.0 has no CLAMP (int32 -> int32)"
     assert refusal(u55, "EXP", [DType.FP32], DType.FP32) == (
         f"EXP (fp32 -> fp32) needs TOSA FP, which {u55.name} lacks"

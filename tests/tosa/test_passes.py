@@ -553,9 +553,7 @@ class RandomNet(Net):
     def _concat(self, x: Value) -> Value:
         axis = int(self.rng.integers(x.rank))
         same_rank = [v for v in self.values if v.rank == x.rank]
-        fits = [
-            v for v in same_rank if np.delete(v.shape, axis).tolist() == np.delete(x.shape, axis).tolist()
-        ]
+        fits = [v for v in same_rank if np.delete(v.shape, axis).tolist() == np.delete(x.shape, axis).tolist()]
         return self.b.concat([x, *fits][:3], axis)
 
     def _pad(self, x: Value) -> Value:

@@ -145,9 +145,7 @@ def bias_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     return _with_constants(conv, conv.inputs[1].data, total, rewriter)
 
 
-def _convolution_and_constant(
-    op: Op, rewriter: Rewriter, dtypes: tuple[DType, ...]
-) -> tuple[Op, Array] | None:
+def _convolution_and_constant(op: Op, rewriter: Rewriter, dtypes: tuple[DType, ...]) -> tuple[Op, Array] | None:
     """The convolution that ``op`` alone reads, and the other, constant operand as one number per channel."""
     for value, other in (op.inputs, op.inputs[::-1]):
         conv = value.producer

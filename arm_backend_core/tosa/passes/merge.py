@@ -46,9 +46,7 @@ def sink_reshape(op: Op, rewriter: Rewriter) -> Value | None:
 
     Only where every reader is elementwise, so that the RESHAPE itself goes away.
     """
-    reshape = next(
-        (r for v in op.inputs if v.shape == op.output.shape and (r := producer(v, "RESHAPE"))), None
-    )
+    reshape = next((r for v in op.inputs if v.shape == op.output.shape and (r := producer(v, "RESHAPE"))), None)
     if reshape is None or not _only_elementwise_readers(reshape.output, rewriter):
         return None
     shape = reshape.inputs[0].shape
@@ -69,17 +67,13 @@ def _only_elementwise_readers(value: Value, rewriter: Rewriter) -> bool:
     return users is not None and all(user.kind in ELEMENTWISE for user in users)
 
 
-def _before_reshape(
-    value: Value, old: tuple[int, ...], new: tuple[int, ...], rewriter: Rewriter
-) -> Value | None:
+def _before_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], rewriter: Rewriter) -> Value | None:
     """``value``, which broadcasts to ``old``, as it broadcasts to ``new``; None unless that is free."""
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:
         return reshape.inputs[0]
     if value.data is None and (value.size > 1 or prod(old) == 1):
-        return (
-            None  # not free; a result of one element would pass its RESHAPE to and fro between the operands
-        )
+        return None  # not free; a result of one element would pass its RESHAPE to and fro between the operands
     shape = [1] * len(new)
     for new_dims, old_dims in groups(new, old):
         wanted = [dim for dim in old_dims if value.shape[dim] != 1]
