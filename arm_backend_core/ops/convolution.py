@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.layout import as_image, to_nchw, to_nhwc
+from arm_backend_core.ops.layout import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import DType, Value
@@ -29,15 +29,6 @@ class _Geometry:
     groups: int
 
 
-def _pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
-    """Two values, height first; a 1-D convolution is one of height 1."""
-    values = [values] if isinstance(values, int) else list(values)
-    if len(values) == 1:
-        values = values * spatial
-    first, second = [neutral, *values][-2:]
-    return first, second
-
-
 @op(aten.conv1d.default, aten.conv2d.default, **_CONV)
 def conv(
     cx: Context,
@@ -51,8 +42,8 @@ def conv(
 ) -> Value:
     """x [N, C, (H,) W], weight [OC, C / groups, (KH,) KW]."""
     spatial = weight.rank - 2
-    top, left = _pair(padding, spatial, 0)
-    geometry = _Geometry(_pair(stride, spatial, 1), (top, top, left, left), _pair(dilation, spatial, 1), groups)
+    top, left = pair(padding, spatial, 0)
+    geometry = _Geometry(pair(stride, spatial, 1), (top, top, left, left), pair(dilation, spatial, 1), groups)
     return _convolve(cx, x, weight, bias, geometry)
 
 
@@ -69,11 +60,11 @@ def conv_same(
 ) -> Value:
     """padding="same" puts the odd row or column after, as PyTorch does."""
     spatial = weight.rank - 2
-    steps = _pair(dilation, spatial, 1)
-    kernel = _pair(weight.shape[2:], spatial, 1)
+    steps = pair(dilation, spatial, 1)
+    kernel = pair(weight.shape[2:], spatial, 1)
     total = [step * (size - 1) if padding == "same" else 0 for step, size in zip(steps, kernel, strict=True)]
     pad = (total[0] // 2, total[0] - total[0] // 2, total[1] // 2, total[1] - total[1] // 2)
-    return _convolve(cx, x, weight, bias, _Geometry(_pair(stride, spatial, 1), pad, steps, groups))
+    return _convolve(cx, x, weight, bias, _Geometry(pair(stride, spatial, 1), pad, steps, groups))
 
 
 @op(aten.convolution.default, **_CONV)
@@ -110,11 +101,11 @@ def conv_transpose(
     """x [N, IC, H, W], weight [IC, OC / groups, KH, KW]; TOSA's out_pad crops what PyTorch calls padding."""
     if weight.rank != 4:
         raise Unsupported("transposed convolution in one or three dimensions")
-    if _pair(dilation, 2, 1) != (1, 1):
+    if pair(dilation, 2, 1) != (1, 1):
         raise Unsupported("transposed convolution with dilation: TOSA's TRANSPOSE_CONV2D has none")
     if weight.q is not None and weight.q.axis not in (None, 1):
         raise Unsupported("transposed convolution whose weight is not quantized along its output channels (axis 1)")
-    crop, extra = _pair(padding, 2, 0), _pair(output_padding, 2, 0)
+    crop, extra = pair(padding, 2, 0), pair(output_padding, 2, 0)
     out_pad = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
     image = to_nhwc(cx.b, x.value)
     in_channels, out_channels = weight.shape[0] // groups, weight.shape[1]
@@ -125,7 +116,7 @@ def conv_transpose(
         kernel = cx.b.const(rows.transpose(1, 2, 3, 0), weight.value.dtype)
         offsets = _bias(cx, x, weight, bias, slice(group * out_channels, (group + 1) * out_channels), out_channels)
         accumulator = cx.b.transpose_conv2d(
-            part, kernel, offsets, out_pad=out_pad, stride=_pair(stride, 2, 1), zps=_zero_points(x, weight)
+            part, kernel, offsets, out_pad=out_pad, stride=pair(stride, 2, 1), zps=_zero_points(x, weight)
         )
         results.append(_finish(cx, x, weight, accumulator, slice(None)))
     return to_nchw(cx.b, cx.b.concat(results, 3))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
@@ -24,3 +26,15 @@ def as_image(b: Builder, x: Value) -> Value:
         return b.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
     assert x.rank == 2, x.shape
     return b.reshape(x, (*x.shape, 1, 1))
+
+
+def pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
+    """Two values, height first, of a convolution or pool with ``spatial`` dimensions.
+
+    What has one dimension is an image of height 1, for which ``neutral`` is the value.
+    """
+    values = [values] if isinstance(values, int) else list(values)
+    if len(values) == 1:
+        values = values * spatial
+    first, second = [neutral, *values][-2:]
+    return first, second

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.layout import as_image, to_nchw, to_nhwc
+from arm_backend_core.ops.layout import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
 from arm_backend_core.ops.registry import Kind, op
@@ -19,14 +19,6 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 #: Where the mean of a whole image takes fewer cycles as convolutions (24x5x64 on U55-128: 2,693 against 5,208).
 _SLOW_AVERAGE = ("ethos-u55", "ethos-u65")
-
-
-def _pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:
-    values = [values] if isinstance(values, int) else list(values)
-    if len(values) == 1:
-        values = values * spatial
-    first, second = [neutral, *values][-2:]
-    return first, second
 
 
 def _windows(
@@ -67,12 +59,12 @@ def max_pool(
     """x [N, C, (H,) W]. With indices, the indices must be unused: TOSA has none."""
     overload = cx.node.target
     spatial = 1 if "max_pool1d" in str(overload) else 2
-    if _pair(dilation, spatial, 1) != (1, 1):
+    if pair(dilation, spatial, 1) != (1, 1):
         raise Unsupported("max pooling with dilation: TOSA's MAX_POOL2D has none")
-    kernel = _pair(kernel_size, spatial, 1)
-    steps = _pair(stride or kernel_size, spatial, 1)
+    kernel = pair(kernel_size, spatial, 1)
+    steps = pair(stride or kernel_size, spatial, 1)
     image = _image(cx, x, spatial)
-    pads = _windows(cx, image.shape[1:3], kernel, steps, _pair(padding, spatial, 0), spatial)
+    pads = _windows(cx, image.shape[1:3], kernel, steps, pair(padding, spatial, 0), spatial)
     image, pads = _fit(cx, image, pads)
     result = cx.b.reshape(to_nchw(cx.b, cx.b.max_pool2d(image, kernel, steps, pads)), cx.shape)
     return [result, result] if "with_indices" in str(overload) else result
@@ -93,9 +85,9 @@ def avg_pool(
     spatial = 1 if "avg_pool1d" in str(cx.node.target) else 2
     if divisor_override is not None:
         raise Unsupported("average pooling with divisor_override")
-    kernel = _pair(kernel_size, spatial, 1)
-    steps = _pair(stride or kernel_size, spatial, 1)
-    amount = _pair(padding, spatial, 0)
+    kernel = pair(kernel_size, spatial, 1)
+    steps = pair(stride or kernel_size, spatial, 1)
+    amount = pair(padding, spatial, 0)
     image = _image(cx, x, spatial)
     zero = x.q.zero_point if x.q else 0
     pads = _windows(cx, image.shape[1:3], kernel, steps, amount, spatial)
