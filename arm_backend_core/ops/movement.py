@@ -145,6 +145,19 @@ def slice_(
     return cx.b.reshape(_cut(cx, grouped, axis + 1, 0, 1), cx.shape)
 
 
+@op(aten.roll.default, **_SHARED)
+def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+    """The end of each dimension comes to its front; without ``dims``, of the flattened tensor."""
+    value = x.value if dims else cx.b.reshape(x.value, (x.value.size,))
+    for shift, dim in zip(shifts, dims or (0,), strict=True):
+        axis = _axis(cx, dim, value.rank)
+        size = value.shape[axis]
+        head = size - shift % size
+        parts = (_cut(cx, value, axis, head, size - head), _cut(cx, value, axis, 0, head))
+        value = cx.b.concat([part for part in parts if part.size], axis)
+    return cx.b.reshape(value, cx.shape)
+
+
 @op(aten.select.int, aten.select_copy.int, **_SHARED)
 def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
     """x[index] along one dimension, which is removed."""

@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from arm_backend_core.lowering import is_constant
 from arm_backend_core.ops.registry import find
+from arm_backend_core.passes.functionalize import functionalize
 
 aten = torch.ops.aten
 
@@ -103,6 +104,47 @@ def transformer_encoder_layer(
     return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
 
 
+def lstm(
+    x: Tensor,
+    state: list[Tensor],
+    parameters: list[Tensor],
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """torch.nn.LSTM step by step; PyTorch's own decomposition calls a CPU library for a whole layer.
+
+    Gates are in the order input, forget, cell, output (torch.nn.LSTM). ``state``: h and c, each
+    [layers * directions, batch, hidden]; ``parameters``: four (or two without biases) for each layer and direction.
+    """
+    steps = list((x.transpose(0, 1) if batch_first else x).unbind(0))
+    per_run = 4 if has_biases else 2
+    directions = 2 if bidirectional else 1
+    last_h, last_c = [], []
+    for layer in range(num_layers):
+        runs = []
+        for direction in range(directions):
+            index = layer * directions + direction
+            w_x, w_h, *biases = parameters[index * per_run : (index + 1) * per_run]
+            b_x, b_h = biases or (None, None)
+            h, c = state[0][index], state[1][index]
+            outputs = []
+            for step in steps[::-1] if direction else steps:
+                gates = F.linear(step, w_x, b_x) + F.linear(h, w_h, b_h)
+                i, f, g, o = gates.chunk(4, -1)
+                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+                h = torch.sigmoid(o) * torch.tanh(c)
+                outputs.append(h)
+            runs.append(outputs[::-1] if direction else outputs)
+            last_h.append(h)
+            last_c.append(c)
+        steps = [torch.cat(parts, -1) if directions > 1 else parts[0] for parts in zip(*runs, strict=True)]
+    return torch.stack(steps, 1 if batch_first else 0), torch.stack(last_h), torch.stack(last_c)
+
+
 def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * bias + alpha * x @ weight."""
     if beta == 1 and alpha == 1 and bias.dim() == 1:
@@ -120,6 +162,7 @@ _OWN: dict[OpOverload, Callable[..., Any]] = {
     aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
     aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
     aten.addmm.default: addmm,
+    aten.lstm.input: lstm,
     aten.clamp.Tensor: clamp,
 }
 _MASKED = (aten.scaled_dot_product_attention.default, aten._transformer_encoder_layer_fwd.default)
@@ -188,7 +231,13 @@ def _splice(module: GraphModule, node: Node, lowest: float) -> bool:
     with module.graph.inserting_before(node):
         copies = dict(zip(_placeholders(traced), sources, strict=True))
         outputs = _copy(module, traced, node, copies)
-    node.replace_all_uses_with(outputs)
+    if isinstance(outputs, (tuple, list)):
+        for pick in list(node.users):
+            assert pick.target is operator.getitem, pick
+            pick.replace_all_uses_with(outputs[cast(int, pick.args[1])])
+            module.graph.erase_node(pick)
+    else:
+        node.replace_all_uses_with(outputs)
     module.graph.erase_node(node)
     return True
 
@@ -234,6 +283,8 @@ def _traced(module: GraphModule, node: Node, lowest: float) -> GraphModule | Non
     traced = _trace(call, values)
     if traced is not None and any(inner.target is node.target for inner in traced.graph.nodes):
         traced = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone is traced below that
+    if traced is not None:
+        functionalize(traced.graph)
     return traced
 
 

@@ -162,6 +162,18 @@ class Constant(nn.Module):
         return self.function(*x, self.constant)
 
 
+class Recurrent(nn.Module):
+    """The sequence that a recurrent layer gives."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x)[0]
+        return output
+
+
 def _batch_norm(module: nn.Module) -> nn.Module:
     """With statistics that are not the initial ones; one gain is negative, one is zero."""
     for part in module.modules():
@@ -248,6 +260,9 @@ LINEAR = [
         steps=3,
         wide_steps=4,
     ),
+    Case("lstm", Recurrent(nn.LSTM(5, 6, batch_first=True)), one(1, 4, 5), steps=3, wide_steps=16),
+    Case("lstm_bidirectional", Recurrent(nn.LSTM(5, 6, 2, bidirectional=True)), one(3, 1, 5), steps=4, wide_steps=32),
+    Case("gru", Recurrent(nn.GRU(5, 6, batch_first=True)), one(1, 4, 5), steps=3, wide_steps=16),
     Case(
         "sdpa_mask",
         lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
@@ -369,6 +384,8 @@ MOVEMENT = [
     Case("movedim", lambda x: x.movedim(0, 2), one(2, 3, 8)),
     Case("expand", lambda x: x.expand(2, 3, -1), one(3, 8)),
     Case("expand_as", lambda x, y: x.expand_as(y) + y, two((3, 1), (3, 8))),
+    Case("roll", lambda x: torch.roll(x, (1, -2), (1, 2)), one(2, 3, 5)),
+    Case("roll_flat", lambda x: torch.roll(x, 4), one(2, 3, 5)),
     Case("repeat", lambda x: x.repeat(2, 1, 3), one(3, 4)),
     Case("clone", lambda x: x.clone(), one(2, 3)),
     Case("contiguous", lambda x: x.permute(1, 0).contiguous(), one(2, 3)),
