@@ -38,13 +38,12 @@ def _steps(cx: Context, x: Operand, scale: float) -> Value:
 def _fine_scale(*operands: Operand) -> float:
     """A step that both operands can be counted in with guard bits.
 
-    The coarser operand is multiplied by 2**19 (int8: |x - zp| < 2**8, so a sum stays below 2**28) or by 2**13 (int16,
-    sum below 2**30; a RESCALE by 2**14 would not be defined for -32768); the other by less. Rounding is then 2**-19
-    (2**-13) of the coarser operand's step.
+    The coarser operand is multiplied by 2**19 (int8: |x - zp| < 2**8, so a sum stays below 2**28) or by 2**14 (int16,
+    sum up to 2**30); the other by less. Rounding is then 2**-19 (2**-14) of the coarser operand's step.
     """
     quantized = [x.q for x in operands if isinstance(x, Tensor) and x.q is not None]
     wide = any(q.dtype is DType.INT16 for q in quantized)
-    return max(float(q.scale) for q in quantized) * 2.0 ** -(13 if wide else 19)
+    return max(float(q.scale) for q in quantized) * 2.0 ** -(14 if wide else 19)
 
 
 def _scaled(x: Operand, factor: float) -> Operand:
