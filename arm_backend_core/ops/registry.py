@@ -5,7 +5,7 @@ The partitioner, the quantizer, the tests and the documentation read these recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -122,8 +122,3 @@ def records() -> Mapping[OpOverload, Record]:
     import arm_backend_core.ops.families  # noqa: F401  (registers)
 
     return _RECORDS
-
-
-def unique_records() -> Iterator[Record]:
-    """Every record once."""
-    yield from dict.fromkeys(records().values())

@@ -6,7 +6,7 @@ Operands that TOSA wants as constants (zero points, shapes, shifts, tables, resc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -180,9 +180,6 @@ class Graph:
         """The graph as text, one operator a line."""
         lines = [f"inputs: {', '.join(map(repr, self.inputs))}", *map(repr, self.ops)]
         return "\n".join([*lines, f"outputs: {', '.join(map(repr, self.outputs))}"])
-
-
-GraphPass = Callable[[Graph], None]
 
 
 def prod(values: Iterable[int]) -> int:
