@@ -202,7 +202,7 @@ class Lowering:
 
     def _lower_plain(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         tensors = [x.value.dtype for x in _flatten([*args, *kwargs.values()])]
-        if not self.target.floating and (_is_float(node) or any(dtype.is_float for dtype in tensors)):
+        if not self.target.floating and (is_float(node) or any(dtype.is_float for dtype in tensors)):
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
@@ -221,11 +221,11 @@ class Lowering:
             out = next(x.q for x in _flatten(args) if x.q is not None)
         else:
             out = self.result_qparams(node)
-            if out is None and _is_float(node):
+            if out is None and is_float(node):
                 reason = "its result is not quantized"
                 return self._in_float(node, record, args, kwargs, reason)
         rule = record.lower_integer
-        return _tensors(rule(Context(self.builder, node, out), *args, **kwargs), out if _is_float(node) else None)
+        return _tensors(rule(Context(self.builder, node, out), *args, **kwargs), out if is_float(node) else None)
 
     def _in_float(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str) -> Result:
         """Where floating point may be mixed in (VGF), dequantize the operands and use the plain rule."""
@@ -362,7 +362,7 @@ def _merge_univariate(
     assert overload is not None
     if base.q is None or base.q.axis is not None or base.shape != tuple(node.meta["val"].shape):
         return None
-    if not _is_float(node):  # comparisons and casts to integers have no scale to be quantized with
+    if not is_float(node):  # comparisons and casts to integers have no scale to be quantized with
         return None
     direct = args[0] is base
     clamp = record.clamp(*args, **kwargs) if record.clamp and direct else None
@@ -403,9 +403,10 @@ def _tensors(result: Any, q: QParams | None) -> Result:
     return result if isinstance(result, Tensor) else Tensor(result, q)
 
 
-def _is_float(node: Node) -> bool:
+def is_float(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a floating-point tensor."""
     meta = node.meta.get("val")
-    first = meta[0] if isinstance(meta, (tuple, list)) else meta
+    first = meta[0] if isinstance(meta, (tuple, list)) and meta else meta
     return isinstance(first, torch.Tensor) and first.dtype.is_floating_point
 
 

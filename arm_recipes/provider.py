@@ -127,7 +127,8 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
         quantization = quantization_recipe(chosen, given["calibration"])
         if given["quantized_io"]:
             boundary.append(edge_manager.quantized_io)
-        boundary.append(edge_manager.quantized_kernels if target == "VGF" else edge_manager.cortex_m_boundary)
+        if target != "VGF":  # VGF runtimes have ExecuTorch's own kernels, which the partitioner loads
+            boundary.append(edge_manager.cortex_m_boundary)
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"]
     )

@@ -6,6 +6,7 @@ Each channel has one weight, so that per-channel quantization keeps it exactly. 
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -58,10 +59,8 @@ def _call(origin: Node, operator: Any, *args: Any) -> Node:
 
 
 def _attribute(module: GraphModule, node: Any) -> Any:
-    value: Any = module
-    for part in str(node.target).split(".") if isinstance(node, Node) else ():
-        value = getattr(value, part)
-    return value.detach() if isinstance(node, Node) else None
+    """A parameter's tensor; None where the operator has none."""
+    return attrgetter(str(node.target))(module).detach() if isinstance(node, Node) else None
 
 
 def _constant(module: GraphModule, name: str, tensor: torch.Tensor) -> Node:

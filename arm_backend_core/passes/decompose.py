@@ -308,14 +308,7 @@ def _placeholders(module: GraphModule) -> list[Node]:
 def _value(module: GraphModule, node: Node) -> Any:
     if "val" in node.meta:
         return node.meta["val"]
-    return _attribute(module, str(node.target)) if node.op == "get_attr" else None
-
-
-def _attribute(module: torch.nn.Module, name: str) -> Any:
-    *path, last = name.split(".")
-    for part in path:
-        module = getattr(module, part)
-    return getattr(module, last)
+    return operator.attrgetter(str(node.target))(module) if node.op == "get_attr" else None
 
 
 def _copy(module: GraphModule, traced: GraphModule, origin: Node, copies: dict[Node, Node]) -> Any:
@@ -327,7 +320,7 @@ def _copy(module: GraphModule, traced: GraphModule, origin: Node, copies: dict[N
             return torch.fx.map_arg(node.args[0], lambda x: copies[x])
         copy = module.graph.node_copy(node, lambda x: copies[x])
         if node.op == "get_attr":
-            copy.target = _adopt(module, _attribute(traced, str(node.target)))
+            copy.target = _adopt(module, operator.attrgetter(str(node.target))(traced))
         for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
             if key in origin.meta:
                 copy.meta[key] = origin.meta[key]

@@ -16,7 +16,7 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from arm_backend_core.lowering import is_constant
+from arm_backend_core.lowering import is_constant, is_float
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
 
@@ -107,7 +107,7 @@ class Annotator:
         found: list[Node] = []
         for arg in _flat(args):
             scalar = arg in self.constants and arg.meta["val"].numel() == 1 and record.univariate
-            if _is_float(arg) and not scalar and arg not in found:
+            if is_float(arg) and not scalar and arg not in found:
                 found.append(arg)
         return found
 
@@ -158,7 +158,7 @@ class Annotator:
             if isinstance(weight, Node) and spec is not None:
                 inputs[weight] = along(spec, record.weight_axis(weight.meta["val"].dim()))
                 inputs |= self._bias_spec(node, weight)
-        output = None if self._is_interior(node) or not _is_float(node) else self._output_spec(node)
+        output = None if self._is_interior(node) or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
@@ -262,17 +262,11 @@ def _flat(items: Any) -> list[Node]:
     return [items] if isinstance(items, Node) else []
 
 
-def _is_float(node: Node) -> bool:
-    meta = node.meta.get("val")
-    first = meta[0] if isinstance(meta, (list, tuple)) and meta else meta
-    return isinstance(first, torch.Tensor) and first.dtype.is_floating_point
-
-
 def _is_real(node: Node) -> bool:
     """Whether ``node`` makes real numbers, or is an operator with parameters of its own (a comparison) on some."""
     record = find(node)
-    compares = record is not None and record.kind is Kind.ELEMENTWISE and any(map(_is_float, node.all_input_nodes))
-    return _is_float(node) or compares
+    compares = record is not None and record.kind is Kind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))
+    return is_float(node) or compares
 
 
 def _same_shape(*nodes: Node) -> bool:

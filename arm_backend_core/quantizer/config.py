@@ -53,21 +53,14 @@ def _int16_activation() -> QuantizationSpec:
 
 def _int8_weight(is_per_channel: bool) -> QuantizationSpec:
     """Symmetric in [-127, 127]; the output-channel axis is set for each operator."""
-    if is_per_channel:
-        return QuantizationSpec(
-            dtype=torch.int8,
-            quant_min=-127,
-            quant_max=127,
-            qscheme=torch.per_channel_symmetric,
-            ch_axis=0,
-            observer_or_fake_quant_ctr=PerChannelMinMaxObserver.with_args(eps=_EPS),
-        )
+    observer = PerChannelMinMaxObserver if is_per_channel else MinMaxObserver
     return QuantizationSpec(
         dtype=torch.int8,
         quant_min=-127,
         quant_max=127,
-        qscheme=torch.per_tensor_symmetric,
-        observer_or_fake_quant_ctr=MinMaxObserver.with_args(eps=_EPS),
+        qscheme=torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric,
+        ch_axis=0 if is_per_channel else None,
+        observer_or_fake_quant_ctr=observer.with_args(eps=_EPS),
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Self
 
 import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
+from arm_backend_core.lowering import is_float
 from arm_backend_core.passes.batch_norm import batch_norm_to_convolution
 from arm_backend_core.passes.decompose import QUANTIZABLE_LOWEST, decompose
 from arm_backend_core.passes.functionalize import functionalize
@@ -121,10 +123,10 @@ class _ArmQuantizer(Quantizer):
         if self._io is None:
             return
         for node in model.graph.nodes:
-            if node.op == "placeholder" and _floating(node):
+            if node.op == "placeholder" and is_float(node):
                 node.meta[ANNOTATION] = QuantizationAnnotation({}, self._io.activation, _annotated=True)
             elif node.op == "output":
-                inputs = {source: self._io.activation for source in node.all_input_nodes if _floating(source)}
+                inputs = {source: self._io.activation for source in node.all_input_nodes if is_float(source)}
                 node.meta[ANNOTATION] = QuantizationAnnotation(dict(inputs), _annotated=True)
 
 
@@ -146,20 +148,11 @@ class VgfQuantizer(_ArmQuantizer):
     spec_class = VgfCompileSpec
 
 
-def _floating(node: Node) -> bool:
-    meta = node.meta.get("val")
-    return isinstance(meta, torch.Tensor) and meta.dtype.is_floating_point
-
-
 def _give_values(model: GraphModule) -> None:
     """get_attr nodes made by conv and batch-norm fusion have no fake tensor: give them their own tensor's."""
     for node in model.graph.nodes:
         if node.op == "get_attr" and "val" not in node.meta:
-            *path, last = str(node.target).split(".")
-            owner: Any = model
-            for part in path:
-                owner = getattr(owner, part)
-            node.meta["val"] = getattr(owner, last)
+            node.meta["val"] = attrgetter(str(node.target))(model)
 
 
 def _modules(node: Node) -> dict[str, Any]:

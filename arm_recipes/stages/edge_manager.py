@@ -56,7 +56,8 @@ def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
 def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
     """Turn quantize and dequantize outside the delegates into ``cortex_m`` ones, as firmware has them.
 
-    What there is no such kernel for (weights of an operator on the CPU, per channel) keeps ExecuTorch's own.
+    What there is no such kernel for (weights of an operator on the CPU, per channel) keeps ExecuTorch's own,
+    which the partitioner has loaded.
     """
     modules = [manager.exported_program(method).graph_module for method in manager.methods]
     nodes = [node for module in modules for node in module.graph.nodes if "quantized_decomposed" in str(node.target)]
@@ -73,16 +74,6 @@ def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
             node.target = rule["new_target"]
     for module in modules:
         module.recompile()
-    return quantized_kernels(manager)
-
-
-def quantized_kernels(manager: EdgeProgramManager) -> Sequence[Any]:
-    """Let ``quantized_decomposed`` operators outside the delegates be emitted: VGF runtimes have their kernels.
-
-    Importing ExecuTorch's library of them registers their out variants, which the base package lacks.
-    """
-    import executorch.kernels.quantized  # noqa: F401
-
     return []
 
 
