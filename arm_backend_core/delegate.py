@@ -13,14 +13,16 @@ from torch.fx import Node
 
 from arm_backend_core import events
 from arm_backend_core.backends.artifacts import Origin
+from arm_backend_core.backends.payload import checksum
 from arm_backend_core.culprit import culprit
 from arm_backend_core.errors import CompileError, FullDelegationError, Unsupported
-from arm_backend_core.lowering import Lowering, Univariate, is_dequantize, is_quantize, source_line
+from arm_backend_core.lowering import Lowering, Univariate, is_dequantize, is_quantize, memory_order, source_line
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.ops.registry import overload_of
 from arm_backend_core.passes.decompose import decompose
 from arm_backend_core.passes.functionalize import functionalize
 from arm_backend_core.passes.int64 import BOUNDARY, narrow_int64_inputs, widen_int64_outputs
+from arm_backend_core.passes.memory_format import settle_memory_formats
 from arm_backend_core.program import (
     Partition,
     avoid_builtin_names,
@@ -72,6 +74,7 @@ def delegate(
             f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n"
             + "\n".join(lines)
         )
+    settle_memory_formats(program, selection.chosen)
     for tag in tag_groups(program, selection.groups()):
         _compile(Partition(program, tag), spec)
     clear_tags(program)
@@ -234,6 +237,7 @@ def _compile(partition: Partition, spec: ArmCompileSpec) -> None:
         origin = culprit(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.at(origin.operator, origin.source) from error
     spec.dump(name, flatbuffer, payload, _origins(graph))
+    check = checksum(payload.data)
     record = events.Delegate(
         name=name,
         backend=spec.backend_id,
@@ -241,6 +245,7 @@ def _compile(partition: Partition, spec: ArmCompileSpec) -> None:
         tosa_operators=kinds,
         tosa=flatbuffer,
         payload_bytes=len(payload.data),
+        checksum=check.value,
         vela=payload.vela,
         inputs=tuple(_io(value) for value in graph.inputs),
         outputs=tuple(_io(value) for value in graph.outputs),
@@ -248,7 +253,9 @@ def _compile(partition: Partition, spec: ArmCompileSpec) -> None:
     log = events.current()
     if log is not None:
         log.delegates.append(record)
-    partition.insert(spec.backend_id, payload.data, spec.to_list(), _executor(flatbuffer), {"arm_delegate": record})
+    specs = [*spec.to_list(), check]
+    orders = [memory_order(node.meta["val"]) for node in partition.inputs]
+    partition.insert(spec.backend_id, payload.data, specs, _executor(flatbuffer, orders), {"arm_delegate": record})
 
 
 def _origins(graph: Graph) -> list[Origin]:
@@ -274,10 +281,8 @@ def _tosa_graph(partition: Partition, target: Target) -> Graph:
     program = partition.program
     nodes = list(program.graph_module.graph.nodes)
     walk = Lowering(target, constants_of(program))
-    inputs = set(program.graph_signature.user_inputs)
-    for node in nodes:
-        if node.op == "placeholder" and node.name in inputs:
-            walk.read(node)
+    for node in partition.inputs:
+        walk.read(node)
     walk.run(nodes)
     for node, result in walk.results.items():
         if isinstance(result, Unsupported):  # the selection ran the same walk, so this is a fault of ours
@@ -299,9 +304,14 @@ def _output(walk: Lowering, node: Node) -> Value:
     return result.value
 
 
-def _executor(flatbuffer: bytes) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+def _executor(
+    flatbuffer: bytes, orders: Sequence[list[int]]
+) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        arrays = [tensor.detach().cpu().contiguous().numpy() for tensor in tensors]
+        arrays = [
+            tensor.detach().cpu().permute(order).contiguous().numpy()
+            for tensor, order in zip(tensors, orders, strict=True)
+        ]
         return [torch.from_numpy(np.array(array)) for array in reference.run(flatbuffer, arrays)]
 
     return execute

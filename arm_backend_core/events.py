@@ -42,6 +42,7 @@ class Delegate:
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
         tosa: the flatbuffer that was compiled (TOSA 1.0).
         payload_bytes: size of what is stored in the ``.pte``.
+        checksum: of the same, as its compile spec has it.
         vela: Vela's figures, for Ethos-U targets.
     """
 
@@ -51,6 +52,7 @@ class Delegate:
     tosa_operators: tuple[str, ...]
     tosa: bytes
     payload_bytes: int
+    checksum: bytes
     vela: VelaFigures | None
     inputs: tuple[Io, ...]
     outputs: tuple[Io, ...]

@@ -82,6 +82,16 @@ class Univariate:
         return self.target(*map(real, self.args), **{name: real(x) for name, x in self.kwargs.items()})
 
 
+def memory_order(tensor: torch.Tensor) -> list[int]:
+    """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else as they are."""
+    axes = list(range(tensor.dim()))
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    form = formats.get(tensor.dim())
+    if form is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=form):
+        return axes
+    return [0, *axes[2:], 1]
+
+
 Result = Tensor | Univariate | list[Any] | Unsupported
 
 
@@ -165,7 +175,10 @@ class Lowering:
                 f"'{node.name}' is an int64 tensor at the boundary of a delegate; TOSA has none: "
                 "convert with .to(torch.int32)"
             )
-        return Tensor(self.graph.add_input(tuple(meta.shape), dtype_of(meta.dtype), node.name))
+        # The target takes memory as it lies: the graph's input has the dimensions in that order.
+        order = memory_order(meta)
+        value = self.graph.add_input(tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype), node.name)
+        return Tensor(self.builder.transpose(value, [order.index(axis) for axis in range(meta.dim())]))
 
     def _operand(self, x: Any) -> Any:
         if isinstance(x, Node):

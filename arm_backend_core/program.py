@@ -5,16 +5,21 @@ from __future__ import annotations
 import builtins
 import copy
 import keyword
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx import GraphModule, Node
 
+from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
 from arm_backend_core.lowering import is_dequantize
+from arm_backend_core.targets.compile_spec import TosaCompileSpec
+
+if TYPE_CHECKING:
+    from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
 
 _TAG = "delegation_tag"
 
@@ -60,6 +65,56 @@ def copied_module(module: GraphModule) -> GraphModule:
     result = GraphModule(module, graph)
     result.meta.update(module.meta)
     return result
+
+
+def inputs_of(program: ExportedProgram) -> list[Node]:
+    """What a caller gives to the program, in order."""
+    held = {
+        *program.graph_signature.inputs_to_parameters,
+        *program.graph_signature.inputs_to_buffers,
+        *program.graph_signature.inputs_to_lifted_tensor_constants,
+    }
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in held]
+
+
+def store_named_data(manager: EdgeProgramManager, key: str, data: bytes) -> None:
+    """Put data into the program that a runtime reads only when it is asked for ``key``."""
+    manager._named_data_store.add_named_data(key, data)
+
+
+def with_tosa_delegates(
+    manager: ExecutorchProgramManager, graphs: Mapping[bytes, bytes], named_data: Mapping[str, bytes]
+) -> bytes:
+    """A program like that of ``manager``, with TOSA flatbuffers in place of the payloads that were made from them.
+
+    Args:
+        graphs: checksum of a payload, as its compile spec has it -> flatbuffer.
+        named_data: replaces what has the same key.
+    """
+    from executorch.exir import ExecutorchBackendConfig
+    from executorch.exir._serialize._named_data_store import NamedDataStore
+    from executorch.exir._serialize._serialize import serialize_for_executorch
+    from executorch.exir.schema import BackendDelegateInlineData
+
+    program = copy.deepcopy(manager.executorch_program)
+    for plan in program.execution_plan:
+        for delegate in plan.delegates:
+            check = next((spec.value for spec in delegate.compile_specs if spec.key == CHECKSUM_KEY), None)
+            if check is None:  # another backend's
+                continue
+            flatbuffer = graphs[bytes(check)]
+            program.backend_delegate_data[delegate.processed.index] = BackendDelegateInlineData(flatbuffer)
+            delegate.id, delegate.compile_specs = TosaCompileSpec.backend_id, [checksum(flatbuffer)]
+    store = NamedDataStore()
+    present = manager._named_data
+    if present is not None:
+        kept = {key: entry for key, entry in present.pte_data.items() if key not in named_data}
+        store.merge_named_data_store(replace(present, pte_data=kept))
+    for key, data in named_data.items():
+        store.add_named_data(key, data)
+    emitted, named = replace(manager._emitter_output, program=program), store.get_named_data_store_output()
+    pte, _ = serialize_for_executorch(emitted, ExecutorchBackendConfig(), manager._data_serializer, named)
+    return bytes(pte)
 
 
 def drop_assertions(program: ExportedProgram) -> None:
@@ -190,6 +245,11 @@ class Partition:
         self.program, self._inputs_to_delete, self._outputs_to_delete = create_exported_program_from_submodule(
             submodule, owner, tag, self._call, False
         )
+
+    @property
+    def inputs(self) -> list[Node]:
+        """Placeholders of the partition's program that are no constants, in order."""
+        return inputs_of(self.program)
 
     @property
     def outputs(self) -> list[Node]:

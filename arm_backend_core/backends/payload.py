@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+#: Key of the compile spec with a payload's checksum.
+CHECKSUM_KEY = "payload_crc32"
 _HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
 _IO = struct.Struct("<9i")
@@ -106,6 +113,16 @@ class Payload:
     data: bytes
     vela: VelaFigures | None = None
     artifacts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def checksum(data: bytes) -> CompileSpec:
+    """The compile spec ``payload_crc32`` of a payload: its CRC-32, little endian.
+
+    Runtimes that do not know the key pass it over; ours refuses a payload that has changed since.
+    """
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+    return CompileSpec(CHECKSUM_KEY, zlib.crc32(data).to_bytes(4, "little"))
 
 
 def block_stream(blocks: Sequence[tuple[str, bytes]]) -> bytes:

@@ -37,6 +37,7 @@ DELEGATE = Delegate(
     tosa_operators=("CONV2D", "CLAMP", "RESCALE"),
     tosa=b"12345",
     payload_bytes=2048,
+    checksum=b"1234",
     vela=VELA,
     inputs=(Io("x", "i8", (1, 3)),),
     outputs=(),
