@@ -10,18 +10,24 @@ RECIPE ?= ETHOSU_U85_INT8
 MACS ?=
 WORKERS ?= 2
 
+# What Debian has and PyPI has not: a Vulkan driver for the CPU and a loader that is new enough for it (the one in
+# chromium-common; Debian 12's own is 1.3), a compiler for the plugin of ExecuTorch's runtime; for the tests, those of
+# the device backends.
+DEBIAN := g++ mesa-vulkan-drivers chromium-common
+DEBIAN_TEST := cmake clang libclang-rt-dev gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-demo
 READY_TEST := $(VENV)/.ready-test
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint format env clean
+.PHONY: demo test lint format env clean debian debian-test
 
-demo: $(READY)
+demo: debian $(READY)
 	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
 
-test: lint
+test: debian-test lint
 	$(BIN)/python -m pytest -n $(WORKERS) -q
 
 lint: $(READY_TEST)
@@ -34,6 +40,12 @@ format: $(READY_TEST)
 	$(BIN)/ruff format .
 
 env: $(READY_TEST)
+
+debian:
+	@scripts/debian_packages.sh $(DEBIAN)
+
+debian-test:
+	@scripts/debian_packages.sh $(DEBIAN) $(DEBIAN_TEST)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -10,7 +10,24 @@ from arm_recipes.messages import ArmRecipesWarning, ExportError
 from arm_recipes.provider import ArmRecipeProvider
 from arm_recipes.recipe_types import ArmRecipeType
 from arm_recipes.result import ExportResult
+from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
+from arm_recipes.runtime.inspect import inspect
+from arm_recipes.runtime.program import Program, load
+from arm_recipes.runtime.pte import ProgramError
 
 recipe_registry.register_backend_recipe_provider(ArmRecipeProvider())
 
-__all__ = ["ArmRecipeProvider", "ArmRecipeType", "ArmRecipesWarning", "ExportError", "ExportResult", "export"]
+__all__ = [
+    "ArmRecipeProvider",
+    "ArmRecipeType",
+    "ArmRecipesWarning",
+    "ExportError",
+    "ExportResult",
+    "Program",
+    "ProgramError",
+    "RunError",
+    "RuntimeUnavailable",
+    "export",
+    "inspect",
+    "load",
+]

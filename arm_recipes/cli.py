@@ -32,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.command == "operators":
         print(_operators())
         return 0
+    if given.command == "inspect":
+        return _inspect(given.program, as_json=given.json)
     from arm_backend_core.errors import ArmBackendError
 
     with warnings.catch_warnings():
@@ -59,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("recipes", help="list the recipes and their options")
     commands.add_parser("operators", help="list the ATen operators that can be delegated")
+    shown = commands.add_parser("inspect", help="tell what is in a program, and what the firmware must have for it")
+    shown.add_argument("program", type=Path, help="a .pte file")
+    shown.add_argument("--json", action="store_true", help="print it as JSON")
     one = commands.add_parser(
         "export",
         help="compile a program that torch.export.save wrote",
@@ -81,6 +86,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def _inspect(program: Path, *, as_json: bool) -> int:
+    from arm_recipes.runtime.inspect import inspect
+
+    try:
+        inspection = inspect(program)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(json.dumps(inspection.to_dict(), indent=2) if as_json else inspection)
+    return 0
 
 
 def _recipes() -> str:

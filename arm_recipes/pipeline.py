@@ -23,10 +23,10 @@ from executorch.export.stages import (
 from torch.export import ExportedProgram
 
 from arm_recipes import report
-from arm_recipes.host import HostMethod
 from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import warn
 from arm_recipes.result import ExportResult
+from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.stages.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.quantization import FastQuantizeStage
 
@@ -102,7 +102,8 @@ class Pipeline:
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
         self._programs: dict[str, ExportedProgram] = {}
-        self._methods: dict[str, HostMethod] = {}
+        self._graphs: dict[str, torch.fx.GraphModule] = {}
+        self._out_specs: dict[str, Any] = {}
         self._tensors: dict[str, tuple[tuple[report.TensorInfo, ...], tuple[report.TensorInfo, ...]]] = {}
 
     def run(self) -> None:
@@ -131,8 +132,8 @@ class Pipeline:
         """The program with its report; ``notes`` come before those of the stages."""
         manager = self._artifact.data
         methods = []
-        for name, method in self._methods.items():
-            ours, others, boundary, cpu = report.describe_graph(method.graph_module, rejected)
+        for name, graph in self._graphs.items():
+            ours, others, boundary, cpu = report.describe_graph(graph, rejected)
             quantization = report.describe_quantization(self._programs[name], self._progress.samples)
             tensors = self._tensors[name]
             methods.append(report.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization))
@@ -143,7 +144,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        return ExportResult(record, self._programs, self._methods, manager)
+        return ExportResult(record, self._programs, self._out_specs, manager)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
@@ -201,16 +202,19 @@ class Pipeline:
                         warn(self._notes[-1])
 
     def _snapshot(self, manager: EdgeProgramManager) -> None:
+        from arm_backend_core.program import copied_module, inputs_of, store_named_data
+
         published = manager._config_methods or {}
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)
-            method = HostMethod(name, program)
-            self._methods[name] = method
+            self._graphs[name] = copied_module(program.graph_module)
+            self._out_specs[name] = program.call_spec.out_spec
             outputs = list(program.graph.output_node().args[0])[-len(program.graph_signature.user_outputs) :]
             self._tensors[name] = (
-                _describe(method.inputs, published, name, "input"),
+                _describe(inputs_of(program), published, name, "input"),
                 _describe(outputs, published, name, "output"),
             )
+        store_named_data(manager, NAMES_KEY, stored_names(self._tensors))
 
 
 def _describe(

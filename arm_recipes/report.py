@@ -158,21 +158,10 @@ class Report:
         }
 
     def __str__(self) -> str:
-        lines = []
-        for heading, rows in self._sections():
-            lines.append(heading)
-            widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
-            for *cells, last in rows:
-                padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-                lines.append("  " + "  ".join([*padded, last]).rstrip())
-        return "\n".join(lines)
+        return as_text(self._sections())
 
     def _repr_html_(self) -> str:
-        parts = []
-        for heading, rows in self._sections():
-            body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-            parts.append(f"<h4>{html.escape(heading)}</h4><table>{body}</table>")
-        return "".join(parts)
+        return as_html(self._sections())
 
     def _sections(self) -> Iterator[Section]:
         rows: list[tuple[str, ...]] = [("program", size(self.program_bytes))]
@@ -182,6 +171,27 @@ class Report:
         yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
+
+
+def as_text(sections: Iterable[Section]) -> str:
+    """Headings with their lines, cells aligned."""
+    lines = []
+    for heading, rows in sections:
+        lines.append(heading)
+        widths = [max(map(len, column)) for column in zip(*(row[:-1] for row in rows), strict=True)]
+        for *cells, last in rows:
+            padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+            lines.append("  " + "  ".join([*padded, last]).rstrip())
+    return "\n".join(lines)
+
+
+def as_html(sections: Iterable[Section]) -> str:
+    """Headings with their lines as tables."""
+    parts = []
+    for heading, rows in sections:
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+        parts.append(f"<h4>{html.escape(heading)}</h4><table>{body}</table>")
+    return "".join(parts)
 
 
 def size(count: int) -> str:
@@ -252,28 +262,28 @@ def _vela_rows(vela: VelaFigures) -> list[tuple[str, ...]]:
 def _method_dict(method: MethodReport) -> dict[str, Any]:
     return {
         "name": method.name,
-        "inputs": [_plain(tensor) for tensor in method.inputs],
-        "outputs": [_plain(tensor) for tensor in method.outputs],
+        "inputs": [plain(tensor) for tensor in method.inputs],
+        "outputs": [plain(tensor) for tensor in method.outputs],
         "delegates": [
-            {**{k: v for k, v in _plain(delegate).items() if k != "tosa"}, "tosa_bytes": len(delegate.tosa)}
+            {**{k: v for k, v in plain(delegate).items() if k != "tosa"}, "tosa_bytes": len(delegate.tosa)}
             for delegate in method.delegates
         ],
         "other_delegates": method.other_delegates,
         "boundary": method.boundary,
-        "cpu": [_plain(operator) for operator in method.cpu],
-        "quantization": _plain(method.quantization),
+        "cpu": [plain(operator) for operator in method.cpu],
+        "quantization": plain(method.quantization),
     }
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Dataclasses and tuples as dicts and lists. Bytes are left out of the walk: they may be megabytes."""
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:
-        return {name: _plain(getattr(value, name)) for name in fields if name != "tosa"}
+        return {name: plain(getattr(value, name)) for name in fields if name != "tosa"}
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.report import Report, TensorInfo
+from arm_recipes.runtime.program import Program, twin_path
+from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
-
-    from arm_recipes.host import HostMethod
 
 
 class ExportResult:
@@ -29,13 +30,14 @@ class ExportResult:
         self,
         report: Report,
         exported_programs: dict[str, ExportedProgram],
-        methods: dict[str, HostMethod],
+        out_specs: dict[str, Any],
         executorch_program: ExecutorchProgramManager,
     ) -> None:
         self.report = report
         self.exported_programs = exported_programs
         self.executorch_program = executorch_program
-        self._methods = methods
+        self._out_specs = out_specs
+        self._program: Program | None = None
 
     @property
     def buffer(self) -> bytes:
@@ -52,34 +54,30 @@ class ExportResult:
         """Outputs of the first method."""
         return self.report.methods[0].outputs
 
-    def save(self, path: str | Path) -> Path:
+    def save(self, path: str | Path, *, tosa: bool = False) -> Path:
         """Write the ``.pte``; an existing file is replaced only when the new one is complete.
+
+        Args:
+            tosa: write its TOSA twin beside it too, ``model.tosa.pte`` for ``model.pte``: the same program with
+                the graphs that the delegates were compiled from. With it, ``arm_recipes.load`` can run a program
+                for an Ethos-U on any machine.
 
         Raises:
             ValueError: nothing can be written at ``path``; the message says why.
         """
         target = check_writable(path)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            try:
-                self.executorch_program.write_to_file(file)
-                file.close()
-                # mkstemp makes files private to the user; give it the mode of any other new file.
-                umask = os.umask(0)
-                os.umask(umask)
-                os.chmod(file.name, 0o666 & ~umask)
-                os.replace(file.name, target)
-            except BaseException:
-                Path(file.name).unlink(missing_ok=True)
-                raise
+        _write(target, self.buffer)
         # Empty unless the recipe puts weights outside the program.
         self.executorch_program.write_tensor_data_to_file(str(target.parent))
+        if tosa:
+            _write(twin_path(target), self._twin())
         return target
 
-    def run(self, *inputs: Any, method: str = "forward") -> Any:
-        """Execute the program on this machine, bit-true.
+    def run(self, *inputs: Any, method: str = "forward", via: Literal["tosa"] | None = None) -> Any:
+        """Execute the program in ExecuTorch's runtime on this machine.
 
-        Delegates run on Arm's TOSA reference model, other operators in PyTorch. For Ethos-U and VGF this
-        executes the TOSA graph that their compilers were given.
+        TOSA delegates run on Arm's reference model, VGF ones on Vulkan. Those for Ethos-U take the NPU: run the
+        TOSA graphs that Vela was given instead, with ``via="tosa"``.
 
         Args:
             inputs: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
@@ -89,13 +87,44 @@ class ExportResult:
 
         Raises:
             ValueError: no such method, or the inputs differ from the program's in number, shape or dtype.
+            RunError: this machine cannot run it; the message says what it takes.
         """
-        if method not in self._methods:
-            raise ValueError(f"no method '{method}'; the program has: {', '.join(self._methods)}")
-        return self._methods[method](*inputs)
+        from torch.utils import _pytree as pytree
+
+        if self._program is None:
+            self._program = Program(self.buffer)
+        if via == "tosa" and not self._program.runs_via_tosa:
+            self._program.twin = Program(self._twin())
+        outputs = self._program.run(*pytree.tree_leaves(inputs), method=method, via=via)
+        return pytree.tree_unflatten(outputs, self._out_specs[method])
+
+    def _twin(self) -> bytes:
+        """The program with its delegates as TOSA graphs."""
+        from arm_backend_core.program import with_tosa_delegates
+
+        tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
+        names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest())
+        graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
+        return with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})
 
     def __repr__(self) -> str:
         return f"<ExportResult {self.report.recipe}: {self.report.program_bytes:,} bytes>"
+
+
+def _write(target: Path, data: bytes) -> None:
+    """Write a file under another name first, so that there is never half a file under its own."""
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+        try:
+            file.write(data)
+            file.close()
+            # mkstemp makes files private to the user; give it the mode of any other new file.
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(file.name, 0o666 & ~umask)
+            os.replace(file.name, target)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
 
 
 def check_writable(path: str | Path) -> Path:

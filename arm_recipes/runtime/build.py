@@ -1,0 +1,103 @@
+"""Compile the host plugin against the installed ExecuTorch, once; later uses take it from a cache.
+
+There is no wheel of the plugin to install: it has to match the ExecuTorch library of this environment, and
+compiling it takes some seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from arm_recipes.runtime.errors import RuntimeUnavailable
+
+#: C++ sources, which a wheel of this project holds too.
+SOURCES = Path(__file__).parent / "cpp"
+_UNITS = ("host/plugin.cpp", "host/cortex_m_kernels.cpp", "payload/ethosu_payload.cpp", "payload/payload_abi.cpp")
+#: -fno-math-errno lets the rounding of a quantize kernel be one instruction.
+_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
+#: The wheel's headers take the generated macros of its own copy of c10.
+_DEFINES = ("-DC10_USING_CUSTOM_GENERATED_MACROS", "-DET_EVENT_TRACER_ENABLED")
+
+
+def plugin() -> Path:
+    """Path of the plugin's shared library; compiles it if the cache has none for this ExecuTorch.
+
+    The cache is ``$XDG_CACHE_HOME/arm-recipes`` (``~/.cache/arm-recipes``); the compiler is ``$CXX``, else g++,
+    clang++ or c++.
+
+    Raises:
+        RuntimeUnavailable: there is no compiler, it failed, or the cache cannot be written.
+    """
+    executorch = _executorch()
+    target = _cache() / f"host_plugin-{_key(executorch)}.so"
+    if not target.exists():
+        _compile(executorch, target)
+    return target
+
+
+def _executorch() -> Path:
+    import executorch.runtime
+
+    return Path(executorch.runtime.__file__).parents[1]
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "arm-recipes"
+
+
+def _key(executorch: Path) -> str:
+    """Changes with everything that the library is made from."""
+    library = (executorch / "lib" / "libexecutorch.so").stat()
+    digest = hashlib.sha256(
+        repr((version("executorch"), str(executorch), library.st_size, library.st_mtime_ns)).encode()
+    )
+    digest.update(repr((_FLAGS, _DEFINES)).encode())
+    for source in sorted(path for folder in ("host", "payload") for path in (SOURCES / folder).iterdir()):
+        digest.update(source.name.encode() + source.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _compiler() -> str:
+    chosen = os.environ.get("CXX")
+    for name in [chosen] if chosen else ["g++", "clang++", "c++"]:
+        found = shutil.which(name)
+        if found:
+            return found
+    problem = f"CXX='{chosen}' is not there" if chosen else "there is none"
+    raise RuntimeUnavailable(
+        "Running programs on this machine takes a C++17 compiler, to build a small plugin for ExecuTorch's runtime "
+        f"once, and {problem}. Install one (Debian: apt-get install g++), or set CXX. Exporting does not need it."
+    )
+
+
+def _compile(executorch: Path, target: Path) -> None:
+    include = executorch / "include"
+    command = [
+        *(_compiler(), *_FLAGS, *_DEFINES),
+        *("-I", str(SOURCES), "-isystem", str(include)),
+        *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
+        *(str(SOURCES / unit) for unit in _UNITS),
+        *(f"-L{executorch / 'lib'}", "-lexecutorch"),
+    ]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Under another name first: another process may build or load it at this moment.
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            result = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
+            if result.returncode != 0:
+                said = f"{' '.join(command)}\n{result.stderr.strip()}"
+                raise RuntimeUnavailable(f"Compiling the plugin for ExecuTorch's runtime failed:\n{said}")
+            os.replace(made, target)
+    except OSError as error:
+        raise RuntimeUnavailable(
+            f"The plugin for ExecuTorch's runtime cannot be built in '{target.parent}': {error.strerror or error}. "
+            "Set XDG_CACHE_HOME to a folder that can be written."
+        ) from error

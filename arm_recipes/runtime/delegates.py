@@ -1,0 +1,118 @@
+"""What executes the delegates of a program in this process, in place of the hardware."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from arm_recipes.runtime.errors import PayloadError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from arm_recipes.report import TensorInfo
+
+    Array = np.ndarray[Any, Any]
+
+_TRIAL_SECONDS = 600.0
+
+
+class Delegate(Protocol):
+    """A payload that is ready to run."""
+
+    @property
+    def inputs(self) -> Sequence[TensorInfo]:
+        """What ``run`` takes; shapes in memory order."""
+
+    @property
+    def outputs(self) -> Sequence[TensorInfo]:
+        """What ``run`` returns."""
+
+    def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
+        """Execute once. The arrays are those of ``inputs``, C-contiguous, and only read."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class TosaDelegate:
+    """A TOSA flatbuffer on Arm's reference model.
+
+    Raises:
+        PayloadError: it is not a TOSA flatbuffer.
+    """
+
+    def __init__(self, payload: bytes) -> None:
+        from arm_recipes.runtime.payloads import read_tosa
+
+        self._payload = payload
+        graph = read_tosa(memoryview(payload))
+        self.inputs, self.outputs = graph.inputs, graph.outputs
+
+    def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
+        """See ``Delegate``."""
+        from arm_backend_core.tosa import reference
+
+        return reference.run(self._payload, arrays)
+
+    def close(self) -> None:
+        """See ``Delegate``."""
+
+
+def _vgf(payload: bytes) -> Delegate:
+    from arm_recipes.runtime.vgf import VgfDelegate
+
+    return VgfDelegate(payload)
+
+
+#: Backend id -> what makes a delegate of a payload.
+BACKENDS: Mapping[str, Callable[[bytes], Delegate]] = {"TOSABackend": TosaDelegate, "VgfBackend": _vgf}
+
+
+def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
+    """Make a payload ready to run.
+
+    A damaged payload can crash the reference model or a Vulkan driver, and this process with it. One that has a
+    checksum is checked against it; one that has none is first run in a process of its own.
+
+    Raises:
+        PayloadError: the payload is damaged.
+        RuntimeUnavailable: this machine lacks something that it takes.
+    """
+    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
+
+    recorded = compile_specs.get(CHECKSUM_KEY)
+    if recorded is None:
+        _try(backend, payload)
+    elif checksum(payload).value != recorded:
+        raise PayloadError(
+            f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
+            "recorded when it was exported. Export or copy the program again."
+        )
+    return BACKENDS[backend](payload)
+
+
+def _try(backend: str, payload: bytes) -> None:
+    """Run a payload of unknown origin on zeros in another process.
+
+    Raises:
+        PayloadError: it failed there.
+    """
+    from arm_backend_core.backends.worker import describe_exit
+
+    try:
+        trial = subprocess.run(
+            [sys.executable, "-m", "arm_recipes.runtime.trial", backend],
+            input=payload,
+            capture_output=True,
+            timeout=_TRIAL_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PayloadError(f"a payload of {backend} did not finish a trial run in {_TRIAL_SECONDS:.0f} s") from None
+    if trial.returncode != 0:
+        said = trial.stderr.decode(errors="replace").strip().splitlines()
+        reason = said[-1] if trial.returncode > 0 and said else f"a trial run {describe_exit(trial.returncode)}"
+        raise PayloadError(f"a payload of {backend} ({len(payload):,} bytes) cannot be run: {reason}")

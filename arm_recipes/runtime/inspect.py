@@ -1,0 +1,210 @@
+"""``inspect``: what is in a program, told without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arm_recipes.report import Section, as_html, as_text, plain, size
+from arm_recipes.runtime.errors import RunError
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload
+from arm_recipes.runtime.payloads import TosaPayload, VgfPayload, read_tosa, read_vgf
+from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read
+from arm_recipes.runtime.signature import Value, signature
+
+Payload = EthosUPayload | TosaPayload | VgfPayload
+_READERS: dict[str, Callable[[memoryview], Payload]] = {
+    "EthosUBackend": read_payload,
+    "TOSABackend": read_tosa,
+    "VgfBackend": read_vgf,
+}
+
+
+@dataclass(frozen=True)
+class DelegateInspection:
+    """A delegate.
+
+    Attributes:
+        backend: its id.
+        payload: what the payload holds; None if it could not be read or is another project's.
+        problem: why an Arm payload could not be read.
+        compile_specs: those that are text.
+    """
+
+    backend: str
+    payload_bytes: int
+    payload: Payload | None
+    problem: str | None
+    compile_specs: dict[str, str]
+
+
+@dataclass(frozen=True)
+class MethodInspection:
+    """A method.
+
+    Attributes:
+        delegates: in program order.
+        operators: kernels that the firmware must contain.
+        planned_bytes: memory for tensors between the operators, which the firmware must provide.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    delegates: tuple[DelegateInspection, ...]
+    operators: tuple[str, ...]
+    planned_bytes: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is in a program: ``print`` it, show it in a notebook, or take ``to_dict()``.
+
+    Attributes:
+        program_bytes: size of the file.
+        methods: those that compute.
+        constants: what the other methods return, without those that tell a quantization.
+        named_data: sizes by name.
+    """
+
+    program_bytes: int
+    methods: tuple[MethodInspection, ...]
+    constants: dict[str, tuple[object, ...]]
+    named_data: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, str and numbers, ready for JSON."""
+        result: dict[str, Any] = plain(self)
+        return result
+
+    def __str__(self) -> str:
+        return as_text(self._sections())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._sections())
+
+    def _sections(self) -> Iterator[Section]:
+        # Names come from the file: whatever would move the cursor is shown escaped.
+        for heading, rows in self._raw_sections():
+            yield _printable(heading), [tuple(map(_printable, row)) for row in rows]
+
+    def _raw_sections(self) -> Iterator[Section]:
+        yield "Program", [("size", size(self.program_bytes)), ("methods", ", ".join(m.name for m in self.methods))]
+        for method in self.methods:
+            yield from _method_sections(method, many=len(self.methods) > 1)
+        if self.constants:
+            yield "Constants", [(name, ", ".join(map(_constant, values))) for name, values in self.constants.items()]
+        if self.named_data:
+            yield "Named data", [(name, size(count)) for name, count in self.named_data.items()]
+
+
+def inspect(source: str | Path | bytes) -> Inspection:
+    """Tell what is in a program: inputs, outputs, delegates and what the firmware must have for it.
+
+    A payload that is damaged is shown as such; the rest is still told.
+
+    Args:
+        source: path of a ``.pte`` file, or its bytes.
+
+    Raises:
+        ValueError: there is no such file, or it is no program (``ProgramError``).
+    """
+    if isinstance(source, bytes):
+        return _inspection(source)
+    try:
+        data = Path(source).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read '{source}': {error.strerror}") from error
+    try:
+        return _inspection(data)
+    except ProgramError as error:
+        raise ProgramError(f"'{source}': {error}") from None
+
+
+def _inspection(data: bytes) -> Inspection:
+    program = read(data)
+    methods = []
+    told: set[str] = set()
+    for name, method in program.methods.items():
+        if method.constants is not None:
+            continue
+        values = signature(program, name)
+        told |= values.published
+        delegates = tuple(map(_delegate, method.delegates))
+        methods.append(
+            MethodInspection(name, values.inputs, values.outputs, delegates, method.operators, method.planned_bytes)
+        )
+    constants = {
+        name: method.constants
+        for name, method in program.methods.items()
+        if method.constants is not None and name not in told
+    }
+    return Inspection(
+        len(data), tuple(methods), constants, {name: len(view) for name, view in program.named_data.items()}
+    )
+
+
+def _delegate(delegate: PteDelegate) -> DelegateInspection:
+    reader = _READERS.get(delegate.backend)
+    payload, problem = None, None
+    try:
+        payload = reader(delegate.data) if reader is not None else None
+    except RunError as error:
+        problem = str(error)
+    specs = {key: text for key, value in delegate.compile_specs.items() if (text := _text(value)) is not None}
+    return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs)
+
+
+def _text(value: bytes) -> str | None:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return None
+    return text if text.isprintable() else None
+
+
+def _method_sections(method: MethodInspection, *, many: bool) -> Iterator[Section]:
+    of = f" of '{method.name}'" if many else ""
+    values = [("in", value) for value in method.inputs] + [("out", value) for value in method.outputs]
+    yield f"Inputs and outputs{of}", [(side, value.name, str(value)) for side, value in values]
+    for index, delegate in enumerate(method.delegates):
+        yield f"Delegate {index}{of}: {delegate.backend}", _delegate_rows(delegate)
+    if not method.delegates:
+        yield f"Delegates{of}", [("none",)]
+    kernels: list[tuple[str, ...]] = [(name,) for name in method.operators]
+    yield f"Kernels on the CPU{of}: {len(kernels)}", kernels or [("none",)]
+    yield f"Memory{of}", [("planned", size(method.planned_bytes))]
+
+
+def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("payload", size(delegate.payload_bytes))]
+    payload = delegate.payload
+    if delegate.problem is not None:
+        rows.append(("not readable", delegate.problem.partition("\n")[0]))
+    if isinstance(payload, EthosUPayload):
+        rows += [
+            ("target", f"Ethos-U{payload.product}, {payload.macs} MACs"),
+            ("command stream", f"{size(payload.command_bytes)}, {payload.stream}"),
+            ("weights", size(payload.weight_bytes)),
+            ("scratch", size(payload.scratch_bytes)),
+        ]
+    elif isinstance(payload, TosaPayload):
+        rows += [("TOSA", payload.version), ("operators", f"{payload.operators:,}")]
+    elif isinstance(payload, VgfPayload):
+        rows += [("segments", f"{payload.segments:,}"), ("constants", size(payload.constant_bytes))]
+    if payload is not None:
+        for side, tensors in (("in", payload.inputs), ("out", payload.outputs)):
+            rows += [(f"{side} {index}", str(tensor)) for index, tensor in enumerate(tensors)]
+    return rows + list(delegate.compile_specs.items())
+
+
+def _constant(value: object) -> str:
+    if isinstance(value, PteTensor):
+        return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    return repr(value)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)[1:-1]

@@ -1,0 +1,186 @@
+"""The host plugin in this process: built, loaded, and connected to the executors of delegates."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes.runtime.delegates import BACKENDS, Delegate, prepare
+from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from arm_recipes.report import TensorInfo
+
+    Array = np.ndarray[Any, Any]
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("nbytes", ctypes.c_uint64),
+        ("sizes", ctypes.POINTER(ctypes.c_int32)),
+        ("dim_order", ctypes.POINTER(ctypes.c_uint8)),
+        ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+class _CompileSpec(ctypes.Structure):
+    _fields_ = (("key", ctypes.c_char_p), ("data", ctypes.c_void_p), ("size", ctypes.c_uint64))
+
+
+_Init = ctypes.CFUNCTYPE(
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_uint64,
+    ctypes.POINTER(_CompileSpec),
+    ctypes.c_uint64,
+)
+_Execute = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(_Tensor), ctypes.c_uint64)
+_Destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
+
+
+class _ExecutorStruct(ctypes.Structure):
+    _fields_ = (("context", ctypes.c_void_p), ("init", _Init), ("execute", _Execute), ("destroy", _Destroy))
+
+
+#: Numpy's name of each executorch::aten::ScalarType that a delegate can have at its boundary.
+_SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 11: "bool"}
+
+_failures = threading.local()
+
+
+def take_failure() -> BaseException | None:
+    """What went wrong in an executor on this thread since the last call; the runtime only passes a number on."""
+    failure: BaseException | None = getattr(_failures, "error", None)
+    _failures.error = None
+    return failure
+
+
+class _Executor:
+    """The delegates of one backend id. The runtime calls from whatever thread runs a program."""
+
+    def __init__(self, backend: str) -> None:
+        self._backend = backend
+        self._delegates: dict[int, Delegate] = {}
+        self._handles = itertools.count(1)
+        self.struct = _ExecutorStruct(None, _Init(self._init), _Execute(self._execute), _Destroy(self._destroy))
+
+    # An exception must not pass through C: it is kept for ``take_failure``.
+
+    def _init(self, _: Any, payload: int, size: int, specs: Any, spec_count: int) -> int:
+        try:
+            described = {
+                specs[i].key.decode(): ctypes.string_at(specs[i].data, specs[i].size) for i in range(spec_count)
+            }
+            delegate = prepare(self._backend, ctypes.string_at(payload, size), described)
+            handle = next(self._handles)
+            self._delegates[handle] = delegate
+            return handle
+        except BaseException as error:
+            _failures.error = error
+            return 0
+
+    def _execute(self, _: Any, handle: int, tensors: Any, count: int) -> int:
+        try:
+            delegate = self._delegates[handle]
+            expected = [*delegate.inputs, *delegate.outputs]
+            if count != len(expected):
+                raise RunError(
+                    f"{self._backend}: the program gives a delegate {count} tensors, its payload has "
+                    f"{len(delegate.inputs)} inputs and {len(delegate.outputs)} outputs"
+                )
+            arrays = [_view(self._backend, tensors[index], info) for index, info in enumerate(expected)]
+            results = delegate.run(arrays[: len(delegate.inputs)])
+            for target, result in zip(arrays[len(delegate.inputs) :], results, strict=True):
+                target[...] = result.reshape(target.shape)
+            return 0
+        except BaseException as error:
+            _failures.error = error
+            return 1
+
+    def _destroy(self, _: Any, handle: int) -> None:
+        delegate = self._delegates.pop(handle, None)
+        if delegate is not None:
+            delegate.close()
+
+
+def _view(backend: str, tensor: Any, expected: TensorInfo) -> Array:
+    """A tensor of the runtime as an array over the same memory, in memory order.
+
+    Raises:
+        RunError: it is not what the payload has there.
+    """
+    import numpy as np
+
+    shape = tuple(tensor.sizes[tensor.dim_order[axis]] for axis in range(tensor.rank))
+    kind = _SCALAR_TYPES.get(tensor.dtype)
+    if kind is None or kind != expected.dtype or shape != expected.shape:
+        raise RunError(
+            f"{backend}: the program gives '{expected.name}' of a delegate as {kind or 'an unknown type'}{list(shape)} "
+            f"(in memory order), its payload has {expected}. They do not belong together: export the program again."
+        )
+    dtype = np.dtype(kind)
+    size = dtype.itemsize * math.prod(shape)
+    if size == 0:
+        return np.empty(shape, dtype)
+    if size != tensor.nbytes or not tensor.data:
+        raise RunError(f"{backend}: '{expected.name}' of a delegate has {tensor.nbytes} bytes, not {size}")
+    return np.frombuffer((ctypes.c_char * size).from_address(tensor.data), dtype).reshape(shape)
+
+
+@lru_cache(maxsize=1)
+def _library() -> ctypes.CDLL:
+    # The plugin takes the runtime's symbols from the library that this import loads.
+    import executorch.extension.pybindings.portable_lib  # noqa: F401
+
+    from arm_recipes.runtime import build
+
+    path = build.plugin()
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise RuntimeUnavailable(f"The plugin for ExecuTorch's runtime cannot be loaded: {error}") from error
+
+
+def payload_library() -> ctypes.CDLL:
+    """The library with the reader of Ethos-U payloads (``runtime/payload/payload_abi.h``).
+
+    Raises:
+        RuntimeUnavailable: it cannot be built or loaded.
+    """
+    return _library()
+
+
+@lru_cache(maxsize=1)
+def install() -> Sequence[_Executor]:
+    """Connect ``TOSABackend`` and ``VgfBackend`` of ExecuTorch's runtime to this process, once.
+
+    Programs that are then loaded with ``executorch.runtime`` itself run as well.
+
+    Raises:
+        RuntimeUnavailable: the plugin cannot be built or loaded, or something else has these backends already.
+    """
+    # What ExecuTorch has no kernels for in its base runtime: quantize and dequantize of programs for VGF.
+    import executorch.kernels.quantized  # noqa: F401
+
+    library = _library()
+    _call(library.arm_host_install)
+    executors = [_Executor(backend) for backend in BACKENDS]
+    for backend, executor in zip(BACKENDS, executors, strict=True):
+        _call(library.arm_host_set_executor, backend.encode(), ctypes.byref(executor.struct))
+    return executors  # kept by the cache: the runtime holds pointers into them
+
+
+def _call(function: Any, *arguments: Any) -> None:
+    message = ctypes.create_string_buffer(512)
+    if function(*arguments, message, ctypes.c_uint64(len(message))) != 0:
+        raise RuntimeUnavailable(f"ExecuTorch's runtime in this process cannot be used: {message.value.decode()}")

@@ -1,0 +1,275 @@
+"""``load``: a ``.pte`` in ExecuTorch's own runtime, delegates included, on this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from arm_recipes.runtime import plugin
+from arm_recipes.runtime.errors import RunError
+from arm_recipes.runtime.pte import PteMethod, PteTensor, read
+from arm_recipes.runtime.signature import Signature, Value, signature, twin_of
+
+#: What follows the stem of a program's path in that of its TOSA twin: ``model.pte``, ``model.tosa.pte``.
+TWIN_SUFFIX = ".tosa.pte"
+_NPU = "EthosUBackend"
+
+
+def load(source: str | Path | bytes, *, tosa: str | Path | bytes | None = None) -> Program:
+    """Load a program to run it on this machine, in ExecuTorch's runtime.
+
+    TOSA delegates run on Arm's reference model, VGF ones on Vulkan; what is bit-exact on the target is so here.
+
+    Args:
+        source: path or bytes of a ``.pte``.
+        tosa: path or bytes of its TOSA twin (see ``ExportResult.save``), for ``run(..., via="tosa")``. By default
+            the file ``model.tosa.pte`` beside ``model.pte``, if there is one.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ProgramError: it is no program, or a damaged one (a ``ValueError``).
+        RunError: the twin is not that of this program.
+    """
+    data = _bytes(source)
+    if tosa is None and not isinstance(source, bytes):
+        beside = twin_path(source)
+        tosa = beside if beside.exists() else None
+    program = Program(data)
+    if tosa is not None:
+        program.twin = _twin(data, _bytes(tosa))
+    return program
+
+
+def twin_path(path: str | Path) -> Path:
+    """Where the TOSA twin of a program is kept: ``model.tosa.pte`` beside ``model.pte``."""
+    return Path(path).expanduser().with_suffix(TWIN_SUFFIX)
+
+
+def _bytes(source: str | Path | bytes) -> bytes:
+    if isinstance(source, (str, Path)):
+        return Path(source).expanduser().read_bytes()
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return bytes(source)
+    raise TypeError(f"a program is given as a path or bytes, not as {type(source).__name__}")
+
+
+def _twin(data: bytes, twin: bytes) -> Program:
+    program = Program(twin)
+    if twin_of(program.content) != hashlib.sha256(data).hexdigest():
+        raise RunError(
+            "the TOSA twin was made from another program, so it would give other results. "
+            "Save both again with save(path, tosa=True), or remove the twin"
+        )
+    return program
+
+
+class Program:
+    """A loaded program. Its mutable buffers keep their values from one run to the next.
+
+    Threads may share it (they wait for each other) or have one each.
+
+    Args:
+        data: the ``.pte``.
+
+    Attributes:
+        content: what the file holds.
+        twin: the same program with its delegates as TOSA graphs, if there is one.
+
+    Raises:
+        ProgramError: it is no program, or a damaged one.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.content = read(data)
+        self.twin: Program | None = None
+        self._data = data
+        self._signatures = {name: signature(self.content, name) for name in self.content.methods}
+        self._lock = threading.Lock()
+        self._loaded: Any = None
+        self._methods: dict[str, Any] = {}
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Names of the methods that compute something."""
+        return tuple(name for name, method in self.content.methods.items() if method.constants is None)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        """Inputs of the first method, with scale and zero point where they are quantized."""
+        return self.signature(self.methods[0]).inputs
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        """Outputs of the first method."""
+        return self.signature(self.methods[0]).outputs
+
+    def signature(self, method: str) -> Signature:
+        """Inputs and outputs of a method.
+
+        Raises:
+            ValueError: there is no such method.
+        """
+        if method not in self._signatures:
+            raise ValueError(f"no method '{method}'; the program has: {', '.join(self._signatures)}")
+        return self._signatures[method]
+
+    def run(self, *tensors: Any, method: str = "forward", via: Literal["tosa"] | None = None) -> list[Any]:
+        """Execute a method.
+
+        Args:
+            tensors: one for each input, in the shape and dtype of ``inputs``.
+            via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
+
+        Returns:
+            one tensor for each output.
+
+        Raises:
+            ValueError: no such method, or the tensors are not what it takes.
+            RunError: this machine cannot run it (the message says what it takes), or it failed.
+        """
+        if via is not None:
+            return self._via(via).run(*tensors, method=method)
+        expected = self.signature(method)
+        given = self._checked(method, expected, tensors)
+        with self._lock:
+            return self._execute(method, given)
+
+    def run_batch(
+        self, samples: Iterable[Any], *, method: str = "forward", via: Literal["tosa"] | None = None
+    ) -> Iterator[list[Any]]:
+        """Execute a method for one sample after the other; yields the outputs of each as they come.
+
+        Args:
+            samples: tuples of tensors, or tensors for a method with one input.
+
+        Raises:
+            ValueError, RunError: as ``run``; the message begins with the number of the sample.
+        """
+        for index, sample in enumerate(samples):
+            tensors = sample if isinstance(sample, (tuple, list)) else (sample,)
+            try:
+                outputs = self.run(*tensors, method=method, via=via)
+            except (ValueError, RunError) as error:
+                raise type(error)(f"sample {index}: {error}") from error
+            yield outputs
+
+    @property
+    def runs_via_tosa(self) -> bool:
+        """Whether ``via="tosa"`` works: the TOSA twin is there, or nothing in the program needs one."""
+        return self.twin is not None or self._is_own_twin
+
+    @property
+    def _is_own_twin(self) -> bool:
+        backends = {delegate.backend for method in self.content.methods.values() for delegate in method.delegates}
+        return not backends & {"EthosUBackend", "VgfBackend"}
+
+    def _via(self, via: str) -> Program:
+        if via != "tosa":
+            raise ValueError(f"via={via!r}: the only other way to run a program is via='tosa'")
+        if self.twin is not None:
+            return self.twin
+        if self._is_own_twin:
+            return self
+        raise RunError(
+            "via='tosa' needs the TOSA graphs of this program, which are not there. Keep them at export with "
+            "result.save('model.pte', tosa=True), which writes 'model.tosa.pte' beside it; "
+            "load finds it there, or takes it as tosa=..."
+        )
+
+    def _checked(self, method: str, expected: Signature, tensors: Sequence[Any]) -> list[Any]:
+        if len(tensors) != len(expected.inputs):
+            names = ", ".join(f"{value.name}: {value}" for value in expected.inputs)
+            raise ValueError(f"'{method}' takes {len(expected.inputs)} inputs ({names}), got {len(tensors)}")
+        described = self.content.methods[method].inputs
+        return [
+            _checked_input(index, value, kind, tensor)
+            for index, (value, kind, tensor) in enumerate(zip(expected.inputs, described, tensors, strict=True))
+        ]
+
+    def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
+        method = self._methods.get(name)
+        plugin.take_failure()
+        try:
+            if method is None:
+                method = self._methods[name] = self._load(name)
+            return list(method.execute(inputs))
+        except RuntimeError as error:
+            cause = plugin.take_failure()
+            if cause is None:
+                if isinstance(error, RunError):
+                    raise
+                raise RunError(f"ExecuTorch's runtime cannot run '{name}': {error}") from error
+            if not isinstance(cause, Exception):  # Ctrl-C
+                raise cause from None
+            kind = type(cause) if isinstance(cause, RunError) else RunError
+            raise kind(f"'{name}' cannot be run: {cause}") from cause
+
+    def _load(self, name: str) -> Any:
+        from executorch.runtime import Runtime
+
+        plugin.install()
+        runtime = Runtime.get()
+        _check_backends(self.content.methods[name], runtime.backend_registry.registered_backend_names, self.twin)
+        _check_kernels(self.content.methods[name], runtime.operator_registry.operator_names)
+        if self._loaded is None:
+            self._loaded = runtime.load_program(self._data)
+        return self._loaded.load_method(name)
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(f"{v.name}: {v}" for v in values) for values in (self.inputs, self.outputs))
+        return f"<Program ({inputs}) -> ({outputs})>"
+
+
+def _checked_input(index: int, expected: Value, described: PteTensor | str, given: Any) -> Any:
+    """The input as the runtime takes it.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    import torch
+
+    what = f"input {index} ('{expected.name}')"
+    if isinstance(described, str):  # a number or the like: the runtime checks it
+        return given
+    if not isinstance(given, torch.Tensor):
+        raise ValueError(f"{what} must be a tensor, {expected}; got {type(given).__name__}")
+    dtype = str(given.dtype).removeprefix("torch.")
+    if dtype != described.dtype or not described.takes(tuple(given.shape)):
+        hint = ""
+        if given.is_floating_point() and getattr(expected, "scale", None) is not None:
+            hint = f"; quantize real numbers with inputs[{index}].quantize(...)"
+        raise ValueError(f"{what} must be {expected}; got {dtype}{list(given.shape)}{hint}")
+    # The runtime takes memory as it lies, so it must lie as the program says.
+    order = described.dim_order
+    back = [order.index(axis) for axis in range(len(order))]
+    return given.detach().cpu().permute(order).contiguous().permute(back)
+
+
+def _check_backends(method: PteMethod, registered: Iterable[str], twin: Program | None) -> None:
+    missing = sorted({delegate.backend for delegate in method.delegates} - set(registered))
+    if not missing:
+        return
+    if _NPU in missing:
+        instead = "Run its TOSA graph instead, which gives the same numbers: run(..., via='tosa')"
+        if twin is None:
+            instead += ". Keep that graph at export with result.save('model.pte', tosa=True)"
+        raise RunError(
+            f"'{method.name}' is compiled for an Ethos-U NPU: it runs on firmware with ExecuTorch's {_NPU} and "
+            f"Arm's driver (runtime/ has both kinds, Cortex-M and Linux), not on this machine. {instead}"
+        )
+    raise RunError(
+        f"'{method.name}' needs the backend {', '.join(missing)}, which ExecuTorch's runtime does not have here; "
+        f"it has: {', '.join(sorted(registered))}. Export it without that backend, or load its library first"
+    )
+
+
+def _check_kernels(method: PteMethod, registered: Iterable[str]) -> None:
+    missing = sorted(set(method.operators) - set(registered))
+    if missing:
+        raise RunError(
+            f"'{method.name}' needs kernels that ExecuTorch's runtime does not have here: {', '.join(missing)}. "
+            "Load the library that registers them (torch.ops.load_library or ctypes.CDLL) before the first run"
+        )

@@ -1,0 +1,118 @@
+"""What the methods of a program take and return, with the names and the quantization that ``export`` stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from arm_recipes.report import TensorInfo
+from arm_recipes.runtime.pte import PteProgram, PteTensor
+
+#: Key of the named data in which ``export`` keeps the names, as JSON. The runtime reads named data when it is asked.
+NAMES_KEY = "arm_recipes"
+#: What ``stages.edge_manager`` publishes about a quantized input or output, each by a constant method.
+_PUBLISHED = ("scale", "zp", "quant_min", "quant_max", "dtype")
+
+
+@dataclass(frozen=True)
+class OtherValue:
+    """An input or output that is no tensor.
+
+    Attributes:
+        kind: by ExecuTorch's name, for example ``Int``.
+    """
+
+    name: str
+    kind: str
+
+    def __str__(self) -> str:
+        return self.kind
+
+
+Value = TensorInfo | OtherValue
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Inputs and outputs of a method.
+
+    Attributes:
+        published: the constant methods that tell the quantization of both.
+    """
+
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    published: frozenset[str]
+
+
+def signature(program: PteProgram, method: str) -> Signature:
+    """Inputs and outputs of a method. Without stored names they are ``input0``, ``output0`` and so on.
+
+    Raises:
+        KeyError: there is no such method.
+    """
+    found = program.methods[method]
+    names = _stored_names(program, method)
+    published: set[str] = set()
+
+    def values(side: str, given: tuple[PteTensor | str, ...]) -> tuple[Value, ...]:
+        known = names.get(f"{side}s")
+        if not isinstance(known, list) or len(known) != len(given) or not all(isinstance(n, str) for n in known):
+            known = [f"{side}{index}" for index in range(len(given))]
+        result: list[Value] = []
+        for index, (name, value) in enumerate(zip(known, given, strict=True)):
+            if isinstance(value, str):
+                result.append(OtherValue(name, value))
+                continue
+            methods = {key: f"{method}_{side}{index}_{key}" for key in _PUBLISHED}
+            scale = _constant(program, methods["scale"])
+            zero_point = _constant(program, methods["zp"])
+            if isinstance(scale, float) and type(zero_point) is int:
+                published.update(name for name in methods.values() if name in program.methods)
+                result.append(TensorInfo(name, value.dtype, value.shape, scale, zero_point))
+            else:
+                result.append(TensorInfo(name, value.dtype, value.shape))
+        return tuple(result)
+
+    return Signature(values("input", found.inputs), values("output", found.outputs), frozenset(published))
+
+
+def _constant(program: PteProgram, method: str) -> object:
+    """What a constant method returns; None if there is no such method, or if it returns several values."""
+    found = program.methods.get(method)
+    return found.constants[0] if found is not None and found.constants and len(found.constants) == 1 else None
+
+
+def stored_names(
+    methods: Mapping[str, tuple[Sequence[TensorInfo], Sequence[TensorInfo]]], tosa_of: str | None = None
+) -> bytes:
+    """What is stored: names of inputs and outputs by method; for a TOSA twin, the SHA-256 of its original."""
+    sides = {
+        method: {"inputs": [tensor.name for tensor in inputs], "outputs": [tensor.name for tensor in outputs]}
+        for method, (inputs, outputs) in methods.items()
+    }
+    return json.dumps({"methods": sides} | ({"tosa_of": tosa_of} if tosa_of else {})).encode()
+
+
+def _stored_names(program: PteProgram, method: str) -> dict[str, Any]:
+    """The names of one method; empty if none are stored, or something else under their key."""
+    methods = _stored(program).get("methods")
+    names = methods.get(method) if isinstance(methods, dict) else None
+    return names if isinstance(names, dict) else {}
+
+
+def twin_of(program: PteProgram) -> str | None:
+    """SHA-256 of the program that this is the TOSA twin of, in hexadecimal; None if it is no twin."""
+    digest = _stored(program).get("tosa_of")
+    return digest if isinstance(digest, str) else None
+
+
+def _stored(program: PteProgram) -> dict[str, Any]:
+    """What ``export`` stored; empty if it stored nothing, or something else is under its key."""
+    try:
+        stored = json.loads(bytes(program.named_data.get(NAMES_KEY, b"")))
+    except (ValueError, RecursionError):
+        return {}
+    return stored if isinstance(stored, dict) else {}

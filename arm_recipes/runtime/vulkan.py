@@ -1,0 +1,172 @@
+"""Finds a Vulkan that runs data graphs: a driver with Arm's ML extensions, else one below the emulation layer.
+
+The Vulkan loader reads its settings from the environment, and the libraries that use it take the loader that the
+process has loaded first. So both are set up here, once, before anything else uses Vulkan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from arm_recipes.runtime.errors import RuntimeUnavailable
+
+#: Versions below lack what the emulation layer asks of the loader (1.3.239 fails to create a device).
+_OLDEST_LOADER = (1, 4)
+#: Where a loader may be: the environment, the system's, then that of Debian's chromium-common.
+LOADER_VARIABLE = "ARM_RECIPES_VULKAN_LOADER"
+_LOADERS = ("libvulkan.so.1", "/usr/lib/chromium/libvulkan.so.1")
+_EXTENSIONS = {b"VK_ARM_tensors", b"VK_ARM_data_graph"}
+_LAYERS = "VK_LAYER_ML_Graph_Emulation:VK_LAYER_ML_Tensor_Emulation"
+_LAYER_LIBRARIES = ("libVkLayer_Tensor.so", "libVkLayer_Graph.so")
+_ADVICE = (
+    "Install Mesa's CPU driver and a Vulkan loader of at least version 1.4 (Debian 12: apt-get install "
+    f"mesa-vulkan-drivers chromium-common), or name a loader in {LOADER_VARIABLE}. "
+    "The TOSA graph runs without Vulkan: run(..., via='tosa')."
+)
+
+
+class _ApplicationInfo(ctypes.Structure):
+    _fields_ = (
+        ("sType", ctypes.c_int32),
+        ("pNext", ctypes.c_void_p),
+        ("pApplicationName", ctypes.c_char_p),
+        ("applicationVersion", ctypes.c_uint32),
+        ("pEngineName", ctypes.c_char_p),
+        ("engineVersion", ctypes.c_uint32),
+        ("apiVersion", ctypes.c_uint32),
+    )
+
+
+class _InstanceCreateInfo(ctypes.Structure):
+    _fields_ = (
+        ("sType", ctypes.c_int32),
+        ("pNext", ctypes.c_void_p),
+        ("flags", ctypes.c_uint32),
+        ("pApplicationInfo", ctypes.POINTER(_ApplicationInfo)),
+        ("enabledLayerCount", ctypes.c_uint32),
+        ("ppEnabledLayerNames", ctypes.c_void_p),
+        ("enabledExtensionCount", ctypes.c_uint32),
+        ("ppEnabledExtensionNames", ctypes.c_void_p),
+    )
+
+
+class _ExtensionProperties(ctypes.Structure):
+    _fields_ = (("extensionName", ctypes.c_char * 256), ("specVersion", ctypes.c_uint32))
+
+
+@dataclass(frozen=True)
+class Vulkan:
+    """What runs data graphs in this process.
+
+    Attributes:
+        loader: path of the Vulkan loader.
+        emulated: whether Arm's emulation layer stands in for the extensions.
+    """
+
+    loader: str
+    emulated: bool
+
+    def __str__(self) -> str:
+        return "Arm's emulation layer" if self.emulated else "a driver with Arm's ML extensions"
+
+
+@lru_cache(maxsize=1)
+def connect() -> Vulkan:
+    """Choose loader and driver for this process. The first call decides.
+
+    Raises:
+        RuntimeUnavailable: there is no loader that is new enough, no driver, or no emulation layer.
+    """
+    path, loader = _loader()
+    devices = _devices(loader)
+    if any(extensions >= _EXTENSIONS for extensions in devices):
+        return Vulkan(path, emulated=False)
+    if not devices:
+        raise RuntimeUnavailable(f"The Vulkan loader '{path}' finds no driver. {_ADVICE}")
+    _use_emulation_layer()
+    return Vulkan(path, emulated=True)
+
+
+def _loader() -> tuple[str, ctypes.CDLL]:
+    """The first loader that is new enough, loaded so that other libraries take it."""
+    chosen = os.environ.get(LOADER_VARIABLE)
+    refused = []
+    for path in [chosen] if chosen else _LOADERS:
+        try:
+            library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            refused.append(str(error))
+            continue
+        version = _version(library)
+        if version >= _OLDEST_LOADER:
+            return path, library
+        refused.append(f"{path} has version {'.'.join(map(str, version))}")
+        _unload(library)  # the next one would not be taken while this one is there
+    raise RuntimeUnavailable(f"There is no usable Vulkan loader: {'; '.join(refused)}. {_ADVICE}")
+
+
+def _version(loader: ctypes.CDLL) -> tuple[int, int, int]:
+    number = ctypes.c_uint32()
+    if loader.vkEnumerateInstanceVersion(ctypes.byref(number)) != 0:
+        return 0, 0, 0
+    return (number.value >> 22) & 0x7F, (number.value >> 12) & 0x3FF, number.value & 0xFFF
+
+
+def _unload(library: ctypes.CDLL) -> None:
+    import _ctypes
+
+    _ctypes.dlclose(library._handle)
+
+
+def _devices(loader: ctypes.CDLL) -> list[set[bytes]]:
+    """The extensions of each device that the drivers here offer."""
+    application = _ApplicationInfo(sType=0, apiVersion=(1 << 22) | (3 << 12))
+    request = _InstanceCreateInfo(sType=1, pApplicationInfo=ctypes.pointer(application))
+    instance, count = ctypes.c_void_p(), ctypes.c_uint32()
+    if loader.vkCreateInstance(ctypes.byref(request), None, ctypes.byref(instance)) != 0:
+        return []
+    try:
+        loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), None)
+        devices = (ctypes.c_void_p * count.value)()
+        loader.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices)
+        return [_extensions(loader, ctypes.c_void_p(device)) for device in devices[: count.value]]
+    finally:
+        loader.vkDestroyInstance(instance, None)
+
+
+def _extensions(loader: ctypes.CDLL, device: ctypes.c_void_p) -> set[bytes]:
+    count = ctypes.c_uint32()
+    loader.vkEnumerateDeviceExtensionProperties(device, None, ctypes.byref(count), None)
+    found = (_ExtensionProperties * count.value)()
+    loader.vkEnumerateDeviceExtensionProperties(device, None, ctypes.byref(count), found)
+    return {extension.extensionName for extension in found[: count.value]}
+
+
+def _use_emulation_layer() -> None:
+    """Put Arm's emulation layer above the driver, for every Vulkan instance of this process."""
+    try:
+        from emulation_layer.cli import get_deploy_paths
+    except ImportError:
+        raise RuntimeUnavailable(
+            "No Vulkan driver here has Arm's ML extensions, and the emulation layer is not installed. "
+            "Install it with: pip install 'ai-ml-emulation-layer-for-vulkan>=0.11'"
+        ) from None
+    paths = get_deploy_paths()
+    _prepend("VK_LAYER_PATH", paths["VK_LAYER_PATH"])
+    _prepend("VK_INSTANCE_LAYERS", _LAYERS)
+    folders = paths["LD_LIBRARY_PATH"].split(os.pathsep)
+    for name in _LAYER_LIBRARIES:
+        # The manifests name no folder: a library that is loaded already is found by its name.
+        library = next((Path(folder) / name for folder in folders if (Path(folder) / name).exists()), None)
+        if library is None:
+            raise RuntimeUnavailable(f"The emulation layer is installed without '{name}': install it again")
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)
+
+
+def _prepend(variable: str, value: str) -> None:
+    present = os.environ.get(variable)
+    os.environ[variable] = os.pathsep.join([value, *([present] if present else [])])

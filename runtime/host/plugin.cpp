@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "host/plugin.h"
+
+#include <executorch/runtime/backend/interface.h>
+
+#include <cinttypes>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+#include "host/cortex_m_kernels.h"
+
+namespace arm_runtime {
+namespace {
+
+using executorch::runtime::ArrayRef;
+using executorch::runtime::Backend;
+using executorch::runtime::BackendExecutionContext;
+using executorch::runtime::BackendInitContext;
+using executorch::runtime::BackendInterface;
+using executorch::runtime::CompileSpec;
+using executorch::runtime::DelegateHandle;
+using executorch::runtime::Error;
+using executorch::runtime::EValue;
+using executorch::runtime::FreeableBuffer;
+using executorch::runtime::Result;
+using executorch::runtime::Span;
+
+void say(char* message, uint64_t size, const char* text, const char* name) {
+  if (message != nullptr && size > 0) {
+    std::snprintf(message, size, text, name);
+  }
+}
+
+// A backend of the runtime whose work is done by an executor outside.
+class HostBackend final : public BackendInterface {
+ public:
+  explicit HostBackend(const char* id) : id_(id) {}
+
+  const char* id() const { return id_; }
+  void set_executor(const arm_host_executor& executor) { executor_ = executor; }
+
+  bool is_available() const override { return executor_.init != nullptr; }
+
+  Result<DelegateHandle*> init(BackendInitContext&, FreeableBuffer* processed,
+                               ArrayRef<CompileSpec> compile_specs) const override {
+    if (!is_available()) {
+      ET_LOG(Error, "%s: no executor is set; load the program with arm_recipes.load", id_);
+      return Error::NotFound;
+    }
+    std::vector<arm_host_compile_spec> specs;
+    specs.reserve(compile_specs.size());
+    for (const CompileSpec& spec : compile_specs) {
+      specs.push_back({spec.key, spec.value.buffer, spec.value.nbytes});
+    }
+    const int64_t handle =
+        executor_.init(executor_.context, processed->data(), processed->size(), specs.data(), specs.size());
+    if (handle <= 0) {
+      ET_LOG(Error, "%s: the payload of %zu bytes was refused", id_, processed->size());
+      return Error::DelegateInvalidCompatibility;
+    }
+    // Handles are numbers; 0, the null pointer, is none of them.
+    return reinterpret_cast<DelegateHandle*>(static_cast<intptr_t>(handle));
+  }
+
+  Error execute(BackendExecutionContext&, DelegateHandle* handle, Span<EValue*> args) const override {
+    std::vector<arm_host_tensor> tensors;
+    tensors.reserve(args.size());
+    for (size_t index = 0; index < args.size(); ++index) {
+      if (!args[index]->isTensor()) {
+        ET_LOG(Error, "%s: argument %zu of the delegate is not a tensor", id_, index);
+        return Error::InvalidArgument;
+      }
+      const auto& tensor = args[index]->toTensor();
+      tensors.push_back({tensor.mutable_data_ptr(), tensor.nbytes(), tensor.sizes().data(),
+                         tensor.dim_order().data(), static_cast<int32_t>(tensor.dim()),
+                         static_cast<int32_t>(tensor.scalar_type())});
+    }
+    const auto number = static_cast<int64_t>(reinterpret_cast<intptr_t>(handle));
+    if (executor_.execute(executor_.context, number, tensors.data(), tensors.size()) != 0) {
+      ET_LOG(Error, "%s: delegate %" PRId64 " failed; the executor tells why", id_, number);
+      return Error::Internal;
+    }
+    return Error::Ok;
+  }
+
+  void destroy(DelegateHandle* handle) const override {
+    executor_.destroy(executor_.context, static_cast<int64_t>(reinterpret_cast<intptr_t>(handle)));
+  }
+
+ private:
+  const char* id_;
+  arm_host_executor executor_{};
+};
+
+// Never destroyed: the runtime's registry points to them until the process ends.
+HostBackend* const kBackends[] = {new HostBackend("TOSABackend"), new HostBackend("VgfBackend")};
+bool installed = false;
+
+}  // namespace
+}  // namespace arm_runtime
+
+using namespace arm_runtime;
+
+int32_t arm_host_install(char* message, uint64_t message_size) {
+  if (installed) {
+    say(message, message_size, "this copy of the %s is installed already", "Arm host plugin");
+    return 1;
+  }
+  for (const HostBackend* backend : kBackends) {
+    if (executorch::runtime::get_backend_class(backend->id()) != nullptr) {
+      say(message, message_size,
+          "something else in this process implements %s already: another copy of the plugin, or another library",
+          backend->id());
+      return 1;
+    }
+  }
+  for (HostBackend* backend : kBackends) {
+    if (executorch::runtime::register_backend(Backend{backend->id(), backend}) != Error::Ok) {
+      say(message, message_size, "ExecuTorch's runtime has no room for another backend: %s", backend->id());
+      return 1;
+    }
+  }
+  if (const char* refused = register_cortex_m_kernels()) {
+    say(message, message_size, "ExecuTorch's runtime did not take the kernel %s", refused);
+    return 1;
+  }
+  installed = true;
+  return 0;
+}
+
+int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* executor, char* message,
+                              uint64_t message_size) {
+  for (HostBackend* backend : kBackends) {
+    if (std::strcmp(backend->id(), backend_id) == 0) {
+      backend->set_executor(*executor);
+      return 0;
+    }
+  }
+  say(message, message_size, "the plugin has no backend '%s'", backend_id);
+  return 1;
+}
