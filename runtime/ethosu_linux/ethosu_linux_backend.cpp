@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backend "EthosUBackend" for an Ethos-U85 in Direct Drive: a Cortex-A under Linux hands command streams to
+// the NPU through the kernel driver and the C++ driver library of ethos-u-linux-driver-stack. See README.md.
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
+#include <executorch/runtime/platform/log.h>
+
+#include <ethosu.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cinttypes>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+#include <vector>
+
+#include <unistd.h>
+
+#include "payload/ethosu_payload.h"
+
+namespace arm_runtime {
+namespace {
+
+using executorch::runtime::ArrayRef;
+using executorch::runtime::BackendExecutionContext;
+using executorch::runtime::BackendInitContext;
+using executorch::runtime::BackendInterface;
+using executorch::runtime::CompileSpec;
+using executorch::runtime::DelegateHandle;
+using executorch::runtime::Error;
+using executorch::runtime::EValue;
+using executorch::runtime::FreeableBuffer;
+using executorch::runtime::Result;
+using executorch::runtime::Span;
+
+constexpr char kBackendId[] = "EthosUBackend";
+constexpr char kDefaultDevice[] = "/dev/ethosu0";
+constexpr int64_t kDefaultTimeoutNs = 60'000'000'000;
+
+// Compile specs, as ExecuTorch's own runtime names them, and the environment variables that go before them.
+constexpr char kDeviceSpec[] = "ethosu.device";
+constexpr char kTimeoutSpec[] = "ethosu.timeout_ns";
+constexpr char kDeviceVariable[] = "ARM_RUNTIME_ETHOSU_DEVICE";
+constexpr char kTimeoutVariable[] = "ARM_RUNTIME_ETHOSU_TIMEOUT_MS";
+
+// The driver library throws, from destructors too; those of buffers it holds itself, in std::shared_ptr.
+struct Quiet {
+  template <typename T>
+  void operator()(T* object) const noexcept {
+    try {
+      delete object;
+    } catch (const std::exception& error) {
+      ET_LOG(Error, "%s: the driver failed to release an object: %s", kBackendId, error.what());
+    } catch (...) {
+      ET_LOG(Error, "%s: the driver failed to release an object", kBackendId);
+    }
+  }
+};
+
+struct Options {
+  std::string device = kDefaultDevice;
+  int64_t timeout_ns = kDefaultTimeoutNs;
+};
+
+// Runs `work`; what it throws becomes an Error and a log line.
+template <typename Work>
+Error guarded(const char* doing, const Options& options, const Work& work) noexcept {
+  try {
+    return work();
+  } catch (const std::bad_alloc&) {
+    ET_LOG(Error, "%s: out of memory while %s", kBackendId, doing);
+    return Error::MemoryAllocationFailed;
+  } catch (const std::exception& error) {
+    ET_LOG(Error, "%s: %s on %s failed: %s; the kernel log (dmesg) has the driver's reason", kBackendId,
+           doing, options.device.c_str(), error.what());
+  } catch (...) {
+    ET_LOG(Error, "%s: %s on %s failed, and the driver gave no reason; see the kernel log (dmesg)",
+           kBackendId, doing, options.device.c_str());
+  }
+  return Error::AccessFailed;
+}
+
+Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
+  for (const CompileSpec& spec : specs) {
+    const auto* value = static_cast<const char*>(spec.value.buffer);
+    if (std::strcmp(spec.key, kDeviceSpec) == 0) {
+      // Text with or without a NUL at its end.
+      options->device.assign(value, value == nullptr ? 0 : strnlen(value, spec.value.nbytes));
+    } else if (std::strcmp(spec.key, kTimeoutSpec) == 0) {
+      if (value == nullptr || spec.value.nbytes != sizeof(int64_t)) {
+        ET_LOG(Error, "%s: compile spec %s has %zu bytes; it must be an int64", kBackendId, kTimeoutSpec,
+               spec.value.nbytes);
+        return Error::InvalidArgument;
+      }
+      std::memcpy(&options->timeout_ns, value, sizeof(int64_t));
+    }
+  }
+  if (const char* device = std::getenv(kDeviceVariable)) {
+    options->device = device;
+  }
+  if (options->device.empty()) {
+    ET_LOG(Error, "%s: the name of the device is empty; set %s", kBackendId, kDeviceVariable);
+    return Error::InvalidArgument;
+  }
+  if (const char* text = std::getenv(kTimeoutVariable)) {
+    char* end = nullptr;
+    errno = 0;
+    const long long milliseconds = std::strtoll(text, &end, 10);
+    if (end == text || *end != '\0' || errno != 0 ||
+        __builtin_mul_overflow(milliseconds, int64_t{1'000'000}, &options->timeout_ns)) {
+      ET_LOG(Error, "%s: %s='%s' is not a number of milliseconds", kBackendId, kTimeoutVariable, text);
+      return Error::InvalidArgument;
+    }
+  }
+  // A negative timeout would make the library wait for ever.
+  if (options->timeout_ns <= 0) {
+    ET_LOG(Error, "%s: a timeout of %" PRId64 " ns; it must be positive", kBackendId, options->timeout_ns);
+    return Error::InvalidArgument;
+  }
+  return Error::Ok;
+}
+
+// Where a tensor lies in its region, in bytes.
+struct Slot {
+  size_t offset;
+  size_t size;
+  size_t element_size;
+  bool allocated;  // false: the NPU does not read it
+};
+
+// The tensors of one region, and the one buffer that holds them. The kernel driver gives the NPU the address
+// of the first input (output) buffer as that of the region; the others it expects behind it. Vela places
+// tensors in an order of its own, so a buffer for each in the program's order would exchange them.
+struct Side {
+  const char* name;
+  Region region;
+  std::vector<Slot> slots;
+  size_t size = 0;
+  std::vector<char> bytes;  // to gather or scatter several tensors; empty where one is the whole region
+  std::vector<std::shared_ptr<EthosU::Buffer>> buffers;  // at most one, in the form that Inference takes
+};
+
+// A delegate of a loaded program.
+struct Delegate {
+  Options options;
+  std::unique_ptr<EthosU::Device, Quiet> device;  // first, so that it is destroyed last
+  std::shared_ptr<EthosU::Network> network;
+  std::shared_ptr<EthosU::Buffer> constants, intermediate;
+  Side inputs{"input", Region::kInput, {}, 0, {}, {}};
+  Side outputs{"output", Region::kOutput, {}, 0, {}, {}};
+};
+
+// An empty buffer object stands for "none": the driver refuses to make one of 0 bytes.
+std::shared_ptr<EthosU::Buffer> make_buffer(EthosU::Device& device, size_t size) {
+  return size == 0 ? std::make_shared<EthosU::Buffer>() : device.createBuffers({size}).front();
+}
+
+// A buffer is a file to the driver: reading and writing go on where the last call ended.
+void rewind(const EthosU::Buffer& buffer) {
+  if (lseek(buffer.getFd(), 0, SEEK_SET) != 0) {
+    throw EthosU::Exception("lseek() on a buffer failed");
+  }
+}
+
+void write_buffer(EthosU::Buffer& buffer, const void* source, size_t size) {
+  rewind(buffer);
+  // The library's parameter lacks a const; it only reads.
+  buffer.write(static_cast<char*>(const_cast<void*>(source)), size);
+}
+
+void read_buffer(EthosU::Buffer& buffer, void* destination, size_t size) {
+  rewind(buffer);
+  buffer.read(static_cast<char*>(destination), size);
+}
+
+Error read_payload(const void* data, size_t size, EthosUPayload* payload) {
+  const PayloadStatus status = read_ethosu_payload(data, size, payload);
+  if (!status.ok()) {
+    char reason[256];
+    status.describe(reason, sizeof(reason));
+    ET_LOG(Error, "%s: the payload of %zu bytes is malformed: %s; export the program again", kBackendId, size,
+           reason);
+    return Error::InvalidProgram;
+  }
+  if (payload->kind != StreamKind::kCop2 || !payload->separate_io || payload->product != 85) {
+    ET_LOG(Error,
+           "%s: compiled for an Ethos-U%" PRIu32 " with stream COP%" PRIu32
+           "%s, not for an Ethos-U85 in Direct Drive; "
+           "export for Ethos-U85 with extra_flags=['--cop-format=COP2', '--separate-io-regions']",
+           kBackendId, payload->product, static_cast<uint32_t>(payload->kind),
+           payload->separate_io ? "" : " and inputs and outputs in the scratch region");
+    return Error::DelegateInvalidCompatibility;
+  }
+  return Error::Ok;
+}
+
+Error place(const PayloadTensors& tensors, Side* side) {
+  if (side->region == Region::kOutput && tensors.count() == 0) {
+    ET_LOG(Error, "%s: the payload has no outputs; export the program again", kBackendId);
+    return Error::InvalidProgram;
+  }
+  for (uint32_t index = 0; index < tensors.count(); ++index) {
+    const PayloadTensor tensor = tensors.at(index);
+    const bool is_output = side->region == Region::kOutput;
+    if ((tensor.allocated() && !tensor.in(side->region)) || (!tensor.allocated() && is_output)) {
+      ET_LOG(Error,
+             "%s: %s %" PRIu32 " is at offset %" PRId32 " of region %" PRId32 ", not in region %" PRId32
+             "; export the program again",
+             kBackendId, side->name, index, tensor.offset, tensor.region, static_cast<int32_t>(side->region));
+      return Error::InvalidProgram;
+    }
+    const auto offset = static_cast<size_t>(std::max(tensor.offset, 0));
+    // The reader bounds offset and size by 2 and 4 GiB.
+    const auto nbytes = static_cast<size_t>(tensor.nbytes);
+    side->slots.push_back({offset, nbytes, static_cast<size_t>(tensor.element_size), tensor.allocated()});
+    if (tensor.allocated()) {
+      side->size = std::max(side->size, offset + nbytes);
+    }
+  }
+  if (side->slots.size() != 1 || side->slots[0].size != side->size) {
+    side->bytes.resize(side->size);
+  }
+  return Error::Ok;
+}
+
+// The kernel refuses a stream for another configuration too, but tells the caller nothing but EINVAL.
+Error check_device(const Options& options, const EthosU::Device& device, const EthosUPayload& payload) {
+  const auto configuration = device.capabilities().hwCfg;
+  if (configuration.type != EthosU::HardwareConfiguration::DeviceType::DIRECT) {
+    ET_LOG(Error, "%s: %s is not an NPU in Direct Drive; choose another with %s", kBackendId,
+           options.device.c_str(), kDeviceVariable);
+    return Error::NotSupported;
+  }
+  if (configuration.macsPerClockCycle != payload.log2_macs) {
+    ET_LOG(Error, "%s: compiled for %u MACs per cycle, but %s has %u; export with macs=%u", kBackendId,
+           1U << payload.log2_macs, options.device.c_str(), 1U << (configuration.macsPerClockCycle & 15U),
+           1U << (configuration.macsPerClockCycle & 15U));
+    return Error::DelegateInvalidCompatibility;
+  }
+  return Error::Ok;
+}
+
+// Everything that every execution uses again.
+Error prepare(const void* data, size_t size, Delegate* delegate) {
+  EthosUPayload payload;
+  Error error = read_payload(data, size, &payload);
+  if (error == Error::Ok) {
+    error = place(payload.inputs, &delegate->inputs);
+  }
+  if (error == Error::Ok) {
+    error = place(payload.outputs, &delegate->outputs);
+  }
+  if (error != Error::Ok) {
+    return error;
+  }
+  delegate->device.reset(new EthosU::Device(delegate->options.device.c_str()));
+  EthosU::Device& device = *delegate->device;
+  error = check_device(delegate->options, device, payload);
+  if (error != Error::Ok) {
+    return error;
+  }
+  // The driver copies the stream.
+  delegate->network.reset(new EthosU::Network(device, payload.commands.data, payload.commands.size), Quiet());
+  delegate->constants = make_buffer(device, payload.weights.size);
+  if (payload.weights.size > 0) {
+    write_buffer(*delegate->constants, payload.weights.data, payload.weights.size);
+  }
+  delegate->intermediate = make_buffer(device, payload.scratch_size);
+  for (Side* side : {&delegate->inputs, &delegate->outputs}) {
+    if (side->size > 0) {
+      side->buffers.push_back(make_buffer(device, side->size));
+    }
+  }
+  return Error::Ok;
+}
+
+// True if time ran out. The library reports a signal that interrupts its ppoll() as a failure.
+bool wait_for(const EthosU::Inference& inference, int64_t timeout_ns) {
+  const auto start = std::chrono::steady_clock::now();
+  for (int64_t left = timeout_ns; left > 0;) {
+    errno = 0;
+    try {
+      return inference.wait(left);
+    } catch (const EthosU::Exception&) {
+      if (errno != EINTR) {
+        throw;
+      }
+    }
+    const auto passed = std::chrono::steady_clock::now() - start;
+    left = timeout_ns - std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count();
+  }
+  return true;
+}
+
+Error check_argument(const EValue& argument, const Side& side, size_t index) {
+  if (!argument.isTensor()) {
+    ET_LOG(Error, "%s: %s %zu is not a tensor", kBackendId, side.name, index);
+    return Error::InvalidArgument;
+  }
+  const auto& tensor = argument.toTensor();
+  const Slot& slot = side.slots[index];
+  if (!executorch::runtime::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) ||
+      static_cast<size_t>(tensor.element_size()) != slot.element_size || tensor.nbytes() != slot.size) {
+    ET_LOG(Error, "%s: %s %zu has %zu bytes of %s; compiled for %zu bytes of integers of %zu bytes",
+           kBackendId, side.name, index, tensor.nbytes(), executorch::runtime::toString(tensor.scalar_type()),
+           slot.size, slot.element_size);
+    return Error::InvalidArgument;
+  }
+  return Error::Ok;
+}
+
+Error check_arguments(const Delegate& delegate, Span<EValue*> args) {
+  const size_t inputs = delegate.inputs.slots.size();
+  const size_t outputs = delegate.outputs.slots.size();
+  if (args.size() != inputs + outputs) {
+    ET_LOG(Error, "%s: %zu arguments; compiled for %zu inputs and %zu outputs", kBackendId, args.size(),
+           inputs, outputs);
+    return Error::InvalidArgument;
+  }
+  for (size_t index = 0; index < args.size(); ++index) {
+    const Error error = index < inputs ? check_argument(*args[index], delegate.inputs, index)
+                                       : check_argument(*args[index], delegate.outputs, index - inputs);
+    if (error != Error::Ok) {
+      return error;
+    }
+  }
+  return Error::Ok;
+}
+
+void write_inputs(Side& side, EValue** args) {
+  if (side.buffers.empty()) {
+    return;
+  }
+  if (side.bytes.empty()) {
+    write_buffer(*side.buffers[0], args[0]->toTensor().const_data_ptr(), side.size);
+    return;
+  }
+  for (size_t index = 0; index < side.slots.size(); ++index) {
+    const Slot& slot = side.slots[index];
+    if (slot.allocated) {
+      std::memcpy(side.bytes.data() + slot.offset, args[index]->toTensor().const_data_ptr(), slot.size);
+    }
+  }
+  write_buffer(*side.buffers[0], side.bytes.data(), side.size);
+}
+
+void read_outputs(Side& side, EValue** args) {
+  if (side.bytes.empty()) {
+    read_buffer(*side.buffers[0], args[0]->toTensor().mutable_data_ptr(), side.size);
+    return;
+  }
+  read_buffer(*side.buffers[0], side.bytes.data(), side.size);
+  for (size_t index = 0; index < side.slots.size(); ++index) {
+    const Slot& slot = side.slots[index];
+    std::memcpy(args[index]->toTensor().mutable_data_ptr(), side.bytes.data() + slot.offset, slot.size);
+  }
+}
+
+const char* to_text(EthosU::InferenceStatus status) {
+  switch (status) {
+    case EthosU::InferenceStatus::OK:
+      return "ok";
+    case EthosU::InferenceStatus::ERROR:
+      return "error: the NPU stopped with a fault";
+    case EthosU::InferenceStatus::RUNNING:
+      return "running";
+    case EthosU::InferenceStatus::REJECTED:
+      return "rejected by the driver";
+    case EthosU::InferenceStatus::ABORTED:
+      return "aborted";
+    case EthosU::InferenceStatus::ABORTING:
+      return "aborting";
+    case EthosU::InferenceStatus::PENDING:
+      return "pending";
+  }
+  return "unknown";
+}
+
+// An Inference starts when it is made and cannot be started again.
+Error run(Delegate& delegate) {
+  // As many as the driver has places for; 0 counts nothing.
+  constexpr std::array<uint32_t, 4> kNoCounters{};
+  const std::unique_ptr<EthosU::Inference, Quiet> inference(new EthosU::Inference(
+      delegate.network, delegate.inputs.buffers.begin(), delegate.inputs.buffers.end(),
+      delegate.outputs.buffers.begin(), delegate.outputs.buffers.end(), delegate.intermediate,
+      delegate.constants, kNoCounters, /*enableCycleCounter=*/false));
+  if (wait_for(*inference, delegate.options.timeout_ns)) {
+    // Releasing the inference takes it from the driver's queue, or resets the NPU if it runs.
+    ET_LOG(Error,
+           "%s: no result from %s after %" PRId64
+           " ms, waiting for the NPU included; set a longer time with %s",
+           kBackendId, delegate.options.device.c_str(), delegate.options.timeout_ns / 1'000'000,
+           kTimeoutVariable);
+    return Error::InvalidState;
+  }
+  const EthosU::InferenceStatus status = inference->status();
+  if (status != EthosU::InferenceStatus::OK) {
+    ET_LOG(Error,
+           "%s: the inference on %s ended with status %s; the kernel log (dmesg) has the driver's reason",
+           kBackendId, delegate.options.device.c_str(), to_text(status));
+    return Error::Internal;
+  }
+  return Error::Ok;
+}
+
+class EthosULinuxBackend final : public BackendInterface {
+ public:
+  bool is_available() const override { return true; }
+
+  Result<DelegateHandle*> init(BackendInitContext&, FreeableBuffer* processed,
+                               ArrayRef<CompileSpec> specs) const override {
+    DelegateHandle* handle = nullptr;
+    Options options;
+    const Error error = guarded("loading a program", options, [&] {
+      Error prepared = read_options(specs, &options);
+      auto delegate = std::make_unique<Delegate>();
+      delegate->options = options;
+      if (prepared == Error::Ok) {
+        prepared = prepare(processed->data(), processed->size(), delegate.get());
+      }
+      if (prepared == Error::Ok) {
+        handle = delegate.release();
+      }
+      return prepared;
+    });
+    if (error != Error::Ok) {
+      return error;
+    }
+    // The driver has copies of the stream and the weights.
+    processed->Free();
+    return handle;
+  }
+
+  Error execute(BackendExecutionContext&, DelegateHandle* handle, Span<EValue*> args) const override {
+    Delegate& delegate = *static_cast<Delegate*>(handle);
+    return guarded("an inference", delegate.options, [&] {
+      Error error = check_arguments(delegate, args);
+      if (error != Error::Ok) {
+        return error;
+      }
+      write_inputs(delegate.inputs, args.data());
+      error = run(delegate);
+      if (error == Error::Ok) {
+        read_outputs(delegate.outputs, args.data() + delegate.inputs.slots.size());
+      }
+      return error;
+    });
+  }
+
+  void destroy(DelegateHandle* handle) const override { delete static_cast<Delegate*>(handle); }
+};
+
+EthosULinuxBackend backend;
+
+}  // namespace
+}  // namespace arm_runtime
+
+// Named so that the linker can be told to keep it.
+extern "C" const executorch::runtime::Error arm_runtime_ethosu_linux_registered =
+    executorch::runtime::register_backend({arm_runtime::kBackendId, &arm_runtime::backend});

@@ -1,0 +1,82 @@
+"""Compile the C++ of ``runtime/`` in tests."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNTIME = ROOT / "runtime"
+#: What our own sources compile with, beside the language level: warnings are errors.
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Wno-unused-parameter", "-Werror"]
+SANITIZERS = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
+
+
+def executorch_directory() -> Path:
+    """The folder of the installed ``executorch`` package."""
+    spec = find_spec("executorch")
+    locations = spec.submodule_search_locations if spec else None
+    assert locations, "executorch is not installed"
+    return Path(next(iter(locations)))
+
+
+def executorch_include_flags() -> list[str]:
+    """Compiler flags for the headers of the installed ``executorch`` package."""
+    include = executorch_directory() / "include"
+    portable = include / "executorch/runtime/core/portable_type/c10"
+    return ["-DC10_USING_CUSTOM_GENERATED_MACROS", "-isystem", str(include), "-isystem", str(portable)]
+
+
+def executorch_link_flags() -> list[str]:
+    """Linker flags for the runtime of the installed ``executorch`` package."""
+    library = executorch_directory() / "lib"
+    return [f"-L{library}", "-lexecutorch", f"-Wl,-rpath,{library}"]
+
+
+def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """Run ``command`` and return what it printed on both streams.
+
+    Raises:
+        AssertionError: it failed; the message has the command and its output.
+    """
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+        env=None if env is None else dict(env),
+    )
+    assert done.returncode == 0, f"{' '.join(command)}\nexited with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+def require(tool: str, package: str) -> str:
+    """The path of ``tool``.
+
+    Raises:
+        AssertionError: it is not installed; the message names the Debian ``package`` that has it.
+    """
+    path = shutil.which(tool)
+    assert path is not None, f"{tool} is missing: apt-get install {package}"
+    return path
+
+
+def compile_cpp(
+    output: Path,
+    sources: Sequence[Path],
+    flags: Sequence[str] = (),
+    *,
+    compiler: str = "g++",
+    link: Sequence[str] = (),
+) -> Path:
+    """Compile and link ``sources`` with our warnings into ``output``; ``flags`` decide of what kind it is."""
+    tool = require(
+        compiler, {"clang++-14": "clang-14", "arm-none-eabi-g++": "gcc-arm-none-eabi"}.get(compiler, compiler)
+    )
+    run([tool, "-std=c++17", *WARNINGS, f"-I{RUNTIME}", *flags, "-o", str(output), *map(str, sources), *link])
+    return output

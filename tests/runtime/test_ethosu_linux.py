@@ -1,0 +1,61 @@
+"""The backend for Ethos-U85 in Direct Drive on Linux, with a double of the driver library in place of an NPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+
+from arm_recipes import ArmRecipeType, export
+from tests.runtime.building import RUNTIME, executorch_directory, require, run
+
+DIRECT_DRIVE = ["--cop-format=COP2", "--separate-io-regions"]
+
+
+@pytest.fixture(scope="module")
+def backend_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The CMake target and the double, linked into the program of the C++ tests, with sanitizers."""
+    build = tmp_path_factory.mktemp("ethosu_linux")
+    cmake = require("cmake", "cmake")
+    include = executorch_directory() / "include"
+    source = RUNTIME / "tests/ethosu_linux"
+    run([cmake, "-S", str(source), "-B", str(build), "-DCMAKE_BUILD_TYPE=Debug", f"-DEXECUTORCH_INCLUDE_DIR={include}"])
+    run([cmake, "--build", str(build)])
+    return build / "backend_test"
+
+
+def test_backend(backend_test: Path) -> None:
+    output = run([str(backend_test)])
+    assert output.count(" ok\n") == 11
+
+
+class TwoOutputs(torch.nn.Module):
+    """Vela puts its second output before the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+
+    def forward(self, image: torch.Tensor, offset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.conv(image)
+        return torch.relu(features), features + offset
+
+
+def test_exported_program(backend_test: Path, tmp_path: Path) -> None:
+    """A program made for Direct Drive loads in ExecuTorch's runtime, and its tensors reach Vela's places."""
+    inputs = [(torch.randn(1, 3, 8, 8), torch.randn(1, 8, 8, 8)) for _ in range(2)]
+    # Without the kernels that quantize at the boundary: the C++ runtime of the package has none.
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, quantized_io=True, extra_flags=DIRECT_DRIVE)
+    result = export(TwoOutputs().eval(), recipe, example_inputs=inputs)
+    result.save(tmp_path / "model.pte")
+    assert run([str(backend_test), str(tmp_path / "model.pte")]) == "ok\n"
+
+
+def test_missing_driver(tmp_path: Path) -> None:
+    include = executorch_directory() / "include"
+    command = [require("cmake", "cmake"), "-S", str(RUNTIME), "-B", str(tmp_path / "build")]
+    command += ["-DARM_RUNTIME_ETHOSU_LINUX=ON", f"-DETHOSU_LINUX_DRIVER_DIR={tmp_path}"]
+    with pytest.raises(AssertionError, match=r"neither\s+include/ethosu.hpp nor\s+driver_library/include/ethosu.hpp"):
+        run([*command, f"-DEXECUTORCH_INCLUDE_DIR={include}"])

@@ -1,0 +1,280 @@
+"""What ``inspect`` tells about real programs, as data, text, HTML and on the command line, and about damaged ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from arm_recipes.cli import main
+from arm_recipes.report import TensorInfo
+from arm_recipes.runtime import payloads, plugin
+from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload
+from arm_recipes.runtime.inspect import DelegateInspection, inspect
+from arm_recipes.runtime.payloads import TosaPayload, VgfPayload, read_tosa, read_vgf
+from arm_recipes.runtime.pte import ProgramError, read
+from tests.runtime.pte_programs import NAMES, program, rewritten
+from tests.runtime.schemas import agree
+
+
+def _only(name: str) -> DelegateInspection:
+    (delegate,) = inspect(program(name)).methods[0].delegates
+    return delegate
+
+
+def _payload(name: str) -> memoryview:
+    return next(method for method in read(program(name)).methods.values() if method.delegates).delegates[0].data
+
+
+def test_tosa() -> None:
+    delegate = _only("tosa")
+    assert isinstance(delegate.payload, TosaPayload)
+    assert delegate.payload.version == "1.0.0"
+    (given,), (result,) = delegate.payload.inputs, delegate.payload.outputs
+    assert (given.dtype, given.shape, result.dtype, result.shape) == ("int8", (1, 3, 8, 8), "int8", (1, 4))
+    assert delegate.compile_specs["tosa_spec"] == "TOSA-1.0+INT+int16"
+    method = inspect(program("tosa")).methods[0]
+    assert method.inputs == (TensorInfo("x", "float32", (1, 3, 8, 8)),)
+    assert method.operators == ("cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out")
+    assert method.planned_bytes > 0
+
+
+def test_tosa_operators_are_counted_as_the_serializer_does() -> None:
+    from tosa.TosaGraph import TosaGraph
+
+    payload = _payload("tosa")
+    block = TosaGraph.GetRootAs(payload, 0).Regions(0).Blocks(0)
+    assert read_tosa(payload).operators == block.OperatorsLength() > 5
+
+
+def test_field_numbers_of_tosa_are_those_of_its_schema() -> None:
+    found = [path for path in importlib.metadata.files("tosa-tools") or () if path.name == "tosa.fbs"]
+    text = found[0].read_text()
+    agree(payloads, text)
+    enumeration = re.search(r"enum DType[^{]*\{([^}]*)\}", text)
+    assert enumeration is not None
+    members = re.findall(r"^\s*(\w+)", enumeration[1], re.MULTILINE)
+    for number, name in payloads._TOSA_DTYPES.items():
+        ours = name.upper().replace("BFLOAT16", "BF16").replace("FLOAT8_E5M2", "FP8E5M2")
+        assert members[number] == ours.replace("FLOAT8_E4M3FN", "FP8E4M3").replace("FLOAT", "FP")
+
+
+def test_ethosu() -> None:
+    inspection = inspect(program("ethosu"))
+    payload = inspection.methods[0].delegates[0].payload
+    assert isinstance(payload, EthosUPayload)
+    assert (payload.product, payload.macs, payload.stream) == (55, 128, "COP1")
+    blocks = _blocks(bytes(_payload("ethosu")))
+    assert payload.command_bytes == len(blocks["cmd_data"])
+    assert payload.weight_bytes == len(blocks["weight_data"])
+    assert payload.scratch_bytes == int.from_bytes(blocks["scratch_size"], "little")
+    (given,), (result,) = payload.inputs, payload.outputs
+    assert isinstance(given, EthosUTensor)
+    assert _elements(given.shape) == 3 * 8 * 8
+    assert _elements(result.shape) == 4
+    assert (given.element_size, given.region) == (1, 1)
+    assert inspection.methods[0].operators == ()
+
+
+def _elements(shape: tuple[int, ...]) -> int:
+    count = 1
+    for dimension in shape:
+        count *= dimension
+    return count
+
+
+def _blocks(payload: bytes) -> dict[str, bytes]:
+    blocks, at = {}, 0
+    while at < len(payload):
+        count = int.from_bytes(payload[at + 16 : at + 20], "little")
+        blocks[payload[at : at + 16].rstrip(b"\0").decode()] = payload[at + 32 : at + 32 + count]
+        at += 32 + -(-count // 16) * 16
+    return blocks
+
+
+def test_quantized_inputs_and_outputs() -> None:
+    inspection = inspect(program("ethosu"))
+    method, constants = inspection.methods[0], read(program("ethosu")).methods
+    for side, (tensor,) in (("input", method.inputs), ("output", method.outputs)):
+        assert isinstance(tensor, TensorInfo)
+        assert (tensor.scale,) == constants[f"forward_{side}0_scale"].constants
+        assert (tensor.zero_point,) == constants[f"forward_{side}0_zp"].constants
+        assert tensor.dtype == "int8"
+    assert inspection.constants == {}
+
+
+def test_vgf() -> None:
+    payload = _only("vgf").payload
+    assert isinstance(payload, VgfPayload)
+    assert [(t.dtype, t.shape) for t in payload.inputs] == [("int8", (1, 3, 8, 8))]
+    assert [(t.dtype, t.shape) for t in payload.outputs] == [("int8", (1, 4))]
+    assert payload.segments == 1
+    # The constants are the weights and biases, and little else.
+    assert 8 * 27 + 8 * 4 + 32 + 4 * 4 <= payload.constant_bytes < 2000
+
+
+def test_other_backends_and_constants() -> None:
+    delegate = _only("xnnpack")
+    assert (delegate.backend, delegate.payload, delegate.problem) == ("XnnpackBackend", None, None)
+    assert inspect(program("xnnpack")).methods[0].inputs == (TensorInfo("input0", "float32", (1, 8)),)
+    inspection = inspect(program("tosa"))
+    assert inspection.constants["label"] == ("digits",)
+    assert inspect(program("xnnpack")).named_data
+
+
+def test_several_methods() -> None:
+    inspection = inspect(program("segments"))
+    assert [method.name for method in inspection.methods] == ["encode", "sort"]
+    assert [len(method.delegates) for method in inspection.methods] == [1, 2]
+    assert inspection.methods[1].operators == ("aten::sort.values",)
+    assert inspection.named_data == {"weights": 200}
+    assert "Delegate 1 of 'sort': TOSABackend" in str(inspection)
+
+
+def test_stored_names() -> None:
+    names = {"methods": {"forward": {"inputs": ["picture"], "outputs": ["digit"]}}}
+    method = inspect(rewritten(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()})).methods[0]
+    assert (method.inputs[0].name, method.outputs[0].name) == ("picture", "digit")
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        b"\xff\xff",
+        b"{",
+        b"[" * 100_000,
+        b"7",
+        b'{"methods": []}',
+        b'{"methods": {"forward": []}}',
+        b'{"methods": {"forward": {"inputs": ["a", "b"], "outputs": "x"}}}',
+        b'{"methods": {"forward": {"inputs": [1], "outputs": null}}}',
+    ],
+    ids=lambda stored: stored[:12].decode(errors="replace"),
+)
+def test_nonsense_in_place_of_names(stored: bytes) -> None:
+    method = inspect(rewritten(program("ethosu"), named_data={"arm_recipes": stored})).methods[0]
+    assert (method.inputs[0].name, method.outputs[0].name) == ("input0", "output0")
+
+
+def test_text_and_html() -> None:
+    inspection = inspect(program("ethosu"))
+    text = str(inspection)
+    for line in (
+        "Inputs and outputs\n  in   x        int8[1, 3, 8, 8] scale=",
+        "Delegate 0: EthosUBackend\n",
+        "  target          Ethos-U55, 128 MACs\n",
+        "Kernels on the CPU: 0\n  none\n",
+        f"planned  {inspection.methods[0].planned_bytes} B",
+    ):
+        assert line in text
+    assert "<h4>Delegate 0: EthosUBackend</h4><table><tr><td>payload</td>" in inspection._repr_html_()
+
+
+def test_names_cannot_move_the_cursor() -> None:
+    names = {"methods": {"forward": {"inputs": ["a\x1b[2J\nb"], "outputs": ["<b>é"]}}}
+    inspection = inspect(rewritten(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()}))
+    assert r"a\x1b[2J\nb" in str(inspection)
+    assert "\x1b" not in str(inspection)
+    assert "&lt;b&gt;é" in inspection._repr_html_()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dict_is_json(name: str) -> None:
+    inspection = inspect(program(name))
+    told = json.loads(json.dumps(inspection.to_dict()))
+    assert told["program_bytes"] == len(program(name))
+    assert [method["name"] for method in told["methods"]] == [method.name for method in inspection.methods]
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "reason"),
+    [
+        ("tosa", 4, "not a TOSA flatbuffer"),
+        ("vgf", 0, "not a VGF file"),
+        ("vgf", 40, "a section of the VGF file ends at"),
+    ],
+)
+def test_a_damaged_payload_hides_nothing_else(name: str, at: int, reason: str) -> None:
+    inspection = inspect(_with_payload(name, at))
+    delegate = inspection.methods[0].delegates[0]
+    assert delegate.payload is None
+    assert reason in (delegate.problem or "")
+    assert re.search(rf"\n  not readable +.*{re.escape(reason)}", str(inspection))
+    assert inspection.methods[0].operators == inspect(program(name)).methods[0].operators
+
+
+def test_a_damaged_ethosu_payload() -> None:
+    delegate = inspect(_with_payload("ethosu", 2)).methods[0].delegates[0]
+    assert delegate.payload is None
+    assert delegate.problem
+    with pytest.raises(PayloadError):
+        read_payload(b"")
+
+
+def _with_payload(name: str, at: int) -> bytes:
+    """A program whose payload has every bit of the eight bytes from ``at`` on turned over."""
+    data = bytearray(_payload(name))
+    data[at : at + 8] = bytes(byte ^ 0xFF for byte in data[at : at + 8])
+    return rewritten(program(name), payload=bytes(data))
+
+
+def test_no_reader_for_ethosu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable() -> None:
+        raise RuntimeUnavailable("there is no compiler")
+
+    monkeypatch.setattr(plugin, "payload_library", unavailable)
+    delegate = _only("ethosu")
+    assert (delegate.payload, delegate.problem) == (None, "there is no compiler")
+
+
+@pytest.mark.parametrize("name", ["tosa", "vgf", "ethosu"])
+def test_bit_flips_in_payloads(name: str) -> None:
+    reader = {"tosa": read_tosa, "vgf": read_vgf, "ethosu": read_payload}[name]
+    data, flips, refused = bytes(_payload(name)), random.Random(0), 0
+    for attempt in range(1500):
+        damaged = bytearray(data)
+        damaged[flips.randrange(len(data) if attempt % 2 else 400)] ^= 1 << flips.randrange(8)
+        try:
+            reader(memoryview(damaged))
+        except PayloadError:
+            refused += 1
+    assert refused > 50
+
+
+@pytest.mark.parametrize("name", ["tosa", "vgf", "ethosu"])
+def test_truncated_payloads(name: str) -> None:
+    reader = {"tosa": read_tosa, "vgf": read_vgf, "ethosu": read_payload}[name]
+    data = _payload(name)
+    for length in range(0, len(data) // 2, 7):
+        with pytest.raises(PayloadError):
+            reader(data[:length])
+
+
+def test_path(tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    path.write_bytes(program("tosa"))
+    assert inspect(path) == inspect(str(path)) == inspect(program("tosa"))
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(
+        ProgramError, match=r"model.pte': not an ExecuTorch program \(magic b'ing ', expected b'ET12'\)"
+    ):
+        inspect(path)
+    with pytest.raises(ValueError, match=r"cannot read '.*none': No such file or directory"):
+        inspect(tmp_path / "none")
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.pte"
+    path.write_bytes(program("tosa"))
+    assert main(["inspect", str(path)]) == 0
+    assert capsys.readouterr().out == f"{inspect(path)}\n"
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(inspect(path).to_dict()))
+    path.write_bytes(program("tosa")[:-1])
+    assert main(["inspect", str(path)]) == 2
+    assert f"error: '{path}': truncated" in capsys.readouterr().err

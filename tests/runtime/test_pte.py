@@ -1,0 +1,295 @@
+"""Programs are read as ExecuTorch itself reads them; what is damaged is refused, fast and with a reason."""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+import time
+from importlib.resources import files
+from typing import Any
+
+import flatbuffers
+import pytest
+import torch
+from executorch.exir._serialize._program import deserialize_pte_binary
+from executorch.exir._serialize.generated import executorch_flatbuffer as schema
+from executorch.exir.schema import DataLocation, ScalarType
+from executorch.exir.tensor import get_scalar_type, scalar_type_table
+
+from arm_recipes.runtime import pte
+from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read
+from tests.runtime.pte_programs import CONSTANTS, NAMES, program
+from tests.runtime.schemas import agree
+
+#: The slowest read of a small damaged program; it takes about a millisecond.
+_SECONDS = 5.0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_agrees_with_executorch(name: str) -> None:
+    data = program(name)
+    own, theirs = read(data), deserialize_pte_binary(data)
+    assert list(own.methods) == [plan.name for plan in theirs.program.execution_plan]
+    for method, plan in zip(own.methods.values(), theirs.program.execution_plan, strict=True):
+        for side in ("inputs", "outputs"):
+            expected = [_described(plan.values[index].val) for index in getattr(plan, side)]
+            assert list(getattr(method, side)) == expected
+        assert list(method.operators) == [".".join(filter(None, (o.name, o.overload))) for o in plan.operators]
+        assert method.planned_bytes == sum(plan.non_const_buffer_sizes[1:])
+        assert (method.constants is None) == any(chain.instructions for chain in plan.chains)
+        for delegate, expected in zip(method.delegates, plan.delegates, strict=True):
+            assert delegate.backend == expected.id
+            assert expected.processed.location == DataLocation.INLINE  # ExecuTorch moves the segments back
+            assert delegate.data == bytes(theirs.program.backend_delegate_data[expected.processed.index].data)
+            assert delegate.compile_specs == {spec.key: bytes(spec.value) for spec in expected.compile_specs}
+    stored = theirs.named_data
+    expected_data = {} if stored is None else {k: stored.buffers[e.buffer_index] for k, e in stored.pte_data.items()}
+    assert own.named_data == expected_data
+
+
+def _described(value: Any) -> PteTensor | str:
+    if type(value).__name__ != "Tensor":
+        return type(value).__name__
+    dtype = str(get_scalar_type(value.scalar_type)).removeprefix("torch.")
+    return PteTensor(dtype, tuple(value.sizes), tuple(value.dim_order))
+
+
+def test_the_programs_have_what_is_tested() -> None:
+    """The comparison above would pass for programs without delegates, segments or named data as well."""
+    backends = {name: {d.backend for m in read(program(name)).methods.values() for d in m.delegates} for name in NAMES}
+    assert backends["ethosu"] == {"EthosUBackend"}
+    assert backends["vgf"] == {"VgfBackend"}
+    assert backends["xnnpack"] == {"XnnpackBackend"}
+    assert backends["segments"] == backends["methods"] == {"TOSABackend"}
+    assert "weights" in read(program("segments")).named_data
+    assert read(program("xnnpack")).named_data
+    assert len(program("segments")) - _flatbuffer_bytes(program("segments")) > 2000
+    assert read(program("mutable_buffer")).methods["forward"].operators
+
+
+def _flatbuffer_bytes(data: bytes) -> int:
+    """Size of the flatbuffer in front of the segments."""
+    return int.from_bytes(data[16:24], "little")
+
+
+def test_constant_methods() -> None:
+    methods = read(program("tosa")).methods
+    constants = {name: method.constants for name, method in methods.items() if method.constants is not None}
+    assert constants == {
+        "version": (3,),
+        "scale": (0.5,),
+        "ready": (True,),
+        "label": ("digits",),
+        "shape": (1, 28),
+        "table": (PteTensor("float32", (2, 3), (0, 1)),),
+    }
+    assert set(constants) == set(CONSTANTS)
+    assert methods["forward"].operators == (
+        "cortex_m::quantize_per_tensor.out",
+        "cortex_m::dequantize_per_tensor.out",
+    )
+
+
+def test_nothing_is_copied() -> None:
+    data = program("segments")
+    for method in read(data).methods.values():
+        for delegate in method.delegates:
+            assert delegate.data.obj is data
+            assert delegate.data.readonly
+
+
+def test_a_megabyte_payload_takes_no_longer() -> None:
+    data = _inline_program(bytes(14 << 20))
+    start = time.perf_counter()
+    found = read(memoryview(data))
+    seconds = time.perf_counter() - start
+    assert len(found.methods["forward"].delegates[0].data) == 14 << 20
+    assert seconds < 0.05
+
+
+def test_field_numbers_are_those_of_the_schema() -> None:
+    text = (files("executorch.exir._serialize") / "program.fbs").read_text()
+    agree(pte, text, fields_of={"_Scalar": ("Int", "Bool", "Double", "String")})
+    assert f'file_identifier "{pte._MAGIC.decode()}"' in text
+    union = re.search(r"union KernelTypes \{([^}]*)\}", text)
+    assert union is not None
+    assert ["NONE", *re.findall(r"\w+", union[1])] == list(pte._KINDS)
+    assert (pte._INLINE, pte._SEGMENT) == (DataLocation.INLINE, DataLocation.SEGMENT)
+
+
+def test_dtypes_are_those_of_executorch() -> None:
+    assert set(pte._DTYPES) == {int(member) for member in ScalarType}
+    for number, name in pte._DTYPES.items():
+        dtype = getattr(torch, name)
+        if ScalarType(number) in scalar_type_table.values():
+            assert scalar_type_table[dtype] == number
+        else:
+            assert name.replace("_", "").replace("complex32", "complexhalf") == ScalarType(number).name.lower()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_truncated(name: str) -> None:
+    data = program(name)
+    step = max(1, len(data) // 1500)
+    for length in [*range(0, len(data), step), *range(len(data) - 100, len(data))]:
+        # Reading less than all of it as if it were whole would be worse than failing.
+        with pytest.raises(ProgramError, match=r"^(truncated|damaged|not an ExecuTorch program)"):
+            read(data[:length])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bit_flips(name: str) -> None:
+    data = program(name)
+    flips = random.Random(name)
+    refused, slowest = 0, 0.0
+    for attempt in range(1500):
+        damaged = bytearray(data)
+        reach = len(data) if attempt % 3 else min(len(data), 1000)
+        for _ in range(flips.choice((1, 1, 2, 8))):
+            damaged[flips.randrange(reach)] ^= 1 << flips.randrange(8)
+        start = time.perf_counter()
+        try:
+            assert isinstance(read(bytes(damaged)), PteProgram)
+        except ProgramError:
+            refused += 1
+        slowest = max(slowest, time.perf_counter() - start)
+    assert refused > 50
+    assert slowest < _SECONDS
+
+
+def test_random_bytes() -> None:
+    numbers = random.Random(0)
+    for attempt in range(3000):
+        noise = bytearray(numbers.randbytes(numbers.randrange(400)))
+        noise[4:8] = b"ET12"
+        if attempt % 2:
+            noise[:4] = numbers.randrange(60).to_bytes(4, "little")
+        if attempt % 3 == 0:
+            noise[8:12] = b"eh00"
+        # An almost empty table is a valid program without methods.
+        try:
+            assert read(bytes(noise)).methods.keys() <= {""}
+        except ProgramError:
+            continue
+
+
+@pytest.mark.parametrize("data", [b"", b"ET12", b"\0" * 7])
+def test_too_few_bytes(data: bytes) -> None:
+    with pytest.raises(ProgramError, match=r"truncated: \d bytes are too few"):
+        read(data)
+
+
+def test_another_format() -> None:
+    with pytest.raises(ProgramError, match=r"not an ExecuTorch program \(magic b'TOSA', expected b'ET12'\)"):
+        read(b"\0\0\0\0TOSA" + bytes(100))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (12, 0, "a header of 0 bytes"),
+        (16, 1 << 63, "the program should end at byte 9,223,372,036,854,775,808"),
+        (24, (1 << 64) - 1, "the segments should end"),
+        (32, (1 << 64) - 1, "the segments should end"),
+        (16, 41, "truncated or damaged: bytes"),
+    ],
+)
+def test_header(at: int, value: int, message: str) -> None:
+    damaged = bytearray(program("segments"))
+    struct.pack_into("<I" if at == 12 else "<Q", damaged, at, value)
+    with pytest.raises(ProgramError, match=re.escape(message)):
+        read(bytes(damaged))
+
+
+def test_references_to_one_table_end() -> None:
+    """3,000 methods that are one, with 3,000 operators that are one: 9 million reads in 24 KB."""
+    builder = flatbuffers.Builder()
+    name = builder.CreateString("x")
+    schema.Operator.OperatorStart(builder)
+    schema.Operator.OperatorAddName(builder, name)
+    operator = schema.Operator.OperatorEnd(builder)
+    operators = _vector(builder, [operator] * 3000)
+    schema.ExecutionPlan.ExecutionPlanStart(builder)
+    schema.ExecutionPlan.ExecutionPlanAddOperators(builder, operators)
+    plan = schema.ExecutionPlan.ExecutionPlanEnd(builder)
+    start = time.perf_counter()
+    with pytest.raises(ProgramError, match="refer to more data than it has bytes"):
+        read(_finish(builder, execution_plan=_vector(builder, [plan] * 3000)))
+    assert time.perf_counter() - start < _SECONDS
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": [-1]}, "a tensor has the shape [-1] with the order [0]"),
+        ({"order": [1]}, "a tensor has the shape [4] with the order [1]"),
+        ({"order": []}, "a tensor has the shape [4] with the order []"),
+        ({"dtype": 99}, "a tensor has the unknown type 99"),
+        ({"kind": 77}, "kind of value 77 of 12 is used"),
+        ({"inputs": [1]}, "value 1 of 1 is used"),
+        ({"inputs": [-1]}, "value -1 of 1 is used"),
+        ({"buffers": [0, -5]}, "a buffer of -5 bytes"),
+        ({"location": 2}, "at the unknown place 2"),
+        ({"index": 1}, "inline payload 1 of 1 is used"),
+        ({"location": 1}, "segment 0 of 0 is used"),
+        ({"name": b"\xff\xfe"}, "is not UTF-8"),
+        ({"methods": 2}, "two methods have one name"),
+    ],
+)
+def test_damage_is_named(change: dict[str, Any], message: str) -> None:
+    assert read(_inline_program(b"payload")).methods["forward"].inputs == (PteTensor("int8", (4,), (0,)),)
+    with pytest.raises(ProgramError, match=re.escape(message)):
+        read(_inline_program(b"payload", **change))
+
+
+def _inline_program(
+    payload: bytes,
+    *,
+    name: bytes = b"forward",
+    sizes: tuple[int, ...] | list[int] = (4,),
+    order: tuple[int, ...] | list[int] = (0,),
+    dtype: int = 1,
+    kind: int = 5,
+    inputs: tuple[int, ...] | list[int] = (0,),
+    buffers: tuple[int, ...] | list[int] = (0, 16),
+    location: int = 0,
+    index: int = 0,
+    methods: int = 1,
+) -> bytes:
+    """A program with one method and one delegate, written field by field."""
+    builder = flatbuffers.Builder()
+    data = builder.CreateByteVector(payload)
+    schema.BackendDelegateInlineData.BackendDelegateInlineDataStart(builder)
+    schema.BackendDelegateInlineData.BackendDelegateInlineDataAddData(builder, data)
+    inline = _vector(builder, [schema.BackendDelegateInlineData.BackendDelegateInlineDataEnd(builder)])
+    reference = schema.BackendDelegateDataReference.BackendDelegateDataReferenceT()
+    reference.location, reference.index = location, index
+    delegate = schema.BackendDelegate.BackendDelegateT()
+    delegate.id, delegate.processed = "Backend", reference
+    tensor = schema.Tensor.TensorT()
+    tensor.scalarType, tensor.sizes, tensor.dimOrder = dtype, list(sizes), list(order)
+    value = schema.EValue.EValueT()
+    value.valType, value.val = kind, tensor
+    plan = schema.ExecutionPlan.ExecutionPlanT()
+    plan.name, plan.values, plan.delegates = name, [value], [delegate]
+    plan.inputs, plan.nonConstBufferSizes = list(inputs), list(buffers)
+    plans = _vector(builder, [plan.Pack(builder) for _ in range(methods)])
+    return _finish(builder, execution_plan=plans, backend_delegate_data=inline)
+
+
+def _vector(builder: flatbuffers.Builder, offsets: list[int]) -> int:
+    builder.StartVector(4, len(offsets), 4)
+    for offset in reversed(offsets):
+        builder.PrependUOffsetTRelative(offset)
+    vector: int = builder.EndVector()
+    return vector
+
+
+def _finish(builder: flatbuffers.Builder, *, execution_plan: int, backend_delegate_data: int | None = None) -> bytes:
+    schema.Program.ProgramStart(builder)
+    schema.Program.ProgramAddExecutionPlan(builder, execution_plan)
+    if backend_delegate_data is not None:
+        schema.Program.ProgramAddBackendDelegateData(builder, backend_delegate_data)
+    builder.Finish(schema.Program.ProgramEnd(builder), b"ET12")
+    return bytes(builder.Output())
