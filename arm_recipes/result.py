@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.report import Report, TensorInfo
 from arm_recipes.runtime.program import Program, twin_path
-from arm_recipes.runtime.signature import NAMES_KEY, stored_names
+from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -39,10 +40,10 @@ class ExportResult:
         self._out_specs = out_specs
         self._program: Program | None = None
 
-    @property
+    @cached_property
     def buffer(self) -> bytes:
         """The ``.pte`` file."""
-        return bytes(self.executorch_program.buffer)
+        return sealed(bytes(self.executorch_program.buffer))
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -105,7 +106,7 @@ class ExportResult:
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
         names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest())
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
-        return with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})
+        return sealed(with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names}))
 
     def __repr__(self) -> str:
         return f"<ExportResult {self.report.recipe}: {self.report.program_bytes:,} bytes>"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.pte import PteMethod, PteTensor, read
-from arm_recipes.runtime.signature import Signature, Value, signature, twin_of
+from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, twin_of
 
 #: What follows the stem of a program's path in that of its TOSA twin: ``model.pte``, ``model.tosa.pte``.
 TWIN_SUFFIX = ".tosa.pte"
@@ -84,6 +84,7 @@ class Program:
 
     def __init__(self, data: bytes) -> None:
         self.content = read(data)
+        check_seal(data, self.content)
         self.twin: Program | None = None
         self._data = data
         self._signatures = {name: signature(self.content, name) for name in self.content.methods}

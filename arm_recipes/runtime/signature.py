@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from arm_recipes.report import TensorInfo
-from arm_recipes.runtime.pte import PteProgram, PteTensor
+from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read
 
 #: Key of the named data in which ``export`` keeps the names, as JSON. The runtime reads named data when it is asked.
 NAMES_KEY = "arm_recipes"
+#: How what is stored begins; the checksum of the whole file follows, taken with eight zeros in its own place.
+_SEAL, _UNSEALED = b'{"crc32": "', "00000000"
 #: What ``stages.edge_manager`` publishes about a quantized input or output, each by a constant method.
 _PUBLISHED = ("scale", "zp", "quant_min", "quant_max", "dtype")
 
@@ -93,7 +96,32 @@ def stored_names(
         method: {"inputs": [tensor.name for tensor in inputs], "outputs": [tensor.name for tensor in outputs]}
         for method, (inputs, outputs) in methods.items()
     }
-    return json.dumps({"methods": sides} | ({"tosa_of": tosa_of} if tosa_of else {})).encode()
+    return json.dumps({"crc32": _UNSEALED, "methods": sides} | ({"tosa_of": tosa_of} if tosa_of else {})).encode()
+
+
+def sealed(data: bytes) -> bytes:
+    """The program with its checksum in what is stored; ``data`` itself if nothing is."""
+    stored = bytes(read(data).named_data.get(NAMES_KEY, b""))
+    if not stored.startswith(_SEAL):
+        return data
+    at = data.rindex(stored) + len(_SEAL)
+    return data[:at] + f"{zlib.crc32(data):08x}".encode() + data[at + len(_UNSEALED) :]
+
+
+def check_seal(data: bytes, program: PteProgram) -> None:
+    """Compare a program with its checksum. A damaged one could crash the runtime, or give other numbers.
+
+    Raises:
+        ProgramError: they differ.
+    """
+    stored = bytes(program.named_data.get(NAMES_KEY, b""))
+    recorded = stored[len(_SEAL) : len(_SEAL) + len(_UNSEALED)]
+    if not stored.startswith(_SEAL) or recorded == _UNSEALED.encode():
+        return
+    at = data.rindex(stored) + len(_SEAL)
+    seen = zlib.crc32(data[:at] + _UNSEALED.encode() + data[at + len(_UNSEALED) :])
+    if f"{seen:08x}".encode() != recorded:
+        raise ProgramError("damaged: its CRC-32 is not the one recorded at export; export or copy the program again")
 
 
 def _stored_names(program: PteProgram, method: str) -> dict[str, Any]:

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ethosu/ethosu_backend.h"
+
+#include <ethosu_driver.h>
+#include <executorch/runtime/core/exec_aten/exec_aten.h>
+#include <executorch/runtime/platform/log.h>
+
+#include <climits>
+#include <cstring>
+#include <new>
+
+#include "payload/ethosu_payload.h"
+
+extern "C" {
+__attribute__((weak)) unsigned char* ethosu_fast_scratch = nullptr;
+__attribute__((weak)) size_t ethosu_fast_scratch_size = 0;
+__attribute__((weak)) void EthosUBackend_execute_begin(void) {}
+__attribute__((weak)) void EthosUBackend_execute_end(void) {}
+
+// Only drivers built for several kinds of NPU have it, and only it finds an NPU in those. Declared here
+// because the headers of other drivers do not.
+__attribute__((weak)) struct ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs);
+}
+
+namespace arm_runtime {
+namespace {
+
+using executorch::aten::Tensor;
+using executorch::runtime::ArrayRef;
+using executorch::runtime::Backend;
+using executorch::runtime::BackendExecutionContext;
+using executorch::runtime::BackendInitContext;
+using executorch::runtime::CompileSpec;
+using executorch::runtime::DelegateHandle;
+using executorch::runtime::Error;
+using executorch::runtime::EValue;
+using executorch::runtime::FreeableBuffer;
+using executorch::runtime::MemoryAllocator;
+using executorch::runtime::Result;
+using executorch::runtime::Span;
+
+// The C library of small targets prints neither size_t nor 64-bit numbers.
+using Printable = unsigned long;
+
+constexpr int kBaseCount = 3;
+
+// What becomes of a payload between init and execute. Trivially destructible: the runtime's allocator
+// releases its memory without a call to destroy().
+struct Program {
+  EthosUPayload payload;
+};
+
+// A driver for the time of one execution.
+class ReservedDriver {
+ public:
+  explicit ReservedDriver(const EthosUPayload& payload)
+      : driver_(ethosu_reserve_driver_ex != nullptr
+                    ? ethosu_reserve_driver_ex(payload.product_code, payload.log2_macs)
+                    : ethosu_reserve_driver()) {}
+  ~ReservedDriver() {
+    if (driver_ != nullptr) {
+      ethosu_release_driver(driver_);
+    }
+  }
+  ReservedDriver(const ReservedDriver&) = delete;
+  ReservedDriver& operator=(const ReservedDriver&) = delete;
+
+  ethosu_driver* get() const { return driver_; }
+
+ private:
+  ethosu_driver* driver_;
+};
+
+class ExecuteHooks {
+ public:
+  ExecuteHooks() { EthosUBackend_execute_begin(); }
+  ~ExecuteHooks() { EthosUBackend_execute_end(); }
+  ExecuteHooks(const ExecuteHooks&) = delete;
+  ExecuteHooks& operator=(const ExecuteHooks&) = delete;
+};
+
+// Whether this backend can execute a payload that is valid. With COP1, inputs and outputs are in the scratch.
+Error check_executable(const EthosUPayload& payload) {
+  if (!payload.aligned) {
+    ET_LOG(Error,
+           "EthosUBackend: the payload does not start at a multiple of %lu bytes: align the buffer that "
+           "holds the "
+           "program, and serialize it with a delegate alignment of at least that",
+           static_cast<Printable>(kNpuAlignment));
+    return Error::InvalidProgram;
+  }
+  // The driver takes the size as an int.
+  if (payload.kind != StreamKind::kCop1 || payload.commands.size > static_cast<size_t>(INT_MAX)) {
+    ET_LOG(Error,
+           "EthosUBackend: a command stream of format COP%lu with %lu bytes; ethos-u-core-driver takes COP1 "
+           "below "
+           "2 GiB: export without --cop-format=COP2",
+           static_cast<Printable>(payload.kind), static_cast<Printable>(payload.commands.size));
+    return Error::DelegateInvalidCompatibility;
+  }
+  for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
+    if (!payload.outputs.at(i).allocated()) {
+      ET_LOG(Error, "EthosUBackend: output %lu of the payload has no place in memory: nothing computes it",
+             static_cast<Printable>(i));
+      return Error::InvalidProgram;
+    }
+  }
+  return Error::Ok;
+}
+
+// Checks that an argument is the tensor that the payload describes. Bytes are what the NPU sees: the order of
+// dimensions was decided at export, and int8 and bool look the same.
+Error check_argument(const EValue* value, const PayloadTensor& expected, const char* side, uint32_t index) {
+  if (value == nullptr || !value->isTensor()) {
+    ET_LOG(Error, "EthosUBackend: %s %lu is not a tensor", side, static_cast<Printable>(index));
+    return Error::InvalidArgument;
+  }
+  const Tensor& tensor = value->toTensor();
+  if (static_cast<uint64_t>(tensor.element_size()) != static_cast<uint64_t>(expected.element_size) ||
+      tensor.nbytes() != expected.nbytes) {
+    ET_LOG(Error,
+           "EthosUBackend: %s %lu has %lu bytes in elements of %lu, the program was compiled for %lu in "
+           "elements of "
+           "%lu: pass the type and shape that it was exported with",
+           side, static_cast<Printable>(index), static_cast<Printable>(tensor.nbytes()),
+           static_cast<Printable>(tensor.element_size()), static_cast<Printable>(expected.nbytes),
+           static_cast<Printable>(expected.element_size));
+    return Error::InvalidArgument;
+  }
+  if (tensor.const_data_ptr() == nullptr) {
+    ET_LOG(Error, "EthosUBackend: %s %lu has no memory: set its data before execution", side,
+           static_cast<Printable>(index));
+    return Error::InvalidArgument;
+  }
+  return Error::Ok;
+}
+
+Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
+  const uint32_t inputs = payload.inputs.count();
+  const uint32_t outputs = payload.outputs.count();
+  if (args.size() != size_t{inputs} + outputs) {
+    ET_LOG(Error, "EthosUBackend: %lu arguments for a payload with %lu inputs and %lu outputs",
+           static_cast<Printable>(args.size()), static_cast<Printable>(inputs),
+           static_cast<Printable>(outputs));
+    return Error::InvalidArgument;
+  }
+  for (uint32_t i = 0; i < inputs + outputs; ++i) {
+    const bool input = i < inputs;
+    const uint32_t index = input ? i : i - inputs;
+    const PayloadTensor expected = input ? payload.inputs.at(index) : payload.outputs.at(index);
+    const Error error = check_argument(args[i], expected, input ? "input" : "output", index);
+    if (error != Error::Ok) {
+      return error;
+    }
+  }
+  return Error::Ok;
+}
+
+Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t size) {
+  MemoryAllocator* allocator = context.get_temp_allocator();
+  void* scratch = allocator == nullptr ? nullptr : allocator->allocate(size, kNpuAlignment);
+  if (scratch == nullptr) {
+    ET_LOG(Error,
+           "EthosUBackend: %lu bytes of scratch are not to be had from the temp allocator, which has %lu: "
+           "give the "
+           "method's MemoryManager a larger one",
+           static_cast<Printable>(size),
+           static_cast<Printable>(allocator == nullptr ? 0 : allocator->size()));
+    return Error::MemoryAllocationFailed;
+  }
+  return static_cast<uint8_t*>(scratch);
+}
+
+// Runs the commands on an NPU, with inputs and outputs in `scratch`.
+Error invoke(const EthosUPayload& payload, uint8_t* scratch) {
+  const ReservedDriver driver(payload);
+  if (driver.get() == nullptr) {
+    ET_LOG(Error,
+           "EthosUBackend: the driver has no NPU for Ethos-U%lu-%lu: call ethosu_init() before execution",
+           static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
+    return Error::InvalidState;
+  }
+  // In the order of Region. The driver may replace an address by that of its own fast memory.
+  const auto address = [](const void* pointer) {
+    return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(pointer));
+  };
+  uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch),
+                                address(ethosu_fast_scratch)};
+  const size_t sizes[kBaseCount] = {payload.weights.size, payload.scratch_size, ethosu_fast_scratch_size};
+  const int result =
+      ethosu_invoke_v3(driver.get(), payload.commands.data, static_cast<int>(payload.commands.size), bases,
+                       sizes, kBaseCount, nullptr);
+  if (result != 0) {
+    ethosu_hw_info hardware = {};
+    ethosu_get_hw_info(driver.get(), &hardware);
+    ET_LOG(Error,
+           "EthosUBackend: the driver failed with %d on a program for Ethos-U%lu with 2**%lu "
+           "multiply-accumulates; "
+           "this NPU has 2**%lu: export for this NPU, or see the driver's own log",
+           result, static_cast<Printable>(payload.product), static_cast<Printable>(payload.log2_macs),
+           static_cast<Printable>(hardware.cfg.macs_per_cc));
+    return Error::Internal;
+  }
+  return Error::Ok;
+}
+
+}  // namespace
+
+Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, FreeableBuffer* processed,
+                                            ArrayRef<CompileSpec> compile_specs) const {
+  const Result<const void*> data = processed->data_safe();
+  if (!data.ok()) {
+    return data.error();
+  }
+  EthosUPayload payload;
+  const PayloadStatus status = read_ethosu_payload(*data, processed->size(), &payload);
+  if (!status.ok()) {
+    char reason[192];
+    status.describe(reason, sizeof(reason));
+    ET_LOG(Error, "EthosUBackend: the payload is not valid: %s", reason);
+    return Error::InvalidProgram;
+  }
+  const Error error = check_executable(payload);
+  if (error != Error::Ok) {
+    return error;
+  }
+  Program* program = context.get_runtime_allocator()->allocateInstance<Program>();
+  if (program == nullptr) {
+    ET_LOG(Error, "EthosUBackend: %lu bytes for the program are not to be had from the method allocator",
+           static_cast<Printable>(sizeof(Program)));
+    return Error::MemoryAllocationFailed;
+  }
+  return new (program) Program{payload};
+}
+
+Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* handle,
+                             Span<EValue*> args) const {
+  const ExecuteHooks hooks;
+  const EthosUPayload& payload = static_cast<const Program*>(handle)->payload;
+  Error error = check_arguments(payload, args);
+  if (error != Error::Ok) {
+    return error;
+  }
+  const Result<uint8_t*> scratch = allocate_scratch(context, payload.scratch_size);
+  if (!scratch.ok()) {
+    return scratch.error();
+  }
+  const uint32_t inputs = payload.inputs.count();
+  for (uint32_t i = 0; i < inputs; ++i) {
+    const PayloadTensor input = payload.inputs.at(i);
+    if (input.allocated()) {
+      std::memcpy(*scratch + input.offset, args[i]->toTensor().const_data_ptr(),
+                  static_cast<size_t>(input.nbytes));
+    }
+  }
+  error = invoke(payload, *scratch);
+  if (error != Error::Ok) {
+    return error;
+  }
+  for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
+    const PayloadTensor output = payload.outputs.at(i);
+    std::memcpy(args[inputs + i]->toTensor().mutable_data_ptr(), *scratch + output.offset,
+                static_cast<size_t>(output.nbytes));
+  }
+  return Error::Ok;
+}
+
+namespace {
+
+EthosUBackend backend;
+
+}  // namespace
+}  // namespace arm_runtime
+
+extern "C" const executorch::runtime::Error arm_runtime_ethosu_registered =
+    executorch::runtime::register_backend({"EthosUBackend", &arm_runtime::backend});

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <executorch/runtime/backend/interface.h>
+
+#include <cstddef>
+
+extern "C" {
+// What firmware may define for itself; the names are those of ExecuTorch's own backend, so that the same
+// firmware works with both. The defaults are weak: no fast scratch, and hooks that do nothing.
+
+// SRAM for what Vela spills with a Dedicated_Sram memory mode, and its size in bytes. Where ethosu_init() got
+// such memory, the driver uses that instead.
+extern unsigned char* ethosu_fast_scratch;
+extern size_t ethosu_fast_scratch_size;
+// Called around every execution, failed ones too: a place to read cycle counters.
+void EthosUBackend_execute_begin(void);
+void EthosUBackend_execute_end(void);
+
+// Outcome of the registration, made before main(). A reference to it makes the linker keep the backend.
+extern const executorch::runtime::Error arm_runtime_ethosu_registered;
+}
+
+namespace arm_runtime {
+
+// Executes Ethos-U payloads on Cortex-M through ethos-u-core-driver; it registers itself as "EthosUBackend".
+//
+// The bytes of the payload must stay where they are, at a multiple of 16 bytes that the NPU can reach, while
+// the method is loaded. Each execution takes the scratch of the payload from the method's temp allocator,
+// which must be in memory that the NPU can write, and copies the inputs into it and the outputs out of it as
+// bytes. One execution at a time for each method; executions of different methods wait for each other in the
+// driver.
+class EthosUBackend final : public executorch::runtime::BackendInterface {
+ public:
+  bool is_available() const override { return true; }
+
+  // Errors: InvalidProgram where the payload is damaged or not aligned, DelegateInvalidCompatibility where it
+  // was compiled for another way to run it, MemoryAllocationFailed.
+  executorch::runtime::Result<executorch::runtime::DelegateHandle*> init(
+      executorch::runtime::BackendInitContext& context, executorch::runtime::FreeableBuffer* processed,
+      executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> compile_specs) const override;
+
+  // Errors: InvalidArgument where the tensors are not those of the payload, MemoryAllocationFailed,
+  // InvalidState where the driver has no NPU, Internal where the driver or the NPU refuses or fails.
+  executorch::runtime::Error execute(
+      executorch::runtime::BackendExecutionContext& context, executorch::runtime::DelegateHandle* handle,
+      executorch::runtime::Span<executorch::runtime::EValue*> args) const override;
+};
+
+}  // namespace arm_runtime

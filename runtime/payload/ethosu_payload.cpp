@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "payload/ethosu_payload.h"
+
+#include <cstring>
+
+namespace arm_runtime {
+namespace {
+
+// A block: name (16 bytes, zero padded), uint32 length of the data, uint8 flag (1: the data is kept outside),
+// 11 reserved bytes, the data padded to 16. All numbers are little endian.
+constexpr size_t kNameSize = 16;
+constexpr size_t kBlockHeaderSize = 32;
+constexpr size_t kLengthAt = 16;
+constexpr size_t kExternalAt = 20;
+// An input or output: shape[6], element size, offset, region; int32 each.
+constexpr size_t kTensorSize = 4 * (kPayloadRank + 3);
+
+enum BlockId : uint32_t { kHeader, kCommands, kWeights, kScratch, kInputs, kOutputs, kFooter, kBlockCount };
+
+constexpr char kNames[kBlockCount][kNameSize] = {
+    "vela_bin_stream", "cmd_data", "weight_data", "scratch_size", "inputs", "outputs", "vela_end_stream",
+};
+
+// Byte by byte: nothing in the stream need be aligned, and the order is the same on every host.
+uint32_t read_u32(const uint8_t* at) {
+  return uint32_t{at[0]} | uint32_t{at[1]} << 8 | uint32_t{at[2]} << 16 | uint32_t{at[3]} << 24;
+}
+
+int32_t read_i32(const uint8_t* at) { return static_cast<int32_t>(read_u32(at)); }
+
+PayloadStatus failure(PayloadError error, const char* block, uint64_t offset, const char* reason,
+                      int64_t first = 0, int64_t second = 0, int64_t third = 0) {
+  PayloadStatus status;
+  status.error = error;
+  status.block = block;
+  status.offset = offset;
+  status.reason = reason;
+  status.values[0] = first;
+  status.values[1] = second;
+  status.values[2] = third;
+  return status;
+}
+
+int64_t signed_size(size_t size) { return static_cast<int64_t>(size); }
+
+struct Block {
+  const uint8_t* data = nullptr;
+  size_t size = 0;
+  // Of the data in the payload.
+  size_t offset = 0;
+  bool present = false;
+};
+
+// Cuts the payload into its blocks: names, headers and lengths, not what is in them.
+class BlockReader {
+ public:
+  BlockReader(const uint8_t* data, size_t size) : data_(data), size_(size) {}
+
+  PayloadStatus read() {
+    while (position_ < size_) {
+      const PayloadStatus status = next();
+      if (!status.ok()) {
+        return status;
+      }
+      if (blocks_[kFooter].present && position_ < size_) {
+        return failure(PayloadError::kTrailingData, kNames[kFooter], position_,
+                       "% bytes follow the last block", signed_size(size_ - position_));
+      }
+    }
+    for (uint32_t id = 0; id < kBlockCount; ++id) {
+      if (!blocks_[id].present) {
+        return failure(PayloadError::kMissingBlock, kNames[id], size_, "the payload ends without this block");
+      }
+    }
+    return {};
+  }
+
+  const Block& block(BlockId id) const { return blocks_[id]; }
+
+ private:
+  PayloadStatus next() {
+    const size_t start = position_;
+    const size_t left = size_ - start;
+    if (left < kBlockHeaderSize) {
+      return failure(PayloadError::kTruncated, kNames[last_], start,
+                     start == 0 ? "the header of a block has 32 bytes, the payload %"
+                                : "the header of a block has 32 bytes, % follow this one",
+                     signed_size(left));
+    }
+    uint32_t id = 0;
+    while (id < kBlockCount && std::memcmp(data_ + start, kNames[id], kNameSize) != 0) {
+      ++id;
+    }
+    if (start == 0 && id != kHeader) {
+      return failure(PayloadError::kNotAPayload, kNames[kHeader], 0,
+                     "the bytes do not start with this block: not a program compiled for an Ethos-U");
+    }
+    if (id == kBlockCount) {
+      return failure(PayloadError::kUnknownBlock, kNames[last_], start,
+                     "a block follows this one that has no name of an Ethos-U payload's blocks");
+    }
+    if (blocks_[id].present) {
+      return failure(PayloadError::kDuplicateBlock, kNames[id], start, "the block occurs twice");
+    }
+    return header(id, start);
+  }
+
+  PayloadStatus header(uint32_t id, size_t start) {
+    const uint8_t* header = data_ + start;
+    if (header[kExternalAt] == 1) {
+      return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
+                     "its data is kept outside the payload, which is not supported: export it inline");
+    }
+    for (size_t i = kExternalAt; i < kBlockHeaderSize; ++i) {
+      if (header[i] != 0) {
+        return failure(PayloadError::kHeader, kNames[id], start + i, "reserved byte is %, not 0", header[i]);
+      }
+    }
+    const size_t length = read_u32(header + kLengthAt);
+    const size_t left = size_ - start - kBlockHeaderSize;
+    // Compared before the length is rounded up, which could overflow on a 32-bit machine.
+    if (length > left) {
+      return failure(PayloadError::kTruncated, kNames[id], start + kLengthAt,
+                     "its length is % bytes, % are left in the payload", signed_size(length),
+                     signed_size(left));
+    }
+    const size_t padding = (kNpuAlignment - length % kNpuAlignment) % kNpuAlignment;
+    if (padding > left - length) {
+      return failure(PayloadError::kTruncated, kNames[id], start + kBlockHeaderSize + length,
+                     "% bytes of padding, % are left in the payload", signed_size(padding),
+                     signed_size(left - length));
+    }
+    blocks_[id] = {header + kBlockHeaderSize, length, start + kBlockHeaderSize, true};
+    position_ = start + kBlockHeaderSize + length + padding;
+    last_ = id;
+    return {};
+  }
+
+  const uint8_t* data_;
+  size_t size_;
+  size_t position_ = 0;
+  // The block before position_.
+  uint32_t last_ = kHeader;
+  Block blocks_[kBlockCount];
+};
+
+PayloadStatus bad_commands(const Block& block, size_t at, const char* reason, int64_t first = 0,
+                           int64_t second = 0) {
+  return failure(PayloadError::kCommandStream, kNames[kCommands], block.offset + at, reason, first, second);
+}
+
+// The configuration word that the NPU's own CONFIG register is compared with.
+PayloadStatus read_configuration(const Block& block, size_t at, EthosUPayload* payload) {
+  constexpr uint32_t kProducts[] = {55, 65, 85};
+  const uint32_t word = read_u32(block.data + at);
+  const uint32_t product = word >> 28;
+  const uint32_t log2_macs = word & 0xF;
+  if (product >= sizeof(kProducts) / sizeof(kProducts[0])) {
+    return bad_commands(block, at, "unknown product % in its configuration", product);
+  }
+  if (log2_macs < 5 || log2_macs > 11) {
+    return bad_commands(block, at,
+                        "its configuration has 2**% multiply-accumulates; Ethos-U NPUs have 32 to 2048",
+                        log2_macs);
+  }
+  payload->product = kProducts[product];
+  payload->product_code = product;
+  payload->log2_macs = log2_macs;
+  return {};
+}
+
+// COP1: the magic, then records that a tag word introduces: its low byte is the kind, and for a command
+// stream the rest is the length in words (bits 8-15 high part, 16-31 low part).
+PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
+  enum : uint8_t { kConfiguration = 1, kCommandStream = 2, kNop = 5 };
+  constexpr size_t kConfigurationSize = 12;
+  size_t at = 4;
+  bool configured = false;
+  while (block.size - at >= 4) {
+    const uint32_t tag = read_u32(block.data + at);
+    const size_t left = block.size - at;
+    switch (tag & 0xFF) {
+      case kNop:
+        at += 4;
+        break;
+      case kConfiguration: {
+        if (left < kConfigurationSize) {
+          return bad_commands(block, at, "its configuration is cut off");
+        }
+        const PayloadStatus status = read_configuration(block, at + 4, payload);
+        if (!status.ok()) {
+          return status;
+        }
+        configured = true;
+        at += kConfigurationSize;
+        break;
+      }
+      case kCommandStream: {
+        const size_t words = (tag >> 8 & 0xFF) << 16 | tag >> 16;
+        if (!configured) {
+          return bad_commands(block, at, "commands without a configuration before them");
+        }
+        if (words == 0 || left - 4 != 4 * words) {
+          return bad_commands(block, at, "it announces % bytes of commands and has %", signed_size(4 * words),
+                              signed_size(left - 4));
+        }
+        if ((at + 4) % kNpuAlignment != 0) {
+          return bad_commands(block, at, "the commands do not start at a multiple of 16 bytes");
+        }
+        payload->kind = StreamKind::kCop1;
+        return {};
+      }
+      default:
+        return bad_commands(block, at, "unknown record %", tag & 0xFF);
+    }
+  }
+  return bad_commands(block, at, "it ends without commands");
+}
+
+// COP2, byte offsets: 0 magic, 4 version, 8 uint64 length of all that follows 16, 16 entry kind (1:
+// commands), 20 length of all that follows 24, 24 length of what follows 28 up to the commands, 28 "VEUM", 32
+// version, 36 length of 40..60, 40 configuration, 44 architecture, 48 addressing, 52 uint64 fast scratch
+// size, 60 filler.
+PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
+  constexpr size_t kFixedSize = 60;
+  constexpr size_t kMetadataAt = 28;
+  const uint8_t* data = block.data;
+  if (block.size < kFixedSize) {
+    return bad_commands(block, 0, "the header of a COP2 stream has % bytes, it has %", kFixedSize,
+                        signed_size(block.size));
+  }
+  if (read_u32(data + 12) != 0 || read_u32(data + 8) != block.size - 16) {
+    return bad_commands(block, 8, "it announces % bytes (upper half %) and has %", read_u32(data + 8),
+                        read_u32(data + 12));
+  }
+  if (read_u32(data + 16) != 1 || read_u32(data + 20) != block.size - 24) {
+    return bad_commands(block, 16,
+                        "its entry is of kind % with % bytes; one entry of kind 1 fills the stream",
+                        read_u32(data + 16), read_u32(data + 20));
+  }
+  if (std::memcmp(data + kMetadataAt, "VEUM", 4) != 0 || read_u32(data + 36) < kFixedSize - 40) {
+    return bad_commands(block, kMetadataAt, "its metadata is not of the known kind");
+  }
+  const size_t metadata = read_u32(data + 24);
+  if (metadata < kFixedSize - kMetadataAt || metadata >= block.size - kMetadataAt ||
+      (kMetadataAt + metadata) % kNpuAlignment != 0 || (block.size - kMetadataAt - metadata) % 4 != 0) {
+    return bad_commands(block, 24, "% bytes of metadata do not leave commands at a multiple of 16 in % bytes",
+                        signed_size(metadata), signed_size(block.size));
+  }
+  const uint32_t addressing = read_u32(data + 48);
+  if (addressing != 1 && addressing != 2) {
+    return bad_commands(block, 48, "unknown addressing %", addressing);
+  }
+  payload->kind = StreamKind::kCop2;
+  payload->separate_io = addressing == 2;
+  payload->fast_scratch_size = uint64_t{read_u32(data + 56)} << 32 | read_u32(data + 52);
+  return read_configuration(block, 40, payload);
+}
+
+PayloadStatus read_commands(const Block& block, EthosUPayload* payload) {
+  payload->commands = {block.data, block.size};
+  if (block.size >= 4 && std::memcmp(block.data, "COP1", 4) == 0) {
+    return read_cop1(block, payload);
+  }
+  if (block.size >= 4 && std::memcmp(block.data, "COP2", 4) == 0) {
+    return read_cop2(block, payload);
+  }
+  return bad_commands(block, 0, "it starts neither with COP1 nor with COP2");
+}
+
+// Checks one record; its bytes are where they should be already.
+PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t at, int64_t index,
+                           Region own_region, const EthosUPayload& payload) {
+  uint64_t nbytes = 1;
+  const int32_t size = tensor.element_size;
+  if (size != 1 && size != 2 && size != 4 && size != 8) {
+    return failure(PayloadError::kTensor, name, at + 4 * kPayloadRank, "tensor % has elements of % bytes",
+                   index, size);
+  }
+  nbytes = static_cast<uint64_t>(size);
+  for (size_t i = 0; i < kPayloadRank; ++i) {
+    const int32_t extent = tensor.shape[i];
+    if (extent <= 0) {
+      return failure(PayloadError::kTensor, name, at + 4 * i, "dimension % of tensor % is %",
+                     static_cast<int64_t>(i), index, extent);
+    }
+    // Bounded by the offset's range: what is larger cannot be addressed, and cannot overflow below.
+    if (__builtin_mul_overflow(nbytes, static_cast<uint64_t>(extent), &nbytes) || nbytes > UINT32_MAX) {
+      return failure(PayloadError::kTensor, name, at, "tensor % is larger than 4 GiB", index);
+    }
+  }
+  const bool own = tensor.in(own_region);
+  if (!own && !tensor.in(Region::kScratch)) {
+    return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2),
+                   "tensor % is in region %, not in 1 or %", index, tensor.region,
+                   static_cast<int64_t>(own_region));
+  }
+  if (own && !payload.separate_io) {
+    return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2),
+                   "tensor % is in region %, which its commands do not address", index, tensor.region);
+  }
+  if (tensor.offset < -1) {
+    return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 1), "tensor % is at offset %", index,
+                   tensor.offset);
+  }
+  if (tensor.allocated() && !own && static_cast<uint64_t>(tensor.offset) + nbytes > payload.scratch_size) {
+    return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 1),
+                   "tensor % ends at byte % of a scratch of %", index,
+                   static_cast<int64_t>(static_cast<uint64_t>(tensor.offset) + nbytes), payload.scratch_size);
+  }
+  return {};
+}
+
+bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
+  if (a.region != b.region || !a.allocated() || !b.allocated()) {
+    return false;
+  }
+  const uint64_t a_start = static_cast<uint64_t>(a.offset);
+  const uint64_t b_start = static_cast<uint64_t>(b.offset);
+  return a_start < b_start + b.nbytes && b_start < a_start + a.nbytes;
+}
+
+bool same_place(const PayloadTensor& a, const PayloadTensor& b) {
+  return a.offset == b.offset && a.nbytes == b.nbytes;
+}
+
+// Vela gives an input's memory to an output where it can, so only tensors of one side are compared. A tensor
+// that is returned twice is an output twice, in one place.
+PayloadStatus check_overlaps(const PayloadTensors& tensors, const char* name, size_t at, bool may_repeat) {
+  for (uint32_t i = 1; i < tensors.count(); ++i) {
+    const PayloadTensor tensor = tensors.at(i);
+    for (uint32_t j = 0; j < i; ++j) {
+      const PayloadTensor other = tensors.at(j);
+      if (overlap(tensor, other) && !(may_repeat && same_place(tensor, other))) {
+        return failure(PayloadError::kOverlap, name, at + 4 + kTensorSize * i,
+                       "tensors % and % overlap in region %", j, i, tensor.region);
+      }
+    }
+  }
+  return {};
+}
+
+PayloadStatus read_tensors(const Block& block, BlockId id, const EthosUPayload& payload,
+                           PayloadTensors* tensors) {
+  const char* name = kNames[id];
+  if (block.size < 4) {
+    return failure(PayloadError::kLength, name, block.offset, "% bytes cannot hold a count",
+                   signed_size(block.size));
+  }
+  const uint32_t count = read_u32(block.data);
+  if (count > kMaxPayloadTensors || block.size != 4 + kTensorSize * count) {
+    return failure(PayloadError::kLength, name, block.offset,
+                   "% tensors of 36 bytes do not make % bytes (at most %)", count, signed_size(block.size),
+                   kMaxPayloadTensors);
+  }
+  *tensors = PayloadTensors(block.data + 4, count);
+  const Region own_region = id == kInputs ? Region::kInput : Region::kOutput;
+  for (uint32_t i = 0; i < count; ++i) {
+    const PayloadStatus status =
+        check_tensor(tensors->at(i), name, block.offset + 4 + kTensorSize * i, i, own_region, payload);
+    if (!status.ok()) {
+      return status;
+    }
+  }
+  return check_overlaps(*tensors, name, block.offset, id == kOutputs);
+}
+
+PayloadStatus check_length(const Block& block, BlockId id, size_t length) {
+  if (block.size == length) {
+    return {};
+  }
+  return failure(PayloadError::kLength, kNames[id], block.offset - kBlockHeaderSize + kLengthAt,
+                 "its length is % bytes, not %", signed_size(block.size), signed_size(length));
+}
+
+// Appends to a buffer of fixed size; without the C library's formatting, which may allocate on small targets.
+class Text {
+ public:
+  Text(char* text, size_t size) : text_(text), left_(size) {
+    if (left_ > 0) {
+      *text_ = '\0';
+    }
+  }
+
+  void add(char character) {
+    if (left_ > 1) {
+      *text_++ = character;
+      *text_ = '\0';
+      --left_;
+    }
+  }
+
+  void add(const char* characters) {
+    for (; *characters != '\0'; ++characters) {
+      add(*characters);
+    }
+  }
+
+  void add_number(uint64_t number) {
+    if (number >= 10) {
+      add_number(number / 10);
+    }
+    add(static_cast<char>('0' + number % 10));
+  }
+
+  void add_number(int64_t number) {
+    if (number < 0) {
+      add('-');
+      // The smallest number has no positive counterpart among the signed ones.
+      add_number(uint64_t{0} - static_cast<uint64_t>(number));
+    } else {
+      add_number(static_cast<uint64_t>(number));
+    }
+  }
+
+ private:
+  char* text_;
+  size_t left_;
+};
+
+}  // namespace
+
+void PayloadStatus::describe(char* text, size_t size) const {
+  Text out(text, size);
+  if (ok()) {
+    out.add("ok");
+    return;
+  }
+  out.add("block '");
+  out.add(block);
+  out.add("' at byte ");
+  out.add_number(offset);
+  out.add(": ");
+  size_t next = 0;
+  for (const char* at = reason; *at != '\0'; ++at) {
+    if (*at == '%' && next < sizeof(values) / sizeof(values[0])) {
+      out.add_number(values[next++]);
+    } else {
+      out.add(*at);
+    }
+  }
+}
+
+PayloadTensor PayloadTensors::at(uint32_t index) const {
+  const uint8_t* record = records_ + kTensorSize * index;
+  PayloadTensor tensor;
+  for (size_t i = 0; i < kPayloadRank; ++i) {
+    tensor.shape[i] = read_i32(record + 4 * i);
+  }
+  tensor.element_size = read_i32(record + 4 * kPayloadRank);
+  tensor.offset = read_i32(record + 4 * (kPayloadRank + 1));
+  tensor.region = read_i32(record + 4 * (kPayloadRank + 2));
+  // Unsigned arithmetic: the product of values that were not checked yet wraps.
+  tensor.nbytes = static_cast<uint64_t>(tensor.element_size);
+  for (const int32_t extent : tensor.shape) {
+    tensor.nbytes *= static_cast<uint64_t>(extent);
+  }
+  return tensor;
+}
+
+PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload) {
+  *payload = EthosUPayload();
+  const uint8_t* bytes = static_cast<const uint8_t*>(data);
+  if (bytes == nullptr || size == 0) {
+    return failure(PayloadError::kTruncated, kNames[kHeader], 0, "the payload is empty");
+  }
+  BlockReader reader(bytes, size);
+  PayloadStatus status = reader.read();
+  if (status.ok()) {
+    status = check_length(reader.block(kHeader), kHeader, 0);
+  }
+  if (status.ok()) {
+    status = check_length(reader.block(kFooter), kFooter, 0);
+  }
+  if (status.ok()) {
+    status = check_length(reader.block(kScratch), kScratch, 4);
+  }
+  if (status.ok()) {
+    payload->weights = {reader.block(kWeights).data, reader.block(kWeights).size};
+    payload->scratch_size = read_u32(reader.block(kScratch).data);
+    payload->aligned = reinterpret_cast<uintptr_t>(data) % kNpuAlignment == 0;
+    status = read_commands(reader.block(kCommands), payload);
+  }
+  if (status.ok()) {
+    status = read_tensors(reader.block(kInputs), kInputs, *payload, &payload->inputs);
+  }
+  if (status.ok()) {
+    status = read_tensors(reader.block(kOutputs), kOutputs, *payload, &payload->outputs);
+  }
+  return status;
+}
+
+}  // namespace arm_runtime

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace arm_runtime {
+
+// What an Ethos-U reads through its bus starts at a multiple of this, in bytes.
+constexpr size_t kNpuAlignment = 16;
+constexpr size_t kPayloadRank = 6;
+// More inputs or outputs than this are taken for corruption; it bounds the work of the overlap check.
+constexpr uint32_t kMaxPayloadTensors = 1024;
+
+// Base pointers of a command stream: where an offset counts from. Vela's numbers.
+enum class Region : int32_t {
+  kWeights = 0,
+  kScratch = 1,
+  kFastScratch = 2,
+  // Only in streams compiled with regions of their own for inputs and outputs.
+  kInput = 3,
+  kOutput = 4,
+};
+
+// Vela's containers of register commands: COP1 for ethos-u-core-driver, COP2 for Direct Drive.
+enum class StreamKind : uint32_t { kCop1 = 1, kCop2 = 2 };
+
+enum class PayloadError : int32_t {
+  kNone = 0,
+  kTruncated = 1,
+  kNotAPayload = 2,
+  kUnknownBlock = 3,
+  kDuplicateBlock = 4,
+  kMissingBlock = 5,
+  kTrailingData = 6,
+  kHeader = 7,
+  kLength = 8,
+  kCommandStream = 9,
+  kTensor = 10,
+  kOverlap = 11,
+};
+
+// Outcome of reading; `block` and `reason` have static storage.
+struct PayloadStatus {
+  PayloadError error = PayloadError::kNone;
+  const char* block = "";
+  // Byte of the payload that is wrong.
+  uint64_t offset = 0;
+  // Each '%' in it stands for the next of `values`.
+  const char* reason = "";
+  int64_t values[3] = {0, 0, 0};
+
+  bool ok() const { return error == PayloadError::kNone; }
+
+  // Writes "block 'inputs' at byte 1232: ..." and a NUL, cut off at `size` bytes.
+  void describe(char* text, size_t size) const;
+};
+
+// A part of the caller's bytes.
+struct ByteView {
+  const uint8_t* data = nullptr;
+  size_t size = 0;
+};
+
+// An input or output as the NPU sees it.
+struct PayloadTensor {
+  int32_t shape[kPayloadRank];  // 1 where the rank is lower
+  int32_t element_size;         // 1, 2, 4 or 8 bytes
+  int32_t offset;               // bytes into the region; -1: the NPU has no place for it
+  int32_t region;
+  uint64_t nbytes;
+
+  bool allocated() const { return offset >= 0; }
+  bool in(Region which) const { return region == static_cast<int32_t>(which); }
+};
+
+// `inputs` or `outputs` of a payload, decoded one by one.
+class PayloadTensors {
+ public:
+  PayloadTensors() = default;
+  PayloadTensors(const uint8_t* records, uint32_t count) : records_(records), count_(count) {}
+
+  uint32_t count() const { return count_; }
+  // `index` is below count().
+  PayloadTensor at(uint32_t index) const;
+
+ private:
+  const uint8_t* records_ = nullptr;
+  uint32_t count_ = 0;
+};
+
+// A compiled program for an Ethos-U: views into the bytes that were read, which must outlive it.
+struct EthosUPayload {
+  ByteView commands;  // with Vela's header, as drivers take it
+  ByteView weights;
+  uint32_t scratch_size = 0;  // bytes; inputs and outputs of Region::kScratch lie in it
+  PayloadTensors inputs;
+  PayloadTensors outputs;
+  StreamKind kind = StreamKind::kCop1;
+  // The NPU that it was compiled for.
+  uint32_t product = 0;            // 55, 65 or 85
+  uint32_t product_code = 0;       // the same as drivers number it: 0, 1 or 2
+  uint32_t log2_macs = 0;          // of the multiply-accumulates a cycle
+  uint64_t fast_scratch_size = 0;  // bytes of Region::kFastScratch; COP1 does not tell: 0
+  bool separate_io = false;        // COP2 only: inputs and outputs have regions of their own
+  bool aligned = false;            // the bytes start where an NPU may read them (kNpuAlignment)
+
+  uint32_t macs() const { return uint32_t{1} << log2_macs; }
+};
+
+// Reads and validates the block stream at `data`. `payload` is complete only where the status is ok.
+// Neither allocates nor throws; `data` may have any alignment and is never written to.
+PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload);
+
+}  // namespace arm_runtime

@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// EthosUBackend against a double of the driver. Arguments: a .pte with one delegate and nothing else, the
+// payload of that delegate (COP1), and a COP2 payload.
+
+#include <executorch/extension/data_loader/buffer_data_loader.h>
+#include <executorch/runtime/executor/method.h>
+#include <executorch/runtime/executor/program.h>
+#include <executorch/runtime/platform/platform.h>
+#include <executorch/runtime/platform/runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "driver_double.h"
+#include "ethosu/ethosu_backend.h"
+#include "payload/ethosu_payload.h"
+
+namespace {
+
+using arm_runtime::EthosUBackend;
+using arm_runtime::EthosUPayload;
+using arm_runtime::PayloadTensor;
+using executorch::aten::ScalarType;
+using executorch::aten::Tensor;
+using executorch::aten::TensorImpl;
+using executorch::runtime::BackendExecutionContext;
+using executorch::runtime::BackendInitContext;
+using executorch::runtime::DelegateHandle;
+using executorch::runtime::Error;
+using executorch::runtime::EValue;
+using executorch::runtime::FreeableBuffer;
+using executorch::runtime::MemoryAllocator;
+using executorch::runtime::Result;
+using executorch::runtime::Span;
+
+int failures = 0;
+int hooks_open = 0;
+int hooks_closed = 0;
+std::string logged;
+
+#define CHECK(condition) check(condition, __LINE__, #condition)
+
+void check(bool holds, int line, const char* condition) {
+  if (!holds) {
+    std::fprintf(stderr, "%s:%d: %s\n  log: %s\n", __FILE__, line, condition, logged.c_str());
+    ++failures;
+  }
+}
+
+void keep_log(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char* message,
+              size_t) {
+  logged += message;
+  logged += '\n';
+}
+
+bool logs(const char* text) { return logged.find(text) != std::string::npos; }
+
+constexpr size_t kMisalignment = 8;
+
+struct FreeDeleter {
+  void operator()(void* pointer) const { std::free(pointer); }
+};
+
+// Bytes at a multiple of kNpuAlignment plus `misalignment`, in memory that ends where they end.
+class Bytes {
+ public:
+  Bytes(const std::string& content, size_t misalignment = 0)
+      : memory_(static_cast<uint8_t*>(std::malloc(content.size() + misalignment))),
+        data_(memory_.get() + misalignment),
+        size_(content.size()) {
+    std::memcpy(data_, content.data(), content.size());
+  }
+  uint8_t* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  std::unique_ptr<uint8_t, FreeDeleter> memory_;
+  uint8_t* data_;
+  size_t size_;
+};
+
+std::string read_file(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+struct Files {
+  std::string program;
+  std::string payload;
+  std::string cop2;
+};
+
+uint8_t pattern(uint32_t seed, size_t i) { return static_cast<uint8_t>(seed * 37 + i * 11 + 5); }
+
+// A tensor with the element size and byte count of `like`.
+class Argument {
+ public:
+  explicit Argument(const PayloadTensor& like, uint64_t extra_elements = 0)
+      : extent_(
+            static_cast<int32_t>(like.nbytes / static_cast<uint64_t>(like.element_size) + extra_elements)),
+        bytes_(static_cast<size_t>(extent_) * static_cast<size_t>(like.element_size)),
+        impl_(type(like.element_size), 1, &extent_, bytes_.data(), &order_, &stride_),
+        value_(Tensor(&impl_)) {}
+  Argument(const Argument&) = delete;
+
+  std::vector<uint8_t>& bytes() { return bytes_; }
+  EValue* value() { return &value_; }
+  void fill(uint32_t seed) {
+    for (size_t i = 0; i < bytes_.size(); ++i) {
+      bytes_[i] = pattern(seed, i);
+    }
+  }
+
+ private:
+  static ScalarType type(int32_t element_size) {
+    return element_size == 1   ? ScalarType::Char
+           : element_size == 2 ? ScalarType::Short
+           : element_size == 4 ? ScalarType::Int
+                               : ScalarType::Long;
+  }
+
+  int32_t extent_;
+  uint8_t order_ = 0;
+  int32_t stride_ = 1;
+  std::vector<uint8_t> bytes_;
+  TensorImpl impl_;
+  EValue value_;
+};
+
+// A payload that is loaded, with arguments that fit and memory of exactly the size that it takes.
+class Loaded {
+ public:
+  explicit Loaded(const std::string& content, size_t misalignment = 0) : bytes_(content, misalignment) {
+    arm_runtime::read_ethosu_payload(bytes_.data(), bytes_.size(), &payload_);
+    method_memory_.resize(256);
+    set_scratch(payload_.scratch_size);
+    for (uint32_t i = 0; i < payload_.inputs.count(); ++i) {
+      arguments_.push_back(std::make_unique<Argument>(payload_.inputs.at(i)));
+      arguments_.back()->fill(i);
+    }
+    for (uint32_t i = 0; i < payload_.outputs.count(); ++i) {
+      arguments_.push_back(std::make_unique<Argument>(payload_.outputs.at(i)));
+    }
+    for (const auto& argument : arguments_) {
+      values_.push_back(argument->value());
+    }
+    driver_double = DriverDouble();
+    logged.clear();
+  }
+
+  const EthosUPayload& payload() const { return payload_; }
+  Argument& argument(size_t i) { return *arguments_[i]; }
+  Argument& output(size_t i) { return *arguments_[payload_.inputs.count() + i]; }
+  std::vector<EValue*>& values() { return values_; }
+
+  // Memory for `size` bytes after the first that is aligned, as a firmware's own memory may start anywhere.
+  void set_scratch(size_t size) {
+    scratch_ = std::make_unique<Bytes>(std::string(size + kMisalignment, '\0'), kMisalignment);
+  }
+
+  Error init(size_t method_memory = 256) {
+    MemoryAllocator allocator(static_cast<uint32_t>(method_memory), method_memory_.data());
+    BackendInitContext context(&allocator);
+    FreeableBuffer processed(bytes_.data(), bytes_.size(), nullptr);
+    const Result<DelegateHandle*> result = backend_.init(context, &processed, {});
+    handle_ = result.ok() ? *result : nullptr;
+    return result.error();
+  }
+
+  Error execute(bool with_allocator = true) {
+    MemoryAllocator allocator(static_cast<uint32_t>(scratch_->size()), scratch_->data());
+    BackendExecutionContext context(nullptr, with_allocator ? &allocator : nullptr);
+    return backend_.execute(context, handle_, Span<EValue*>(values_.data(), values_.size()));
+  }
+
+ private:
+  EthosUBackend backend_;
+  Bytes bytes_;
+  EthosUPayload payload_;
+  std::vector<uint8_t> method_memory_;
+  std::unique_ptr<Bytes> scratch_;
+  std::vector<std::unique_ptr<Argument>> arguments_;
+  std::vector<EValue*> values_;
+  DelegateHandle* handle_ = nullptr;
+};
+
+// Checks that the inputs are where the commands look for them, then writes what each output should have.
+void act_as_npu(const EthosUPayload& payload, const std::vector<uint8_t*>& bases) {
+  uint8_t* scratch = bases[1];
+  for (uint32_t i = 0; i < payload.inputs.count(); ++i) {
+    const PayloadTensor input = payload.inputs.at(i);
+    for (size_t k = 0; input.allocated() && k < input.nbytes; ++k) {
+      CHECK(scratch[static_cast<size_t>(input.offset) + k] == pattern(i, k));
+    }
+  }
+  std::memset(scratch, 0xEE, payload.scratch_size);
+  for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
+    const PayloadTensor output = payload.outputs.at(i);
+    for (size_t k = 0; k < output.nbytes; ++k) {
+      scratch[static_cast<size_t>(output.offset) + k] = pattern(100 + i, k);
+    }
+  }
+}
+
+void executes(const Files& files) {
+  Loaded loaded(files.payload);
+  const EthosUPayload& payload = loaded.payload();
+  driver_double.npu = [&](const std::vector<uint8_t*>& bases) { act_as_npu(payload, bases); };
+  CHECK(loaded.init() == Error::Ok);
+  for (int runs = 1; runs <= 2; ++runs) {
+    CHECK(loaded.execute() == Error::Ok);
+    CHECK(driver_double.invoked == runs && driver_double.reserved == runs && driver_double.released == runs);
+  }
+  CHECK(driver_double.commands == payload.commands.data);
+  CHECK(driver_double.commands_size == static_cast<int>(payload.commands.size));
+  CHECK(driver_double.bases[0] == payload.weights.data && driver_double.sizes[0] == payload.weights.size);
+  CHECK(reinterpret_cast<uintptr_t>(driver_double.bases[1]) % arm_runtime::kNpuAlignment == 0);
+  CHECK(driver_double.sizes[1] == payload.scratch_size);
+  CHECK(driver_double.bases[2] == ethosu_fast_scratch && driver_double.sizes[2] == ethosu_fast_scratch_size);
+  for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
+    const std::vector<uint8_t>& bytes = loaded.output(i).bytes();
+    for (size_t k = 0; k < bytes.size(); ++k) {
+      CHECK(bytes[k] == pattern(100 + i, k));
+    }
+  }
+  if (kDriverIsMultiVariant) {
+    CHECK(driver_double.product == payload.product_code &&
+          driver_double.product_log2_macs == payload.log2_macs);
+  }
+  CHECK(logged.empty());
+}
+
+void gives_the_fast_scratch_of_the_firmware(const Files& files) {
+  unsigned char memory[64];
+  Loaded loaded(files.payload);
+  ethosu_fast_scratch = memory;
+  ethosu_fast_scratch_size = sizeof(memory);
+  CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
+  CHECK(driver_double.bases[2] == memory && driver_double.sizes[2] == sizeof(memory));
+  ethosu_fast_scratch = nullptr;
+  ethosu_fast_scratch_size = 0;
+}
+
+// Executes with arguments that do not fit; nothing may reach the driver.
+void expect_refused(Loaded& loaded, Error error, const char* reason) {
+  CHECK(loaded.execute() == error);
+  CHECK(logs(reason));
+  CHECK(driver_double.reserved == 0 && driver_double.invoked == 0);
+}
+
+void refuses_arguments(const Files& files) {
+  const auto refuse = [&](const char* reason, auto change) {
+    Loaded loaded(files.payload);
+    CHECK(loaded.init() == Error::Ok);
+    change(loaded);
+    expect_refused(loaded, Error::InvalidArgument, reason);
+  };
+  EValue number(int64_t{3});
+  refuse("arguments for a payload with", [](Loaded& loaded) { loaded.values().pop_back(); });
+  refuse("arguments for a payload with", [&](Loaded& loaded) { loaded.values().push_back(&number); });
+  refuse("arguments for a payload with", [](Loaded& loaded) { loaded.values().clear(); });
+  refuse("input 0 is not a tensor", [&](Loaded& loaded) { loaded.values()[0] = &number; });
+  refuse("output 0 is not a tensor",
+         [](Loaded& loaded) { loaded.values()[loaded.payload().inputs.count()] = nullptr; });
+
+  Loaded like(files.payload);
+  const size_t first_output = like.payload().inputs.count();
+  PayloadTensor input = like.payload().inputs.at(0);
+  Argument longer(input, 1);
+  refuse("input 0 has", [&](Loaded& loaded) { loaded.values()[0] = longer.value(); });
+  Argument longer_output(like.payload().outputs.at(0), 1);
+  refuse("output 0 has", [&](Loaded& loaded) { loaded.values()[first_output] = longer_output.value(); });
+  // As many bytes in wider elements.
+  input.element_size *= 2;
+  Argument wider(input);
+  refuse("in elements of", [&](Loaded& loaded) { loaded.values()[0] = wider.value(); });
+
+  int32_t extent = static_cast<int32_t>(longer.bytes().size()) - 1;
+  uint8_t order = 0;
+  int32_t stride = 1;
+  TensorImpl empty(ScalarType::Char, 1, &extent, nullptr, &order, &stride);
+  EValue without_memory{Tensor(&empty)};
+  refuse("input 0 has no memory", [&](Loaded& loaded) { loaded.values()[0] = &without_memory; });
+}
+
+void refuses_too_little_memory(const Files& files) {
+  Loaded loaded(files.payload);
+  CHECK(loaded.init(8) == Error::MemoryAllocationFailed && logs("method allocator"));
+  CHECK(loaded.init() == Error::Ok);
+  loaded.set_scratch(loaded.payload().scratch_size - 1);
+  expect_refused(loaded, Error::MemoryAllocationFailed, "bytes of scratch");
+  loaded.set_scratch(0);
+  expect_refused(loaded, Error::MemoryAllocationFailed, "bytes of scratch");
+  loaded.set_scratch(loaded.payload().scratch_size);
+  CHECK(loaded.execute(false) == Error::MemoryAllocationFailed);
+}
+
+void reports_the_driver(const Files& files) {
+  Loaded loaded(files.payload);
+  CHECK(loaded.init() == Error::Ok);
+  driver_double.has_npu = false;
+  CHECK(loaded.execute() == Error::InvalidState);
+  CHECK(logs("the driver has no NPU for Ethos-U") && driver_double.invoked == 0 &&
+        driver_double.released == 0);
+
+  driver_double.has_npu = true;
+  driver_double.invoke_result = -1;
+  driver_double.log2_macs = 11;
+  CHECK(loaded.execute() == Error::Internal);
+  CHECK(logs("failed with -1") && logs("this NPU has 2**11"));
+  CHECK(driver_double.reserved == 1 && driver_double.released == 1);
+  for (const uint8_t byte : loaded.output(0).bytes()) {
+    CHECK(byte == 0);
+  }
+}
+
+void refuses_payloads(const Files& files) {
+  Loaded unaligned(files.payload, kMisalignment);
+  CHECK(unaligned.init() == Error::InvalidProgram && logs("multiple of 16"));
+
+  Loaded truncated(files.payload.substr(0, files.payload.size() - 16));
+  CHECK(truncated.init() == Error::InvalidProgram && logs("block 'outputs'"));
+
+  Loaded empty("");
+  CHECK(empty.init() == Error::InvalidProgram && logs("empty"));
+
+  Loaded cop2(files.cop2);
+  CHECK(cop2.init() == Error::DelegateInvalidCompatibility && logs("COP2"));
+}
+
+// The byte where the offset of the first tensor of `side` is in the payload.
+size_t offset_position(const std::string& payload, const char* side) {
+  return payload.find(std::string(side) + std::string(16 - std::strlen(side), '\0')) + 32 + 4 + 4 * 7;
+}
+
+void handles_unallocated_tensors(const Files& files) {
+  std::string input = files.payload;
+  input.replace(offset_position(input, "inputs"), 4, 4, '\xFF');
+  Loaded loaded(input);
+  driver_double.npu = [&](const std::vector<uint8_t*>& bases) { act_as_npu(loaded.payload(), bases); };
+  CHECK(!loaded.payload().inputs.at(0).allocated());
+  CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
+  CHECK(loaded.output(0).bytes()[0] == pattern(100, 0));
+
+  std::string output = files.payload;
+  output.replace(offset_position(output, "outputs"), 4, 4, '\xFF');
+  Loaded uncomputed(output);
+  CHECK(uncomputed.init() == Error::InvalidProgram && logs("output 0 of the payload has no place"));
+}
+
+// The whole way: ExecuTorch's own loader and executor find the backend by its name.
+void executes_in_the_runtime(const Files& files) {
+  EthosUPayload payload;
+  CHECK(arm_runtime::read_ethosu_payload(files.payload.data(), files.payload.size(), &payload).ok());
+  logged.clear();
+  driver_double = DriverDouble();
+  driver_double.npu = [&](const std::vector<uint8_t*>& bases) { act_as_npu(payload, bases); };
+
+  const Bytes file(files.program);
+  executorch::extension::BufferDataLoader loader(file.data(), file.size());
+  auto program = executorch::runtime::Program::load(&loader);
+  CHECK(program.ok());
+  auto meta = program->method_meta("forward");
+  CHECK(meta.ok());
+  std::vector<std::vector<uint8_t>> planned;
+  std::vector<Span<uint8_t>> spans;
+  for (size_t i = 0; i < meta->num_memory_planned_buffers(); ++i) {
+    planned.emplace_back(static_cast<size_t>(meta->memory_planned_buffer_size(i).get()));
+    spans.emplace_back(planned.back().data(), planned.back().size());
+  }
+  executorch::runtime::HierarchicalAllocator planned_memory({spans.data(), spans.size()});
+  std::vector<uint8_t> method_bytes(1 << 16);
+  std::vector<uint8_t> temp_bytes(payload.scratch_size + arm_runtime::kNpuAlignment);
+  MemoryAllocator method_memory(static_cast<uint32_t>(method_bytes.size()), method_bytes.data());
+  MemoryAllocator temp_memory(static_cast<uint32_t>(temp_bytes.size()), temp_bytes.data());
+  executorch::runtime::MemoryManager manager(&method_memory, &planned_memory, &temp_memory);
+  auto method = program->load_method("forward", &manager);
+  CHECK(method.ok());
+  for (uint32_t i = 0; i < payload.inputs.count(); ++i) {
+    const EValue& value = method->get_input(i);
+    uint8_t* data = static_cast<uint8_t*>(value.toTensor().mutable_data_ptr());
+    for (size_t k = 0; k < value.toTensor().nbytes(); ++k) {
+      data[k] = pattern(i, k);
+    }
+  }
+  CHECK(method->execute() == Error::Ok);
+  CHECK(driver_double.invoked == 1);
+  CHECK(method->outputs_size() == payload.outputs.count());
+  for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
+    const Tensor& output = method->get_output(i).toTensor();
+    const uint8_t* data = static_cast<const uint8_t*>(output.const_data_ptr());
+    for (size_t k = 0; k < output.nbytes(); ++k) {
+      CHECK(data[k] == pattern(100 + i, k));
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" void EthosUBackend_execute_begin() { ++hooks_open; }
+extern "C" void EthosUBackend_execute_end() { ++hooks_closed; }
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: %s PROGRAM.pte PAYLOAD COP2_PAYLOAD\n", argv[0]);
+    return 2;
+  }
+  const Files files = {read_file(argv[1]), read_file(argv[2]), read_file(argv[3])};
+  executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_log, __FILE__));
+  executorch::runtime::runtime_init();
+  CHECK(arm_runtime_ethosu_registered == Error::Ok);
+
+  executes(files);
+  gives_the_fast_scratch_of_the_firmware(files);
+  refuses_arguments(files);
+  refuses_too_little_memory(files);
+  reports_the_driver(files);
+  refuses_payloads(files);
+  handles_unallocated_tensors(files);
+  executes_in_the_runtime(files);
+  CHECK(hooks_open > 10 && hooks_open == hooks_closed);
+  if (failures == 0) {
+    std::puts("ok");
+  }
+  return failures == 0 ? 0 : 1;
+}
