@@ -44,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             check_writable(output)
             chosen = {name: getattr(given, name) for name in options.OPTIONS if hasattr(given, name)}
             recipe = ExportRecipe.get_recipe(ArmRecipeType[given.recipe], **chosen)
-            result = export(given.model, recipe, output=output)
+            result = export(given.model, recipe)
+            result.save(output, tosa=given.tosa)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("model", type=Path, help="file written by torch.export.save")
     one.add_argument("--recipe", required=True, choices=[recipe.name for recipe in ArmRecipeType], metavar="NAME")
     one.add_argument("-o", "--output", type=Path, default=None, help="default: the model's name with .pte")
+    one.add_argument("--tosa", action="store_true", default=False, help="write the TOSA twin too: model.tosa.pte")
     one.add_argument("--json", action="store_true", default=False, help="print the report as JSON")
     one.add_argument("--macs", type=int)
     for name in ("system_config", "memory_mode", "config_ini", "dump_dir"):

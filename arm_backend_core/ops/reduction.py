@@ -28,6 +28,11 @@ def _reduce(cx: Context, kind: str, x: Value, axes: Sequence[int]) -> Value:
     return x
 
 
+def _vector(cx: Context, x: Tensor) -> Tensor:
+    """A scalar as a vector of one, since fixed-point sums take rows; others as they are."""
+    return x if x.rank else Tensor(cx.b.reshape(x.value, (1,)), x.q)
+
+
 def mean_over(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
     """Mean with the axes kept as size 1."""
     if x.q is not None:
@@ -42,6 +47,7 @@ def mean(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Mean over ``dim``, all dimensions if None."""
+    x = _vector(cx, x)
     return cx.b.reshape(mean_over(cx, x, _axes(x, dim)), cx.shape)
 
 
@@ -61,6 +67,7 @@ def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     assert x.q is not None
+    x = _vector(cx, x)
     return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _axes(x, dim), cx.q), cx.shape)
 
 

@@ -26,10 +26,10 @@ def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QPa
     Between the passes sums are int16: exact where they fit, else an error of at most 2**-9 of an int8 step.
 
     Returns:
-        None where this form does not fit: the axes are apart or the last one of a matrix.
+        None where this form does not fit: the axes are apart, all there are, or the last one of a matrix.
     """
     axes = sorted(axes)
-    if len(axes) > 2 or axes != list(range(axes[0], axes[-1] + 1)) or x.rank > 4:
+    if len(axes) == x.rank or len(axes) > 2 or axes != list(range(axes[0], axes[-1] + 1)) or x.rank > 4:
         return None
     lead, reduced, trail = x.shape[: axes[0]], [x.shape[i] for i in axes], x.shape[axes[-1] + 1 :]
     if axes[-1] == x.rank - 1 and len(axes) == 1:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from arm_backend_core.errors import ArmBackendError
+
+#: One run at a time: the file descriptors below are those of the process, and the model keeps the GIL anyway.
+_lock = threading.Lock()
 
 
 def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
@@ -24,8 +28,8 @@ def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.nd
     """
     import tosa_reference_model
 
-    arrays = [np.ascontiguousarray(array) for array in inputs]
-    with _quiet():  # it prints a version warning for each load
+    arrays = [np.asarray(array, order="C") for array in inputs]
+    with _lock, _quiet():  # it prints a version warning for each load
         try:
             outputs, status = tosa_reference_model.run(flatbuffer, arrays)
         except ValueError as error:

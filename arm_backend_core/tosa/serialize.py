@@ -80,7 +80,7 @@ class _Writer:
         return self._const(data, DType(how))
 
     def _const(self, data: np.ndarray[Any, Any], dtype: DType) -> str:
-        data = np.ascontiguousarray(data, dtype=dtype.numpy)
+        data = np.asarray(data, dtype=dtype.numpy, order="C")
         key = (data.shape, dtype, data.tobytes() if data.nbytes <= 4096 else id(data))
         if key not in self.constants:
             self.constants[key] = self.out.addConst(list(data.shape), self._dtype(dtype), data).name

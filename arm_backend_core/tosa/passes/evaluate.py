@@ -23,7 +23,7 @@ def evaluate(op: Op, inputs: list[Array]) -> Array | None:
         return None  # a BF16 constant is kept in float32: arithmetic here would not round it
     with np.errstate(all="ignore"):
         result = compute(op, *inputs)
-    return None if result is None else np.ascontiguousarray(result, dtype=op.output.dtype.numpy)
+    return None if result is None else np.asarray(result, dtype=op.output.dtype.numpy, order="C")
 
 
 # -- integers ------------------------------------------------------------------------------------------------

@@ -1,0 +1,92 @@
+"""What running a program costs over calling what executes its delegate, and whether memory stays flat.
+
+For a small convolutional network with int8 inputs and outputs, TOSA and VGF:
+
+- milliseconds of ``Program.run`` and of the executor alone on the same arrays, measured in turn;
+- resident memory after a warm-up and after ``--runs`` more runs of one loaded program.
+
+    .venv/bin/python benchmarks/runtime.py [--runs 10000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from executorch.export import ExportRecipe
+from torch import nn
+
+from arm_recipes import ArmRecipeType, export, load
+from arm_recipes.runtime.delegates import BACKENDS
+
+ROUNDS = 300
+WARM_UP = 500
+#: Runs between two readings of memory.
+STEP = 1000
+
+
+def small_network() -> nn.Module:
+    """A convolution, pooling and a linear layer on 16x16 images."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    ).eval()
+
+
+def milliseconds(functions: list[Callable[[], object]]) -> list[float]:
+    """Median time of each function; they are called in turn, so that the machine's moods hit all alike."""
+    seconds: list[list[float]] = [[] for _ in functions]
+    for _ in range(ROUNDS):
+        for function, measured in zip(functions, seconds, strict=True):
+            start = time.perf_counter()
+            function()
+            measured.append(time.perf_counter() - start)
+    return [1e3 * statistics.median(measured) for measured in seconds]
+
+
+def resident_kib() -> int:
+    """Memory of this process that is in RAM."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def measure(recipe: ArmRecipeType, runs: int) -> None:
+    """Print the figures of one recipe."""
+    samples = [(torch.randn(1, 3, 16, 16),) for _ in range(4)]
+    result = export(small_network(), ExportRecipe.get_recipe(recipe, quantized_io=True), samples)
+    program = load(result.buffer)
+    integers = result.inputs[0].quantize(samples[0][0])
+    (delegate,) = program.content.methods["forward"].delegates
+    executor = BACKENDS[delegate.backend](bytes(delegate.data))
+    arrays = [integers.numpy()]
+    program.run(integers)
+    through, alone = milliseconds([lambda: program.run(integers), lambda: executor.run(arrays)])
+    print(f"{recipe.name}: {through:.3f} ms a run, {alone:.3f} ms in the executor alone: {through - alone:+.3f} ms")
+
+    for _ in range(WARM_UP):
+        program.run(integers)
+    readings = [resident_kib()]
+    for done in range(1, runs + 1):
+        program.run(integers)
+        if done % STEP == 0:
+            readings.append(resident_kib())
+    print(f"  resident KiB after every {STEP:,} runs: {', '.join(f'{reading:,}' for reading in readings)}")
+    print(f"  {readings[-1] - readings[0]:+,} KiB in {runs:,} runs")
+
+
+def main() -> None:
+    """Measure both executors."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=10_000)
+    runs = parser.parse_args().runs
+    for recipe in (ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8):
+        measure(recipe, runs)
+
+
+if __name__ == "__main__":
+    main()
