@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+// Calls VgfBackend as the ExecuTorch runtime does, on this machine's Vulkan.
+//
+// Usage: backend_test VGF INPUT OUTPUT. The model has one int8 input and one int8 output; INPUT and OUTPUT
+// hold their bytes. Prints "ok" for each case; ends with an assertion where one fails.
+#include <dlfcn.h>
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/platform/runtime.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "vgf/vulkan_device.h"
+
+namespace {
+
+using executorch::aten::ScalarType;
+using executorch::aten::Tensor;
+using executorch::aten::TensorImpl;
+using executorch::runtime::BackendExecutionContext;
+using executorch::runtime::BackendInitContext;
+using executorch::runtime::BackendInterface;
+using executorch::runtime::DelegateHandle;
+using executorch::runtime::Error;
+using executorch::runtime::EValue;
+using executorch::runtime::FreeableBuffer;
+using executorch::runtime::Span;
+
+void check(bool condition, const char* what) {
+  if (!condition) {
+    std::printf("failed: %s\n", what);
+    std::fflush(stdout);
+    std::abort();
+  }
+}
+
+std::vector<char> bytes_of(const char* path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+}
+
+// A tensor in one dimension: the backend compares bytes and element types.
+struct Argument {
+  std::vector<char> data;
+  TensorImpl::SizesType size;
+  TensorImpl::DimOrderType order = 0;
+  TensorImpl::StridesType stride = 1;
+  TensorImpl impl;
+  EValue value;
+
+  Argument(std::vector<char> bytes, ScalarType type)
+      : data(std::move(bytes)),
+        size(static_cast<TensorImpl::SizesType>(data.size() / executorch::runtime::elementSize(type))),
+        impl(type, 1, &size, data.data(), &order, &stride),
+        value(Tensor(&impl)) {}
+};
+
+struct Model {
+  std::vector<char> vgf;
+  std::vector<char> input;
+  std::vector<char> output;
+};
+
+class Program {
+ public:
+  explicit Program(const Model& model) : model_(model), copy_(model.vgf) {
+    FreeableBuffer payload(
+        copy_.data(), copy_.size(),
+        [](void* context, void*, size_t) {
+          static_cast<std::vector<char>*>(context)->assign(
+              1, 0);  // init must not keep pointers into the payload
+        },
+        &copy_);
+    BackendInitContext context(nullptr);
+    auto handle = backend()->init(context, &payload, {});
+    check(handle.ok(), "init");
+    check(copy_.size() == 1, "the payload is freed");
+    handle_ = handle.get();
+  }
+  ~Program() { backend()->destroy(handle_); }
+  Program(const Program&) = delete;
+  Program& operator=(const Program&) = delete;
+
+  static BackendInterface* backend() {
+    BackendInterface* found = executorch::runtime::get_backend_class("VgfBackend");
+    check(found != nullptr && found->is_available(), "VgfBackend is registered and available");
+    return found;
+  }
+
+  Error execute(std::vector<EValue*> arguments) const {
+    BackendExecutionContext context;
+    return backend()->execute(context, handle_, Span<EValue*>(arguments.data(), arguments.size()));
+  }
+
+  void run() const {
+    Argument input(model_.input, ScalarType::Char);
+    Argument output(std::vector<char>(model_.output.size(), 99), ScalarType::Char);
+    check(execute({&input.value, &output.value}) == Error::Ok, "execute");
+    check(output.data == model_.output, "the output has the expected bits");
+  }
+
+ private:
+  const Model& model_;
+  std::vector<char> copy_;
+  DelegateHandle* handle_ = nullptr;
+};
+
+void test_runs_again(const Model& model) {
+  const Program program(model);
+  for (int turn = 0; turn < 20; ++turn) {
+    program.run();
+  }
+}
+
+void test_wrong_arguments(const Model& model) {
+  const Program program(model);
+  Argument input(model.input, ScalarType::Char);
+  Argument output(model.output, ScalarType::Char);
+  Argument unsigned_input(model.input, ScalarType::Byte);
+  Argument short_input(std::vector<char>(model.input.begin() + 1, model.input.end()), ScalarType::Char);
+  Argument long_output(std::vector<char>(model.output.size() + 1), ScalarType::Char);
+  EValue number(int64_t{1});
+  check(program.execute({&input.value}) == Error::InvalidArgument, "too few arguments");
+  check(program.execute({&input.value, &output.value, &output.value}) == Error::InvalidArgument,
+        "too many arguments");
+  check(program.execute({&unsigned_input.value, &output.value}) == Error::InvalidArgument,
+        "wrong element type");
+  check(program.execute({&short_input.value, &output.value}) == Error::InvalidArgument, "input too short");
+  check(program.execute({&input.value, &long_output.value}) == Error::InvalidArgument, "output too long");
+  check(program.execute({&number, &output.value}) == Error::InvalidArgument, "not a tensor");
+  program.run();
+}
+
+void test_two_programs(const Model& model) {
+  auto first = std::make_unique<Program>(model);
+  const Program second(model);
+  first->run();
+  second.run();
+  first.reset();
+  second.run();
+}
+
+void test_two_threads(const Model& model) {
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 2; ++thread) {
+    threads.emplace_back([&model] {
+      const Program program(model);
+      for (int turn = 0; turn < 20; ++turn) {
+        program.run();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+// Plays the application: a device made without the backend's help, on the first physical device.
+struct ApplicationDevice {
+  arm_runtime::VulkanFunctions fn;
+  arm_runtime::VulkanHandles handles{};
+
+  ApplicationDevice() {
+    fn.vkGetInstanceProcAddr = arm_runtime::find_vulkan_loader();
+    const char* layers[] = {"VK_LAYER_ML_Graph_Emulation", "VK_LAYER_ML_Tensor_Emulation"};
+    VkApplicationInfo application{};
+    application.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO;
+    application.apiVersion = VK_API_VERSION_1_3;
+    VkInstanceCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO;
+    info.pApplicationInfo = &application;
+    info.enabledLayerCount = 2;
+    info.ppEnabledLayerNames = layers;
+    const auto create =
+        reinterpret_cast<PFN_vkCreateInstance>(fn.vkGetInstanceProcAddr(nullptr, "vkCreateInstance"));
+    check(create(&info, nullptr, &handles.instance) == VK_SUCCESS, "the application's instance");
+    check(fn.load_instance(handles.instance) == Error::Ok, "functions of the instance");
+    uint32_t count = 1;
+    fn.vkEnumeratePhysicalDevices(handles.instance, &count, &handles.physical_device);
+    check(count == 1, "a physical device");
+    create_device();
+    check(fn.load_device(handles.device) == Error::Ok, "functions of the device");
+    fn.vkGetDeviceQueue(handles.device, handles.queue_family, 0, &handles.queue);
+    handles.get_instance_proc_addr = fn.vkGetInstanceProcAddr;
+  }
+
+  void create_device() {
+    VkPhysicalDeviceDataGraphFeaturesARM graph{};
+    graph.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_DATA_GRAPH_FEATURES_ARM;
+    graph.dataGraph = graph.dataGraphShaderModule = VK_TRUE;
+    VkPhysicalDeviceTensorFeaturesARM tensor{};
+    tensor.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TENSOR_FEATURES_ARM;
+    tensor.pNext = &graph;
+    tensor.tensors = tensor.shaderTensorAccess = VK_TRUE;
+    VkPhysicalDeviceVulkan13Features core13{};
+    core13.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES;
+    core13.pNext = &tensor;
+    core13.synchronization2 = core13.maintenance4 = VK_TRUE;
+    VkPhysicalDeviceVulkan12Features core12{};
+    core12.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES;
+    core12.pNext = &core13;
+    core12.shaderInt8 = core12.storageBuffer8BitAccess = core12.vulkanMemoryModel = VK_TRUE;
+    VkPhysicalDeviceFeatures2 features{};
+    features.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_FEATURES_2;
+    features.pNext = &core12;
+    features.features.shaderInt16 = features.features.shaderInt64 = VK_TRUE;
+    const float priority = 1.0F;
+    VkDeviceQueueCreateInfo queue{};
+    queue.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO;
+    queue.queueCount = 1;
+    queue.pQueuePriorities = &priority;
+    const char* extensions[] = {VK_ARM_TENSORS_EXTENSION_NAME, VK_ARM_DATA_GRAPH_EXTENSION_NAME};
+    VkDeviceCreateInfo info{};
+    info.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO;
+    info.pNext = &features;
+    info.queueCreateInfoCount = 1;
+    info.pQueueCreateInfos = &queue;
+    info.enabledExtensionCount = 2;
+    info.ppEnabledExtensionNames = extensions;
+    check(fn.vkCreateDevice(handles.physical_device, &info, nullptr, &handles.device) == VK_SUCCESS,
+          "the application's device");
+  }
+
+  ~ApplicationDevice() {
+    fn.vkDestroyDevice(handles.device, nullptr);
+    fn.vkDestroyInstance(handles.instance, nullptr);
+  }
+};
+
+void test_application_device(const Model& model) {
+  std::mutex mutex;
+  ApplicationDevice application;
+  application.handles.queue_mutex = &mutex;
+  arm_runtime::VulkanHandles incomplete = application.handles;
+  incomplete.queue = VK_NULL_HANDLE;
+  check(arm_runtime::set_vulkan_device(&incomplete) == Error::InvalidArgument, "a null queue");
+  check(arm_runtime::set_vulkan_device(&application.handles) == Error::Ok, "the application's handles");
+  {
+    const Program program(model);
+    program.run();
+    mutex.lock();
+    std::thread other([&program] { program.run(); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    mutex.unlock();
+    other.join();
+    check(arm_runtime::set_vulkan_device(nullptr) == Error::Ok, "back to a device of the backend's own");
+    const Program own(model);
+    own.run();
+    program.run();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  check(argc == 4, "usage: backend_test VGF INPUT OUTPUT");
+  executorch::runtime::runtime_init();
+  // Stays loaded: the Vulkan loader closes drivers, and LeakSanitizer takes what a closed one had cached for
+  // lost.
+  check(dlopen("libvulkan_lvp.so", RTLD_NOW | RTLD_NODELETE) != nullptr, "Mesa's CPU driver");
+  const Model model{bytes_of(argv[1]), bytes_of(argv[2]), bytes_of(argv[3])};
+  const struct {
+    const char* name;
+    void (*run)(const Model&);
+  } cases[] = {{"runs again", test_runs_again},
+               {"wrong arguments", test_wrong_arguments},
+               {"two programs", test_two_programs},
+               {"two threads", test_two_threads},
+               {"application's device", test_application_device}};
+  for (const auto& entry : cases) {
+    entry.run(model);
+    std::printf("%s ok\n", entry.name);
+    std::fflush(stdout);
+  }
+  return 0;
+}

@@ -1,0 +1,98 @@
+"""Runs VGF programs through ``executorch.runtime`` with the backend of ``runtime/vgf``, in a process of its own.
+
+The process of the tests may hold the host plugin's backend of the same name, and a process can load only one.
+
+Usage: ``python -m tests.runtime.vgf_process PLUGIN FOLDER``. For each ``NAME.pte`` and ``NAME.npy`` in the folder it
+writes what the program makes of the array to ``NAME.out.npy``. What became of loading ``small.pte`` without a driver,
+without the emulation layer and with wrong inputs goes to ``outcomes.json``, with damaged payloads to ``damaged.json``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from executorch.runtime import Runtime
+
+_HEADER = 128
+_SECTIONS = ("modules", "sequence", "resources", "constants")
+
+
+def execute(program: bytes, array: np.ndarray) -> np.ndarray:
+    """The only output of the program for its only input."""
+    method = Runtime.get().load_program(program).load_method("forward")
+    return method.execute([torch.from_numpy(array)])[0].numpy()
+
+
+def patched(program: bytes, offset: int, layout: str, value: int) -> bytes:
+    """The program with the number at ``offset`` replaced."""
+    changed = bytearray(program)
+    struct.pack_into(layout, changed, offset, value)
+    return bytes(changed)
+
+
+def damaged(program: bytes) -> Iterator[tuple[str, bytes]]:
+    """Programs that are whole, with a delegate whose VGF file is not."""
+    start = program.index(b"VGF1")
+    # A vector of bytes in a flatbuffer has its length before it.
+    length = struct.unpack_from("<I", program, start - 4)[0]
+    for cut in (0, 1, _HEADER - 1, _HEADER, length // 2, length - 1):
+        yield f"cut to {cut}", patched(program, start - 4, "<I", cut)
+    yield "magic", patched(program, start, "<B", ord("v"))
+    yield "major version", patched(program, start + 8, "<B", 1)
+    yield "minor version", patched(program, start + 9, "<B", 255)
+    for index, section in enumerate(_SECTIONS):
+        for field, name in enumerate(("offset", "size")):
+            at = start + 16 + 16 * index + 8 * field
+            original = struct.unpack_from("<Q", program, at)[0]
+            bits = [original ^ (1 << bit) for bit in (2, 12, 20, 32, 40, 63)]
+            for value in (0, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**64 - 1, length, *bits):
+                yield f"{section} {name} {value}", patched(program, at, "<Q", value)
+
+
+@contextmanager
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """The environment with ``changes``; the Vulkan loader reads it whenever an instance is made."""
+    saved = {name: os.environ[name] for name in changes}
+    os.environ.update(changes)
+    yield
+    os.environ.update(saved)
+
+
+def attempt(action: Callable[[], np.ndarray]) -> str:
+    """What the exception says, or nothing."""
+    try:
+        action()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def main(plugin: str, folder: Path) -> None:
+    """See the module."""
+    ctypes.CDLL(plugin)
+    small, array = (folder / "small.pte").read_bytes(), np.load(folder / "small.npy")
+    outcomes = {}
+    for name, variable in {"no driver": "VK_DRIVER_FILES", "no layer": "VK_LAYER_PATH"}.items():
+        with environment({variable: "/nowhere"}):
+            outcomes[name] = attempt(lambda: execute(small, array))
+    for path in sorted(folder.glob("*.pte")):
+        np.save(path.with_suffix(".out.npy"), execute(path.read_bytes(), np.load(path.with_suffix(".npy"))))
+    outcomes["wrong dtype"] = attempt(lambda: execute(small, array.astype(np.float32)))
+    outcomes["wrong shape"] = attempt(lambda: execute(small, array[:, :, 1:]))
+    (folder / "outcomes.json").write_text(json.dumps(outcomes))
+    payloads = {name: attempt(partial(execute, program, array)) for name, program in damaged(small)}
+    (folder / "damaged.json").write_text(json.dumps(payloads))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
