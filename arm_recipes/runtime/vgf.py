@@ -30,9 +30,10 @@ _FORMATS = {
     "float16": "R16Sfloat",
     "float32": "R32Sfloat",
 }
-#: The scenario runner (0.11) keeps 430 bytes of timings for every run and never drops them; a new scenario, which
-#: takes a third of a second for a small network, frees them.
-_RUNS_PER_SCENARIO = 2000
+#: The scenario runner (0.11) keeps 430 bytes of timings for every run as long as a scenario lives, so it gets a new
+#: one now and then: a third of a second for a small network. Resident memory was then flat from run 7,000 to 16,000;
+#: with 4,000 runs a scenario the pieces freed were too large to be used again, and it grew.
+_RUNS_PER_SCENARIO = 500
 
 
 class VgfDelegate:
