@@ -9,6 +9,7 @@
 #include <cstring>
 #include <new>
 
+#include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 
 extern "C" {
@@ -212,6 +213,10 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (!data.ok()) {
     return data.error();
   }
+  Error error = check_payload("EthosUBackend", *data, processed->size(), compile_specs);
+  if (error != Error::Ok) {
+    return error;
+  }
   EthosUPayload payload;
   const PayloadStatus status = read_ethosu_payload(*data, processed->size(), &payload);
   if (!status.ok()) {
@@ -220,7 +225,7 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
     ET_LOG(Error, "EthosUBackend: the payload is not valid: %s", reason);
     return Error::InvalidProgram;
   }
-  const Error error = check_executable(payload);
+  error = check_executable(payload);
   if (error != Error::Ok) {
     return error;
   }

@@ -34,8 +34,9 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
  public:
   bool is_available() const override { return true; }
 
-  // Errors: InvalidProgram where the payload is damaged or not aligned, DelegateInvalidCompatibility where it
-  // was compiled for another way to run it, MemoryAllocationFailed.
+  // Errors: InvalidProgram where the payload is damaged, not that of its compile spec payload_crc32, or not
+  // aligned, DelegateInvalidCompatibility where it was compiled for another way to run it,
+  // MemoryAllocationFailed.
   executorch::runtime::Result<executorch::runtime::DelegateHandle*> init(
       executorch::runtime::BackendInitContext& context, executorch::runtime::FreeableBuffer* processed,
       executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> compile_specs) const override;

@@ -21,6 +21,7 @@
 
 #include <unistd.h>
 
+#include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 
 namespace arm_runtime {
@@ -414,9 +415,13 @@ class EthosULinuxBackend final : public BackendInterface {
 
   Result<DelegateHandle*> init(BackendInitContext&, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> specs) const override {
+    Error error = check_payload(kBackendId, processed->data(), processed->size(), specs);
+    if (error != Error::Ok) {
+      return error;
+    }
     DelegateHandle* handle = nullptr;
     Options options;
-    const Error error = guarded("loading a program", options, [&] {
+    error = guarded("loading a program", options, [&] {
       Error prepared = read_options(specs, &options);
       auto delegate = std::make_unique<Delegate>();
       delegate->options = options;

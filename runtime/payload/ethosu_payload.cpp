@@ -26,6 +26,8 @@ uint32_t read_u32(const uint8_t* at) {
   return uint32_t{at[0]} | uint32_t{at[1]} << 8 | uint32_t{at[2]} << 16 | uint32_t{at[3]} << 24;
 }
 
+uint16_t read_u16(const uint8_t* at) { return static_cast<uint16_t>(at[0] | at[1] << 8); }
+
 int32_t read_i32(const uint8_t* at) { return static_cast<int32_t>(read_u32(at)); }
 
 PayloadStatus failure(PayloadError error, const char* block, uint64_t offset, const char* reason,
@@ -217,17 +219,22 @@ PayloadStatus read_cop1(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, at, "it ends without commands");
 }
 
-// COP2, byte offsets: 0 magic, 4 version, 8 uint64 length of all that follows 16, 16 entry kind (1:
-// commands), 20 length of all that follows 24, 24 length of what follows 28 up to the commands, 28 "VEUM", 32
-// version, 36 length of 40..60, 40 configuration, 44 architecture, 48 addressing, 52 uint64 fast scratch
-// size, 60 filler.
+// COP2, byte offsets: 0 magic, 4 uint16 major version, 6 minor, 8 uint64 length of all that follows 16, 16
+// entry kind (1: commands), 20 length of all that follows 24, 24 length of what follows 28 up to the
+// commands, 28 "VEUM", 32 uint16 major version, 34 minor, 36 length of 40..60, 40 configuration, 44
+// architecture, 48 addressing, 52 uint64 fast scratch size, 60 filler.
 PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   constexpr size_t kFixedSize = 60;
   constexpr size_t kMetadataAt = 28;
+  constexpr uint16_t kMajorVersion = 1;
   const uint8_t* data = block.data;
   if (block.size < kFixedSize) {
     return bad_commands(block, 0, "the header of a COP2 stream has % bytes, it has %", kFixedSize,
                         signed_size(block.size));
+  }
+  // Minor versions only add: the lengths tell where what they add ends.
+  if (read_u16(data + 4) != kMajorVersion) {
+    return bad_commands(block, 4, "its major version is %, not %", read_u16(data + 4), kMajorVersion);
   }
   if (read_u32(data + 12) != 0 || read_u32(data + 8) != block.size - 16) {
     return bad_commands(block, 8, "it announces % bytes (upper half %) and has %", read_u32(data + 8),
@@ -241,8 +248,15 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   if (std::memcmp(data + kMetadataAt, "VEUM", 4) != 0 || read_u32(data + 36) < kFixedSize - 40) {
     return bad_commands(block, kMetadataAt, "its metadata is not of the known kind");
   }
+  if (read_u16(data + 32) != kMajorVersion) {
+    return bad_commands(block, 32, "the major version of its metadata is %, not %", read_u16(data + 32),
+                        kMajorVersion);
+  }
   const size_t metadata = read_u32(data + 24);
-  if (metadata < kFixedSize - kMetadataAt || metadata >= block.size - kMetadataAt ||
+  if (metadata == block.size - kMetadataAt) {
+    return bad_commands(block, block.size, "it ends without commands");
+  }
+  if (metadata < kFixedSize - kMetadataAt || metadata > block.size - kMetadataAt ||
       (kMetadataAt + metadata) % kNpuAlignment != 0 || (block.size - kMetadataAt - metadata) % 4 != 0) {
     return bad_commands(block, 24, "% bytes of metadata do not leave commands at a multiple of 16 in % bytes",
                         signed_size(metadata), signed_size(block.size));
@@ -259,6 +273,9 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
 
 PayloadStatus read_commands(const Block& block, EthosUPayload* payload) {
   payload->commands = {block.data, block.size};
+  if (block.size == 0) {
+    return bad_commands(block, 0, "the command stream is empty");
+  }
   if (block.size >= 4 && std::memcmp(block.data, "COP1", 4) == 0) {
     return read_cop1(block, payload);
   }

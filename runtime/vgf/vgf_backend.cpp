@@ -9,6 +9,7 @@
 #include <cstring>
 #include <memory>
 
+#include "payload/checksum.h"
 #include "vgf/vgf_program.h"
 
 namespace arm_runtime {
@@ -54,13 +55,17 @@ class VgfBackend final : public BackendInterface {
   bool is_available() const override { return VulkanDevice::is_possible(); }
 
   // Decodes the payload, a VGF file, and sets its pipelines up; then the payload is freed. Errors:
-  // InvalidProgram for a damaged payload, DelegateInvalidCompatibility for another version of the format,
-  // NotSupported for contents that are not SPIR-V graphs or a device that lacks something, NotFound without a
-  // device, and those of Vulkan.
+  // InvalidProgram for a payload that is damaged or not that of its compile spec payload_crc32,
+  // DelegateInvalidCompatibility for another version of the format, NotSupported for contents that are not
+  // SPIR-V graphs or a device that lacks something, NotFound without a device, and those of Vulkan.
   Result<DelegateHandle*> init(BackendInitContext&, FreeableBuffer* processed,
-                               ArrayRef<CompileSpec>) const override {
+                               ArrayRef<CompileSpec> compile_specs) const override {
+    Error error = check_payload("VgfBackend", processed->data(), processed->size(), compile_specs);
+    if (error != Error::Ok) {
+      return error;
+    }
     VgfFile file;
-    Error error = read_vgf(processed->data(), processed->size(), &file);
+    error = read_vgf(processed->data(), processed->size(), &file);
     if (error != Error::Ok) {
       return error;
     }

@@ -11,6 +11,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
+from arm_backend_core.backends.payload import CHECKSUM_KEY
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes import ArmRecipeType, export
 from tests.backends.tosa_programs import conv2d
@@ -36,12 +37,15 @@ def _configure(build: Path, *definitions: str) -> list[str]:
     return [require("cmake", "cmake"), "-S", str(RUNTIME), "-B", str(build), *options]
 
 
-def test_cross_compiles_without_heap_and_exceptions(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checks", [True, False])
+def test_cross_compiles_without_heap_and_exceptions(tmp_path: Path, checks: bool) -> None:
     require("arm-none-eabi-g++", "gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib")
     toolchain = f"-DCMAKE_TOOLCHAIN_FILE={RUNTIME / 'cmake/cortex-m55.cmake'}"
     driver = f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_DOUBLE}"
-    run(_configure(tmp_path, toolchain, driver, "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"))
+    option = f"-DARM_RUNTIME_CHECK_PAYLOADS={'ON' if checks else 'OFF'}"
+    run(_configure(tmp_path, toolchain, driver, option, "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"))
     run(["cmake", "--build", str(tmp_path)])
+    assert (CHECKSUM_KEY.encode() in (tmp_path / "libarm_runtime_ethosu.a").read_bytes()) is checks
     undefined: set[str] = set()
     for library in ("libarm_runtime_payload.a", "libarm_runtime_ethosu.a"):
         attributes = run([require("arm-none-eabi-readelf", "binutils-arm-none-eabi"), "-A", str(tmp_path / library)])

@@ -28,7 +28,7 @@ def backend_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_backend(backend_test: Path) -> None:
     output = run([str(backend_test)])
-    assert output.count(" ok\n") == 11
+    assert output.count(" ok\n") == 12
 
 
 class TwoOutputs(torch.nn.Module):
@@ -43,12 +43,16 @@ class TwoOutputs(torch.nn.Module):
         return torch.relu(features), features + offset
 
 
-def test_exported_program(backend_test: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantized_io", [True, False])
+def test_exported_program(backend_test: Path, tmp_path: Path, quantized_io: bool) -> None:
     """A program made for Direct Drive loads in ExecuTorch's runtime, and its tensors reach Vela's places."""
+    torch.manual_seed(0)
     inputs = [(torch.randn(1, 3, 8, 8), torch.randn(1, 8, 8, 8)) for _ in range(2)]
-    # Without the kernels that quantize at the boundary: the C++ runtime of the package has none.
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, quantized_io=True, extra_flags=DIRECT_DRIVE)
+    options = {"quantized_io": quantized_io, "extra_flags": DIRECT_DRIVE}
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, **options)
     result = export(TwoOutputs().eval(), recipe, example_inputs=inputs)
+    # The package's runtime has no such kernel: runtime/host/cortex_m_kernels.cpp does.
+    assert (b"cortex_m::quantize_per_tensor" in result.buffer) is not quantized_io
     result.save(tmp_path / "model.pte")
     assert run([str(backend_test), str(tmp_path / "model.pte")]) == "ok\n"
 

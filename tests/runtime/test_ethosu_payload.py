@@ -288,10 +288,10 @@ def _corrupt(name: str, at: int, new: bytes) -> bytes:
     return _put(data, _positions(data)[name] + at, new)
 
 
-def _cop2() -> bytes:
-    header = b"COP2" + struct.pack("<HHQII", 1, 0, 48 + 16, 1, 40 + 16)
+def _cop2(commands: bytes = bytes(16)) -> bytes:
+    header = b"COP2" + struct.pack("<HHQII", 1, 0, 48 + len(commands), 1, 40 + len(commands))
     metadata = struct.pack("<I4sHHIIIIQI", 36, b"VEUM", 1, 0, 20, 0x20000108, 0x20007000, 1, 0, 0xFFFFFFFF)
-    return header + metadata + bytes(16)
+    return header + metadata + commands
 
 
 _BAD: list[tuple[Callable[[], bytes], str, str]] = [
@@ -343,7 +343,8 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     (lambda: _payload(inputs=[_tensor(8), _tensor(8)]), "inputs", "tensors 0 and 1 overlap"),
     (lambda: _payload(outputs=[_tensor(32), _tensor(8), _tensor(9)]), "outputs", "tensors 1 and 2 overlap"),
     # Commands.
-    (lambda: _payload(b""), "cmd_data", "neither with COP1 nor with COP2"),
+    (lambda: _payload(b""), "cmd_data", "the command stream is empty"),
+    (lambda: _payload(b"COP"), "cmd_data", "neither with COP1 nor with COP2"),
     (lambda: _payload(b"COP3" + _cop1()[4:]), "cmd_data", "neither with COP1 nor with COP2"),
     (lambda: _payload(b"COP1"), "cmd_data", "ends without commands"),
     (lambda: _payload(_cop1()[:8]), "cmd_data", "configuration is cut off"),
@@ -359,6 +360,15 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     (lambda: _payload(_cop1()[:16] + _cop1()[20:]), "cmd_data", "multiple of 16"),
     (lambda: _payload(_put(_cop1(), 16, b"\x06")), "cmd_data", "unknown record 6"),
     (lambda: _payload(_cop2()[:59]), "cmd_data", "header of a COP2 stream has 60 bytes, it has 59"),
+    *(
+        (lambda new=new: _payload(_put(_cop2(), 4, new)), "cmd_data", f"its major version is {major}, not 1")
+        for new, major in [(b"\x00", 0), (b"\x02", 2), (b"\x01\x01", 257)]
+    ),
+    *(
+        (lambda new=new: _payload(_put(_cop2(), 32, new)), "cmd_data", f"version of its metadata is {major}, not 1")
+        for new, major in [(b"\x00", 0), (b"\x02", 2), (b"\x01\x01", 257)]
+    ),
+    (lambda: _payload(_cop2(commands=b"")), "cmd_data", "ends without commands"),
     (lambda: _payload(_cop2() + bytes(16)), "cmd_data", "announces 64 bytes"),
     (lambda: _payload(_put(_cop2(), 12, b"\x01")), "cmd_data", r"announces 64 bytes \(upper half 1\)"),
     (lambda: _payload(_put(_cop2(), 16, b"\x02")), "cmd_data", "of kind 2"),
@@ -371,7 +381,7 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
             "cmd_data",
             f"{size} bytes of metadata",
         )
-        for size in (0, 20, 35, 40, 52, 2**31, 2**32 - 16)
+        for size in (0, 20, 35, 40, 53, 68, 2**31, 2**32 - 16)
     ),
     (lambda: _payload(_put(_cop2(), 43, b"\x50")), "cmd_data", "unknown product 5"),
     (lambda: _payload(_put(_cop2(), 48, b"\x03")), "cmd_data", "unknown addressing 3"),
@@ -383,9 +393,10 @@ def test_refused(reader: Reader, make: Callable[[], bytes], block: str, reason: 
     reader.refuse(make(), block, reason)
 
 
-def test_cop2_by_hand_is_accepted(reader: Reader) -> None:
-    """What the corrupted COP2 streams above start from."""
-    _check_against_stream(reader, _payload(_cop2()))
+@pytest.mark.parametrize("stream", [_cop2(), _put(_cop2(), 6, b"\x07"), _put(_cop2(), 34, b"\x07")])
+def test_cop2_by_hand_is_accepted(reader: Reader, stream: bytes) -> None:
+    """What the corrupted COP2 streams above start from, and newer minor versions."""
+    _check_against_stream(reader, _payload(stream))
 
 
 def test_message_is_cut_off(reader: Reader) -> None:

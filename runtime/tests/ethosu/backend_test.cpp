@@ -20,6 +20,7 @@
 
 #include "driver_double.h"
 #include "ethosu/ethosu_backend.h"
+#include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 
 namespace {
@@ -32,6 +33,7 @@ using executorch::aten::Tensor;
 using executorch::aten::TensorImpl;
 using executorch::runtime::BackendExecutionContext;
 using executorch::runtime::BackendInitContext;
+using executorch::runtime::CompileSpec;
 using executorch::runtime::DelegateHandle;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
@@ -165,11 +167,12 @@ class Loaded {
     scratch_ = std::make_unique<Bytes>(std::string(size + kMisalignment, '\0'), kMisalignment);
   }
 
-  Error init(size_t method_memory = 256) {
+  Error init(size_t method_memory = 256, std::vector<CompileSpec> specs = {}) {
     MemoryAllocator allocator(static_cast<uint32_t>(method_memory), method_memory_.data());
     BackendInitContext context(&allocator);
     FreeableBuffer processed(bytes_.data(), bytes_.size(), nullptr);
-    const Result<DelegateHandle*> result = backend_.init(context, &processed, {});
+    const Result<DelegateHandle*> result =
+        backend_.init(context, &processed, {specs.data(), specs.size()});
     handle_ = result.ok() ? *result : nullptr;
     return result.error();
   }
@@ -335,6 +338,35 @@ void refuses_payloads(const Files& files) {
   CHECK(cop2.init() == Error::DelegateInvalidCompatibility && logs("COP2"));
 }
 
+void checks_the_checksum(const Files& files) {
+  CHECK(arm_runtime::crc32("123456789", 9) == 0xCBF43926);
+  CHECK(arm_runtime::crc32("", 0) == 0);
+  uint32_t recorded = arm_runtime::crc32(files.payload.data(), files.payload.size());
+  uint8_t other[3] = {1, 2, 3};
+  const CompileSpec unrelated{"target", {other, 3}};
+  const CompileSpec whole{"payload_crc32", {&recorded, 4}};
+  Loaded loaded(files.payload);
+  CHECK(loaded.init(256, {unrelated, whole}) == Error::Ok && logged.empty());
+
+  // In the weights: the payload is read all the same, and only the result would be wrong.
+  std::string flipped = files.payload;
+  flipped[flipped.size() / 2] = static_cast<char>(flipped[flipped.size() / 2] ^ 0x10);
+  char line[256];
+  std::snprintf(line, sizeof(line),
+                "EthosUBackend: the payload of %zu bytes has changed since it was exported: its CRC-32 is "
+                "%08x, recorded is %08x: export or flash the program again\n",
+                flipped.size(), arm_runtime::crc32(flipped.data(), flipped.size()), recorded);
+  Loaded changed(flipped);
+  CHECK(changed.init(256, {unrelated, whole}) == Error::InvalidProgram && logged == line);
+
+  for (const CompileSpec& wrong :
+       {CompileSpec{"payload_crc32", {&recorded, 3}}, CompileSpec{"payload_crc32", {nullptr, 4}}}) {
+    Loaded refused(files.payload);
+    CHECK(refused.init(256, {wrong}) == Error::InvalidProgram && logs("a compile spec payload_crc32 of "));
+    CHECK(logged.find('\n') == logged.size() - 1);
+  }
+}
+
 // The byte where the offset of the first tensor of `side` is in the payload.
 size_t offset_position(const std::string& payload, const char* side) {
   return payload.find(std::string(side) + std::string(16 - std::strlen(side), '\0')) + 32 + 4 + 4 * 7;
@@ -423,6 +455,7 @@ int main(int argc, char** argv) {
   refuses_too_little_memory(files);
   reports_the_driver(files);
   refuses_payloads(files);
+  checks_the_checksum(files);
   handles_unallocated_tensors(files);
   executes_in_the_runtime(files);
   CHECK(hooks_open > 10 && hooks_open == hooks_closed);

@@ -9,6 +9,7 @@
 #include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "driver_double.h"
+#include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 
 namespace {
@@ -374,6 +376,22 @@ void payloads_for_something_else_are_refused() {
   refuses(payload, Error::NotSupported, "not an NPU in Direct Drive");
 }
 
+void checksums_are_checked() {
+  Bytes bytes = Payload{}.bytes();
+  uint32_t recorded = arm_runtime::crc32(bytes.data(), bytes.size());
+  const CompileSpec whole{"payload_crc32", {&recorded, 4}};
+  DelegateHandle* handle = nullptr;
+  CHECK(load(bytes, &handle, {whole}) == Error::Ok);
+  backend().destroy(handle);
+  record.opened.clear();
+  bytes[bytes.size() / 2] ^= 0x10;
+  CHECK(load(bytes, &handle, {whole}) == Error::InvalidProgram);
+  CHECK(logged("has changed since it was exported"));
+  CHECK(load(Payload{}, &handle, {{"payload_crc32", {&recorded, 3}}}) == Error::InvalidProgram);
+  CHECK(logged("a compile spec payload_crc32 of 3 bytes, not 4: export or flash the program again"));
+  CHECK(record.opened.empty());
+}
+
 void cut_off_payloads_are_refused() {
   const Bytes whole = Payload{}.bytes();
   for (size_t size = 0; size < whole.size(); ++size) {
@@ -522,6 +540,52 @@ void programs_do_not_share() {
 
 // ---- A whole program
 
+// Of input `i` in a round. An input of floats rises, so what it is quantized to does too.
+Bytes input_data(const executorch::runtime::TensorInfo& info, uint32_t i, int round) {
+  Bytes data(info.nbytes());
+  if (info.scalar_type() == ScalarType::Float) {
+    const size_t count = data.size() / sizeof(float);
+    for (size_t k = 0; k < count; ++k) {
+      const float value = -3.0F + 6.0F * static_cast<float>(k) / static_cast<float>(count);
+      std::memcpy(&data[k * sizeof(float)], &value, sizeof(float));
+    }
+  } else {
+    for (size_t k = 0; k < data.size(); ++k) {
+      data[k] = static_cast<uint8_t>(k + 31 * i + static_cast<size_t>(round));
+    }
+  }
+  return data;
+}
+
+void check_input(const executorch::runtime::TensorInfo& info, const Bytes& data, const Bytes& seen) {
+  if (info.scalar_type() != ScalarType::Float) {
+    CHECK(seen == data);
+    return;
+  }
+  CHECK(seen.size() * sizeof(float) == data.size());
+  const auto value = [&seen](size_t k) { return static_cast<int8_t>(seen[k]); };
+  for (size_t k = 1; k < seen.size(); ++k) {
+    CHECK(value(k - 1) <= value(k));
+  }
+  CHECK(value(seen.size() - 1) - value(0) > 100);
+}
+
+// An output of floats is (integer - zero point) * scale; two of its elements tell both.
+void check_output(const Tensor& tensor, const Bytes& npu) {
+  if (tensor.scalar_type() != ScalarType::Float) {
+    CHECK(tensor.nbytes() == npu.size() && std::memcmp(tensor.const_data_ptr(), npu.data(), npu.size()) == 0);
+    return;
+  }
+  CHECK(tensor.nbytes() == npu.size() * sizeof(float));
+  const auto* values = tensor.const_data_ptr<float>();
+  const auto integer = [&npu](size_t k) { return static_cast<float>(static_cast<int8_t>(npu[k])); };
+  const float scale = (values[1] - values[0]) / (integer(1) - integer(0));
+  CHECK(scale > 0);
+  for (size_t k = 0; k < npu.size(); ++k) {
+    CHECK(std::abs(values[k] - values[0] - scale * (integer(k) - integer(0))) < scale / 100);
+  }
+}
+
 uint8_t at(uint64_t address) { return static_cast<uint8_t>(7 * address + 3); }
 
 void run_program(const char* path) {
@@ -565,10 +629,7 @@ void run_program(const char* path) {
       Arguments arguments(Payload{Bytes{}, Bytes{}, 0, {}, {}});
       for (uint32_t i = 0; i < payload.inputs.count(); ++i) {
         const auto info = method->method_meta().input_tensor_meta(i);
-        Bytes data(info->nbytes());
-        for (size_t k = 0; k < data.size(); ++k) {
-          data[k] = static_cast<uint8_t>(k + 31 * i + static_cast<size_t>(round));
-        }
+        Bytes data = input_data(*info, i, round);
         std::vector<SizesType> sizes(info->sizes().begin(), info->sizes().end());
         std::vector<TensorImpl::DimOrderType> order(info->dim_order().begin(), info->dim_order().end());
         std::vector<TensorImpl::StridesType> strides(sizes.size(), 1);
@@ -583,16 +644,16 @@ void run_program(const char* path) {
       CHECK(method->execute() == Error::Ok);
       for (uint32_t i = 0; i < payload.inputs.count(); ++i) {
         const arm_runtime::PayloadTensor tensor = payload.inputs.at(i);
-        CHECK(part(record.started.back().inputs, static_cast<size_t>(tensor.offset), tensor.nbytes) ==
-              arguments.data[i]);
+        check_input(*method->method_meta().input_tensor_meta(i), arguments.data[i],
+                    part(record.started.back().inputs, static_cast<size_t>(tensor.offset), tensor.nbytes));
       }
       for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
         const arm_runtime::PayloadTensor place = payload.outputs.at(i);
-        const Tensor& tensor = method->get_output(i).toTensor();
-        CHECK(tensor.nbytes() == place.nbytes);
-        for (size_t k = 0; k < tensor.nbytes(); ++k) {
-          CHECK(tensor.const_data_ptr<uint8_t>()[k] == at(static_cast<uint64_t>(place.offset) + k));
+        Bytes npu(place.nbytes);
+        for (size_t k = 0; k < npu.size(); ++k) {
+          npu[k] = at(static_cast<uint64_t>(place.offset) + k);
         }
+        check_output(method->get_output(i).toTensor(), npu);
       }
     }
   }
@@ -619,6 +680,7 @@ int main(int count, char** arguments) {
       TEST(inputs_may_be_unused_and_outputs_repeated),
       TEST(device_and_timeout_are_chosen),
       TEST(payloads_for_something_else_are_refused),
+      TEST(checksums_are_checked),
       TEST(cut_off_payloads_are_refused),
       TEST(driver_exceptions_become_errors),
       TEST(failed_inferences_are_told),

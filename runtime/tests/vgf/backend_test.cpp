@@ -5,6 +5,7 @@
 // hold their bytes. Prints "ok" for each case; ends with an assertion where one fails.
 #include <dlfcn.h>
 #include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>
 
 #include <chrono>
@@ -15,9 +16,11 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
+#include "payload/checksum.h"
 #include "vgf/vulkan_device.h"
 
 namespace {
@@ -28,6 +31,7 @@ using executorch::aten::TensorImpl;
 using executorch::runtime::BackendExecutionContext;
 using executorch::runtime::BackendInitContext;
 using executorch::runtime::BackendInterface;
+using executorch::runtime::CompileSpec;
 using executorch::runtime::DelegateHandle;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
@@ -39,6 +43,17 @@ void check(bool condition, const char* what) {
     std::printf("failed: %s\n", what);
     std::fflush(stdout);
     std::abort();
+  }
+}
+
+std::vector<std::string> logged;
+
+// Keeps errors and prints them, for tests of this process's output.
+void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t,
+                 const char* message, size_t length) {
+  if (level == kError || level == kFatal) {
+    logged.emplace_back(message, length);
+    std::fprintf(stderr, "%s\n", logged.back().c_str());
   }
 }
 
@@ -80,7 +95,9 @@ class Program {
         },
         &copy_);
     BackendInitContext context(nullptr);
-    auto handle = backend()->init(context, &payload, {});
+    uint32_t checksum = arm_runtime::crc32(copy_.data(), copy_.size());
+    const CompileSpec spec{"payload_crc32", {&checksum, 4}};
+    auto handle = backend()->init(context, &payload, {&spec, 1});
     check(handle.ok(), "init");
     check(copy_.size() == 1, "the payload is freed");
     handle_ = handle.get();
@@ -161,6 +178,27 @@ void test_two_threads(const Model& model) {
   for (std::thread& thread : threads) {
     thread.join();
   }
+}
+
+void test_checksum(const Model& model) {
+  const auto load = [](std::vector<char> vgf, uint32_t checksum, size_t spec_size) {
+    FreeableBuffer payload(vgf.data(), vgf.size(), nullptr);
+    BackendInitContext context(nullptr);
+    const CompileSpec spec{"payload_crc32", {&checksum, spec_size}};
+    logged.clear();
+    return Program::backend()->init(context, &payload, {&spec, 1}).error();
+  };
+  const uint32_t recorded = arm_runtime::crc32(model.vgf.data(), model.vgf.size());
+  // In a constant: the file is read, and only the result would be wrong.
+  std::vector<char> changed = model.vgf;
+  changed.back() = static_cast<char>(changed.back() ^ 1);
+  check(load(changed, recorded, 4) == Error::InvalidProgram, "a flipped bit is refused");
+  check(logged.size() == 1 && logged[0].find("VgfBackend: the payload of") == 0 &&
+            logged[0].find("has changed since it was exported") != std::string::npos,
+        "with one line");
+  check(load(model.vgf, recorded, 3) == Error::InvalidProgram, "a checksum of 3 bytes is refused");
+  check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos,
+        "with one line");
 }
 
 // Plays the application: a device made without the backend's help, on the first physical device.
@@ -263,6 +301,8 @@ void test_application_device(const Model& model) {
 int main(int argc, char** argv) {
   check(argc == 4, "usage: backend_test VGF INPUT OUTPUT");
   executorch::runtime::runtime_init();
+  check(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_errors, __FILE__)),
+        "the log");
   // Stays loaded: the Vulkan loader closes drivers, and LeakSanitizer takes what a closed one had cached for
   // lost.
   check(dlopen("libvulkan_lvp.so", RTLD_NOW | RTLD_NODELETE) != nullptr, "Mesa's CPU driver");
@@ -274,6 +314,7 @@ int main(int argc, char** argv) {
                {"wrong arguments", test_wrong_arguments},
                {"two programs", test_two_programs},
                {"two threads", test_two_threads},
+               {"checksum", test_checksum},
                {"application's device", test_application_device}};
   for (const auto& entry : cases) {
     entry.run(model);

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checksum that arm_recipes stores beside each payload.
+#pragma once
+
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/platform/log.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+// CMake's option of the same name.
+#ifndef ARM_RUNTIME_CHECK_PAYLOADS
+#define ARM_RUNTIME_CHECK_PAYLOADS 1
+#endif
+
+namespace arm_runtime {
+
+inline constexpr bool kCheckPayloads = ARM_RUNTIME_CHECK_PAYLOADS != 0;
+
+// The compile spec with the CRC-32 of the payload: 4 bytes, little endian.
+inline constexpr char kChecksumSpec[] = "payload_crc32";
+
+// CRC-32 as zlib computes it: polynomial 0xEDB88320, lowest bit first, inverted before and after.
+inline uint32_t crc32(const void* data, size_t size) {
+  // For half a byte: in firmware, 64 bytes of table rather than 1 KiB.
+  static constexpr uint32_t kTable[16] = {
+      0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC, 0x76DC4190, 0x6B6B51F4, 0x4DB26158, 0x5005713C,
+      0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C, 0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C,
+  };
+  const auto* bytes = static_cast<const uint8_t*>(data);
+  uint32_t crc = 0xFFFFFFFF;
+  for (size_t i = 0; i < size; ++i) {
+    crc ^= bytes[i];
+    crc = crc >> 4 ^ kTable[crc & 0xF];
+    crc = crc >> 4 ^ kTable[crc & 0xF];
+  }
+  return ~crc;
+}
+
+// Compares the payload with the checksum in its compile specs. Programs that others made have none: Ok.
+// Returns InvalidProgram, with the reason in the log, where they differ or the spec has not 4 bytes.
+inline executorch::runtime::Error check_payload(
+    const char* backend, const void* data, size_t size,
+    executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs) {
+  // The C library of small targets prints neither size_t nor 64-bit numbers.
+  using Printable = unsigned long;
+  if (!kCheckPayloads) {
+    return executorch::runtime::Error::Ok;
+  }
+  for (const auto& spec : specs) {
+    if (std::strcmp(spec.key, kChecksumSpec) != 0) {
+      continue;
+    }
+    if (spec.value.buffer == nullptr || spec.value.nbytes != 4) {
+      ET_LOG(Error,
+             "%s: the payload of %lu bytes has a compile spec %s of %lu bytes, not 4: export or flash the "
+             "program again",
+             backend, static_cast<Printable>(size), kChecksumSpec, static_cast<Printable>(spec.value.nbytes));
+      return executorch::runtime::Error::InvalidProgram;
+    }
+    const auto* value = static_cast<const uint8_t*>(spec.value.buffer);
+    const uint32_t recorded = uint32_t{value[0]} | uint32_t{value[1]} << 8 | uint32_t{value[2]} << 16 |
+                              uint32_t{value[3]} << 24;
+    const uint32_t actual = crc32(data, size);
+    if (actual != recorded) {
+      ET_LOG(Error,
+             "%s: the payload of %lu bytes has changed since it was exported: its CRC-32 is %08lx, recorded "
+             "is %08lx: export or flash the program again",
+             backend, static_cast<Printable>(size), static_cast<Printable>(actual),
+             static_cast<Printable>(recorded));
+      return executorch::runtime::Error::InvalidProgram;
+    }
+  }
+  return executorch::runtime::Error::Ok;
+}
+
+}  // namespace arm_runtime
