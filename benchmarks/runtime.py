@@ -2,7 +2,8 @@
 
 For a small convolutional network with int8 inputs and outputs, TOSA and VGF:
 
-- milliseconds of ``Program.run`` and of the executor alone on the same arrays, measured in turn;
+- milliseconds of ``Program.run``, of the executor alone on the same arrays, and of the TOSA reference model called in
+  this process (the executor has it in one of its own), measured in turn;
 - resident memory after a warm-up and after ``--runs`` more runs of one loaded program.
 
     .venv/bin/python benchmarks/runtime.py [--runs 10000]
@@ -11,13 +12,15 @@ For a small convolutional network with int8 inputs and outputs, TOSA and VGF:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+import tosa_reference_model
 from executorch.export import ExportRecipe
 from torch import nn
 
@@ -49,6 +52,22 @@ def milliseconds(functions: list[Callable[[], object]]) -> list[float]:
     return [1e3 * statistics.median(measured) for measured in seconds]
 
 
+@contextlib.contextmanager
+def quiet_output() -> Iterator[None]:
+    """Drop what native code prints: the reference model says the same about every flatbuffer."""
+    saved = {fd: os.dup(fd) for fd in (1, 2)}
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for fd in saved:
+            os.dup2(null, fd)
+        yield
+    finally:
+        for fd, copy in saved.items():
+            os.dup2(copy, fd)
+            os.close(copy)
+        os.close(null)
+
+
 def resident_kib() -> int:
     """Memory of this process that is in RAM."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -65,8 +84,17 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
     executor = BACKENDS[delegate.backend](bytes(delegate.data))
     arrays = [integers.numpy()]
     program.run(integers)
-    through, alone = milliseconds([lambda: program.run(integers), lambda: executor.run(arrays)])
+    flatbuffer = result.report.delegates[0].tosa
+    with quiet_output():
+        through, alone, model = milliseconds(
+            [
+                lambda: program.run(integers),
+                lambda: executor.run(arrays),
+                lambda: tosa_reference_model.run(flatbuffer, arrays),
+            ]
+        )
     print(f"{recipe.name}: {through:.3f} ms a run, {alone:.3f} ms in the executor alone: {through - alone:+.3f} ms")
+    print(f"  TOSA reference model in this process: {model:.3f} ms")
 
     for _ in range(WARM_UP):
         program.run(integers)
