@@ -74,8 +74,9 @@ def delegate(
             f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n"
             + "\n".join(lines)
         )
-    settle_memory_formats(program, selection.chosen)
-    for tag in tag_groups(program, selection.groups()):
+    groups = selection.groups()
+    settle_memory_formats(program, {node for group in groups for node in group})
+    for tag in tag_groups(program, groups):
         _compile(Partition(program, tag), spec)
     clear_tags(program)
     program.graph_module.recompile()
@@ -304,9 +305,7 @@ def _output(walk: Lowering, node: Node) -> Value:
     return result.value
 
 
-def _executor(
-    flatbuffer: bytes, orders: Sequence[list[int]]
-) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+def _executor(flatbuffer: bytes, orders: Sequence[list[int]]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = [
             tensor.detach().cpu().permute(order).contiguous().numpy()

@@ -83,13 +83,12 @@ class Univariate:
 
 
 def memory_order(tensor: torch.Tensor) -> list[int]:
-    """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else as they are."""
-    axes = list(range(tensor.dim()))
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    form = formats.get(tensor.dim())
-    if form is None or tensor.is_contiguous() or not tensor.is_contiguous(memory_format=form):
-        return axes
-    return [0, *axes[2:], 1]
+    """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else as they are.
+
+    ``channels_last_3d`` is no exception: ExecuTorch's runtime refuses it as an input from Python.
+    """
+    last = tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+    return [0, 2, 3, 1] if last else list(range(tensor.dim()))
 
 
 Result = Tensor | Univariate | list[Any] | Unsupported

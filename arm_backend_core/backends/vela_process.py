@@ -1,25 +1,18 @@
 """The process that Vela runs in.
 
-``worker.py`` starts this file as a script. It imports nothing of this project and no torch, so that it is
-ready in a third of a second. Requests and replies are pickles behind an 8-byte length, on the standard input
-and output that the process was started with. What Vela and its C++ core print goes to the standard error,
-which is the worker's log.
+``worker.py`` starts this file as a script. It imports no torch, so that it is ready in a third of a second.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
-import pickle
-import struct
-import sys
 import types
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
-_LENGTH = struct.Struct("<Q")
+from arm_backend_core.backends.worker_process import serve
+
 _ONLY_PRINTS = "a flag only prints something and does not compile"
 
 
@@ -149,22 +142,6 @@ _REQUESTS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _receive(stream: BinaryIO) -> Any:
-    """The next message, or None at the end of the stream."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(header)
-    return pickle.loads(stream.read(length))
-
-
-def _send(stream: BinaryIO, message: Any) -> None:
-    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(_LENGTH.pack(len(data)))
-    stream.write(data)
-    stream.flush()
-
-
 def _answer(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """``("ok", value)`` or ``("error", exception class, message, arguments of the exception)``."""
     try:
@@ -176,33 +153,9 @@ def _answer(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return "error", type(error).__name__, str(error.args[0]) if detail else message, detail
 
 
-def main() -> None:
-    """Answer requests until the other end closes."""
-    requests: BinaryIO = os.fdopen(os.dup(0), "rb")
-    replies: BinaryIO = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
-    with contextlib.suppress(ImportError, ValueError, OSError):
-        import resource
-
-        # A crash is expected and reported; it must not fill the user's folder with core files.
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    import ctypes
-
-    libc = ctypes.CDLL(None) if os.name == "posix" else None
-    with contextlib.suppress(ImportError):  # a missing Vela is the answer to the first request
-        from ethosu.vela import vela  # noqa: F401
-    while (request := _receive(requests)) is not None:
-        os.ftruncate(2, 0)
-        os.lseek(2, 0, os.SEEK_SET)
-        reply = _answer(*request)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if libc is not None:
-            libc.fflush(None)  # the C++ core prints through C's buffers
-        with contextlib.suppress(BrokenPipeError):
-            _send(replies, reply)
+def _prepare() -> None:
+    from ethosu.vela import vela  # noqa: F401
 
 
 if __name__ == "__main__":
-    main()
+    serve(_answer, _prepare)

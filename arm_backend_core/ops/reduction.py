@@ -66,8 +66,8 @@ def sum_(
 def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
-    assert x.q is not None
     x = _vector(cx, x)
+    assert x.q is not None
     return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _axes(x, dim), cx.q), cx.shape)
 
 

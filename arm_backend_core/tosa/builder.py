@@ -33,6 +33,8 @@ class Builder:
 
     def emit(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any) -> Value:
         """Append any operator; the typed methods below are the way to use it."""
+        if not all(map(prod, (shape, *(value.shape for value in inputs)))):
+            raise Unsupported("TOSA has no tensors without elements")
         types = [value.dtype for value in inputs]
         reason = refusal(self.target, kind, types, dtype, values=inputs, attrs=attrs)
         if reason:

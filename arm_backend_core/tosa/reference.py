@@ -1,55 +1,50 @@
-"""Execute a TOSA flatbuffer on Arm's reference model, in this process."""
+"""Execute a TOSA flatbuffer on Arm's reference model.
+
+It runs in a process of its own: an index out of range or a damaged flatbuffer can crash it, and what it prints cannot
+be kept from the terminal without taking that from the rest of the process too.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import threading
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from arm_backend_core.backends.worker import Worker, WorkerDied, WorkerError
 from arm_backend_core.errors import ArmBackendError
 
-#: One run at a time: the file descriptors below are those of the process, and the model keeps the GIL anyway.
-_lock = threading.Lock()
+_worker = Worker(Path(__file__).with_name("reference_process.py"))
 
 
 def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
-    """Run every operator of the flatbuffer bit-true.
+    """Run every operator of the flatbuffer bit-true. Threads wait for each other.
 
     Args:
         flatbuffer: TOSA 1.0 graph.
         inputs: arrays in the order of the graph's inputs, in its shapes and element types.
 
     Raises:
-        ArmBackendError: the reference model refused an input or met an error.
+        ArmBackendError: the reference model refused an input, met an error, or crashed; says what it printed.
     """
-    import tosa_reference_model
-
     arrays = [np.asarray(array, order="C") for array in inputs]
-    with _lock, _quiet():  # it prints a version warning for each load
-        try:
-            outputs, status = tosa_reference_model.run(flatbuffer, arrays)
-        except ValueError as error:
-            raise ArmBackendError(f"the TOSA reference model refused its inputs: {error}") from error
-    if status != tosa_reference_model.GraphStatus.TOSA_VALID:
-        raise ArmBackendError(f"the TOSA reference model ended with status {status}")
+    try:
+        reply = _worker.call("run", bytes(flatbuffer), arrays)
+    except WorkerError as error:
+        raise ArmBackendError(f"the TOSA reference model refused the graph or its inputs: {error.message}") from error
+    except WorkerDied as death:
+        raise ArmBackendError(f"the TOSA reference model {death.description}{_reason(death.log)}") from death
+    outputs, status = reply.value
+    if status != "TOSA_VALID":
+        raise ArmBackendError(f"the TOSA reference model ended with {status}{_reason(reply.log)}")
     return list(outputs)
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Send what native code prints to nowhere while the block runs."""
-    saved = {fd: os.dup(fd) for fd in (1, 2)}
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for fd in saved:
-            os.dup2(null, fd)
-        yield
-    finally:
-        for fd, copy in saved.items():
-            os.dup2(copy, fd)
-            os.close(copy)
-        os.close(null)
+def _reason(log: str) -> str:
+    """What the reference model prints after the condition that failed."""
+    for condition, reason in itertools.pairwise(log.splitlines()):
+        if "fails AT" in condition:
+            return f": {reason.strip()}"
+    return ""
