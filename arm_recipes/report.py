@@ -289,8 +289,8 @@ def plain(value: Any) -> Any:
 
 # Reading a lowered program.
 
-#: Operators that convert between types at the border of delegates and compute nothing.
-_CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "_to_copy", "_to_dim_order_copy")
+#: Operators that convert between types and memory formats at the border of delegates and compute nothing.
+_CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "_to_copy", "_to_dim_order_copy", "_clone_dim_order")
 _NOT_OPERATORS = ("getitem", "executorch_call_delegate")
 
 

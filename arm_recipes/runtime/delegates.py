@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from arm_recipes.runtime.errors import PayloadError
+from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _TRIAL_SECONDS = 600.0
+#: Exit code of a trial that found this machine lacking, not the payload damaged.
+TRIAL_UNAVAILABLE = 3
 
 
 class Delegate(Protocol):
@@ -69,13 +73,15 @@ def _vgf(payload: bytes) -> Delegate:
 
 #: Backend id -> what makes a delegate of a payload.
 BACKENDS: Mapping[str, Callable[[bytes], Delegate]] = {"TOSABackend": TosaDelegate, "VgfBackend": _vgf}
+#: Those that run in this process; the reference model has one of its own.
+_IN_PROCESS = frozenset({"VgfBackend"})
 
 
 def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
     """Make a payload ready to run.
 
-    A damaged payload can crash the reference model or a Vulkan driver, and this process with it. One that has a
-    checksum is checked against it; one that has none is first run in a process of its own.
+    A damaged payload can crash a Vulkan driver, and this process with it. One that has a checksum is checked against
+    it; one that has none is first run in a process of its own.
 
     Raises:
         PayloadError: the payload is damaged.
@@ -85,7 +91,8 @@ def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes]) ->
 
     recorded = compile_specs.get(CHECKSUM_KEY)
     if recorded is None:
-        _try(backend, payload)
+        if backend in _IN_PROCESS:
+            _try(backend, payload)
     elif checksum(payload).value != recorded:
         raise PayloadError(
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
@@ -99,13 +106,15 @@ def _try(backend: str, payload: bytes) -> None:
 
     Raises:
         PayloadError: it failed there.
+        RuntimeUnavailable: this machine lacks something that it takes.
     """
     from arm_backend_core.backends.worker import describe_exit
 
     try:
         trial = subprocess.run(
-            [sys.executable, "-m", "arm_recipes.runtime.trial", backend],
+            [sys.executable, "-P", str(Path(__file__).with_name("trial.py")), backend],
             input=payload,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
             capture_output=True,
             timeout=_TRIAL_SECONDS,
             check=False,
@@ -115,4 +124,6 @@ def _try(backend: str, payload: bytes) -> None:
     if trial.returncode != 0:
         said = trial.stderr.decode(errors="replace").strip().splitlines()
         reason = said[-1] if trial.returncode > 0 and said else f"a trial run {describe_exit(trial.returncode)}"
+        if trial.returncode == TRIAL_UNAVAILABLE:
+            raise RuntimeUnavailable(reason)
         raise PayloadError(f"a payload of {backend} ({len(payload):,} bytes) cannot be run: {reason}")

@@ -7,11 +7,11 @@ import itertools
 import math
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime.delegates import BACKENDS, Delegate, prepare
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
+from arm_recipes.runtime.once import once
 
 if TYPE_CHECKING:
     import numpy as np
@@ -137,7 +137,7 @@ def _view(backend: str, tensor: Any, expected: TensorInfo) -> Array:
     return np.frombuffer((ctypes.c_char * size).from_address(tensor.data), dtype).reshape(shape)
 
 
-@lru_cache(maxsize=1)
+@once
 def _library() -> ctypes.CDLL:
     # The plugin takes the runtime's symbols from the library that this import loads.
     import executorch.extension.pybindings.portable_lib  # noqa: F401
@@ -160,7 +160,7 @@ def payload_library() -> ctypes.CDLL:
     return _library()
 
 
-@lru_cache(maxsize=1)
+@once
 def install() -> Sequence[_Executor]:
     """Connect ``TOSABackend`` and ``VgfBackend`` of ExecuTorch's runtime to this process, once.
 

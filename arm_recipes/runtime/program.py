@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.pte import PteMethod, PteTensor, read
+from arm_recipes.runtime.pte import ProgramError, PteMethod, PteTensor, read
 from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, twin_of
 
 #: What follows the stem of a program's path in that of its TOSA twin: ``model.pte``, ``model.tosa.pte``.
@@ -34,7 +34,7 @@ def load(source: str | Path | bytes, *, tosa: str | Path | bytes | None = None) 
         RunError: the twin is not that of this program.
     """
     data = _bytes(source)
-    if tosa is None and not isinstance(source, bytes):
+    if tosa is None and isinstance(source, (str, Path)):
         beside = twin_path(source)
         tosa = beside if beside.exists() else None
     program = Program(data)
@@ -83,14 +83,17 @@ class Program:
     """
 
     def __init__(self, data: bytes) -> None:
+        # First, so that they are released before the bytes, which they read.
+        self._methods: dict[str, Any] = {}
+        self._shared: Any = None
         self.content = read(data)
         check_seal(data, self.content)
+        if not self.content.methods:
+            raise ProgramError("damaged: it has no methods")
         self.twin: Program | None = None
         self._data = data
         self._signatures = {name: signature(self.content, name) for name in self.content.methods}
         self._lock = threading.Lock()
-        self._loaded: Any = None
-        self._methods: dict[str, Any] = {}
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -100,12 +103,16 @@ class Program:
     @property
     def inputs(self) -> tuple[Value, ...]:
         """Inputs of the first method, with scale and zero point where they are quantized."""
-        return self.signature(self.methods[0]).inputs
+        return self.signature(self._first).inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
         """Outputs of the first method."""
-        return self.signature(self.methods[0]).outputs
+        return self.signature(self._first).outputs
+
+    @property
+    def _first(self) -> str:
+        return next(iter(self.methods or self.content.methods))
 
     def signature(self, method: str) -> Signature:
         """Inputs and outputs of a method.
@@ -197,7 +204,7 @@ class Program:
             if method is None:
                 method = self._methods[name] = self._load(name)
             return list(method.execute(inputs))
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             cause = plugin.take_failure()
             if cause is None:
                 if isinstance(error, RunError):
@@ -215,9 +222,16 @@ class Program:
         runtime = Runtime.get()
         _check_backends(self.content.methods[name], runtime.backend_registry.registered_backend_names, self.twin)
         _check_kernels(self.content.methods[name], runtime.operator_registry.operator_names)
-        if self._loaded is None:
-            self._loaded = runtime.load_program(self._data)
-        return self._loaded.load_method(name)
+        if not self._shares_state:
+            # Methods that are loaded together lie in the same memory: one would overwrite the other's buffers.
+            return runtime.load_program(self._data).load_method(name)
+        self._shared = self._shared or runtime.load_program(self._data)
+        return self._shared.load_method(name)
+
+    @property
+    def _shares_state(self) -> bool:
+        """Whether mutable buffers are kept for several methods: ``share_mutable_buffers`` gives them memory id 2."""
+        return sum(method.arenas > 1 for method in self.content.methods.values()) > 1
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(f"{v.name}: {v}" for v in values) for values in (self.inputs, self.outputs))

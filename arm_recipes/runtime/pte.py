@@ -199,6 +199,7 @@ class PteMethod:
         constants: what a method without inputs and instructions returns: int, float, bool, str, or a
             ``PteTensor`` that describes a tensor. None for any other method.
         planned_bytes: of the buffers in which the tensors between operators lie.
+        arenas: number of these buffers.
     """
 
     name: str
@@ -208,6 +209,7 @@ class PteMethod:
     delegates: tuple[PteDelegate, ...]
     constants: tuple[object, ...] | None
     planned_bytes: int
+    arenas: int
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,7 @@ class _Reader:
             delegates=tuple(map(self._delegate, plan.tables(_ExecutionPlan.delegates))),
             constants=tuple(map(_constant, outputs)) if idle and not inputs else None,
             planned_bytes=sum(sizes),
+            arenas=len(sizes),
         )
 
     def _delegate(self, delegate: Table) -> PteDelegate:
@@ -287,10 +290,11 @@ class _Reader:
         if location not in (_INLINE, _SEGMENT):
             raise ProgramError(f"damaged: the payload of a delegate for {backend!r} is at the unknown place {location}")
         data = _at(self._inline, index, "inline payload") if location == _INLINE else self._segment(index)
-        specs = delegate.tables(_BackendDelegate.compile_specs)
-        return PteDelegate(
-            backend, data, {spec.text(_CompileSpec.key): spec.copied(_CompileSpec.value) for spec in specs}
-        )
+        tables = delegate.tables(_BackendDelegate.compile_specs)
+        specs = {spec.text(_CompileSpec.key): spec.copied(_CompileSpec.value) for spec in tables}
+        if "" in specs:  # the runtime would read from the null pointer
+            raise ProgramError(f"damaged: a compile spec of a delegate for {backend!r} has no key")
+        return PteDelegate(backend, data, specs)
 
     def _segment(self, index: int) -> memoryview:
         return _at(self._segments, index, "segment")

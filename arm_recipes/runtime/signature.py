@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read
 NAMES_KEY = "arm_recipes"
 #: How what is stored begins; the checksum of the whole file follows, taken with eight zeros in its own place.
 _SEAL, _UNSEALED = b'{"crc32": "', "00000000"
+_SEALED = re.compile(re.escape(_SEAL) + rb'([0-9a-f]{8})", "methods": ')
 #: What ``stages.edge_manager`` publishes about a quantized input or output, each by a constant method.
 _PUBLISHED = ("scale", "zp", "quant_min", "quant_max", "dtype")
 
@@ -114,13 +116,15 @@ def check_seal(data: bytes, program: PteProgram) -> None:
     Raises:
         ProgramError: they differ.
     """
-    stored = bytes(program.named_data.get(NAMES_KEY, b""))
-    recorded = stored[len(_SEAL) : len(_SEAL) + len(_UNSEALED)]
-    if not stored.startswith(_SEAL) or recorded == _UNSEALED.encode():
+    # Sought in the file, not where its tables say: those may be what is damaged.
+    seal = _SEALED.match(data, max(data.rfind(_SEAL), 0))
+    if seal is None:
+        if NAMES_KEY in program.named_data:
+            raise ProgramError("damaged: its checksum cannot be read; export or copy the program again")
         return
-    at = data.rindex(stored) + len(_SEAL)
-    seen = zlib.crc32(data[:at] + _UNSEALED.encode() + data[at + len(_UNSEALED) :])
-    if f"{seen:08x}".encode() != recorded:
+    first, last = seal.span(1)
+    seen = zlib.crc32(data[:first] + _UNSEALED.encode() + data[last:])
+    if seal[1] not in (_UNSEALED.encode(), f"{seen:08x}".encode()):
         raise ProgramError("damaged: its CRC-32 is not the one recorded at export; export or copy the program again")
 
 

@@ -1,17 +1,26 @@
-"""``python -m arm_recipes.runtime.trial BACKEND < payload``: run a payload once, on zeros.
+"""``python trial.py BACKEND < payload``: run a payload once, on zeros.
 
-Ends with 0 if that works. What is wrong goes to the standard error, in one line; the process may also crash,
-which is why it is one of its own.
+Ends with 0 if that works, with ``TRIAL_UNAVAILABLE`` if this machine lacks what it takes. What is wrong goes to the
+standard error, in one line; the process may also crash, which is why it is one of its own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
-from arm_recipes.runtime.delegates import BACKENDS
+if __name__ == "__main__":
+    # The package without its __init__, which imports PyTorch and ExecuTorch: that takes seconds.
+    package = ModuleType("arm_recipes")
+    package.__path__ = [str(Path(__file__).parents[1])]
+    sys.modules["arm_recipes"] = package
+
+from arm_recipes.runtime.delegates import BACKENDS, TRIAL_UNAVAILABLE
+from arm_recipes.runtime.errors import RuntimeUnavailable
 
 
 def main() -> None:
@@ -24,7 +33,8 @@ def main() -> None:
         delegate = BACKENDS[sys.argv[1]](sys.stdin.buffer.read())
         delegate.run([np.zeros(tensor.shape, tensor.dtype) for tensor in delegate.inputs])
     except Exception as error:
-        raise SystemExit(str(error).replace("\n", " ")) from None
+        print(str(error).replace("\n", " "), file=sys.stderr)
+        raise SystemExit(TRIAL_UNAVAILABLE if isinstance(error, RuntimeUnavailable) else 1) from None
 
 
 if __name__ == "__main__":

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime import vulkan
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
+from arm_recipes.runtime.once import once
 from arm_recipes.runtime.payloads import read_vgf
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class VgfDelegate:
         self._payload = payload
         self._described = read_vgf(memoryview(payload))
         self.inputs, self.outputs = self._described.inputs, self._described.outputs
+        self._scenario: Any = None
         self._set_up()
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
@@ -74,8 +75,7 @@ class VgfDelegate:
 
     def _set_up(self) -> None:
         """Make tensors and pipeline anew."""
-        self._scenario: Any = None
-        self._runs = 0
+        self._scenario, self._runs = None, 0
         runner = _runner()
         builder, source = runner.ScenarioBuilder(), runner.VgfInfo()
         self._tensors = [_tensor(runner, builder, info) for info in (*self.inputs, *self.outputs)]
@@ -101,7 +101,7 @@ def _tensor(runner: ModuleType, builder: Any, info: TensorInfo) -> Any:
     return builder.add_tensor(list(info.shape), getattr(runner.Format, _FORMATS[info.dtype]))
 
 
-@lru_cache(maxsize=1)
+@once
 def _runner() -> ModuleType:
     vulkan.connect()
     try:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 import os
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from arm_recipes.runtime.errors import RuntimeUnavailable
+from arm_recipes.runtime.once import once
 
 #: Versions below lack what the emulation layer asks of the loader (1.3.239 fails to create a device).
 _OLDEST_LOADER = (1, 4)
@@ -74,7 +74,7 @@ class Vulkan:
         return "Arm's emulation layer" if self.emulated else "a driver with Arm's ML extensions"
 
 
-@lru_cache(maxsize=1)
+@once
 def connect() -> Vulkan:
     """Choose loader and driver for this process. The first call decides.
 
@@ -111,6 +111,8 @@ def _loader() -> tuple[str, ctypes.CDLL]:
 
 def _version(loader: ctypes.CDLL) -> tuple[int, int, int]:
     number = ctypes.c_uint32()
+    if not hasattr(loader, "vkEnumerateInstanceVersion"):  # came with 1.1
+        return 1, 0, 0
     if loader.vkEnumerateInstanceVersion(ctypes.byref(number)) != 0:
         return 0, 0, 0
     return (number.value >> 22) & 0x7F, (number.value >> 12) & 0x3FF, number.value & 0xFFF

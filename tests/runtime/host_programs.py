@@ -1,0 +1,101 @@
+"""Programs for the tests of the host runtime, each exported once in a process."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import torch
+from executorch.export import ExportRecipe
+from executorch.export import export as executorch_export
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, export
+from arm_recipes.runtime.signature import _SEAL, _UNSEALED
+from tests.recipes.models import Small, images, vectors
+
+
+class Mixed(nn.Module):
+    """Takes and returns real numbers, integers, truth values and scalars."""
+
+    def forward(self, x: Tensor, scale: Tensor, count: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """In another order than they come."""
+        y = x * scale
+        return count + 1, torch.where(mask, x, y), x > 0, scale + 1, y.sum()
+
+
+MIXED = (
+    torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.25, -8.0]]),
+    torch.tensor(2.5),
+    torch.tensor([1, -7, 2**30, 0], dtype=torch.int32),
+    torch.tensor([[True, False, True], [False, True, False]]),
+)
+
+
+class Counting(nn.Module):
+    """Adds the number of its calls to what a linear layer makes of the input."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        self.calls.add_(1)
+        return self.layer(x) + self.calls
+
+
+class Between(nn.Module):
+    """Has operators between its layers that no target takes and that the runtime has kernels for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The largest of the running sums."""
+        return self.second(torch.cumsum(self.first(x), 1).topk(4).values)
+
+
+@cache
+def small(recipe: ArmRecipeType, quantized_io: bool = False) -> ExportResult:
+    """``Small``."""
+    options = {"quantized_io": True} if quantized_io else {}
+    return export(Small().eval(), ExportRecipe.get_recipe(recipe, **options), images())
+
+
+@cache
+def mixed(recipe: ArmRecipeType) -> ExportResult:
+    """``Mixed``."""
+    return export(Mixed().eval(), ExportRecipe.get_recipe(recipe), [MIXED])
+
+
+@cache
+def methods() -> bytes:
+    """``Counting`` twice and ``Between``, by method."""
+    models = {"first": Counting().eval(), "between": Between().eval(), "second": Counting().eval()}
+    return export(models, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), dict.fromkeys(models, vectors(1))).buffer
+
+
+@cache
+def plain(recipe: ArmRecipeType) -> bytes:
+    """``Small`` through ExecuTorch's own export: without names and without a checksum of the file."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ArmRecipesWarning)
+        return bytes(executorch_export(Small().eval(), images(), ExportRecipe.get_recipe(recipe)).get_pte_buffer())
+
+
+def unsealed(program: bytes) -> bytes:
+    """The program with no checksum of the file recorded, as far as its reader can tell."""
+    at = program.rindex(_SEAL) + len(_SEAL)
+    return program[:at] + _UNSEALED.encode() + program[at + len(_UNSEALED) :]
+
+
+def untracked(program: bytes) -> bytes:
+    """The program with no checksums of file and payloads: their compile specs have another key."""
+    return unsealed(program).replace(b"payload_crc32", b"payload_other")

@@ -1,0 +1,312 @@
+"""Programs and payloads that are damaged, or made for something else: an error that says so, and no crash.
+
+What might crash runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, ProgramError, RunError, export, load
+from arm_recipes.runtime.errors import PayloadError
+from tests.recipes.models import images, vectors
+from tests.runtime import host_children, pte_programs
+from tests.runtime.host_children import fates, in_child
+from tests.runtime.host_programs import MIXED, methods, mixed, plain, small, unsealed, untracked
+
+#: The processes and the exported programs that they share are made once.
+pytestmark = pytest.mark.xdist_group("host_children")
+
+FP, INT8, VGF = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8
+DAMAGED = r"^(truncated|damaged|not an ExecuTorch program)"
+
+
+def _flipped(data: bytes, at: int, bit: int) -> bytes:
+    damaged = bytearray(data)
+    damaged[at] ^= 1 << bit
+    return bytes(damaged)
+
+
+def _random_flips(data: bytes, count: int, first: int = 0, last: int | None = None) -> Iterator[bytes]:
+    """Programs with 1 to 8 flipped bits between two places."""
+    numbers = random.Random(len(data))
+    for _ in range(count):
+        damaged = bytearray(data)
+        for _ in range(numbers.choice((1, 1, 2, 8))):
+            damaged[numbers.randrange(first, len(data) if last is None else last)] ^= 1 << numbers.randrange(8)
+        if damaged != data:
+            yield bytes(damaged)
+
+
+# A program of ours has a checksum of all of it.
+
+
+@pytest.mark.parametrize("recipe", [INT8, VGF, ArmRecipeType.ETHOSU_U55_INT8], ids=lambda recipe: recipe.name)
+def test_every_flip_is_found(recipe: ArmRecipeType) -> None:
+    data = small(recipe).buffer
+    load(data)
+    at_each_byte = (_flipped(data, at, at % 8) for at in range(len(data)))
+    for damaged in itertools.chain(at_each_byte, _random_flips(data, 300)):
+        with pytest.raises(ProgramError, match=DAMAGED):
+            load(damaged)
+
+
+def test_every_truncation_is_found() -> None:
+    data = small(INT8).buffer
+    for length in [*range(0, len(data), 7), *range(len(data) - 64, len(data))]:
+        with pytest.raises(ProgramError, match=DAMAGED):
+            load(data[:length])
+
+
+@pytest.mark.parametrize("tail", [b"\0", b"more", bytes(4096)])
+def test_more_than_the_program_is_found(tail: bytes) -> None:
+    with pytest.raises(ProgramError, match="damaged: its CRC-32 is not the one recorded at export; export or copy the"):
+        load(small(INT8).buffer + tail)
+
+
+def test_the_checksum_is_that_of_a_copy() -> None:
+    """What has another program's checksum is not taken for it."""
+    ours, other = small(INT8).buffer, small(FP).buffer
+    seal = re.compile(rb'(?<={"crc32": ")[0-9a-f]{8}')
+    (mine,), (theirs,) = seal.findall(ours), seal.findall(other)
+    with pytest.raises(ProgramError, match="CRC-32"):
+        load(ours.replace(mine, theirs))
+
+
+# Without it, the runtime reads what is damaged. It checks most of what it reads.
+
+
+@pytest.mark.parametrize("name", ["one delegate", "many tensors", "ExecuTorch's own export"])
+def test_flips_without_a_checksum(name: str) -> None:
+    """Nearly all are found. Few crash the runtime, or give other numbers: programs of ours have a checksum for that."""
+    data, tensors = {
+        "one delegate": (unsealed(small(INT8).buffer), images(1)[0]),
+        "many tensors": (unsealed(mixed(FP).buffer), MIXED),
+        "ExecuTorch's own export": (plain(INT8), images(1)[0]),
+    }[name]
+    expected = [output.numpy() for output in load(data).run(*tensors)]
+    damaged = list(_random_flips(data, 400))
+    kinds: Counter[str] = Counter()
+    for fate in fates(damaged, *tensors):
+        if isinstance(fate, str):
+            kinds[re.split("[: ]", fate)[0]] += 1
+        else:
+            kinds["same" if all(map(np.array_equal, fate, expected)) else "other numbers"] += 1
+    assert set(kinds) <= {"same", "other numbers", "ProgramError", "PayloadError", "RunError", "ValueError", "crash"}
+    assert sum(kinds.values()) == len(damaged)
+    assert kinds["crash"] + kinds["other numbers"] <= len(damaged) // 20, kinds
+    assert min(kinds["PayloadError"], kinds["ProgramError"], kinds["RunError"]) > 20, kinds
+
+
+def test_truncation_without_a_checksum() -> None:
+    data = plain(INT8)
+    for length in range(0, len(data), 11):
+        with pytest.raises((ProgramError, PayloadError, RunError)):
+            load(data[:length]).run(*images(1)[0])
+
+
+@pytest.mark.parametrize("field", [12, 16, 24, 32])
+@pytest.mark.parametrize("value", [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63, 2**64 - 1])
+def test_header_fields_without_a_checksum(field: int, value: int) -> None:
+    data = bytearray(unsealed(small(INT8).buffer))
+    assert data[8:12] == b"eh00"
+    layout = "<I" if field == 12 else "<Q"
+    struct.pack_into(layout, data, field, value & (0xFFFFFFFF if field == 12 else -1))
+    (fate,) = fates([bytes(data)], *images(1)[0])
+    if isinstance(fate, str):
+        assert fate.startswith(("ProgramError: truncated", "ProgramError: damaged", "RunError: ExecuTorch's runtime"))
+    else:  # it says where the segments are, and this program has none but the names
+        assert field != 16
+        assert np.array_equal(fate[0], load(small(INT8).buffer).run(*images(1)[0])[0].numpy())
+
+
+# Payloads.
+
+
+def _payload(program: bytes) -> tuple[int, int]:
+    """Where the payload of the only delegate is."""
+    (delegate,) = load(program).content.methods["forward"].delegates
+    start = program.index(bytes(delegate.data))
+    return start, start + len(delegate.data)
+
+
+@pytest.mark.parametrize("recipe", [INT8, VGF], ids=lambda recipe: recipe.name)
+def test_a_damaged_payload_with_a_checksum(recipe: ArmRecipeType) -> None:
+    program = unsealed(small(recipe).buffer)
+    first, last = _payload(program)
+    backend = "TOSABackend" if recipe is INT8 else "VgfBackend"
+    message = rf"'forward' cannot be run: a payload of {backend} \([\d,]+ bytes\) is damaged: its CRC-32 is not the"
+    for damaged in _random_flips(program, 100, first, last):
+        with pytest.raises(PayloadError, match=message):
+            load(damaged).run(*images(1)[0])
+
+
+def test_a_damaged_tosa_payload_without_a_checksum() -> None:
+    """The reference model may crash on it: its process is not this one."""
+    program = untracked(small(INT8).buffer)
+    first, last = _payload(program)
+    (x,) = images(1)[0]
+    kinds: Counter[str] = Counter()
+    for damaged in (_flipped(program, first + 4, 0), *_random_flips(program, 12, first, last)):
+        try:
+            assert load(damaged).run(x)[0].shape == (1, 4)
+            kinds["ran"] += 1  # flips in weights are as good as others
+        except RunError as error:
+            kinds[f"{type(error).__name__}{str(error).partition(':')[0]}"] += 1
+    assert set(kinds) <= {"ran", "PayloadError'forward' cannot be run", "RunError'forward' cannot be run"}
+    assert min(kinds["PayloadError'forward' cannot be run"], kinds["RunError'forward' cannot be run"]) > 0
+    assert torch.equal(load(program).run(x)[0], load(small(INT8).buffer).run(x)[0])
+
+
+def test_a_damaged_vgf_payload_without_a_checksum() -> None:
+    """Vulkan may crash on it: it is tried in another process first."""
+    program = untracked(small(VGF).buffer)
+    first, _ = _payload(program)
+    spirv = program.index(struct.pack("<I", 0x07230203), first)
+    (x,) = images(1)[0]
+    wrong = {
+        "not a VGF file": _flipped(program, first, 1),
+        "a section of the VGF file ends at byte": program[: first + 16] + b"\xff" * 8 + program[first + 24 :],
+        "cannot be run: ": program[: spirv + 20] + b"\xff" * 400 + program[spirv + 420 :],
+    }
+    for reason, damaged in wrong.items():
+        with pytest.raises(PayloadError, match=rf"'forward' cannot be run: .*{reason}"):
+            in_child(host_children.run, damaged, x)
+
+
+def test_payloads_of_other_backends() -> None:
+    """A TOSA graph where a VGF file should be, and the other way round."""
+    (x,) = images(1)[0]
+    tosa = untracked(small(INT8).buffer)
+    first, last = _payload(tosa)
+    vgf = b"VGF1" + bytes(last - first - 4)
+    with pytest.raises(PayloadError, match=r"not a TOSA flatbuffer \(magic b'.*', expected b'TOSA'\)"):
+        load(tosa[:first] + vgf + tosa[last:]).run(x)
+    program = untracked(small(VGF).buffer)
+    first, last = _payload(program)
+    with pytest.raises(PayloadError, match=r"not a VGF file \(magic b'.*', expected b'VGF1'\)"):
+        load(program[:first] + bytes(4) + b"TOSA" + program[first + 8 :]).run(x)
+
+
+def test_a_payload_that_does_not_fit_the_program() -> None:
+    """Both are whole, but of different exports."""
+
+    class Scale(nn.Module):
+        def __init__(self, factor: float) -> None:
+            super().__init__()
+            self.factor = factor
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.factor
+
+    shapes = {name: torch.ones(shape) for name, shape in {"one": (1, 6), "other": (1, 3)}.items()}
+    recipe = ExportRecipe.get_recipe(FP)
+    programs = {name: untracked(export(Scale(2).eval(), recipe, [(x,)]).buffer) for name, x in shapes.items()}
+    first, last = _payload(programs["one"])
+    other_first, other_last = _payload(programs["other"])
+    assert last - first == other_last - other_first
+    mixed_up = programs["one"][:first] + programs["other"][other_first:other_last] + programs["one"][last:]
+    with pytest.raises(
+        RunError,
+        match=r"TOSABackend: the program gives 'x' of a delegate as float32\[1, 6\] \(in memory order\), its payload "
+        r"has float32\[1, 3\]. They do not belong together: export the program again",
+    ):
+        load(mixed_up).run(shapes["one"])
+
+
+# What the data do to a delegate.
+
+
+def test_an_index_out_of_range() -> None:
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.table = nn.Embedding(10, 4)
+
+        def forward(self, index: Tensor) -> Tensor:
+            return self.table(index)
+
+    model, good = Lookup().eval(), torch.tensor([[3, 9]], dtype=torch.int32)
+    program = load(export(model, ExportRecipe.get_recipe(FP), [(good,)]).buffer)
+    for wrong in (10, -1, 10**6, 2**31 - 1, -(2**31)):
+        with pytest.raises(RunError, match=r"'forward' cannot be run: the TOSA reference model (ended with|crashed)"):
+            program.run(torch.tensor([[wrong, 1]], dtype=torch.int32))
+        assert torch.equal(program.run(good)[0], model(good))
+
+
+def test_an_integer_overflow() -> None:
+    x, scale, count, mask = MIXED
+    with pytest.raises(RunError, match=r"ended with TOSA_UNPREDICTABLE: .*overflow, 2147483647 \+ 1 exceeds"):
+        load(mixed(FP).buffer).run(x, scale, torch.full_like(count, 2**31 - 1), mask)
+
+
+# Programs for something else.
+
+
+def test_a_program_for_an_npu() -> None:
+    program = load(small(ArmRecipeType.ETHOSU_U55_INT8).buffer)
+    assert str(program.inputs[0]) == "float32[1, 3, 8, 8]"
+    for _ in range(2):
+        with pytest.raises(
+            RunError,
+            match=r"'forward' is compiled for an Ethos-U NPU: it runs on firmware .*EthosUBackend.*not on this mach"
+            r"ine\. Run its TOSA graph instead, .*via='tosa'\)\. Keep that graph at export with .*tosa=True\)",
+        ):
+            program.run(*images(1)[0])
+    with pytest.raises(RunError, match=r"via='tosa' needs the TOSA graphs of this program, which are not there\."):
+        program.run(*images(1)[0], via="tosa")
+
+
+def test_a_program_for_an_unknown_backend() -> None:
+    program = unsealed(small(INT8).buffer).replace(b"TOSABackend", b"MarsBackend")
+    with pytest.raises(
+        RunError, match=r"'forward' needs the backend MarsBackend, which ExecuTorch's runtime .*; it has: .*TOSABackend"
+    ):
+        load(program).run(*images(1)[0])
+
+
+def test_a_program_with_kernels_that_are_not_there() -> None:
+    """Those methods that need none still run."""
+
+    class Sort(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sort(x * 2).values + 1
+
+    models = {"sort": Sort().eval(), "twice": nn.Linear(8, 4).eval()}
+    recipe = ExportRecipe.get_recipe(FP)
+    program = load(export(models, recipe, dict.fromkeys(models, vectors(1))).buffer)
+    with pytest.raises(RunError, match=r"'sort' needs kernels .* not have here: aten::sort\.\w+\. Load the library"):
+        program.run(*vectors(1)[0], method="sort")
+    assert program.run(*vectors(1)[0], method="twice")[0].shape == (1, 4)
+
+
+def test_constant_methods_are_no_methods_to_run() -> None:
+    program = load(pte_programs.program("tosa"))
+    assert program.methods == ("forward",)
+    assert program.run(*images(1)[0])[0].shape == (1, 4)
+
+
+@pytest.mark.parametrize("data", [b"", b"ET12", bytes(64), b"PK\x03\x04" + bytes(100)])
+def test_no_program_at_all(data: bytes) -> None:
+    with pytest.raises(ProgramError, match=DAMAGED):
+        load(data)
+
+
+def test_a_crash_of_a_child_is_seen() -> None:
+    """The tests above would prove nothing if it were not."""
+    with pytest.raises(host_children.ChildDied, match="-11"):
+        in_child(host_children.crash)
+    (fate,) = fates([methods()], torch.ones(1, 9))
+    assert fate == "ValueError: no method 'forward'; the program has: between, first, second"

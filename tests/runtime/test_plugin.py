@@ -1,0 +1,318 @@
+"""The host plugin: built once, installed once, and whatever happens to the process around it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.tosa import reference
+from arm_recipes import ArmRecipeType, RunError, RuntimeUnavailable, load
+from arm_recipes.runtime import build, plugin
+from tests.recipes.models import images
+from tests.runtime import host_children
+from tests.runtime.building import ROOT
+from tests.runtime.host_children import in_child, start
+from tests.runtime.host_programs import small
+
+#: The processes and the exported programs that they share are made once.
+pytestmark = pytest.mark.xdist_group("host_children")
+
+TOSA, VGF = ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8
+
+
+def _same(results: list[Any], expected: list[Any]) -> bool:
+    return len(results) == len(expected) and all(map(np.array_equal, results, expected))
+
+
+# Installing.
+
+
+def test_installing_again_changes_nothing() -> None:
+    executors = plugin.install()
+    assert plugin.install() is executors
+    assert in_child(host_children.install_after, [], 3) == []
+
+
+def test_a_second_copy_is_refused_and_the_process_lives(tmp_path: Path) -> None:
+    copy = shutil.copy(build.plugin(), tmp_path / "copy.so")
+    (x,) = images(1)[0]
+    said, outputs = in_child(host_children.copies_after_install, str(copy), small(TOSA).buffer, x)
+    assert len(said) == 2
+    for text in said:
+        assert text.startswith("something else in this process implements TOSABackend already: another copy of the")
+    assert torch.equal(torch.from_numpy(outputs[0]), load(small(TOSA).buffer).run(x)[0])
+
+
+def test_another_implementation_that_came_first(tmp_path: Path) -> None:
+    copies = [str(shutil.copy(build.plugin(), tmp_path / f"copy{number}.so")) for number in range(2)]
+    with pytest.raises(
+        RuntimeUnavailable,
+        match="in this process cannot be used: something else in this process implements TOSABackend already",
+    ):
+        in_child(host_children.install_after, copies)
+
+
+def test_the_same_library_twice() -> None:
+    path = str(build.plugin())
+    with pytest.raises(RuntimeUnavailable, match="this copy of the Arm host plugin is installed already"):
+        in_child(host_children.install_after, [path])
+
+
+def test_an_unknown_backend_id() -> None:
+    with pytest.raises(RuntimeUnavailable, match="the plugin has no backend 'OtherBackend'"):
+        plugin._call(plugin._library().arm_host_set_executor, b"OtherBackend", None)
+
+
+# Building.
+
+
+def _without_compiler(folder: Path) -> dict[str, str | None]:
+    """An environment with an empty cache, and a PATH without programs."""
+    empty = folder / "bin"
+    empty.mkdir(exist_ok=True)
+    return {"PATH": str(empty), "CXX": None, "XDG_CACHE_HOME": str(folder / "cache")}
+
+
+def test_no_compiler(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeUnavailable) as caught:
+        in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=_without_compiler(tmp_path))
+    assert re.search(
+        r"takes a C\+\+17 compiler, .* and there is none\. Install one \(Debian: apt-get install g\+\+\), or set CXX\. "
+        "Exporting does not need it",
+        str(caught.value),
+    )
+
+
+def test_a_compiler_that_is_not_there(tmp_path: Path) -> None:
+    environment = {"CXX": "no-such-compiler", "XDG_CACHE_HOME": str(tmp_path)}
+    with pytest.raises(RuntimeUnavailable, match="and CXX='no-such-compiler' is not there"):
+        in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=environment)
+
+
+def test_export_needs_no_compiler(tmp_path: Path) -> None:
+    exported, said = in_child(host_children.export_and_run, environment=_without_compiler(tmp_path))
+    assert exported > 1000
+    assert "takes a C++17 compiler" in said
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_broken_compiler(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeUnavailable, match=r"the plugin for ExecuTorch's runtime failed:\n/.*false -std"):
+        in_child(
+            host_children.run,
+            small(TOSA).buffer,
+            *images(1)[0],
+            environment={"CXX": "false", "XDG_CACHE_HOME": str(tmp_path)},
+        )
+    loud = tmp_path / "loud"
+    loud.write_text("#!/bin/sh\necho no such option: -std=c++17 >&2\nexit 1\n")
+    loud.chmod(0o755)
+    with pytest.raises(RuntimeUnavailable, match=r"failed:\n.*loud -std=c\+\+17 .*\nno such option: -std=c\+\+17$"):
+        in_child(
+            host_children.run,
+            small(TOSA).buffer,
+            *images(1)[0],
+            environment={"CXX": str(loud), "XDG_CACHE_HOME": str(tmp_path)},
+        )
+    assert list((tmp_path / "arm-recipes").iterdir()) == []  # nothing half made is left
+
+
+def test_a_compiler_that_makes_something_else(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text('#!/bin/sh\nfor last; do :; done\necho text > "$last"\n')
+    wrong.chmod(0o755)
+    with pytest.raises(RuntimeUnavailable, match=r"The plugin for .* cannot be loaded: .*file too short"):
+        in_child(
+            host_children.run,
+            small(TOSA).buffer,
+            *images(1)[0],
+            environment={"CXX": str(wrong), "XDG_CACHE_HOME": str(tmp_path)},
+        )
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "arm-recipes").write_text("a file where the folder should be")
+    with pytest.raises(
+        RuntimeUnavailable,
+        match=rf"cannot be built in '{tmp_path}/arm-recipes': File exists\. Set XDG_CACHE_HOME to a folder that can be",
+    ):
+        in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment={"XDG_CACHE_HOME": str(tmp_path)})
+
+
+def test_built_once_by_whoever_comes_first(tmp_path: Path) -> None:
+    """Two processes at once, then one whose compiler does not work."""
+    cache: dict[str, str | None] = {"XDG_CACHE_HOME": str(tmp_path)}
+    (x,) = images(1)[0]
+    program = small(TOSA).buffer
+    expected = load(program).run(x)[0].numpy()
+    both = [start(host_children.build_and_run, program, x, environment=cache) for _ in range(2)]
+    answers = [answer() for answer in both]
+    answers.append(in_child(host_children.build_and_run, program, x, environment={**cache, "CXX": "/bin/false"}))
+    for path, (output,) in answers:
+        assert Path(path).parent == tmp_path / "arm-recipes"
+        assert np.array_equal(output, expected)
+    assert len({path for path, _ in answers}) == 1
+    assert [str(file) for file in (tmp_path / "arm-recipes").iterdir()] == [answers[0][0]]
+
+
+def test_a_changed_source_is_built_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = build._key(build._executorch())
+    sources = shutil.copytree(build.SOURCES, tmp_path / "cpp", ignore=shutil.ignore_patterns("tests"))
+    monkeypatch.setattr(build, "SOURCES", Path(sources))
+    assert build._key(build._executorch()) == before
+    with (tmp_path / "cpp/host/plugin.h").open("a") as file:
+        file.write("\n")
+    assert build._key(build._executorch()) != before
+
+
+def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"  # setuptools builds in the folder
+    copy.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("arm_recipes", "arm_backend_core", "runtime", "tests/runtime"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [sys.executable, "-m", "pip", "wheel", str(copy), "--no-deps", "--no-build-isolation"]
+    done = subprocess.run([*command, "-w", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for folder in ("host", "payload"):
+        for source in (ROOT / "runtime" / folder).iterdir():
+            assert f"arm_recipes/runtime/cpp/{folder}/{source.name}" in names
+    assert all(f"arm_recipes/runtime/cpp/{unit}" in names for unit in build._UNITS)
+    assert not any(name.startswith(("tests/", "arm_recipes/runtime/cpp/tests")) for name in names)
+
+
+# What goes wrong in an executor.
+
+
+def test_ctrl_c() -> None:
+    (x,) = images(1)[0]
+    raised, (output,) = in_child(host_children.interrupted, small(TOSA).buffer, x)
+    assert raised == "KeyboardInterrupt"
+    assert torch.equal(torch.from_numpy(output), load(small(TOSA).buffer).run(x)[0])
+
+
+@pytest.mark.parametrize("failure", [ArmBackendError("no luck"), ValueError("no luck"), KeyError("no luck")])
+def test_an_exception_keeps_its_cause_and_the_next_run_works(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (x,) = images(1)[0]
+    program = load(small(TOSA).buffer)
+    (expected,) = program.run(x)
+
+    def fail(*_: object) -> None:
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "run", fail)
+        with pytest.raises(RunError, match=r"'forward' cannot be run: .*no luck") as caught:
+            program.run(x)
+    assert caught.value.__cause__ is failure
+    assert torch.equal(program.run(x)[0], expected)
+
+
+@pytest.mark.parametrize(
+    ("results", "message"),
+    [
+        ([], "zip"),
+        ([np.zeros((1, 4), np.int8)] * 2, "zip"),
+        ([np.zeros((2, 4), np.int8)], "reshape"),
+    ],
+)
+def test_an_executor_that_returns_something_else(
+    results: list[Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (x,) = images(1)[0]
+    program = load(small(TOSA).buffer)
+    with monkeypatch.context() as patch:
+        patch.setattr(reference, "run", lambda *_: results)
+        with pytest.raises(RunError, match=f"'forward' cannot be run: .*{message}"):
+            program.run(x)
+    assert program.run(x)[0].shape == (1, 4)
+
+
+def test_delegates_are_given_back() -> None:
+    (executor, *_) = plugin.install()
+    gc.collect()  # what earlier tests left
+    before = len(executor._delegates)
+    programs = [load(small(TOSA).buffer) for _ in range(3)]
+    for program in programs:
+        program.run(*images(1)[0])
+    assert len(executor._delegates) == before + 3
+    del programs, program
+    assert len(executor._delegates) == before
+
+
+# Several programs, several threads, and the end of the process.
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own programs", "shared programs"])
+@pytest.mark.parametrize("recipes", [(TOSA, TOSA), (TOSA, VGF), (VGF, VGF)], ids=["TOSA", "TOSA and VGF", "VGF"])
+def test_threads(recipes: tuple[ArmRecipeType, ArmRecipeType], shared: bool) -> None:
+    samples = [images(8), images(16)[8:]]
+    jobs = [([small(recipe).buffer], sample) for recipe, sample in zip(recipes, samples, strict=True)]
+    results = in_child(host_children.in_threads, jobs, shared)
+    for given, outputs in zip(samples, results, strict=True):
+        expected = [load(small(TOSA).buffer).run(*sample)[0].numpy() for sample in given]
+        assert _same([output for (output,) in outputs], expected)
+
+
+def test_several_programs_in_every_thread() -> None:
+    samples = images(40)
+    jobs = [([small(TOSA).buffer, small(VGF).buffer], samples)] * 3
+    expected = [load(small(TOSA).buffer).run(*sample)[0].numpy() for sample in samples]
+    for outputs in in_child(host_children.in_threads, jobs):
+        assert _same([output for (output,) in outputs[::2]], expected)
+        assert _same([output for (output,) in outputs[1::2]], expected)
+
+
+@pytest.mark.parametrize(("kept", "dropped"), [(TOSA, TOSA), (VGF, VGF), (TOSA, VGF)], ids=lambda value: value.name)
+def test_programs_end_while_others_run(kept: ArmRecipeType, dropped: ArmRecipeType) -> None:
+    (x,) = images(1)[0]
+    outputs = in_child(host_children.destroy_while_running, small(kept).buffer, small(dropped).buffer, (x,), 60)
+    expected = load(small(TOSA).buffer).run(x)[0].numpy()
+    assert len(outputs) > 60
+    assert all(np.array_equal(output, expected) for (output,) in outputs)
+
+
+def test_what_other_threads_print_arrives() -> None:
+    assert in_child(host_children.prints_while_running, small(TOSA).buffer, images(1)[0], 2000) == 2000
+
+
+def test_the_interpreter_ends_well_with_programs_alive(tmp_path: Path) -> None:
+    for recipe in (TOSA, VGF):
+        (tmp_path / f"{recipe.name}.pte").write_bytes(small(recipe).buffer)
+    script = f"""
+        import sys, threading, torch
+        from pathlib import Path
+        from arm_recipes import load
+        x = torch.ones(1, 3, 8, 8)
+        programs = [load(path) for path in sorted(Path({str(tmp_path)!r}).iterdir()) * 2]
+        results = [program.run(x)[0] for program in programs]
+        for program in programs[:2]:
+            program.itself = program             # only the garbage collector can drop it
+        sys.modules["kept"] = programs[2:]       # dropped late
+        thread = threading.Thread(target=program.run, args=(x,))
+        thread.start()
+        thread.join()
+        print(all(torch.equal(result, results[0]) for result in results))
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -1,0 +1,354 @@
+"""Programs run on this machine bit for bit as their delegates do, whatever goes in and comes out."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from executorch.exir import ExecutorchBackendConfig, to_edge
+from executorch.exir.passes import MemoryPlanningPass
+from executorch.export import ExportRecipe
+from executorch.runtime import Runtime
+from torch import Tensor, nn
+
+from arm_backend_core.tosa import reference
+from arm_recipes import ArmRecipeType, RunError, export, load
+from arm_recipes.report import TensorInfo
+from arm_recipes.runtime import delegates, plugin
+from arm_recipes.runtime.errors import PayloadError
+from arm_recipes.runtime.program import Program
+from arm_recipes.runtime.pte import PteTensor
+from tests.recipes.models import Small, images, vectors
+from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, methods, mixed, plain, small, untracked
+
+#: The processes and the exported programs that they share are made once.
+pytestmark = pytest.mark.xdist_group("host_programs")
+
+FP, INT8, A16W8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8
+VGF_FP, VGF_INT8, U55 = ArmRecipeType.VGF_FP, ArmRecipeType.VGF_INT8, ArmRecipeType.ETHOSU_U55_INT8
+
+
+def _name(recipe: Any) -> str:
+    return getattr(recipe, "name", str(recipe))
+
+
+@pytest.mark.parametrize("recipe", [INT8, A16W8, VGF_INT8], ids=_name)
+def test_integers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> None:
+    result = small(recipe, quantized_io=True)
+    program = load(result.buffer)
+    (source,), (sink,) = program.inputs, program.outputs
+    assert isinstance(source, TensorInfo)
+    assert (source.dtype, source.shape) == ("int16" if recipe is A16W8 else "int8", (1, 3, 8, 8))
+    for (x,) in images(8):
+        given = source.quantize(x * 2)  # some of it saturates
+        (loaded,) = program.run(given)
+        (expected,) = reference.run(result.report.delegates[0].tosa, [given.numpy()])
+        assert str(sink) == str(result.outputs[0])
+        assert torch.equal(loaded, torch.from_numpy(expected))
+    assert loaded.unique().numel() > 1
+
+
+@pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
+def test_real_numbers_are_those_of_the_reference_model(recipe: ArmRecipeType) -> None:
+    result = small(recipe)
+    for (x,) in images(4):
+        (loaded,) = load(result.buffer).run(x)
+        (expected,) = reference.run(result.report.delegates[0].tosa, [x.numpy()])
+        if recipe is FP:
+            assert torch.equal(loaded, torch.from_numpy(expected))
+        else:  # another order of the sums
+            torch.testing.assert_close(loaded, torch.from_numpy(expected), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("recipe", [INT8, A16W8, VGF_INT8], ids=_name)
+def test_the_boundary_quantizes_as_pytorch_does(recipe: ArmRecipeType) -> None:
+    program, inner = load(small(recipe).buffer), small(recipe, quantized_io=True)
+    (source,), (sink,) = inner.inputs, inner.outputs
+    q, dq = torch.ops.quantized_decomposed.quantize_per_tensor, torch.ops.quantized_decomposed.dequantize_per_tensor
+    for (x,) in images(8):
+        dtype = getattr(torch, source.dtype)
+        limits = torch.iinfo(dtype)
+        low = -limits.max if dtype is torch.int16 else limits.min
+        integers = q(x, source.scale, source.zero_point, low, limits.max, dtype)
+        (inside,) = reference.run(inner.report.delegates[0].tosa, [integers.numpy()])
+        expected = dq(torch.from_numpy(inside), sink.scale, sink.zero_point, limits.min, limits.max, dtype)
+        assert torch.equal(program.run(x)[0], expected)
+
+
+@pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
+def test_all_kinds_of_tensors(recipe: ArmRecipeType) -> None:
+    result = mixed(recipe)
+    assert len(result.report.delegates) == 1
+    assert result.report.cpu == ()
+    program = load(result.buffer)
+    assert [str(value) for value in program.inputs] == ["float32[2, 3]", "float32[]", "int32[4]", "bool[2, 3]"]
+    assert [value.name for value in program.inputs] == ["x", "scale", "count", "mask"]
+    assert [str(value).split("[")[0] for value in program.outputs] == ["int32", "float32", "bool", "float32", "float32"]
+    x, scale, count, mask = MIXED
+    for given in (MIXED, (-x.flip(1), scale - 4, -count, ~mask)):
+        for loaded, expected in zip(program.run(*given), Mixed()(*given), strict=True):
+            assert loaded.dtype == expected.dtype
+            assert loaded.shape == expected.shape
+            torch.testing.assert_close(loaded, expected)
+
+
+@pytest.mark.parametrize("recipe", [FP, VGF_INT8], ids=_name)
+def test_tensors_may_lie_in_any_order(recipe: ArmRecipeType) -> None:
+    program = load(small(recipe).buffer)
+    (x,) = images(1)[0]
+    (expected,) = program.run(x)
+    wide = torch.zeros(1, 3, 8, 16)
+    wide[..., ::2] = x
+    for given in (
+        x.to(memory_format=torch.channels_last),
+        x.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1),
+        wide[..., ::2],
+        x.clone().requires_grad_(),
+    ):
+        assert torch.equal(program.run(given)[0], expected)
+
+
+@pytest.mark.parametrize("recipe", [FP, VGF_FP], ids=_name)
+def test_a_channels_last_program(recipe: ArmRecipeType) -> None:
+    model = Small().eval()
+    (x,) = images(1)[0]
+    program = load(export(model, ExportRecipe.get_recipe(recipe), [(x.to(memory_format=torch.channels_last),)]).buffer)
+    assert program.content.methods["forward"].inputs == (PteTensor("float32", (1, 3, 8, 8), (0, 2, 3, 1)),)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(program.run(given)[0], model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_are_not_written_and_outputs_are_kept() -> None:
+    program = load(small(FP).buffer)
+    (x,), (y,) = images(2)
+    before = x.clone()
+    (first,) = program.run(x)
+    kept = first.clone()
+    program.run(y)
+    assert torch.equal(x, before)
+    assert torch.equal(first, kept)
+
+
+def test_tensors_without_elements() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor, more: Tensor) -> tuple[Tensor, Tensor]:
+            return x[:, 0:0], torch.cat([x + 1, more], 1) * 2
+
+    given = (torch.ones(2, 3), torch.ones(2, 0))
+    for recipe in (FP, VGF_FP):
+        cut, sums = load(export(Cut().eval(), ExportRecipe.get_recipe(recipe), [given]).buffer).run(*given)
+        assert cut.shape == (2, 0)
+        assert torch.equal(sums, torch.full((2, 3), 4.0))
+
+
+# What is around the delegates.
+
+
+def test_operators_between_delegates() -> None:
+    program = load(methods())
+    assert len(program.content.methods["between"].delegates) == 2
+    model = Between().eval()
+    for (x,) in vectors(4):
+        torch.testing.assert_close(program.run(x, method="between")[0], model(x), rtol=1e-5, atol=1e-6)
+
+
+# State.
+
+
+def test_every_method_of_every_program_keeps_its_own_state() -> None:
+    """ExecuTorch's runtime puts the methods of a loaded program into one memory, one over the other."""
+    (x,) = vectors(1)[0]
+    base = Counting().layer(x)
+    programs = [load(methods()), load(methods())]
+    counts = {(index, method): 0 for index in range(2) for method in ("first", "second")}
+    order = [(0, "first"), (0, "second"), (1, "first"), (0, "first"), (1, "second"), (0, "first"), (0, "second")]
+    for index, method in order:
+        programs[index].run(x, method="between")
+        counts[index, method] += 1
+        torch.testing.assert_close(programs[index].run(x, method=method)[0], base + counts[index, method])
+    assert sorted(counts.values()) == [1, 1, 2, 3]
+
+
+def test_methods_that_share_a_buffer_see_each_others_writes() -> None:
+    class Store(nn.Module):
+        value: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("value", torch.zeros(4))
+
+        def add(self, x: Tensor) -> Tensor:
+            self.value.add_(x)
+            return self.value * 1
+
+        def twice(self, x: Tensor) -> Tensor:
+            self.value.mul_(2)
+            return self.value + x
+
+    def captured(name: str) -> torch.export.ExportedProgram:
+        store = Store()
+        store.forward = getattr(store, name)
+        return torch.export.export(store, (torch.ones(4),))
+
+    edge = to_edge({name: captured(name) for name in ("add", "twice")})
+    planning = MemoryPlanningPass(share_mutable_buffers=True)
+    config = ExecutorchBackendConfig(emit_mutable_buffer_names=True, memory_planning_pass=planning)
+    program = Program(bytes(edge.to_executorch(config).buffer))
+    x = torch.ones(4)
+    results = [program.run(x, method=method)[0] for method in ("add", "twice", "add", "twice")]
+    assert [float(result[0]) for result in results] == [1, 3, 3, 7]
+
+
+# From elsewhere.
+
+
+@pytest.mark.parametrize("recipe", [INT8, VGF_INT8], ids=_name)
+def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
+    program, ours = load(plain(recipe)), load(small(recipe).buffer)
+    assert program.content.named_data == {}
+    assert [value.name for value in (*program.inputs, *program.outputs)] == ["input0", "output0"]
+    assert [str(value) for value in program.inputs] == [str(value) for value in ours.inputs]
+    for (x,) in images(2):
+        assert torch.equal(program.run(x)[0], ours.run(x)[0])
+
+
+@pytest.mark.parametrize("recipe", [INT8, VGF_INT8], ids=_name)
+def test_executorchs_runtime_itself_runs_it_after_install(recipe: ArmRecipeType) -> None:
+    plugin.install()
+    buffer = small(recipe).buffer
+    (x,) = images(1)[0]
+    method = Runtime.get().load_program(buffer).load_method("forward")
+    for _ in range(3):
+        assert torch.equal(method.execute([x])[0], load(buffer).run(x)[0])
+
+
+@pytest.mark.parametrize(("recipe", "trials"), [(INT8, 0), (VGF_INT8, 1)])
+def test_what_runs_in_this_process_without_a_checksum_is_tried_in_another(
+    recipe: ArmRecipeType, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = untracked(small(recipe).buffer)
+    tried: list[tuple[str, int]] = []
+    trial = delegates._try
+
+    def recorded(backend: str, payload: bytes) -> None:
+        tried.append((backend, len(payload)))
+        trial(backend, payload)
+
+    monkeypatch.setattr(delegates, "_try", recorded)
+    loaded = load(program)
+    for (x,) in images(2):
+        assert torch.equal(loaded.run(x)[0], load(small(recipe).buffer).run(x)[0])
+    (delegate,) = loaded.content.methods["forward"].delegates
+    assert tried == [(delegate.backend, len(delegate.data))] * trials
+
+
+# What programs are loaded from, and called with.
+
+
+def test_sources(tmp_path: Path) -> None:
+    buffer = small(FP).buffer
+    path = tmp_path / "small.pte"
+    path.write_bytes(buffer)
+    (x,) = images(1)[0]
+    (expected,) = load(buffer).run(x)
+    for source in (path, str(path), bytearray(buffer), memoryview(buffer)):
+        assert torch.equal(load(source).run(x)[0], expected)  # type: ignore[arg-type]
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"small\.pte"):
+        load(path)
+    with pytest.raises(TypeError, match="a program is given as a path or bytes, not as int"):
+        load(3)  # type: ignore[arg-type]
+
+
+def test_a_program_does_not_change_with_its_source() -> None:
+    buffer = bytearray(small(FP).buffer)
+    program = load(buffer)  # type: ignore[arg-type]
+    (x,) = images(1)[0]
+    buffer[:] = bytes(len(buffer))
+    assert torch.equal(program.run(x)[0], load(small(FP).buffer).run(x)[0])
+
+
+def test_batches() -> None:
+    program = load(small(FP).buffer)
+    samples = images(3)
+    expected = [program.run(*sample)[0] for sample in samples]
+    for form in (samples, [list(sample) for sample in samples], [x for (x,) in samples], iter(samples)):
+        outputs = list(program.run_batch(form))
+        assert all(torch.equal(out, want) for (out,), want in zip(outputs, expected, strict=True))
+    endless = program.run_batch(itertools.repeat(samples[0]))
+    assert torch.equal(next(endless)[0], next(endless)[0])
+    assert list(program.run_batch([])) == []
+    wrong = program.run_batch([samples[0], (torch.ones(1),)])
+    next(wrong)
+    with pytest.raises(ValueError, match=r"sample 1: input 0 \('x'\) must be float32\[1, 3, 8, 8\]; got float32\[1\]"):
+        next(wrong)
+
+
+def test_via_tosa() -> None:
+    (x,) = images(1)[0]
+    program = load(small(INT8).buffer)
+    assert program.runs_via_tosa
+    assert torch.equal(program.run(x, via="tosa")[0], program.run(x)[0])
+    with pytest.raises(ValueError, match="via='npu': the only other way to run a program is via='tosa'"):
+        program.run(x, via="npu")  # type: ignore[arg-type]
+    program = load(small(VGF_INT8).buffer)
+    assert not program.runs_via_tosa
+    with pytest.raises(RunError, match=r"via='tosa' needs the TOSA graphs of this program.*save\('model.pte', tosa="):
+        program.run(x, via="tosa")
+
+
+def test_repr_and_signature() -> None:
+    program = load(mixed(FP).buffer)
+    assert repr(program).startswith("<Program (x: float32[2, 3], scale: float32[], count: int32[4], mask: bool[2, 3])")
+    assert program.methods == ("forward",)
+    assert program.signature("forward").inputs == program.inputs
+    with pytest.raises(ValueError, match="no method 'backward'; the program has: forward"):
+        program.signature("backward")
+    with pytest.raises(ValueError, match="no method 'forward'; the program has: between, first, second"):
+        load(methods()).run(torch.ones(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ((), r"'forward' takes 4 inputs \(x: float32\[2, 3\], scale: float32\[\], .*\), got 0"),
+        ((*MIXED, MIXED[0]), "'forward' takes 4 inputs .* got 5"),
+        ((MIXED[0].double(), *MIXED[1:]), r"input 0 \('x'\) must be float32\[2, 3\]; got float64\[2, 3\]"),
+        ((MIXED[0].T, *MIXED[1:]), r"input 0 \('x'\) must be float32\[2, 3\]; got float32\[3, 2\]"),
+        ((MIXED[0], MIXED[1][None], *MIXED[2:]), r"input 1 \('scale'\) must be float32\[\]; got float32\[1\]"),
+        ((MIXED[0], 2.5, *MIXED[2:]), r"input 1 \('scale'\) must be a tensor, float32\[\]; got float"),
+        ((MIXED[0], None, *MIXED[2:]), r"input 1 \('scale'\) must be a tensor, float32\[\]; got NoneType"),
+        ((*MIXED[:2], MIXED[2].long(), MIXED[3]), r"input 2 \('count'\) must be int32\[4\]; got int64\[4\]"),
+        ((*MIXED[:3], MIXED[3].byte()), r"input 3 \('mask'\) must be bool\[2, 3\]; got uint8\[2, 3\]"),
+        ((*MIXED[:3], np.ones((2, 3), bool)), r"input 3 \('mask'\) must be a tensor, bool\[2, 3\]; got ndarray"),
+        ((*MIXED[:2], MIXED[2][:0], MIXED[3]), r"input 2 \('count'\) must be int32\[4\]; got int32\[0\]"),
+    ],
+)
+def test_wrong_inputs(tensors: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(mixed(FP).buffer).run(*tensors)
+
+
+def test_real_numbers_for_a_quantized_input() -> None:
+    with pytest.raises(ValueError, match=r"got float32\[1, 3, 8, 8\]; quantize real numbers with inputs\[0\]\.quantiz"):
+        load(small(INT8, quantized_io=True).buffer).run(images(1)[0][0])
+
+
+def test_a_damaged_delegate_leaves_the_program_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What failed while a method was loaded is tried again at the next run."""
+    program = load(small(FP).buffer)
+    (x,) = images(1)[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(delegates, "prepare", _refuse)
+        patch.setattr(plugin, "prepare", _refuse)
+        with pytest.raises(PayloadError, match="'forward' cannot be run: no"):
+            program.run(x)
+    assert program.run(x)[0].shape == (1, 4)
+
+
+def _refuse(*_: object) -> None:
+    raise PayloadError("no")

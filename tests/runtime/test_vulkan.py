@@ -1,0 +1,188 @@
+"""Which Vulkan runs VGF programs, and what is said where there is none. Every case is a process of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from arm_recipes import ArmRecipeType, RuntimeUnavailable
+from arm_recipes.runtime import vulkan as product
+from tests.recipes.models import images
+from tests.runtime import host_children
+from tests.runtime.building import require, run
+from tests.runtime.host_children import in_child
+from tests.runtime.host_programs import small, unsealed, untracked
+
+#: The processes and the exported programs that they share are made once.
+pytestmark = pytest.mark.xdist_group("host_children")
+
+VGF, TOSA = ArmRecipeType.VGF_INT8, ArmRecipeType.TOSA_INT8
+LOADER = product.LOADER_VARIABLE
+ADVICE = r"apt-get install mesa-vulkan-drivers chromium-common.*ARM_RECIPES_VULKAN_LOADER.*run\(\.\.\., via='tosa'\)"
+
+_FAKE = """
+#include <cstdint>
+#include <cstring>
+#ifdef IN_FUNCTION_THAT_VULKAN_1_0_LACKS
+extern "C" int32_t vkEnumerateInstanceVersion(uint32_t* version) { *version = VERSION; return 0; }
+#endif
+static const char* const kExtensions[] = {"VK_ARM_tensors", "VK_ARM_data_graph", "VK_KHR_other"};
+struct Extension { char name[256]; uint32_t version; };
+extern "C" {
+int32_t vkCreateInstance(const void*, const void*, void** instance) {
+  *instance = reinterpret_cast<void*>(1);
+  return INSTANCE;
+}
+void vkDestroyInstance(void*, const void*) {}
+int32_t vkEnumeratePhysicalDevices(void*, uint32_t* count, void** devices) {
+  if (devices == nullptr) *count = DEVICES;
+  for (uint32_t i = 0; devices != nullptr && i < *count; ++i) devices[i] = reinterpret_cast<void*>(i + 1ul);
+  return 0;
+}
+int32_t vkEnumerateDeviceExtensionProperties(void* device, const char*, uint32_t* count, Extension* found) {
+  if (found == nullptr) *count = device == reinterpret_cast<void*>(DEVICES + 0ul) ? EXTENSIONS : 1;
+  for (uint32_t i = 0; found != nullptr && i < *count; ++i) {
+    std::memset(found[i].name, 0, sizeof found[i].name);
+    std::strcpy(found[i].name, kExtensions[i]);
+  }
+  return 0;
+}
+}
+"""
+
+
+def _fake(folder: Path, *, version: tuple[int, int] = (1, 4), instance: int = 0, devices: int = 0, arm: int = 0) -> str:
+    """A Vulkan loader of a version, with this many devices, of which the last has ``arm`` extensions."""
+    source, library = folder / "fake.cpp", folder / f"libfake{version[1]}_{devices}_{arm}_{-instance}.so"
+    source.write_text(_FAKE.replace("IN_FUNCTION_THAT_VULKAN_1_0_LACKS", "__linux__" if version[1] else "__none__"))
+    flags = {"VERSION": f"{(version[0] << 22) | (version[1] << 12)}u", "INSTANCE": instance}
+    flags |= {"DEVICES": devices, "EXTENSIONS": arm}
+    defines = [f"-D{name}={value}" for name, value in flags.items()]
+    run([require("g++", "g++"), "-shared", "-fPIC", *defines, str(source), "-o", str(library)])
+    return str(library)
+
+
+def test_it_is_found() -> None:
+    (x,) = images(1)[0]
+    (here,) = in_child(host_children.run, small(VGF).buffer, x)
+    (reference,) = in_child(host_children.run, small(TOSA).buffer, x)
+    assert np.array_equal(here, reference)
+
+
+def test_settings_of_the_user_are_kept() -> None:
+    present = {"VK_LAYER_PATH": "/mine", "VK_INSTANCE_LAYERS": None}
+    _, emulated, after = in_child(host_children.vulkan, environment=present)
+    if emulated:
+        assert str(after["VK_LAYER_PATH"]).endswith(":/mine")
+        assert after["VK_INSTANCE_LAYERS"] == "VK_LAYER_ML_Graph_Emulation:VK_LAYER_ML_Tensor_Emulation"
+
+
+def test_no_loader() -> None:
+    with pytest.raises(
+        RuntimeUnavailable,
+        match=r"'forward' cannot be run: There is no usable Vulkan loader: /nowhere/libvulkan.so: .*" + ADVICE,
+    ):
+        in_child(host_children.run, small(VGF).buffer, *images(1)[0], environment={LOADER: "/nowhere/libvulkan.so"})
+
+
+@pytest.mark.parametrize(("version", "text"), [((1, 3), "1.3.0"), ((0, 9), "0.9.0"), ((1, 0), "1.0.0")])
+def test_an_old_loader(version: tuple[int, int], text: str, tmp_path: Path) -> None:
+    old = _fake(tmp_path, version=version)
+    with pytest.raises(RuntimeUnavailable, match=rf"no usable Vulkan loader: {old} has version {text}\. .*{ADVICE}"):
+        in_child(host_children.vulkan, environment={LOADER: old})
+
+
+def test_a_library_that_is_no_loader(tmp_path: Path) -> None:
+    (tmp_path / "none.cpp").write_text("int nothing;")
+    library = tmp_path / "none.so"
+    run([require("g++", "g++"), "-shared", "-fPIC", str(tmp_path / "none.cpp"), "-o", str(library)])
+    with pytest.raises(RuntimeUnavailable, match=rf"no usable Vulkan loader: {library} has version 1.0.0\. .*{ADVICE}"):
+        in_child(host_children.vulkan, environment={LOADER: str(library)})
+
+
+def test_the_next_loader_is_taken_where_the_first_is_too_old(tmp_path: Path) -> None:
+    (x,) = images(1)[0]
+    good, _, _ = in_child(host_children.vulkan)
+    loaders = ["/nowhere/libvulkan.so", _fake(tmp_path, version=(1, 3)), good]
+    chosen, (output,) = in_child(host_children.run_with_loaders, loaders, small(VGF).buffer, x)
+    assert chosen == good
+    assert np.array_equal(output, in_child(host_children.run, small(TOSA).buffer, x)[0])
+
+
+@pytest.mark.parametrize("instance", [0, -9])
+def test_a_loader_without_driver(instance: int, tmp_path: Path) -> None:
+    loader = _fake(tmp_path, instance=instance)
+    with pytest.raises(RuntimeUnavailable, match=rf"The Vulkan loader '{loader}' finds no driver\. .*{ADVICE}"):
+        in_child(host_children.vulkan, environment={LOADER: loader})
+
+
+def test_a_driver_that_has_the_extensions_is_taken(tmp_path: Path) -> None:
+    loader = _fake(tmp_path, devices=3, arm=2)
+    before = {"VK_LAYER_PATH": None, "VK_INSTANCE_LAYERS": "mine", "VK_DRIVER_FILES": None}
+    assert in_child(host_children.vulkan, environment={LOADER: loader, **before}) == (loader, False, before)
+    with pytest.raises(RuntimeUnavailable, match="has Arm's ML extensions, and the emulation layer is not installed"):
+        # Half of the extensions are none.
+        in_child(
+            host_children.vulkan,
+            environment={LOADER: _fake(tmp_path, devices=3, arm=1)},
+            without=["emulation_layer.cli"],
+        )
+
+
+def test_no_driver_and_what_still_runs() -> None:
+    """The first failure decides for the process, and TOSA programs do not care."""
+    (x,) = images(1)[0]
+    said, (output,) = in_child(
+        host_children.run_after_failure,
+        small(VGF).buffer,
+        small(TOSA).buffer,
+        x,
+        environment={"VK_DRIVER_FILES": "/nowhere/icd.json"},
+    )
+    assert len(said) == 2
+    for text in said:
+        assert text.startswith("RuntimeUnavailable from RuntimeUnavailable: 'forward' cannot be run: The Vulkan loader")
+        assert "finds no driver. Install Mesa's CPU driver and a Vulkan loader of at least version 1.4" in text
+    assert output.shape == (1, 4)
+
+
+def test_no_driver_for_a_payload_without_a_checksum() -> None:
+    """It is tried in another process, which finds out what is missing."""
+    with pytest.raises(RuntimeUnavailable, match=f"finds no driver.*{ADVICE}"):
+        in_child(
+            host_children.run,
+            untracked(small(VGF).buffer),
+            *images(1)[0],
+            environment={"VK_DRIVER_FILES": "/nowhere/icd.json"},
+        )
+
+
+def test_no_emulation_layer(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeUnavailable, match=r"pip install 'ai-ml-emulation-layer-for-vulkan>=0\.11'"):
+        in_child(host_children.run, small(VGF).buffer, *images(1)[0], without=["emulation_layer.cli"])
+    with pytest.raises(RuntimeUnavailable, match=r"is installed without 'libVkLayer_Tensor\.so': install it again"):
+        in_child(host_children.run_without_layer_library, str(tmp_path), small(VGF).buffer, *images(1)[0])
+
+
+def test_no_scenario_runner() -> None:
+    with pytest.raises(
+        RuntimeUnavailable,
+        match=r"takes the package ai-ml-sdk-scenario-runner: .*scenario_runner_py.*pip install 'ai-ml-sdk-scenario-run",
+    ):
+        in_child(host_children.run, small(VGF).buffer, *images(1)[0], without=["scenario_runner_py"])
+
+
+def test_the_loader_of_the_environment_is_taken() -> None:
+    good, emulated, _ = in_child(host_children.vulkan)
+    assert in_child(host_children.vulkan, environment={LOADER: good})[:2] == (good, emulated)
+
+
+def test_unsealed_programs_need_no_trial_on_vulkan() -> None:
+    """Their payloads have checksums."""
+    (x,) = images(1)[0]
+    assert np.array_equal(
+        in_child(host_children.run, unsealed(small(VGF).buffer), x)[0],
+        in_child(host_children.run, small(TOSA).buffer, x)[0],
+    )
