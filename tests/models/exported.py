@@ -13,10 +13,15 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor
 from torch.export import ExportedProgram
+from torch.fx import Node
 
+from arm_backend_core.lowering import is_dequantize, is_quantize
+from arm_backend_core.program import inputs_of
+from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models import quantized_reference, zoo
 
+_Q = torch.ops.quantized_decomposed
 CALIBRATION = 4
 HELD_OUT = {"resnet18": 2, "ds_cnn": 16, "transformer_encoder": 16, "tiny_vit": 16}
 """Samples that results are compared on if not 4: more where a model has few outputs, fewer where it takes seconds.
@@ -36,7 +41,8 @@ class Exported:
         self.entry = zoo.build(name, CALIBRATION + HELD_OUT.get(name, 4))
         self.held_out = self.entry.samples[CALIBRATION:]
         self._results: dict[ArmRecipeType, ExportResult] = {}
-        self._outputs: dict[tuple[bytes, int], Tensor] = {}
+        self._outputs: dict[tuple[str | bytes, int], Tensor] = {}
+        self._expected: dict[tuple[bytes, int], Tensor] = {}
         self._exact: dict[tuple[str, int], Tensor] = {}
 
     @cached_property
@@ -60,12 +66,32 @@ class Exported:
         return self.result(recipe).exported_programs["forward"]
 
     def output(self, recipe: ArmRecipeType, sample: int) -> Tensor:
-        """What the compiled program returns for a held-out sample, executed on the TOSA reference model."""
+        """What the program returns for a held-out sample in ExecuTorch's runtime, its delegate as TOSA graph."""
         result = self.result(recipe)
-        key = b"".join(delegate.tosa for delegate in result.report.delegates), sample
-        if key not in self._outputs:  # the same flatbuffer need not be run twice
-            self._outputs[key] = result.run(*self.held_out[sample])
+        flatbuffer = _flatbuffer(result), sample
+        as_it_is = recipe.name.startswith("TOSA")
+        key = (recipe.name, sample) if as_it_is else flatbuffer  # a twin's flatbuffer need not be run twice
+        if key not in self._outputs:
+            output = result.run(*self.held_out[sample], via=None if as_it_is else "tosa")
+            self._outputs[key] = self._outputs[flatbuffer] = output
         return self._outputs[key]
+
+    def expected(self, recipe: ArmRecipeType, sample: int) -> Tensor:
+        """What Arm's reference model computes for a held-out sample, without ExecuTorch's runtime.
+
+        PyTorch's operators quantize the inputs and dequantize the output, as the quantized graph has them there.
+        """
+        key = _flatbuffer(self.result(recipe)), sample
+        if key not in self._expected:
+            program = self.quantized(recipe)
+            given = zip(inputs_of(program), self.held_out[sample], strict=True)
+            (array,) = reference.run(key[0], [_as_the_graph_has_it(node, x).numpy() for node, x in given])
+            output = quantized_reference.output_node(program)
+            result = torch.from_numpy(array)
+            self._expected[key] = (
+                _Q.dequantize_per_tensor(result, *output.args[1:]) if is_dequantize(output) else result
+            )
+        return self._expected[key]
 
     def exact(self, recipe: ArmRecipeType, sample: int) -> Tensor:
         """What PyTorch's quantized graph gives for a held-out sample when it is evaluated in float64."""
@@ -73,6 +99,17 @@ class Exported:
         if key not in self._exact:
             self._exact[key] = quantized_reference.evaluate(self.quantized(recipe), *self.held_out[sample])
         return self._exact[key]
+
+
+def _flatbuffer(result: ExportResult) -> bytes:
+    (delegate,) = result.report.delegates
+    return delegate.tosa
+
+
+def _as_the_graph_has_it(node: Node, x: Tensor) -> Tensor:
+    """An input of the graph, quantized if the graph quantizes it."""
+    quantize = next((user for user in node.users if is_quantize(user)), None)
+    return x if quantize is None else _Q.quantize_per_tensor(x, *quantize.args[1:])
 
 
 def sqnr(expected: list[Tensor], actual: list[Tensor]) -> float:

@@ -25,7 +25,7 @@ from torch.fx.node import Target
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.delegate import delegate
-from arm_backend_core.lowering import is_quantize
+from arm_backend_core.lowering import is_dequantize, is_quantize
 from arm_backend_core.ops.registry import overload_of
 from arm_backend_core.program import copied
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
@@ -87,18 +87,27 @@ def evaluate(program: ExportedProgram, *inputs: Tensor) -> Tensor:
     return first
 
 
+def output_node(program: ExportedProgram) -> Node:
+    """What the first output of a program comes from, data movement behind a dequantize aside."""
+    output = program.graph.output_node().args[0][0]
+    node = output
+    while not is_dequantize(node):
+        if node.op != "call_function" or len(node.all_input_nodes) != 1:
+            return output  # the program is not quantized
+        node = node.all_input_nodes[0]
+    return node
+
+
 def output_step(program: ExportedProgram) -> float:
     """Scale of the first output.
 
     Raises:
         AssertionError: no dequantize node, nor data movement behind one, is at its end.
     """
-    (output,) = (node for node in program.graph.nodes if node.op == "output")
-    node = output.args[0][0]
-    while "dequantize_per_tensor" not in str(node.target):
-        assert node.op == "call_function", f"{node} is not quantized"
-        node = node.all_input_nodes[0]
-    return float(node.args[1])
+    node = output_node(program)
+    assert is_dequantize(node), f"{node} is not quantized"
+    scale: Any = node.args[1]
+    return float(scale)
 
 
 @dataclass(frozen=True)

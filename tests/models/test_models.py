@@ -8,7 +8,7 @@ import pytest
 import torch
 from _pytest.fixtures import SubRequest
 
-from arm_recipes import ArmRecipeType
+from arm_recipes import ArmRecipeType, load
 from tests.models import quantized_reference, zoo
 from tests.models.exported import Exported, precision, sqnr, validate
 from tests.models.quantized_reference import Difference
@@ -65,6 +65,22 @@ def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmR
 def test_float_is_eager_pytorchs(model: Exported, recipe: ArmRecipeType) -> None:
     error = (model.output(recipe, 0) - model.eager[0]).abs().max()
     assert error < 1e-4 * model.eager[0].abs().max()
+
+
+@pytest.mark.parametrize("recipe", [R.TOSA_FP, R.TOSA_INT8, R.TOSA_A16W8], ids=lambda recipe: recipe.name)
+def test_tosa_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
+    assert torch.equal(model.output(recipe, 0), model.expected(recipe, 0))
+
+
+@pytest.mark.parametrize("recipe", [R.VGF_FP, R.VGF_INT8], ids=lambda recipe: recipe.name)
+def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
+    (output,) = load(model.result(recipe).buffer).run(*model.held_out[0])
+    expected = model.expected(recipe, 0)
+    if recipe is R.VGF_FP:  # sums in another order
+        assert (output - expected).abs().max() < 1e-4 * expected.abs().max()
+    else:
+        assert torch.equal(output, expected)
+        assert torch.equal(output, model.output(R.TOSA_INT8, 0))
 
 
 @pytest.mark.parametrize("width", [0, 1], ids=["INT8", "A16W8"])

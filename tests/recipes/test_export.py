@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from arm_backend_core.errors import FullDelegationError
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export
-from tests.recipes.models import Small, Sorting, images, vectors
+from tests.recipes.models import Small, Sorting, images, run, vectors
 
 INT8, FP = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP
 #: Quantization noise of ``Small``, relative to its largest output.
@@ -47,14 +47,14 @@ def test_every_recipe_gives_one_delegate_and_the_models_results(recipe: ArmRecip
     assert backend.encode() in result.buffer
     json.dumps(result.report.to_dict())
     for sample in images(2):
-        _close(result.run(*sample), model(*sample), recipe.name.rsplit("_", 1)[1])
+        _close(run(result, *sample), model(*sample), recipe.name.rsplit("_", 1)[1])
 
 
 @pytest.mark.parametrize("recipe", [INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.VGF_INT8, FP])
 def test_executorchs_own_export_takes_the_recipes(recipe: ArmRecipeType) -> None:
     session = executorch_export(Small().eval(), images(), get(recipe))
     ours = export(Small().eval(), get(recipe), images())
-    assert len(session.get_pte_buffer()) == pytest.approx(len(ours.buffer), rel=0.05)
+    assert 0 < len(ours.buffer) - len(session.get_pte_buffer()) < 500  # the names of the tensors and a checksum
 
 
 def test_boundary_operators_are_those_of_the_firmware() -> None:
@@ -104,12 +104,12 @@ def test_per_tensor_weights() -> None:
 
 
 def test_full_delegation_is_refused_with_each_operator_and_reason() -> None:
-    for run in (
+    for attempt in (
         lambda: export(Sorting().eval(), get(FP, require_full_delegation=True), vectors()),
         lambda: executorch_export(Sorting().eval(), vectors(), get(FP, require_full_delegation=True)),
     ):
-        with pytest.raises(FullDelegationError, match=r"aten\.sort") as caught:
-            run()
+        with pytest.raises(FullDelegationError, match=r"aten\.topk") as caught:
+            attempt()
         assert "models.py" in str(caught.value)
     export(Small().eval(), get(FP, require_full_delegation=True), images(1))
 
@@ -119,10 +119,10 @@ def test_what_stays_on_the_cpu_has_a_reason_and_a_line(recipe: ArmRecipeType) ->
     model = Sorting().eval()
     result = export(model, get(recipe), vectors())
     assert len(result.report.delegates) == 2
-    (sort,) = result.report.cpu
-    assert sort.operator.startswith("aten.sort")
-    assert sort.reason
-    assert any("models.py" in source for source in sort.sources)
+    (topk,) = result.report.cpu
+    assert topk.operator.startswith("aten.topk")
+    assert topk.reason
+    assert any("models.py" in source for source in topk.sources)
     (x,) = vectors(1)[0]
     _close(result.run(x), model(x), recipe.name.rsplit("_", 1)[1])
 
@@ -171,30 +171,6 @@ def test_what_is_quantized_is_not_quantized_again(form: str) -> None:
 def test_a_graph_module_is_quantized() -> None:
     graph = torch.export.export(Small().eval(), images(1)[0]).module()
     assert export(graph, get(INT8), images()).report.methods[0].quantization is not None
-
-
-def test_several_methods() -> None:
-    models: dict[str, nn.Module] = {"classify": Small().eval(), "sort": Sorting().eval()}
-    result = export(models, get(INT8, quantized_io=True), {"classify": images(), "sort": vectors()})
-    assert [method.name for method in result.report.methods] == ["classify", "sort"]
-    for info in (*result.report.methods[0].inputs, *result.report.methods[1].inputs):
-        assert info.scale is not None
-    (x,) = vectors(1)[0]
-    info = result.report.methods[1].inputs[0]
-    assert result.run(info.quantize(x), method="sort").shape == (1, 8)
-    with pytest.raises(ValueError, match="no method 'forward'; the program has: classify, sort"):
-        result.run(x)
-
-
-def test_containers_come_back_as_the_model_returns_them() -> None:
-    class Nested(nn.Module):
-        def forward(self, x: Tensor, more: dict[str, Tensor]) -> dict[str, Any]:
-            return {"sum": x + more["y"], "both": (x * 2, [more["y"] * 3])}
-
-    x, y = torch.ones(1, 4), torch.full((1, 4), 2.0)
-    output = export(Nested().eval(), get(FP), [(x, {"y": y})]).run(x, {"y": y})
-    assert torch.equal(output["sum"], x + y)
-    assert torch.equal(output["both"][1][0], y * 3)
 
 
 # Combined with another backend.
@@ -407,23 +383,6 @@ def test_save(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["small.pte"]
     assert path.stat().st_mode & 0o444
     assert repr(result) == f"<ExportResult arm_recipes_tosa_fp: {len(result.buffer):,} bytes>"
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ((), "method 'forward' takes 1 tensors, got 0"),
-        ((3,), r"input 0 \('x'\) must be a tensor, got int"),
-        (
-            (torch.ones(1, 3, 8, 9),),
-            r"input 0 \('x'\) must be float32\[1, 3, 8, 8\], got float32\[1, 3, 8, 9\]",
-        ),
-        ((torch.ones(1, 3, 8, 8).int(),), r"must be float32\[1, 3, 8, 8\], got int32\[1, 3, 8, 8\]"),
-    ],
-)
-def test_run_checks_its_inputs(inputs: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        export(Small().eval(), get(FP), images(1)).run(*inputs)
 
 
 def test_quiet_when_not_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:

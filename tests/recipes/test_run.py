@@ -1,0 +1,118 @@
+"""What was exported, run on this machine: from the result, and from the file alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+import arm_recipes
+from arm_recipes import ArmRecipeType, ExportResult, RunError, export
+from tests.recipes.models import Small, Sorting, images, vectors
+
+INT8, FP, U85 = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP, ArmRecipeType.ETHOSU_U85_INT8
+
+
+def _small(recipe: ArmRecipeType, samples: int = 4, **options: Any) -> ExportResult:
+    return export(Small().eval(), ExportRecipe.get_recipe(recipe, **options), images(samples))
+
+
+class Nested(nn.Module):
+    """Takes and returns containers."""
+
+    def forward(self, x: Tensor, more: dict[str, Tensor]) -> dict[str, Any]:
+        """Sums and products."""
+        return {"sum": x + more["y"], "both": (x * 2, [more["y"] * 3])}
+
+
+def test_containers() -> None:
+    x, y = torch.ones(1, 4), torch.full((1, 4), 2.0)
+    result = export(Nested().eval(), ExportRecipe.get_recipe(FP), [(x, {"y": y})])
+    output = result.run(x, {"y": y})
+    assert torch.equal(output["sum"], x + y)
+    assert torch.equal(output["both"][0], x * 2)
+    assert torch.equal(output["both"][1][0], y * 3)
+    # The file has no containers: its tensors come in the order of theirs.
+    program = arm_recipes.load(result.buffer)
+    assert [value.name for value in program.inputs] == ["x", "more_y"]
+    for loaded, expected in zip(program.run(x, y), (x + y, x * 2, y * 3), strict=True):
+        assert torch.equal(loaded, expected)
+
+
+@pytest.mark.parametrize("quantized_io", [False, True])
+@pytest.mark.parametrize("recipe", [INT8, ArmRecipeType.VGF_INT8, U85], ids=lambda recipe: recipe.name)
+def test_the_file_knows_names_and_quantization(recipe: ArmRecipeType, quantized_io: bool) -> None:
+    result = _small(recipe, quantized_io=quantized_io)
+    program = arm_recipes.load(result.buffer)
+    assert program.methods == ("forward",)
+    assert program.inputs == result.inputs
+    assert program.outputs == result.outputs
+    assert program.inputs[0].name == "x"
+    assert (result.inputs[0].scale is not None) == quantized_io
+
+
+@pytest.mark.parametrize("quantized_io", [False, True])
+def test_several_methods(quantized_io: bool) -> None:
+    models: dict[str, nn.Module] = {"classify": Small().eval(), "sort": Sorting().eval()}
+    recipe = ExportRecipe.get_recipe(INT8, quantized_io=quantized_io)
+    result = export(models, recipe, {"classify": images(), "sort": vectors()})
+    program = arm_recipes.load(result.buffer)
+    assert program.methods == tuple(method.name for method in result.report.methods) == ("classify", "sort")
+    for method, (x,) in zip(result.report.methods, (images(1)[0], vectors(1)[0]), strict=True):
+        assert program.signature(method.name).inputs == method.inputs
+        assert program.signature(method.name).outputs == method.outputs
+        (source,), (sink,) = method.inputs, method.outputs
+        assert (source.scale is not None) == quantized_io
+        given = source.quantize(x) if quantized_io else x
+        (loaded,) = program.run(given, method=method.name)
+        assert torch.equal(loaded, result.run(given, method=method.name))
+        expected = models[method.name](x)
+        error = (sink.dequantize(loaded) if quantized_io else loaded) - expected
+        assert error.abs().max() < 0.05 * expected.abs().max()
+    with pytest.raises(ValueError, match="no method 'forward'; the program has: classify, sort"):
+        result.run(x)
+
+
+def test_an_npus_program_runs_from_its_tosa_twin(tmp_path: Path) -> None:
+    result, (x,) = _small(U85), images(1)[0]
+    expected = _small(INT8).run(x)
+    path = result.save(tmp_path / "small.pte", tosa=True)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["small.pte", "small.tosa.pte"]
+    program = arm_recipes.load(path)
+    assert program.inputs == result.inputs
+    (output,) = program.run(x, via="tosa")
+    assert torch.equal(output, expected)
+    assert torch.equal(result.run(x, via="tosa"), expected)
+    with pytest.raises(RunError, match=r"compiled for an Ethos-U NPU: .* Run its TOSA graph instead.*via='tosa'\)$"):
+        program.run(x)
+    # Without the twin beside it.
+    alone = arm_recipes.load(path.read_bytes())
+    with pytest.raises(RunError, match=r"Keep that graph at export with result.save\('model.pte', tosa=True\)"):
+        alone.run(x)
+    with pytest.raises(RunError, match=r"via='tosa' needs the TOSA graphs of this program, which are not there"):
+        alone.run(x, via="tosa")
+    (output,) = arm_recipes.load(path.read_bytes(), tosa=tmp_path / "small.tosa.pte").run(x, via="tosa")
+    assert torch.equal(output, expected)
+
+
+def test_the_twin_of_another_program_is_refused(tmp_path: Path) -> None:
+    path = _small(U85).save(tmp_path / "small.pte", tosa=True)
+    _small(U85, per_channel=False).save(path)
+    with pytest.raises(RunError, match="the TOSA twin was made from another program, so it would give other results"):
+        arm_recipes.load(path)
+    with pytest.raises(RunError, match="the TOSA twin was made from another program"):
+        arm_recipes.load(path, tosa=_small(INT8).buffer)  # it is the twin of none
+
+
+def test_a_kernel_that_the_runtime_lacks_is_named() -> None:
+    class Sort(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sort(x + 1).values
+
+    result = export(Sort().eval(), ExportRecipe.get_recipe(FP), vectors(1))
+    with pytest.raises(RunError, match=r"'forward' needs kernels .* does not have here: aten::sort\.values\. Load"):
+        result.run(*vectors(1)[0])
