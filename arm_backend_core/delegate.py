@@ -21,7 +21,7 @@ from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.ops.registry import overload_of
 from arm_backend_core.passes.decompose import decompose
 from arm_backend_core.passes.functionalize import functionalize
-from arm_backend_core.passes.int64 import BOUNDARY, narrow_int64_inputs, widen_int64_outputs
+from arm_backend_core.passes.int64 import BOUNDARY, narrow_int64_inputs, narrow_int64_results, widen_int64_outputs
 from arm_backend_core.passes.memory_format import settle_memory_formats
 from arm_backend_core.program import (
     Partition,
@@ -75,7 +75,9 @@ def delegate(
             + "\n".join(lines)
         )
     groups = selection.groups()
-    settle_memory_formats(program, {node for group in groups for node in group})
+    chosen = {node for group in groups for node in group}
+    narrow_int64_results(program, chosen)
+    settle_memory_formats(program, chosen)
     for tag in tag_groups(program, groups):
         _compile(Partition(program, tag), spec)
     clear_tags(program)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -56,6 +58,28 @@ def widen_int64_outputs(program: ExportedProgram) -> list[str]:
                 spec.arg.name = cast.name
         names.append(node.name)
     return names
+
+
+def narrow_int64_results(program: ExportedProgram, chosen: Set[Node]) -> None:
+    """Tell of int64 results that delegates compute them in int32, and cast them for what reads them on the CPU.
+
+    Args:
+        chosen: the nodes that will be delegated.
+    """
+    graph = program.graph_module.graph
+    for node in [n for n in graph.nodes if n in chosen]:
+        meta = node.meta.get("val")
+        if not isinstance(meta, torch.Tensor) or meta.dtype is not torch.int64:
+            continue
+        node.meta["val"] = meta.to(torch.int32)
+        readers = [user for user in node.users if user not in chosen]
+        if not readers:
+            continue
+        with graph.inserting_after(node):
+            cast = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": torch.int64})
+        cast.meta["val"], cast.meta[BOUNDARY] = meta, True
+        for user in readers:
+            user.replace_input_with(node, cast)
 
 
 def _last_placeholder(node: Node) -> Node:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from arm_recipes.messages import warn
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteTensor, read
@@ -26,20 +27,23 @@ def load(source: str | Path | bytes, *, tosa: str | Path | bytes | None = None) 
     Args:
         source: path or bytes of a ``.pte``.
         tosa: path or bytes of its TOSA twin (see ``ExportResult.save``), for ``run(..., via="tosa")``. By default
-            the file ``model.tosa.pte`` beside ``model.pte``, if there is one.
+            the file ``model.tosa.pte`` beside ``model.pte``, if there is one; if that is of another program, there
+            is a warning, and the program has no twin.
 
     Raises:
         FileNotFoundError: there is no such file.
         ProgramError: it is no program, or a damaged one (a ``ValueError``).
-        RunError: the twin is not that of this program.
+        RunError: ``tosa`` is not the twin of this program.
     """
     data = _bytes(source)
-    if tosa is None and isinstance(source, (str, Path)):
-        beside = twin_path(source)
-        tosa = beside if beside.exists() else None
     program = Program(data)
     if tosa is not None:
         program.twin = _twin(data, _bytes(tosa))
+    elif isinstance(source, (str, Path)) and (beside := twin_path(source)).exists():
+        try:
+            program.twin = _twin(data, _bytes(beside))
+        except (RunError, ProgramError) as error:
+            warn(f"'{beside}' is left aside: {error}")
     return program
 
 

@@ -11,7 +11,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 import arm_recipes
-from arm_recipes import ArmRecipeType, ExportResult, RunError, export
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, RunError, export
 from tests.recipes.models import Small, Sorting, images, vectors
 
 INT8, FP, U85 = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP, ArmRecipeType.ETHOSU_U85_INT8
@@ -101,9 +101,12 @@ def test_an_npus_program_runs_from_its_tosa_twin(tmp_path: Path) -> None:
 
 def test_the_twin_of_another_program_is_refused(tmp_path: Path) -> None:
     path = _small(U85).save(tmp_path / "small.pte", tosa=True)
+    stale = (tmp_path / "small.tosa.pte").read_bytes()
     _small(U85, per_channel=False).save(path)
+    with pytest.warns(ArmRecipesWarning, match=r"small\.tosa\.pte' is left aside: .* was made from another program"):
+        assert arm_recipes.load(path).twin is None
     with pytest.raises(RunError, match="the TOSA twin was made from another program, so it would give other results"):
-        arm_recipes.load(path)
+        arm_recipes.load(path, tosa=stale)
     with pytest.raises(RunError, match="the TOSA twin was made from another program"):
         arm_recipes.load(path, tosa=_small(INT8).buffer)  # it is the twin of none
 
@@ -116,3 +119,20 @@ def test_a_kernel_that_the_runtime_lacks_is_named() -> None:
     result = export(Sort().eval(), ExportRecipe.get_recipe(FP), vectors(1))
     with pytest.raises(RunError, match=r"'forward' needs kernels .* does not have here: aten::sort\.values\. Load"):
         result.run(*vectors(1)[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*is int64, which TOSA does not have")
+@pytest.mark.parametrize("recipe", [FP, INT8], ids=lambda recipe: recipe.name)
+def test_int64_between_a_delegate_and_the_cpu(recipe: ArmRecipeType) -> None:
+    """Delegates compute indices in int32; what reads them on the CPU wants int64."""
+
+    class Indices(nn.Module):
+        def forward(self, x: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+            index = (x + 1) * 2
+            return torch.gather(table, 1, index) + 1.0, torch.cumsum(index, 1)
+
+    samples: list[tuple[Tensor, ...]] = [(torch.randint(0, 3, (4, 6)), torch.randn(4, 9)) for _ in range(4)]
+    result = export(Indices().eval(), ExportRecipe.get_recipe(recipe), samples)
+    (real, integers), expected = result.run(*samples[0]), Indices()(*samples[0])
+    assert (real - expected[0]).abs().max() < 0.03 * expected[0].abs().max()
+    assert torch.equal(integers, expected[1])
