@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from arm_recipes.report import Report, TensorInfo
+from arm_recipes.report import MethodReport, Report, TensorInfo
 from arm_recipes.runtime.program import Program, twin_path
 from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
 
@@ -47,13 +47,18 @@ class ExportResult:
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
-        """Inputs of the first method (others: see ``report.methods``), with their scales and zero points."""
-        return self.report.methods[0].inputs
+        """Inputs of ``forward`` (others: see ``report.methods``), with their scales and zero points."""
+        return self._main.inputs
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
-        """Outputs of the first method."""
-        return self.report.methods[0].outputs
+        """Outputs of the same method."""
+        return self._main.outputs
+
+    @property
+    def _main(self) -> MethodReport:
+        methods = self.report.methods
+        return next((method for method in methods if method.name == "forward"), methods[0])
 
     def save(self, path: str | Path, *, tosa: bool = False) -> Path:
         """Write the ``.pte``; an existing file is replaced only when the new one is complete.

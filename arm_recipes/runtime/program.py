@@ -106,17 +106,18 @@ class Program:
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """Inputs of the first method, with scale and zero point where they are quantized."""
-        return self.signature(self._first).inputs
+        """Inputs of ``forward`` (without one, of the first method), with scale and zero point if quantized."""
+        return self.signature(self._main).inputs
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """Outputs of the first method."""
-        return self.signature(self._first).outputs
+        """Outputs of the same method."""
+        return self.signature(self._main).outputs
 
     @property
-    def _first(self) -> str:
-        return next(iter(self.methods or self.content.methods))
+    def _main(self) -> str:
+        names = self.methods or tuple(self.content.methods)
+        return "forward" if "forward" in names else names[0]
 
     def signature(self, method: str) -> Signature:
         """Inputs and outputs of a method.
