@@ -85,8 +85,7 @@ Error check_executable(const EthosUPayload& payload) {
   if (!payload.aligned) {
     ET_LOG(Error,
            "EthosUBackend: the payload does not start at a multiple of %lu bytes: align the buffer that "
-           "holds the "
-           "program, and serialize it with a delegate alignment of at least that",
+           "holds the program, and serialize it with a delegate alignment of at least that",
            static_cast<Printable>(kNpuAlignment));
     return Error::InvalidProgram;
   }
@@ -94,8 +93,7 @@ Error check_executable(const EthosUPayload& payload) {
   if (payload.kind != StreamKind::kCop1 || payload.commands.size > static_cast<size_t>(INT_MAX)) {
     ET_LOG(Error,
            "EthosUBackend: a command stream of format COP%lu with %lu bytes; ethos-u-core-driver takes COP1 "
-           "below "
-           "2 GiB: export without --cop-format=COP2",
+           "below 2 GiB: export without --cop-format=COP2",
            static_cast<Printable>(payload.kind), static_cast<Printable>(payload.commands.size));
     return Error::DelegateInvalidCompatibility;
   }
@@ -121,8 +119,7 @@ Error check_argument(const EValue* value, const PayloadTensor& expected, const c
       tensor.nbytes() != expected.nbytes) {
     ET_LOG(Error,
            "EthosUBackend: %s %lu has %lu bytes in elements of %lu, the program was compiled for %lu in "
-           "elements of "
-           "%lu: pass the type and shape that it was exported with",
+           "elements of %lu: pass the type and shape that it was exported with",
            side, static_cast<Printable>(index), static_cast<Printable>(tensor.nbytes()),
            static_cast<Printable>(tensor.element_size()), static_cast<Printable>(expected.nbytes),
            static_cast<Printable>(expected.element_size));
@@ -163,8 +160,7 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t siz
   if (scratch == nullptr) {
     ET_LOG(Error,
            "EthosUBackend: %lu bytes of scratch are not to be had from the temp allocator, which has %lu: "
-           "give the "
-           "method's MemoryManager a larger one",
+           "give the method's MemoryManager a larger one",
            static_cast<Printable>(size),
            static_cast<Printable>(allocator == nullptr ? 0 : allocator->size()));
     return Error::MemoryAllocationFailed;
@@ -196,8 +192,7 @@ Error invoke(const EthosUPayload& payload, uint8_t* scratch) {
     ethosu_get_hw_info(driver.get(), &hardware);
     ET_LOG(Error,
            "EthosUBackend: the driver failed with %d on a program for Ethos-U%lu with 2**%lu "
-           "multiply-accumulates; "
-           "this NPU has 2**%lu: export for this NPU, or see the driver's own log",
+           "multiply-accumulates; this NPU has 2**%lu: export for this NPU, or see the driver's own log",
            result, static_cast<Printable>(payload.product), static_cast<Printable>(payload.log2_macs),
            static_cast<Printable>(hardware.cfg.macs_per_cc));
     return Error::Internal;

@@ -100,8 +100,7 @@ Error VgfProgram::check_limits(const VgfFile& file) const {
     if (tensor.shape.size() > limits.maxTensorDimensionCount || tensor.nbytes > limits.maxTensorSize) {
       ET_LOG(Error,
              "VgfBackend: tensor %zu has %zu dimensions and %zu bytes; this device takes at most %u "
-             "dimensions and "
-             "%llu bytes",
+             "dimensions and %llu bytes",
              index, tensor.shape.size(), tensor.nbytes, static_cast<unsigned>(limits.maxTensorDimensionCount),
              static_cast<unsigned long long>(limits.maxTensorSize));
       return Error::NotSupported;

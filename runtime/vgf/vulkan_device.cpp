@@ -318,8 +318,7 @@ Error VulkanDevice::create() {
   }
   ET_LOG(Error,
          "VgfBackend: no Vulkan device runs VK_ARM_tensors and VK_ARM_data_graph; install a driver that has "
-         "them, or "
-         "a Vulkan 1.3 driver and Arm's ML emulation layer (%s in VK_LAYER_PATH)",
+         "them, or a Vulkan 1.3 driver and Arm's ML emulation layer (%s in VK_LAYER_PATH)",
          can_emulate ? "it is installed, no driver fits" : "it is not");
   return Error::NotFound;
 }
