@@ -69,8 +69,9 @@ def quiet_output() -> Iterator[None]:
 
 
 def resident_kib() -> int:
-    """Memory of this process that is in RAM."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    """Memory of this process and of those that it started (the reference model has one) that is in RAM."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in ("self", *children))
     return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
