@@ -38,6 +38,7 @@ from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import passes, reference
 from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.passes.permute import Layout
 from arm_backend_core.tosa.serialize import serialize
 
 Predicate = Callable[[Node], bool]
@@ -307,7 +308,7 @@ def _output(walk: Lowering, node: Node) -> Value:
     return result.value
 
 
-def _executor(flatbuffer: bytes, orders: Sequence[list[int]]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+def _executor(flatbuffer: bytes, orders: Sequence[Layout]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = [
             tensor.detach().cpu().permute(order).contiguous().numpy()

@@ -24,6 +24,7 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import DType, Graph, Origin, Value, constant
+from arm_backend_core.tosa.passes.permute import Layout, identity, inverse
 
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
 _DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
@@ -82,13 +83,13 @@ class Univariate:
         return self.target(*map(real, self.args), **{name: real(x) for name, x in self.kwargs.items()})
 
 
-def memory_order(tensor: torch.Tensor) -> list[int]:
+def memory_order(tensor: torch.Tensor) -> Layout:
     """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else as they are.
 
     ``channels_last_3d`` is no exception: ExecuTorch's runtime refuses it as an input from Python.
     """
     last = tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
-    return [0, 2, 3, 1] if last else list(range(tensor.dim()))
+    return (0, 2, 3, 1) if last else identity(tensor.dim())
 
 
 Result = Tensor | Univariate | list[Any] | Unsupported
@@ -177,7 +178,7 @@ class Lowering:
         # The target takes memory as it lies: the graph's input has the dimensions in that order.
         order = memory_order(meta)
         value = self.graph.add_input(tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype), node.name)
-        return Tensor(self.builder.transpose(value, [order.index(axis) for axis in range(meta.dim())]))
+        return Tensor(self.builder.transpose(value, inverse(order)))
 
     def _operand(self, x: Any) -> Any:
         if isinstance(x, Node):

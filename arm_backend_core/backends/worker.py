@@ -12,7 +12,6 @@ import contextlib
 import os
 import pickle
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-_LENGTH = struct.Struct("<Q")
+from arm_backend_core.backends.worker_process import receive, send
 
 
 class WorkerDied(Exception):
@@ -161,18 +160,10 @@ class Worker:
         assert self._process is not None
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-        self._process.stdin.write(_LENGTH.pack(len(data)))
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
-        header = self._process.stdout.read(_LENGTH.size)
-        if len(header) < _LENGTH.size:
+        send(self._process.stdin, message)
+        reply: tuple[Any, ...] | None = receive(self._process.stdout)
+        if reply is None:
             raise EOFError
-        (length,) = _LENGTH.unpack(header)
-        body = self._process.stdout.read(length)
-        if len(body) < length:
-            raise EOFError
-        reply: tuple[Any, ...] = pickle.loads(body)
         return reply
 
     @staticmethod

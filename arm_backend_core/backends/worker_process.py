@@ -12,7 +12,7 @@ import pickle
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 _LENGTH = struct.Struct("<Q")
 
@@ -39,7 +39,7 @@ def serve(answer: Callable[[str, tuple[Any, ...]], tuple[Any, ...]], prepare: Ca
     libc = ctypes.CDLL(None) if os.name == "posix" else None
     with contextlib.suppress(ImportError):
         prepare()
-    while (request := _receive(requests)) is not None:
+    while (request := receive(requests)) is not None:
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
         reply = answer(*request)
@@ -48,19 +48,27 @@ def serve(answer: Callable[[str, tuple[Any, ...]], tuple[Any, ...]], prepare: Ca
         if libc is not None:
             libc.fflush(None)  # native code prints through C's buffers
         with contextlib.suppress(BrokenPipeError):
-            _send(replies, reply)
+            send(replies, reply)
 
 
-def _receive(stream: BinaryIO) -> Any:
-    """The next message, or None at the end of the stream."""
+def receive(stream: IO[bytes]) -> Any:
+    """The next message, or None at the end of the stream.
+
+    Raises:
+        EOFError: the stream ends within the message.
+    """
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack(header)
-    return pickle.loads(stream.read(length))
+    body = stream.read(length)
+    if len(body) < length:
+        raise EOFError
+    return pickle.loads(body)
 
 
-def _send(stream: BinaryIO, message: Any) -> None:
+def send(stream: IO[bytes], message: Any) -> None:
+    """Write a message, all of it."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
     stream.write(_LENGTH.pack(len(data)))
     stream.write(data)

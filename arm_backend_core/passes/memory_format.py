@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from arm_backend_core.lowering import is_dequantize, is_quantize, memory_order
 from arm_backend_core.passes.int64 import BOUNDARY
+from arm_backend_core.tosa.passes.permute import inverse
 
 
 def settle_memory_formats(program: ExportedProgram, chosen: Set[Node]) -> None:
@@ -48,9 +49,8 @@ def _settle_inputs(program: ExportedProgram) -> None:
         meta = node.meta.get("val")
         if node.name in user_inputs and isinstance(meta, torch.Tensor):
             order = memory_order(meta)
-            back = sorted(range(len(order)), key=order.__getitem__)
             laid = torch.empty_like(meta.permute(order), memory_format=torch.contiguous_format)
-            node.meta["val"] = laid.permute(back)
+            node.meta["val"] = laid.permute(inverse(order))
 
 
 def _settle_written_buffers(program: ExportedProgram) -> None:

@@ -1,4 +1,4 @@
-"""What executes the delegates of a program in this process, in place of the hardware."""
+"""What executes the delegates of a program on this machine, in place of the hardware."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from arm_recipes.runtime.signature import Signature, Value, check_seal, signatur
 
 #: What follows the stem of a program's path in that of its TOSA twin: ``model.pte``, ``model.tosa.pte``.
 TWIN_SUFFIX = ".tosa.pte"
-_NPU = "EthosUBackend"
+_NPU, _VULKAN = "EthosUBackend", "VgfBackend"
 
 
 def load(source: str | Path | bytes, *, tosa: str | Path | bytes | None = None) -> Program:
@@ -177,7 +177,7 @@ class Program:
     @property
     def _is_own_twin(self) -> bool:
         backends = {delegate.backend for method in self.content.methods.values() for delegate in method.delegates}
-        return not backends & {"EthosUBackend", "VgfBackend"}
+        return not backends & {_NPU, _VULKAN}
 
     def _via(self, via: str) -> Program:
         if via != "tosa":
