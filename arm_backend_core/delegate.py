@@ -12,17 +12,18 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
+from arm_backend_core.aten.decompose import decompose
+from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.aten.int64 import BOUNDARY, narrow_int64_inputs, narrow_int64_results, widen_int64_outputs
+from arm_backend_core.aten.memory_format import settle_memory_formats
 from arm_backend_core.backends.artifacts import Origin
 from arm_backend_core.backends.payload import checksum
 from arm_backend_core.culprit import culprit
 from arm_backend_core.errors import CompileError, FullDelegationError, Unsupported
-from arm_backend_core.lowering import Lowering, Univariate, is_dequantize, is_quantize, memory_order, source_line
+from arm_backend_core.lowering import Lowering, Univariate
+from arm_backend_core.nodes import is_dequantize, is_quantize, memory_order, overload_of, source_line
 from arm_backend_core.ops.operands import Tensor
-from arm_backend_core.ops.registry import overload_of
-from arm_backend_core.passes.decompose import decompose
-from arm_backend_core.passes.functionalize import functionalize
-from arm_backend_core.passes.int64 import BOUNDARY, narrow_int64_inputs, narrow_int64_results, widen_int64_outputs
-from arm_backend_core.passes.memory_format import settle_memory_formats
+from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
     Partition,
     avoid_builtin_names,
@@ -38,7 +39,6 @@ from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import passes, reference
 from arm_backend_core.tosa.graph import Graph, Value
-from arm_backend_core.tosa.passes.permute import Layout
 from arm_backend_core.tosa.serialize import serialize
 
 Predicate = Callable[[Node], bool]

@@ -8,7 +8,7 @@ makes the graph that is compiled.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,39 +16,25 @@ import numpy as np
 import torch
 from torch.fx import Node
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.nodes import (
+    is_constant,
+    is_dequantize,
+    is_float,
+    is_quantize,
+    memory_order,
+    overload_of,
+    source_line,
+)
 from arm_backend_core.ops.lookup import lookup
 from arm_backend_core.ops.operands import Context, Tensor, dtype_of
-from arm_backend_core.ops.registry import Kind, Record, find, overload_of
+from arm_backend_core.ops.registry import Kind, Record, find
+from arm_backend_core.permutation import inverse
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Graph, Origin, Value, constant
-from arm_backend_core.tosa.passes.permute import Layout, identity, inverse
-
-_QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
-_DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
-
-
-def is_quantize(node: Node) -> bool:
-    """Whether ``node`` turns real numbers into integers."""
-    overload = overload_of(node.target)
-    return overload is not None and overload.name().split(".")[0] in _QUANTIZE
-
-
-def is_dequantize(node: Node) -> bool:
-    """Whether ``node`` turns integers into real numbers."""
-    overload = overload_of(node.target)
-    return overload is not None and overload.name().split(".")[0] in _DEQUANTIZE
-
-
-def is_constant(node: Node, constants: Container[Node]) -> bool:
-    """Whether ``node`` computes one tensor from constants alone, by an operator that always gives the same."""
-    overload = overload_of(node.target)
-    if overload is None or torch.Tag.nondeterministic_seeded in overload.tags or overload._schema.is_mutable:
-        return False
-    known = all(source in constants for source in node.all_input_nodes)
-    return known and isinstance(node.meta.get("val"), torch.Tensor)
+from arm_backend_core.tosa.graph import Graph, Origin, Value, constant
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,15 +67,6 @@ class Univariate:
             return x
 
         return self.target(*map(real, self.args), **{name: real(x) for name, x in self.kwargs.items()})
-
-
-def memory_order(tensor: torch.Tensor) -> Layout:
-    """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else as they are.
-
-    ``channels_last_3d`` is no exception: ExecuTorch's runtime refuses it as an input from Python.
-    """
-    last = tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
-    return (0, 2, 3, 1) if last else identity(tensor.dim())
 
 
 Result = Tensor | Univariate | list[Any] | Unsupported
@@ -416,13 +393,6 @@ def _tensors(result: Any, q: QParams | None) -> Result:
     return result if isinstance(result, Tensor) else Tensor(result, q)
 
 
-def is_float(node: Node) -> bool:
-    """Whether ``node``'s (first) result is a floating-point tensor."""
-    meta = node.meta.get("val")
-    first = meta[0] if isinstance(meta, (tuple, list)) and meta else meta
-    return isinstance(first, torch.Tensor) and first.dtype.is_floating_point
-
-
 def _node(x: Any) -> Node:
     assert isinstance(x, Node), x
     return x
@@ -436,12 +406,3 @@ def _int(x: Any) -> int:
 def _dtype(x: Any) -> torch.dtype:
     assert isinstance(x, torch.dtype), x
     return x
-
-
-def source_line(node: Node) -> str:
-    """``file:line`` of the user's model that made ``node``, empty if the trace does not say."""
-    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
-    if not lines:
-        return ""
-    file, line, *_ = lines[-1].removeprefix("File ").split(", ")
-    return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"

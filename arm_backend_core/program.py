@@ -15,7 +15,7 @@ from torch.export.graph_signature import InputKind, TensorArgument
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
-from arm_backend_core.lowering import is_dequantize
+from arm_backend_core.nodes import is_dequantize
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
 if TYPE_CHECKING:

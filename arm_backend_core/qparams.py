@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.tosa.graph import DType
+from arm_backend_core.dtype import DType
 
 
 @dataclass(frozen=True, eq=False)

@@ -337,7 +337,7 @@ def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejected]) -> tup
     ExecuTorch decomposes and renames what was refused, so a node is matched by its name, then by the
     line it comes from, then by its operator.
     """
-    from arm_backend_core.lowering import source_line
+    from arm_backend_core.nodes import source_line
 
     source = source_line(node)
     stem = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from arm_backend_core.backends import vela
-from arm_backend_core.backends.worker import WorkerDied, WorkerError
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import ETHOS_U_FAMILIES, Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Graph, Value
+from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.serialize import serialize
+from arm_backend_core.workers import vela
+from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
 Body = Callable[..., Value]
 Input = tuple[tuple[int, ...], DType]

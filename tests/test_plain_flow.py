@@ -24,7 +24,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 
 from arm_backend_core import events
 from arm_backend_core.errors import ArmBackendError, FullDelegationError
-from arm_backend_core.lowering import is_quantize
+from arm_backend_core.nodes import is_quantize
 from arm_backend_core.partitioner import EthosUPartitioner, TOSAPartitioner, VgfPartitioner
 from arm_backend_core.quantizer import (
     EthosUQuantizer,

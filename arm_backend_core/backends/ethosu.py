@@ -8,10 +8,10 @@ import logging
 import struct
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends import vela
 from arm_backend_core.backends.artifacts import Locate, failure
 from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, VelaFigures, block_stream, io_block
-from arm_backend_core.backends.worker import WorkerDied, WorkerError
+from arm_backend_core.workers import vela
+from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from arm_backend_core.backends.artifacts import Locate, failure
 from arm_backend_core.backends.payload import Payload
-from arm_backend_core.backends.worker import describe_exit
 from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.workers.worker import describe_exit
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec

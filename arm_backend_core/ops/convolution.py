@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.layout import as_image, pair, to_nchw, to_nhwc
+from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.tosa.graph import DType, Value
+from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 _CONV: dict[str, Any] = {"kind": Kind.CONV, "activations": (0,), "fuses": True}

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Value, prod
+from arm_backend_core.tosa.graph import Value, prod
 
 Array = np.ndarray[Any, Any]
 I16, I32 = DType.INT16, DType.INT32

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.tosa.graph import DType, Value, prod
+from arm_backend_core.tosa.graph import Value, prod
 from arm_backend_core.tosa.legality import refusal
 
 aten = torch.ops.aten

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from torch._ops import OpOverload
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.casting import to_bool, to_number
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.tosa.graph import DType, Value
+from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float

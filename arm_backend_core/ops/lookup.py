@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Value
+from arm_backend_core.tosa.graph import Value
 
 Array = np.ndarray[Any, Any]
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
-from arm_backend_core.ops.layout import as_image, to_nchw, to_nhwc
+from arm_backend_core.ops.images import as_image, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
 from arm_backend_core.ops.registry import op
-from arm_backend_core.tosa.graph import DType, Value
+from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 

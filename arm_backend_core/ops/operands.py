@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Value
+from arm_backend_core.tosa.graph import Value
 
 _DTYPES = {
     torch.bool: DType.BOOL,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.layout import as_image, pair, to_nchw, to_nhwc
+from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
 from arm_backend_core.ops.registry import Kind, op

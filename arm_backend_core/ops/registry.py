@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from arm_backend_core.nodes import overload_of
+
 Rule = Callable[..., Any]
 
 
@@ -101,12 +103,6 @@ def op(*overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, **facts: Any) -> C
         return register(record)
 
     return decorate
-
-
-def overload_of(target: Any) -> OpOverload | None:
-    """The ATen overload behind a node's target; edge operators are unwrapped."""
-    inner = target if isinstance(target, OpOverload) else getattr(target, "_op", None)
-    return inner if isinstance(inner, OpOverload) else None
 
 
 def find(node: torch.fx.Node) -> Record | None:

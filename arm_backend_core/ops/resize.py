@@ -10,11 +10,12 @@ from fractions import Fraction
 import numpy as np
 import torch
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.layout import to_nchw, to_nhwc
+from arm_backend_core.ops.images import to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.tosa.graph import DType, Value
+from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.legality import refusal
 
 aten = torch.ops.aten

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Value, prod
+from arm_backend_core.tosa.graph import Value, prod
 
 #: Vela's limit for a kernel's height and width.
 _LONGEST = 64

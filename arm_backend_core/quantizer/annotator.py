@@ -16,7 +16,7 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from arm_backend_core.lowering import is_constant, is_float
+from arm_backend_core.nodes import is_constant, is_float
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
 

@@ -9,10 +9,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
-from arm_backend_core.lowering import is_float
-from arm_backend_core.passes.batch_norm import batch_norm_to_convolution
-from arm_backend_core.passes.decompose import QUANTIZABLE_LOWEST, decompose
-from arm_backend_core.passes.functionalize import functionalize
+from arm_backend_core.aten.batch_norm import batch_norm_to_convolution
+from arm_backend_core.aten.decompose import QUANTIZABLE_LOWEST, decompose
+from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.nodes import is_float
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator
 from arm_backend_core.quantizer.config import QuantizationConfig
 from arm_backend_core.targets.compile_spec import (

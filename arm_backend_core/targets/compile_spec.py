@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from arm_backend_core.backends.artifacts import Locate, Origin
     from arm_backend_core.backends.payload import Payload
-    from arm_backend_core.backends.vela import Configuration
+    from arm_backend_core.workers.vela import Configuration
 
 #: System configuration and memory mode per family, as Arm's tooling has them.
 _DEFAULTS = {

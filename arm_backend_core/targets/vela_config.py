@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from arm_backend_core.backends import vela
-from arm_backend_core.backends.vela import Configuration
+from arm_backend_core.workers import vela
+from arm_backend_core.workers.vela import Configuration
 
 _SYSTEM = "System_Config."
 _MEMORY = "Memory_Mode."

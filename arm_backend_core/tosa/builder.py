@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import DType, Graph, Op, Origin, Value, constant, prod
+from arm_backend_core.tosa.graph import Graph, Op, Origin, Value, constant, prod
 from arm_backend_core.tosa.legality import refusal
 
 Array = np.ndarray[Any, Any]

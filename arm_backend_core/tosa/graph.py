@@ -8,52 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 import numpy as np
 
-
-class DType(Enum):
-    """TOSA element types that this compiler produces (TOSA 1.0, section 1.8)."""
-
-    BOOL = "bool"
-    INT8 = "int8"
-    INT16 = "int16"
-    INT32 = "int32"
-    INT48 = "int48"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP32 = "fp32"
-
-    @property
-    def numpy(self) -> np.dtype[Any]:
-        """Element type of a constant's array; INT48 is kept in int64."""
-        return _NUMPY[self]
-
-    @property
-    def is_float(self) -> bool:
-        """Whether values are floating point."""
-        return self in (DType.FP32, DType.FP16, DType.BF16)
-
-    @property
-    def range(self) -> tuple[int, int]:
-        """Smallest and largest integer. Raises KeyError for floating point."""
-        bits = _BITS[self]
-        return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-
-
-_NUMPY = {
-    DType.BOOL: np.dtype(np.bool_),
-    DType.INT8: np.dtype(np.int8),
-    DType.INT16: np.dtype(np.int16),
-    DType.INT32: np.dtype(np.int32),
-    DType.INT48: np.dtype(np.int64),
-    DType.FP16: np.dtype(np.float16),
-    DType.BF16: np.dtype(np.float32),
-    DType.FP32: np.dtype(np.float32),
-}
-_BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
+from arm_backend_core.dtype import DType
 
 
 @dataclass(frozen=True)

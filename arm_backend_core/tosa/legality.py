@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import DType, Value, prod
+from arm_backend_core.tosa.graph import Value, prod
 
 _NAMES = {
     "b": DType.BOOL,

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.backends.worker import Worker, WorkerDied, WorkerError
+from arm_backend_core import workers
 from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 
-_worker = Worker(Path(__file__).with_name("reference_process.py"))
+_worker = Worker(Path(workers.__file__).with_name("reference_process.py"))
 
 
 def run(flatbuffer: bytes, inputs: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.tosa.graph import DType, Graph, Op, Value
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.signatures import SIGNATURES
 
 

@@ -108,7 +108,7 @@ def _try(backend: str, payload: bytes) -> None:
         PayloadError: it failed there.
         RuntimeUnavailable: this machine lacks something that it takes.
     """
-    from arm_backend_core.backends.worker import describe_exit
+    from arm_backend_core.workers.worker import describe_exit
 
     try:
         trial = subprocess.run(

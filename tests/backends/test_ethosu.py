@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 import tosa_serializer as ts
 
-from arm_backend_core.backends import vela
 from arm_backend_core.backends.artifacts import Origin
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import add, conv2d
 
 _TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256"]

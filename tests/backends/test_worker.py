@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from arm_backend_core.backends import vela
-from arm_backend_core.backends.worker import Worker, WorkerDied, WorkerError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.workers import vela
+from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 from tests.backends.tosa_programs import conv2d
 
 # A process with the protocol of vela_process.py that does as it is told.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from arm_backend_core.lowering import is_dequantize, is_quantize
+from arm_backend_core.nodes import is_dequantize, is_quantize
 from arm_backend_core.program import inputs_of
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, ExportResult, export

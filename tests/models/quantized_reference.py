@@ -25,8 +25,7 @@ from torch.fx.node import Target
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.delegate import delegate
-from arm_backend_core.lowering import is_dequantize, is_quantize
-from arm_backend_core.ops.registry import overload_of
+from arm_backend_core.nodes import is_dequantize, is_quantize, overload_of
 from arm_backend_core.program import copied
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 

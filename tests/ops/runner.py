@@ -19,8 +19,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
-from arm_backend_core.lowering import is_dequantize, is_quantize
-from arm_backend_core.ops.registry import overload_of
+from arm_backend_core.nodes import is_dequantize, is_quantize, overload_of
 from arm_backend_core.quantizer import (
     TOSAQuantizer,
     get_symmetric_a16w8_quantization_config,

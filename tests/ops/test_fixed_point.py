@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import ETHOS_U_FAMILIES
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Value
+from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes import run as optimise
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import family, graph, npu_cycles, program, validate

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.transpose_form import merged, slice_after_transposes

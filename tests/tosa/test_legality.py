@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import ETHOS_U_FAMILIES
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Value
+from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.legality import refusal
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import Body, Input, compiles, family, graph

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Graph, Value
+from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.passes import RULES, run, simplify
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout import choose_layouts, movement_cost

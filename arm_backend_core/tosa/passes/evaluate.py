@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.tosa.graph import DType, Op
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.graph import Op
 
 Array = np.ndarray[Any, Any]
 

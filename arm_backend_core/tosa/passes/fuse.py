@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from arm_backend_core.tosa.graph import DType, Op, Value, constant
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
 
 Array = np.ndarray[Any, Any]

@@ -14,24 +14,14 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import combinations
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.permutation import Layout, compose, identity, inverse
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import refusal
-from arm_backend_core.tosa.passes.permute import (
-    Layout,
-    Mode,
-    attributes,
-    compose,
-    flexible,
-    forward,
-    identity,
-    inverse,
-    modes,
-    moves_nothing,
-    stored,
-)
+from arm_backend_core.tosa.passes.permute import Mode, attributes, flexible, forward, modes, moves_nothing, stored
 
 Costs = dict[Layout, float]
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from arm_backend_core.permutation import Layout, compose, identity, inverse
 from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.passes.merge import groups
 from arm_backend_core.tosa.passes.rewrite import ELEMENTWISE
 
-Layout = tuple[int, ...]
 Shape = tuple[int, ...]
 
 _REDUCTIONS = frozenset(f"REDUCE_{kind}" for kind in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM"))
@@ -30,24 +30,6 @@ class Mode(NamedTuple):
 
     inputs: tuple[Layout, ...]
     output: Layout
-
-
-@lru_cache(maxsize=65536)
-def identity(rank: int) -> Layout:
-    """The layout of the program itself."""
-    return tuple(range(rank))
-
-
-@lru_cache(maxsize=65536)
-def compose(first: Layout, second: Layout) -> Layout:
-    """TRANSPOSE by ``first``, then by ``second``, as one."""
-    return tuple(first[i] for i in second)
-
-
-@lru_cache(maxsize=65536)
-def inverse(layout: Layout) -> Layout:
-    """The TRANSPOSE that undoes ``layout``."""
-    return tuple(sorted(range(len(layout)), key=layout.__getitem__))
 
 
 def _wide(shape: Shape, dims: Sequence[int]) -> list[int]:

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import ETHOS_U_FAMILIES, Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Graph, Op, Value, constant
+from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
 
 Array = np.ndarray[Any, Any]

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import DType, Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.evaluate import Array, evaluate
 from arm_backend_core.tosa.passes.rewrite import ELEMENTWISE
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import ETHOS_U_FAMILIES, Target
-from arm_backend_core.tosa.graph import DType, Graph, Op, Value, prod
+from arm_backend_core.tosa.graph import Graph, Op, Value, prod
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
 from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
 

@@ -9,9 +9,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from arm_backend_core.lowering import is_dequantize, is_quantize, memory_order
-from arm_backend_core.passes.int64 import BOUNDARY
-from arm_backend_core.tosa.passes.permute import inverse
+from arm_backend_core.aten.int64 import BOUNDARY
+from arm_backend_core.nodes import is_dequantize, is_quantize, memory_order
+from arm_backend_core.permutation import inverse
 
 
 def settle_memory_formats(program: ExportedProgram, chosen: Set[Node]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from arm_backend_core.backends.worker_process import receive, send
+from arm_backend_core.workers.serving import receive, send
 
 
 class WorkerDied(Exception):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from arm_backend_core.backends.worker_process import serve
+from arm_backend_core.workers.serving import serve
 
 
 def _answer(_: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The outputs and the name of the status that the graph ended with, as ``worker_process.serve`` wants it."""
+    """The outputs and the name of the status that the graph ended with, as ``serving.serve`` wants it."""
     try:
         import tosa_reference_model
 

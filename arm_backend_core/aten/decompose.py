@@ -20,9 +20,9 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from arm_backend_core.lowering import is_constant
+from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.nodes import is_constant
 from arm_backend_core.ops.registry import find
-from arm_backend_core.passes.functionalize import functionalize
 
 aten = torch.ops.aten
 

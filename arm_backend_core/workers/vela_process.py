@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn
 
-from arm_backend_core.backends.worker_process import serve
+from arm_backend_core.workers.serving import serve
 
 _ONLY_PRINTS = "a flag only prints something and does not compile"
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from arm_backend_core.backends.worker import Worker, WorkerDied, WorkerError
 from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 
 _worker = Worker(Path(__file__).with_name("vela_process.py"))
 #: Asking for options takes milliseconds; a start-up on a loaded machine may take seconds.

@@ -1,0 +1,67 @@
+"""Facts about fx nodes that any part of the compiler may ask."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+
+from arm_backend_core.permutation import Layout, identity
+
+_QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
+_DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
+
+
+def overload_of(target: Any) -> OpOverload | None:
+    """The ATen overload behind a node's target; edge operators are unwrapped."""
+    inner = target if isinstance(target, OpOverload) else getattr(target, "_op", None)
+    return inner if isinstance(inner, OpOverload) else None
+
+
+def is_quantize(node: Node) -> bool:
+    """Whether ``node`` turns real numbers into integers."""
+    overload = overload_of(node.target)
+    return overload is not None and overload.name().split(".")[0] in _QUANTIZE
+
+
+def is_dequantize(node: Node) -> bool:
+    """Whether ``node`` turns integers into real numbers."""
+    overload = overload_of(node.target)
+    return overload is not None and overload.name().split(".")[0] in _DEQUANTIZE
+
+
+def is_constant(node: Node, constants: Container[Node]) -> bool:
+    """Whether ``node`` computes one tensor from constants alone, by an operator that always gives the same."""
+    overload = overload_of(node.target)
+    if overload is None or torch.Tag.nondeterministic_seeded in overload.tags or overload._schema.is_mutable:
+        return False
+    known = all(source in constants for source in node.all_input_nodes)
+    return known and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def memory_order(tensor: torch.Tensor) -> Layout:
+    """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else as they are.
+
+    ``channels_last_3d`` is no exception: ExecuTorch's runtime refuses it as an input from Python.
+    """
+    last = tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+    return (0, 2, 3, 1) if last else identity(tensor.dim())
+
+
+def is_float(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a floating-point tensor."""
+    meta = node.meta.get("val")
+    first = meta[0] if isinstance(meta, (tuple, list)) and meta else meta
+    return isinstance(first, torch.Tensor) and first.dtype.is_floating_point
+
+
+def source_line(node: Node) -> str:
+    """``file:line`` of the user's model that made ``node``, empty if the trace does not say."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
+    if not lines:
+        return ""
+    file, line, *_ = lines[-1].removeprefix("File ").split(", ")
+    return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"
