@@ -8,7 +8,7 @@ makes the graph that is compiled.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.fusion import Univariate, scaled_by_reader, univariate
 from arm_backend_core.nodes import (
     is_constant,
     is_dequantize,
@@ -27,7 +28,6 @@ from arm_backend_core.nodes import (
     overload_of,
     source_line,
 )
-from arm_backend_core.ops.lookup import lookup
 from arm_backend_core.ops.operands import Context, Tensor, dtype_of
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.permutation import inverse
@@ -35,39 +35,6 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Origin, Value, constant
-
-
-@dataclass(frozen=True, eq=False)
-class Univariate:
-    """An elementwise function of one quantized tensor, not computed yet: it becomes a TABLE where it is quantized."""
-
-    base: Tensor
-    target: Callable[..., torch.Tensor]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    #: (low, high) when the function is clamp(base, low, high) and nothing else.
-    clamp: tuple[float, float] | None = None
-    #: c when the function is c * base, c > 0, and nothing else.
-    factor: float | None = None
-
-    def evaluate(self, grid: torch.Tensor) -> torch.Tensor:
-        """The function on real numbers, by PyTorch's own operators. ``grid`` float64, 1-D."""
-        return self._evaluate(grid, {})
-
-    def _evaluate(self, grid: torch.Tensor, known: dict[int, torch.Tensor]) -> torch.Tensor:
-        def real(x: Any) -> Any:
-            if isinstance(x, Univariate):
-                if id(x) not in known:
-                    known[id(x)] = x._evaluate(grid, known)
-                return known[id(x)]
-            if isinstance(x, Tensor):
-                if x.is_constant:
-                    return torch.from_numpy(x.real.reshape(-1))
-                return grid
-            return x
-
-        return self.target(*map(real, self.args), **{name: real(x) for name, x in self.kwargs.items()})
-
 
 Result = Tensor | Univariate | list[Any] | Unsupported
 
@@ -187,7 +154,7 @@ class Lowering:
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))
         if any(isinstance(x, Univariate) or x.q is not None for x in operands):
-            return self._lower_quantized(node, record, args, kwargs, operands)
+            return self._lower_quantized(node, record, args, kwargs)
         return self._lower_plain(node, record, args, kwargs)
 
     def _lower_plain(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
@@ -196,13 +163,10 @@ class Lowering:
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
-    def _lower_quantized(
-        self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], operands: list[Tensor | Univariate]
-    ) -> Result:
-        if record.univariate:
-            merged = _merge_univariate(node, record, args, kwargs, operands)
-            if merged is not None:
-                return merged
+    def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
+        function = univariate(node, record, args, kwargs)
+        if function is not None:
+            return function
         args = [_settle(arg) for arg in args]
         kwargs = {name: _settle(arg) for name, arg in kwargs.items()}
         if record.lower_integer is None:
@@ -262,7 +226,7 @@ class Lowering:
         q = self.node_qparams(node)
         context = Context(self.builder, node, q)
         if isinstance(source, Univariate):
-            return Tensor(self._evaluate(source, q))
+            return Tensor(source.quantized(self.builder, q))
         assert isinstance(source, Tensor)
         if source.q is not None:
             return Tensor(context.requantize(source, q))
@@ -302,81 +266,29 @@ class Lowering:
 
     def result_qparams(self, node: Node) -> QParams | None:
         """Parameters that ``node``'s result is quantized with: by its users, or through one that merges into it."""
-        users = list(node.users)
-        if users and all(is_quantize(user) for user in users):
-            first = self.node_qparams(users[0])
-            return first if all(first.same(self.node_qparams(user)) for user in users[1:]) else None
-        if len(users) != 1:
+        readers: list[tuple[Node, Record]] = []
+        while True:
+            users = list(node.users)
+            if users and all(is_quantize(user) for user in users):
+                break
+            record = find(users[0]) if len(users) == 1 else None
+            if record is None:
+                return None
+            node = users[0]
+            readers.append((node, record))
+        q: QParams | None = self.node_qparams(users[0])
+        if any(q is None or not q.same(self.node_qparams(user)) for user in users[1:]):
             return None
-        record = find(users[0])
-        if record is None:
-            return None
-        if record.clamp is not None:
-            return self.result_qparams(users[0])
-        factor = _factor(users[0], record)
-        if factor is not None:
-            q = self.result_qparams(users[0])
-            if q is not None:
-                return QParams(float(q.scale) / factor, q.zero_point, q.dtype, q.qmin, q.qmax)
-        return None
-
-    def _evaluate(self, function: Univariate, q: QParams) -> Any:
-        """Compute a univariate function of a quantized tensor into parameters ``q``."""
-        base, b = function.base, self.builder
-        assert base.q is not None
-        context = Context(b, None, q)  # type: ignore[arg-type]
-        if function.factor is not None:
-            scaled = QParams(
-                float(base.q.scale) * function.factor, base.q.zero_point, base.q.dtype, base.q.qmin, base.q.qmax
-            )
-            return context.requantize(Tensor(base.value, scaled), q)
-        if function.clamp is not None and (base.q.same(q) or DType.INT16 in (base.q.dtype, q.dtype)):
-            low, high = (int(bound) for bound in q.quantize(np.array(function.clamp)))
-            value = context.requantize(base, q)
-            return value if (low, high) == q.dtype.range else b.clamp(value, low, high)
-        if base.is_constant:
-            real = function.evaluate(torch.from_numpy(base.real.reshape(-1))).numpy()
-            return b.const(q.quantize(real.reshape(base.shape)), q.dtype)
-        return lookup(b, base, lambda grid: function.evaluate(torch.from_numpy(grid)).double().numpy(), q)
-
-
-def _merge_univariate(
-    node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], operands: Sequence[Tensor | Univariate]
-) -> Univariate | None:
-    """The function as one of a single quantized tensor, if that is what it is."""
-    bases = {x.base if isinstance(x, Univariate) else x for x in operands if not _is_scalar(x)}
-    if len(bases) != 1:
-        return None
-    (base,) = bases
-    overload = overload_of(node.target)
-    assert overload is not None
-    if base.q is None or base.q.axis is not None or base.shape != tuple(node.meta["val"].shape):
-        return None
-    if not is_float(node):  # comparisons and casts to integers have no scale to be quantized with
-        return None
-    direct = args[0] is base
-    clamp = record.clamp(*args, **kwargs) if record.clamp and direct else None
-    return Univariate(base, overload, tuple(args), kwargs, clamp, _factor(node, record) if direct else None)
-
-
-def _factor(node: Node, record: Record) -> float | None:
-    return record.factor(*node.args, **node.kwargs) if record.factor is not None else None
+        for node, record in reversed(readers):
+            q = q and scaled_by_reader(node, record, q)
+        return q
 
 
 def _settle(x: Any) -> Any:
-    """A univariate function that only scales is the same integers in another scale; any other must be quantized."""
+    """An operand as a tensor, where it is a function that only scales one."""
     if isinstance(x, list):
         return [_settle(item) for item in x]
-    if not isinstance(x, Univariate):
-        return x
-    if x.factor is None or x.base.q is None:
-        raise Unsupported(f"its operand, the result of {x.target}, is not quantized")
-    q = x.base.q
-    return Tensor(x.base.value, QParams(float(q.scale) * x.factor, q.zero_point, q.dtype, q.qmin, q.qmax))
-
-
-def _is_scalar(x: Tensor | Univariate) -> bool:
-    return isinstance(x, Tensor) and x.is_constant and x.value.size == 1
+    return x.settled() if isinstance(x, Univariate) else x
 
 
 def _flatten(items: Iterable[Any]) -> Iterable[Any]:
