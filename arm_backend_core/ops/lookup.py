@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -22,41 +24,70 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     int8 to int8 has an entry for each of the 256 values, so it is exact. Everything else goes through the int16 TABLE:
     513 entries, one for every 128th value, linear interpolation between them, and an INT32 result with 7 fractional
     bits (TOSA 1.0, TABLE). An int8 operand is widened by 256 first, so that it meets entries exactly.
+
+    Beyond the function's domain (rounding may bring an operand there) it has the value at the domain's end.
     """
     assert x.q is not None
-    if x.q.dtype is DType.INT8 and q.dtype is DType.INT8:
-        return b.table(x.value, _entries(function(x.q.dequantize(np.arange(-128, 128))), q))
-    index = x.value
-    grid = np.arange(-32768, 32769, 128)
-    if x.q.dtype is DType.INT8:
-        index = b.rescale(index, DType.INT16, 256.0)
-        real = function(x.q.dequantize(grid / 256))
-    else:
-        real = function(x.q.dequantize(grid))
+    parts = 256 if x.q.dtype is DType.INT8 else 1
+    real = np.asarray(function(x.q.dequantize(_INDEX / parts)), dtype=np.float64)
+    defined = np.flatnonzero(~np.isnan(real))
+    if not defined.size:
+        raise Unsupported("the function has no value anywhere in its calibrated range; calibrate with other samples")
+    if parts > 1 and q.dtype is DType.INT8:
+        return b.table(x.value, _entries(_nearest(real, defined)[:-1:256], q))
+    index = b.rescale(x.value, DType.INT16, 256.0) if parts > 1 else x.value
+    points = _nearest(real, defined)[::128]
+    if parts == 1:
+        _meet_ends(points, real, defined)
     # An int16 result is tabulated in its own steps; a narrower one in the finest steps that hold the function.
-    fine = q if q.dtype is DType.INT16 else QParams(_finest_scale(real), 0, DType.INT16, -32768, 32767)
-    interpolated = b.table(index, _gentle(_entries(real, fine)))
+    fine = q if q.dtype is DType.INT16 else QParams(_finest_scale(points), 0, DType.INT16, -32768, 32767)
+    interpolated = b.table(index, _gentle(_entries(points, fine)))
     return b.rescale(interpolated, q.dtype, float(fine.scale) / float(q.scale) / 128, 0, q.zero_point)
 
 
+#: Every int16, and the one after: where the last interval of a table ends.
+_INDEX = np.arange(-32768, 32769)
+
+
+def _nearest(real: Array, defined: Array) -> Array:
+    """``real`` with the nearest of the ``defined`` elements where it is not a number."""
+    after = np.minimum(np.searchsorted(defined, np.arange(real.size)), defined.size - 1)
+    before = np.maximum(after - 1, 0)
+    distance = np.abs(defined[[before, after]] - np.arange(real.size))
+    return real[np.where(distance[0] <= distance[1], defined[before], defined[after])]
+
+
+def _meet_ends(points: Array, real: Array, defined: Array) -> None:
+    """Where the domain ends between two points, let the line go through the last value inside."""
+    for end, inward in ((defined[0], 1), (defined[-1], -1)):
+        outer = (end if inward > 0 else end + 127) // 128
+        if end % 128 and np.isfinite(real[end]) and np.isfinite(points[outer + inward]):
+            slope = (points[outer + inward] - real[end]) / ((outer + inward) * 128 - end)
+            points[outer] = real[end] + slope * (outer * 128 - end)
+
+
 def _entries(real: Array, q: QParams) -> Array:
-    """Integers of a function's values; what is not a number (log of a negative) becomes real 0."""
-    real = np.nan_to_num(np.asarray(real, dtype=np.float64), nan=0.0, posinf=np.inf, neginf=-np.inf)
+    """Integers of a function's values; infinite ones saturate."""
     bound = float(q.scale) * 2.0**33
     return q.quantize(np.clip(real, -bound, bound))
 
 
 def _gentle(entries: Array) -> Array:
-    """TOSA wants neighbours of an int16 table to differ by int16 at most (REQUIRE in TABLE); a jump is shared out."""
+    """TOSA wants neighbours of an int16 table to differ by int16 at most (REQUIRE in TABLE).
+
+    At a pole the function keeps the value that it has on the side of zero for one point more, then goes over to the
+    other side's as fast as it may.
+    """
     entries = entries.copy()
-    for _ in range(len(entries)):
-        rise = np.diff(entries)
-        steep = np.flatnonzero(np.abs(rise) > 32767)
-        if not steep.size:
-            break
-        excess = np.sign(rise[steep]) * (np.abs(rise[steep]) - 32767)
-        entries[steep] += excess // 2
-        entries[steep + 1] -= excess - excess // 2
+    for outward in (1, -1):
+        bridged = False
+        for i in range(256, 512 if outward > 0 else 0, outward):
+            rise = int(entries[i + outward] - entries[i])
+            if abs(rise) > 32767:
+                entries[i + outward] = entries[i] + (math.copysign(32767, rise) if bridged else 0)
+                bridged = True
+            else:
+                bridged = False
     return entries
 
 

@@ -1,0 +1,77 @@
+"""Tables of functions that have poles or are not defined everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.lookup import lookup
+from arm_backend_core.ops.operands import Tensor
+from arm_backend_core.qparams import QParams
+from arm_backend_core.tosa import reference
+from tests.graphs import program
+
+Array = np.ndarray[Any, Any]
+I8, I16 = DType.INT8, DType.INT16
+
+
+def params(span: float, dtype: DType) -> QParams:
+    """[-span, span]."""
+    low, high = dtype.range
+    return QParams(2 * span / (high - low), 0, dtype, low, high)
+
+
+def execute(function: Callable[[Array], Array], x: Array, q: QParams, out: QParams) -> Array:
+    def lower(b: Any, value: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return lookup(b, Tensor(value, q), function, out)
+
+    (y,) = reference.run(program(lower, (x.shape, q.dtype)), [q.quantize(x).astype(q.dtype.numpy)])
+    return out.dequantize(y)
+
+
+@pytest.mark.parametrize("dtype", [I8, I16])
+@pytest.mark.parametrize("result", [I8, I16])
+def test_value_at_the_end_of_the_domain_beyond_it(dtype: DType, result: DType) -> None:
+    """One step outside, where rounding brings operands: asin(1) and acosh(1), not 0 and not a number."""
+    q = params(1.1, dtype)
+    step = float(q.scale)
+    x = np.array([-1 - step, 1 + step])
+    asin = execute(np.arcsin, x, q, params(1.6, result))
+    np.testing.assert_allclose(asin, [-np.pi / 2, np.pi / 2], atol=0.03)
+    q = params(300.0, dtype)
+    step = float(q.scale)
+    acosh = execute(np.arccosh, np.array([1 - 2 * step, 300.0]), q, params(7.0, result))
+    np.testing.assert_allclose(acosh, [0, np.arccosh(300)], atol=0.2)
+
+
+def test_line_through_the_last_value_of_the_domain() -> None:
+    """The points of an int16 table do not meet 1.0; between the last one inside and 1.0 asin is near its value."""
+    q = params(1.1, I16)
+    inside = np.arange(int(1 / float(q.scale)) - 100, int(1 / float(q.scale))) * float(q.scale)
+    np.testing.assert_allclose(execute(np.arcsin, inside, q, params(1.6, I16)), np.arcsin(inside), atol=0.04)
+
+
+def test_pole() -> None:
+    """tan keeps its sign up to the pole, and has the other one soon after."""
+    q, out = params(1.8, I16), params(60.0, I16)
+    inside = np.array([1.54, 1.55, 1.56, 1.57])
+    for side in (1, -1):
+        assert np.all(side * execute(np.tan, side * inside, q, out) >= np.minimum(np.tan(inside), 60) * 0.9)
+    assert np.all(execute(np.tan, np.array([1.60, 1.7]), q, out) < -7)
+
+
+def test_infinite_values_saturate() -> None:
+    q = params(1.0, I8)
+    y = execute(lambda x: np.log(np.abs(x)), np.array([0.0, 1.0]), q, params(8.0, I8))
+    np.testing.assert_allclose(y, [-8.0, 0.0], atol=0.1)
+
+
+def test_no_value_anywhere() -> None:
+    with pytest.raises(Unsupported, match="no value anywhere in its calibrated range"):
+        execute(lambda x: np.full_like(x, np.nan), np.zeros(1), params(1.0, I8), params(1.0, I8))
