@@ -133,10 +133,9 @@ class Worker:
             if process is not None:
                 process.kill()
                 process.wait()
-                for stream in (process.stdin, process.stdout):
-                    if stream is not None:
-                        with contextlib.suppress(OSError):
-                            stream.close()
+                for stream in filter(None, (process.stdin, process.stdout)):
+                    with contextlib.suppress(OSError):
+                        stream.close()
             if log is not None:
                 log.close()
 
