@@ -41,6 +41,9 @@ for kind in {order}:
         assert package == "executorch", package
         session = export_with_executorch(model, samples, recipe)
         assert b"TOSABackend" in bytes(session.get_pte_buffer())
+quantize = torch.ops.cortex_m.quantize_per_tensor.default
+assert quantize._defined_in_python, "torch.ops has another operator than the one that ExecuTorch registered"
+assert quantize(torch.ones(2), 0.5, 3, -128, 127, torch.int8).tolist() == [5, 5]
 print("done")
 """
 
@@ -54,9 +57,31 @@ print("done")
     ids=["ours-first", "theirs-first"],
 )
 def test_both_export_in_one_process(first: str, second: str, order: str) -> None:
+    assert _run(_SCRIPT.format(first=first, second=second, order=order)).splitlines()[-1] == "done"
+
+
+_ALONE = """
+import sys
+import torch
+from executorch.export import ExportRecipe
+from arm_recipes import ArmRecipeType, export
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()).eval()
+samples = [(torch.randn(1, 8),) for _ in range(2)]
+for name in ("TOSA_INT8", "ETHOSU_U55_A16W8", "VGF_INT8", "TOSA_FP"):
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType[name]), samples)
+    result.run(*samples[0], via="tosa")
+print(*(name for name in sys.modules if name.startswith("executorch.backends.arm")))
+"""
+
+
+def test_no_module_of_the_other_backend_is_loaded() -> None:
+    assert _run(_ALONE).split() == []
+
+
+def _run(script: str) -> str:
     root = Path(__file__).parents[1]
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    script = _SCRIPT.format(first=first, second=second, order=order)
     done = subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
@@ -65,4 +90,4 @@ def test_both_export_in_one_process(first: str, second: str, order: str) -> None
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "done"
+    return done.stdout

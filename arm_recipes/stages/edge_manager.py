@@ -59,20 +59,15 @@ def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
     What there is no such kernel for (weights of an operator on the CPU, per channel) keeps ExecuTorch's own,
     which the partitioner has loaded.
     """
-    modules = [manager.exported_program(method).graph_module for method in manager.methods]
-    nodes = [node for module in modules for node in module.graph.nodes if "quantized_decomposed" in str(node.target)]
-    if not nodes:
-        return []
-    # Imported only if needed: it takes a second, as it loads ExecuTorch's own Arm backend too.
-    from executorch.backends.cortex_m.passes.replace_quant_nodes_pass import ReplaceQuantNodesPass
+    from arm_recipes.stages import cortex_m
 
-    rules = ReplaceQuantNodesPass().op_replacements
-    for node in nodes:
-        rule = rules.get(node.target)
-        # The operators have the same arguments and results, so the node's metadata stays true.
-        if rule is not None and not node.kwargs and rule["qualifier"](node.args):
-            node.target = rule["new_target"]
-    for module in modules:
+    operators = {_QUANTIZE: cortex_m.QUANTIZE, _DEQUANTIZE: cortex_m.DEQUANTIZE}
+    for method in manager.methods:
+        module = manager.exported_program(method).graph_module
+        for node in module.graph.nodes:
+            # The operators have the same arguments and results, so the node's metadata stays true.
+            if node.target in operators and not node.kwargs and node.args[5] in cortex_m.DTYPES:
+                node.target = operators[node.target]
         module.recompile()
     return []
 

@@ -1,0 +1,64 @@
+"""The two operators of ``cortex_m`` that stand between a program and its delegates, for the edge dialect.
+
+ExecuTorch's own definitions come with its whole Arm backend, some 350 modules, and PyTorch's registry takes one
+definition of a name. These are therefore not registered there: they hold a schema and a function, which is what
+ExecuTorch's passes and emitter ask of an operator. ``torch.ops`` shows them as long as nobody registers the real ones,
+so ExecuTorch's definitions may come before or after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from executorch.exir.dialects.edge._ops import EdgeDialectFunctionSchema, EdgeOpOverload
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+
+#: Integers that the kernels take.
+DTYPES = (torch.int8, torch.int16)
+_ARGUMENTS = "Tensor input, float scale, int zero_point, int quant_min, int quant_max, ScalarType dtype"
+
+
+class _Packet(OpOverloadPacket):
+    """Both overloads of an operator: the registered ones, or else those that are given to ``stand_in``."""
+
+    def stand_in(self, overload: str, schema: str, function: Callable[..., Tensor]) -> OpOverload:
+        """An overload that is not registered."""
+        made: OpOverload = OpOverload(self, function, function, torch._C.parse_schema(f"cortex_m::{schema}"), [])
+        self.__dict__.setdefault("_stand_ins", {})[overload] = made
+        return made
+
+    def __getattr__(self, key: str) -> OpOverload:
+        try:
+            return super().__getattr__(key)
+        except AttributeError:
+            stand_ins: dict[str, OpOverload] = self.__dict__.get("_stand_ins", {})
+            if key not in stand_ins:
+                raise
+            return stand_ins[key]
+
+
+def _edge_operator(name: str) -> EdgeOpOverload:
+    """The edge operator ``cortex_m.<name>``, which computes what its namesake in ``quantized_decomposed`` does."""
+    compute = getattr(torch.ops.quantized_decomposed, name).default
+
+    def functional(*arguments: Any) -> Tensor:
+        result: Tensor = compute(*arguments)
+        return result
+
+    def into(*arguments: Any, out: Tensor) -> Tensor:
+        return out.copy_(compute(*arguments))
+
+    packet = _Packet(f"cortex_m::{name}", name, functional, [])
+    op = packet.stand_in("default", f"{name}({_ARGUMENTS}) -> Tensor", functional)
+    out = packet.stand_in("out", f"{name}.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)", into)
+    if not hasattr(torch.ops.cortex_m, name):
+        setattr(torch.ops.cortex_m, name, packet)
+    edge = EdgeOpOverload(op, EdgeDialectFunctionSchema(op._schema))
+    edge._out_variant = out  # where ``to_out_variant`` looks before it searches the registry
+    return edge
+
+
+QUANTIZE, DEQUANTIZE = _edge_operator("quantize_per_tensor"), _edge_operator("dequantize_per_tensor")
