@@ -12,7 +12,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.images import as_image, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.reduction import mean_over
+from arm_backend_core.ops.reduction import mean_over, vector
 from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value
 
@@ -99,6 +99,29 @@ for _record in (batch_norm, batch_norm_no_training):
     _record.integer(_record.lower)
 
 
+def _standardized(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
+    """(x - mean) / sqrt(variance + eps) over ``axes``."""
+    b = cx.b
+    centred = b.sub(x, mean_over(cx, Tensor(x), axes))
+    variance = mean_over(cx, Tensor(b.mul(centred, centred)), axes)
+    return b.mul(centred, b.unary("RSQRT", b.add(variance, cx.operand(eps))))
+
+
+def _scaled(cx: Context, x: Value, gain: Tensor | None, offset: Tensor | None, shape: Sequence[int]) -> Value:
+    """x * gain + offset, both of ``shape`` or left out."""
+    if gain is not None:
+        x = cx.b.mul(x, cx.b.reshape(gain.value, shape))
+    return x if offset is None else cx.b.add(x, cx.b.reshape(offset.value, shape))
+
+
+def _real(p: Tensor | None) -> np.ndarray | None:
+    return None if p is None else p.real
+
+
+def _trailing(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(range(x.rank - len(normalized_shape), x.rank))
+
+
 @op(aten.layer_norm.default, activations=(0,), reads_int16=True)
 def layer_norm(
     cx: Context,
@@ -110,14 +133,8 @@ def layer_norm(
     cudnn_enable: bool = False,
 ) -> Value:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the trailing dimensions."""
-    axes = tuple(range(x.rank - len(normalized_shape), x.rank))
-    b = cx.b
-    centred = b.sub(x.value, mean_over(cx, x, axes))
-    variance = mean_over(cx, Tensor(b.mul(centred, centred)), axes)
-    result = b.mul(centred, b.unary("RSQRT", b.add(variance, cx.operand(eps))))
-    if weight is not None:
-        result = b.mul(result, weight.value)
-    return result if bias is None else b.add(result, bias.value)
+    axes = _trailing(x, normalized_shape)
+    return _scaled(cx, _standardized(cx, x.value, axes, eps), weight, bias, normalized_shape)
 
 
 @layer_norm.integer
@@ -131,9 +148,86 @@ def _(
     cudnn_enable: bool = False,
 ) -> Value:
     assert x.q is not None
-    axes = tuple(range(x.rank - len(normalized_shape), x.rank))
-    gain, offset = (None if p is None else p.real for p in (weight, bias))
-    return fixed_point.layer_norm(cx.b, x.value, x.q, axes, gain, offset, eps, cx.q)
+    axes = _trailing(x, normalized_shape)
+    return fixed_point.layer_norm(cx.b, x.value, x.q, axes, _real(weight), _real(bias), eps, cx.q)
+
+
+@op(aten.rms_norm.default, activations=(0,), reads_int16=True)
+def rms_norm(
+    cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Value:
+    """x / sqrt(mean(x * x) + eps) * weight over the trailing dimensions; eps is the type's where it is None."""
+    b = cx.b
+    square = mean_over(cx, Tensor(b.mul(x.value, x.value)), _trailing(x, normalized_shape))
+    root = b.unary("RSQRT", b.add(square, cx.operand(_type_eps(cx) if eps is None else eps)))
+    return _scaled(cx, b.mul(x.value, root), weight, None, normalized_shape)
+
+
+@rms_norm.integer
+def _(
+    cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Value:
+    assert x.q is not None
+    eps = _type_eps(cx) if eps is None else eps
+    return fixed_point.rms_norm(cx.b, x.value, x.q, _trailing(x, normalized_shape), _real(weight), eps, cx.q)
+
+
+def _type_eps(cx: Context) -> float:
+    return float(torch.finfo(cx.node.meta["val"].dtype).eps)
+
+
+@op(aten.group_norm.default, activations=(0,), reads_int16=True)
+def group_norm(
+    cx: Context,
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Value:
+    """x [N, C, ...] standardized over C / groups channels and all positions; weight and bias [C]."""
+    batch, channels = x.shape[:2]
+    rows = cx.b.reshape(x.value, (batch, groups, -(-x.value.size // (batch * groups))))
+    standard = cx.b.reshape(_standardized(cx, rows, (2,), eps), x.shape)
+    return _scaled(cx, standard, weight, bias, (channels, *(1,) * (x.rank - 2)))
+
+
+@group_norm.integer
+def _(
+    cx: Context,
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Value:
+    assert x.q is not None
+    return fixed_point.group_norm(cx.b, x.value, x.q, groups, _real(weight), _real(bias), eps, cx.q)
+
+
+def _instance_norm(
+    cx: Context,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value:
+    """Each channel of each sample is a group; with statistics of the training it is batch normalization."""
+    if not use_input_stats:
+        return batch_norm.lower(cx, x, weight, bias, running_mean, running_var, False, momentum, eps)
+    rule = group_norm.lower if x.q is None else group_norm.lower_integer
+    assert rule is not None
+    return rule(cx, x, x.shape[1], weight, bias, eps)
+
+
+op(aten.instance_norm.default, activations=(0,), reads_int16=True)(_instance_norm).integer(_instance_norm)
 
 
 def _exponentials(cx: Context, x: Tensor, axis: int) -> tuple[Value, Value, Value]:
@@ -153,24 +247,28 @@ def _exponentials(cx: Context, x: Tensor, axis: int) -> tuple[Value, Value, Valu
 )
 def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """exp(x - max) / sum."""
+    x = vector(cx, x)
     _shifted, exponential, total = _exponentials(cx, x, dim % x.rank)
-    return cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total))
+    return cx.b.reshape(cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total)), cx.shape)
 
 
 @softmax.integer
 def _(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+    x = vector(cx, x)
     assert x.q is not None
-    return fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q)
+    return cx.b.reshape(fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
 
 
 @op(aten.log_softmax.int, aten._log_softmax.default, reads_int16=True, activations=(0,))
 def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """(x - max) - log(sum)."""
+    x = vector(cx, x)
     shifted, _exponential, total = _exponentials(cx, x, dim % x.rank)
-    return cx.b.sub(shifted, cx.b.unary("LOG", total))
+    return cx.b.reshape(cx.b.sub(shifted, cx.b.unary("LOG", total)), cx.shape)
 
 
 @log_softmax.integer
 def _(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+    x = vector(cx, x)
     assert x.q is not None
-    return fixed_point.log_softmax(cx.b, x.value, x.q, dim % x.rank, cx.q)
+    return cx.b.reshape(fixed_point.log_softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)

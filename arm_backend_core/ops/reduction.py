@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
+from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.indexing import reshape_indices
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -28,8 +31,8 @@ def _reduce(cx: Context, kind: str, x: Value, axes: Sequence[int]) -> Value:
     return x
 
 
-def _vector(cx: Context, x: Tensor) -> Tensor:
-    """A scalar as a vector of one, since fixed-point sums take rows; others as they are."""
+def vector(cx: Context, x: Tensor) -> Tensor:
+    """A scalar as a vector of one, whose dimension PyTorch lets reductions name; others as they are."""
     return x if x.rank else Tensor(cx.b.reshape(x.value, (1,)), x.q)
 
 
@@ -47,7 +50,7 @@ def mean(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Mean over ``dim``, all dimensions if None."""
-    x = _vector(cx, x)
+    x = vector(cx, x)
     return cx.b.reshape(mean_over(cx, x, _axes(x, dim)), cx.shape)
 
 
@@ -59,6 +62,7 @@ def sum_(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Sum over ``dim``, all dimensions if None."""
+    x = vector(cx, x)
     return cx.b.reshape(_reduce(cx, "REDUCE_SUM", cx.b.cast(x.value, cx.dtype), _axes(x, dim)), cx.shape)
 
 
@@ -66,14 +70,67 @@ def sum_(
 def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
-    x = _vector(cx, x)
+    x = vector(cx, x)
     assert x.q is not None
     return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _axes(x, dim), cx.q), cx.shape)
+
+
+def _spread(
+    x: Tensor,
+    dim: Sequence[int] | int | bool | None = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[tuple[int, ...], float]:
+    """Axes, and what the number of elements is lessened by, from the arguments of any overload of var and std.
+
+    Raises:
+        Unsupported: nothing is left to divide by.
+    """
+    if isinstance(dim, bool):  # var(x, unbiased)
+        return _spread(x, None, dim)
+    axes = _axes(x, dim)
+    less = float(unbiased) if correction is None else correction
+    count = prod(x.shape[axis] for axis in axes)
+    if count <= less:
+        raise Unsupported(f"the variance of {count} element(s) with a correction of {less:g} divides by nothing")
+    return axes, less
+
+
+def _variance(cx: Context, x: Tensor, axes: Sequence[int], less: float) -> Value:
+    """Sum of (x - mean)**2 divided by (count - less), the axes kept with size 1."""
+    centred = cx.b.sub(x.value, mean_over(cx, x, axes))
+    count = prod(x.shape[axis] for axis in axes)
+    return mean_over(cx, Tensor(cx.b.mul(centred, cx.b.mul(centred, cx.operand(count / (count - less))))), axes)
+
+
+@op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True)
+def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
+    """Variance over ``dim``."""
+    x = vector(cx, x)
+    return cx.b.reshape(_variance(cx, x, *_spread(x, *args, **kwargs)), cx.shape)
+
+
+@var.integer
+def _(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
+    x = vector(cx, x)
+    assert x.q is not None
+    return cx.b.reshape(fixed_point.var(cx.b, x.value, x.q, *_spread(x, *args, **kwargs), cx.q), cx.shape)
+
+
+@op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True)
+def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
+    """Square root of the variance."""
+    x = vector(cx, x)
+    variance = _variance(cx, x, *_spread(x, *args, **kwargs))
+    return cx.b.reshape(Float(cx.b, variance).sqrt().value, cx.shape)
 
 
 @op(aten.amax.default, kind=Kind.SHARED)
 def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Largest element over ``dim``; order does not depend on scale and zero point."""
+    x = vector(cx, x)
     axes = _axes(x, dim)
     if x.q is not None and axes == (x.rank - 1,):
         return cx.b.reshape(fixed_point.largest(cx.b, x.value, axes[0]), cx.shape)
@@ -83,12 +140,14 @@ def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
 @op(aten.amin.default, kind=Kind.SHARED)
 def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Smallest element over ``dim``."""
+    x = vector(cx, x)
     return cx.b.reshape(_reduce(cx, "REDUCE_MIN", x.value, _axes(x, dim)), cx.shape)
 
 
 @op(aten.argmax.default)
 def argmax(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Value:
     """Index of the largest element; int32 inside a delegate. The dimension goes last, where Ethos-U55 wants it."""
+    x = vector(cx, x)
     value = cx.b.reshape(x.value, (x.value.size,)) if dim is None else x.value
     axis = 0 if dim is None else dim % x.rank
     order = [*(i for i in range(value.rank) if i != axis), axis]

@@ -177,12 +177,19 @@ class Recurrent(nn.Module):
 def _batch_norm(module: nn.Module) -> nn.Module:
     """With statistics that are not the initial ones; one gain is negative, one is zero."""
     for part in module.modules():
-        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d)):
+        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm2d)):
             size = part.num_features
             part.running_mean = torch.linspace(-0.5, 0.5, size)
             part.running_var = torch.linspace(0.5, 2, size)
             part.weight = nn.Parameter(torch.linspace(-0.5, 1.5, size))
             part.bias = nn.Parameter(torch.linspace(-1, 1, size))
+    return module
+
+
+def _affine(module: nn.Module) -> nn.Module:
+    """With weights and biases that differ."""
+    for parameter in module.parameters():
+        parameter.data = torch.linspace(-0.5, 1.5, parameter.numel()).reshape(parameter.shape)
     return module
 
 
@@ -323,9 +330,19 @@ NORMALIZATION = [
     Case("layer_norm", nn.LayerNorm(16), one(2, 3, 16), steps=2),
     Case("layer_norm_two_dimensions", nn.LayerNorm((3, 16)), one(2, 3, 16), steps=2),
     Case("layer_norm_no_affine", nn.LayerNorm(16, elementwise_affine=False), one(2, 3, 16), steps=2),
+    Case("group_norm", _affine(nn.GroupNorm(2, 6)), image(6, 5, 4, batch=2)),
+    Case("group_norm_no_affine", nn.GroupNorm(3, 6, affine=False), one(3, 6)),
+    Case("instance_norm1d", nn.InstanceNorm1d(4), one(2, 4, 12)),
+    Case("instance_norm2d", _affine(nn.InstanceNorm2d(4, affine=True)), image(batch=2)),
+    Case("instance_norm3d", nn.InstanceNorm3d(2), one(1, 2, 3, 4, 5)),
+    Case("instance_norm_running", _batch_norm(nn.InstanceNorm2d(4, True, track_running_stats=True)), image()),
+    Case("rms_norm", _affine(nn.RMSNorm(16)), one(2, 3, 16)),
+    Case("rms_norm_two_dimensions", nn.RMSNorm((3, 16), eps=0.1), one(2, 3, 16)),
     Case("softmax", lambda x: F.softmax(x, -1), one(2, 3, 16), steps=2),
     Case("softmax_middle", lambda x: F.softmax(x, 1), one(2, 5, 6), steps=2),
     Case("softmax_large", lambda x: F.softmax(x, -1), one(2, 64, low=-100, high=100), steps=2, wide_steps=2),
+    Case("softmax_scalar", lambda x: F.softmax(x, 0), one()),
+    Case("log_softmax_scalar", lambda x: F.log_softmax(x + x, -1), one(), profiles=("fp", "int8")),
     Case("log_softmax", lambda x: F.log_softmax(x, -1), one(2, 3, 16), steps=2),
     Case("log_softmax_first", lambda x: F.log_softmax(x, 0), one(5, 6), steps=2),
 ]
@@ -365,6 +382,12 @@ REDUCTION = [
     Case("sum_keepdim", lambda x: x.sum((0, 2), keepdim=True), one(2, 3, 16)),
     Case("sum_all", lambda x: x.sum(), one(2, 3, 16)),
     Case("sum_scalar", lambda x: x.sum(), one()),
+    Case("sum_scalar_dim", lambda x: x.sum(0), one()),
+    Case("amax_scalar_dim", lambda x: x.amax(0), one()),
+    Case("argmax_scalar_dim", lambda x: x.argmax(-1), one()),
+    Case("var", lambda x: x.var(-1), one(2, 3, 16)),
+    Case("var_all_biased", lambda x: torch.var(x, False), one(2, 3, 16)),
+    Case("var_correction", lambda x: x.var((0, 2), correction=3, keepdim=True), one(2, 3, 16)),
     Case("amax", lambda x: x.amax(-1), one(2, 3, 16)),
     Case("amax_keepdim", lambda x: x.amax((1, 2), keepdim=True), one(2, 3, 16)),
     Case("amin", lambda x: x.amin(1), one(2, 3, 16)),
