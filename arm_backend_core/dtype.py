@@ -31,6 +31,11 @@ class DType(Enum):
         return self in (DType.FP32, DType.FP16, DType.BF16)
 
     @property
+    def largest(self) -> float:
+        """Largest finite floating-point number. Raises KeyError for integers."""
+        return _LARGEST[self]
+
+    @property
     def range(self) -> tuple[int, int]:
         """Smallest and largest integer. Raises KeyError for floating point."""
         bits = _BITS[self]
@@ -47,4 +52,5 @@ _NUMPY = {
     DType.BF16: np.dtype(np.float32),
     DType.FP32: np.dtype(np.float32),
 }
+_LARGEST = {DType.FP16: 65504.0, DType.BF16: (2 - 2**-7) * 2.0**127, DType.FP32: (2 - 2**-23) * 2.0**127}
 _BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}

@@ -10,6 +10,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
+from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams
@@ -17,6 +18,7 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float
+_TINY = 2.0**-64  #: beside it every divisor with an infinite reciprocal is small, and its inverse far from overflow
 _ARITHMETIC: dict[str, Any] = {"univariate": True, "fuses": True}
 
 
@@ -68,10 +70,15 @@ def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
 
 
 def _plain_sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
-    left, right = _common(cx, x, y)
     if abs(factor) != 1:
-        right = cx.b.mul(right, cx.operand(abs(factor)))
+        return cx.widened(_plain_scaled_sum, x, y, factor)
+    left, right = _common(cx, x, y)
     return cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
+
+
+def _plain_scaled_sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
+    left, right = _common(cx, x, y)
+    return cx.b.add(left, cx.b.mul(right, cx.operand(factor)))
 
 
 @op(aten.add.Tensor, aten.add.Scalar, **_ARITHMETIC)
@@ -137,13 +144,24 @@ def _multiply(cx: Context, x: Tensor, y: Tensor) -> Value:
     return cx.result(cx.b.mul(left, right), float(x.q.scale) * float(y.q.scale))
 
 
-@op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, **_ARITHMETIC)
+@op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, wide=True, **_ARITHMETIC)
 def div(cx: Context, x: Operand, y: Operand) -> Value:
     """x / y as x * (1 / y)."""
-    if not isinstance(y, Tensor):
-        return cx.b.mul(cx.operand(x, cx.dtype), cx.operand(1.0 / y))
-    left, right = _common(cx, x, y)
-    return cx.b.mul(left, cx.b.unary("RECIPROCAL", right))
+    dividend = Float(cx.b, cx.operand(x, cx.dtype))
+    if not isinstance(y, Tensor) and abs(y) >= _TINY:
+        return (dividend / y).value
+    divisor = Float(cx.b, cx.operand(y, cx.dtype))
+    if _may_be_tiny(divisor.value):  # 1 / y could overflow where x / y does not
+        grown = abs(divisor).less(_TINY).where(1 / _TINY, divisor.like(1.0))
+        dividend, divisor = dividend * grown, divisor * grown
+    return (dividend / divisor).value
+
+
+def _may_be_tiny(divisor: Value) -> bool:
+    if divisor.data is not None:
+        return bool(np.any(np.abs(divisor.data) < _TINY))
+    maker = divisor.producer
+    return maker is None or maker.kind != "CLAMP" or maker.attrs["min_val"] < _TINY
 
 
 @div.integer
@@ -192,10 +210,13 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     return cx.result(cx.b.minimum(_steps(cx, x, scale), _steps(cx, y, scale)), scale)
 
 
-@op(aten.pow.Tensor_Tensor, univariate=True)
+@op(aten.pow.Tensor_Tensor, univariate=True, wide=True)
 def power(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """x ** y; TOSA's POW defines no result for x < 0."""
-    return cx.b.pow(*_common(cx, x, y))
+    """x ** y."""
+    if not cx.dtype.is_float:
+        raise Unsupported("a power of integers: TOSA has none; convert with .to(torch.float32)")
+    base, exponent = (Float(cx.b, value) for value in _common(cx, x, y))
+    return (base**exponent).value
 
 
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)

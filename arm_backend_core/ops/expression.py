@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 
 @dataclass(frozen=True, eq=False)
 class Float:
-    """A floating-point value with arithmetic; Python numbers mix in."""
+    """A floating-point value with arithmetic; Python numbers mix in.
+
+    Attributes:
+        b: where the operators are appended.
+        value: FP32, FP16 or BF16; BOOL is what comparisons give.
+        result: the type that the formula's result is rounded to, where that is narrower than ``value``'s.
+    """
 
     b: Builder
     value: Value
+    result: DType | None = None
 
     def _of(self, x: Float | float) -> Value:
         return x.value if isinstance(x, Float) else self.b.const(np.full((), x), self.value.dtype)
@@ -53,10 +62,22 @@ class Float:
         return self.unary("ABS")
 
     def __pow__(self, x: Float | float) -> Float:
-        return self._new(self.b.pow(self.value, self._of(x)))
+        """exp(y * ln(abs(x))) with its sign, 1e-5 of the result at most (exponents are below 89).
+
+        TOSA's POW is defined for finite, positive bases alone. The powers of -0.0 and of negative bases follow C's pow.
+        """
+        y = x if isinstance(x, Float) else self.like(x)
+        base = abs(self)
+        magnitude = base.equal(1.0).where(1.0, y.equal(0.0).where(1.0, (y * base.unary("LOG")).unary("EXP")))
+        half = y * 0.5
+        whole, even = y.unary("FLOOR").equal(y), half.unary("FLOOR").equal(half)
+        limit = base.equal(0.0).where(magnitude, base.equal(math.inf).where(magnitude, math.nan))
+        below = whole.where(even.where(magnitude, -magnitude), limit)
+        negative = self.minimum(1 / self).less(0.0)  # minus zero too
+        return negative.where(below, magnitude)
 
     def __rpow__(self, x: float) -> Float:
-        return self._new(self.b.pow(self._of(x), self.value))
+        return (self * math.log(x)).unary("EXP") if x > 0 and x != 1 else self.like(x) ** self
 
     def unary(self, kind: str) -> Float:
         """A TOSA operator of one operand, for example "EXP"."""
@@ -80,9 +101,15 @@ class Float:
         return total
 
     def clamp(self, low: float | None, high: float | None) -> Float:
-        """Bounds that are None are the type's."""
-        limit = float(np.finfo(np.float32).max)
-        return self._new(self.b.clamp(self.value, -limit if low is None else low, limit if high is None else high))
+        """min(max(x, low), high); None is no bound. Integers are clamped too."""
+        bounds = -math.inf if low is None else low, math.inf if high is None else high
+        dtype = self.value.dtype
+        if dtype.is_float:
+            return self._new(self.b.clamp(self.value, *bounds))
+        lowest, highest = (int(max(dtype.range[0], min(bound, dtype.range[1]))) for bound in bounds)
+        if dtype is DType.INT32:  # which CLAMP does not take
+            return self.maximum(lowest).minimum(highest)
+        return self._new(self.b.clamp(self.value, lowest, highest))
 
     def maximum(self, x: Float | float) -> Float:
         """Elementwise."""
@@ -115,8 +142,17 @@ class Float:
         """BOOL, for ``where``."""
         return self._compare("EQUAL", self, x)
 
+    @property
+    def largest(self) -> float:
+        """Largest finite number of the formula's result."""
+        return (self.result or self.value.dtype).largest
+
     def where(self, a: Float | float, b: Float | float) -> Float:
         """``self`` is BOOL: a where it holds, else b; at least one of them is a Float."""
         like = a if isinstance(a, Float) else b
-        assert isinstance(like, Float), "numbers alone have no element type"
+        assert isinstance(like, Float), "numbers alone have no element type: see like()"
         return self._new(self.b.select(self.value, like._of(a), like._of(b)))
+
+    def like(self, number: float) -> Float:
+        """A number in the element type of ``self``."""
+        return self._new(self._of(number))

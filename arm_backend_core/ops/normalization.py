@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +30,7 @@ def _affine(
     return gain, offset
 
 
-@op(aten.batch_norm.default, activations=(0,), fuses=True)
+@op(aten.batch_norm.default, activations=(0,), fuses=True, wide=True)
 def batch_norm(
     cx: Context,
     x: Tensor,
@@ -56,6 +58,7 @@ def batch_norm(
     aten._native_batch_norm_legit_no_training.default,
     activations=(0,),
     fuses=True,
+    wide=True,
 )
 def batch_norm_no_training(
     cx: Context,
@@ -122,7 +125,7 @@ def _trailing(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(x.rank - len(normalized_shape), x.rank))
 
 
-@op(aten.layer_norm.default, activations=(0,), reads_int16=True)
+@op(aten.layer_norm.default, activations=(0,), reads_int16=True, wide=True)
 def layer_norm(
     cx: Context,
     x: Tensor,
@@ -152,7 +155,7 @@ def _(
     return fixed_point.layer_norm(cx.b, x.value, x.q, axes, _real(weight), _real(bias), eps, cx.q)
 
 
-@op(aten.rms_norm.default, activations=(0,), reads_int16=True)
+@op(aten.rms_norm.default, activations=(0,), reads_int16=True, wide=True)
 def rms_norm(
     cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Value:
@@ -176,7 +179,7 @@ def _type_eps(cx: Context) -> float:
     return float(torch.finfo(cx.node.meta["val"].dtype).eps)
 
 
-@op(aten.group_norm.default, activations=(0,), reads_int16=True)
+@op(aten.group_norm.default, activations=(0,), reads_int16=True, wide=True)
 def group_norm(
     cx: Context,
     x: Tensor,
@@ -227,29 +230,39 @@ def _instance_norm(
     return rule(cx, x, x.shape[1], weight, bias, eps)
 
 
-op(aten.instance_norm.default, activations=(0,), reads_int16=True)(_instance_norm).integer(_instance_norm)
+op(aten.instance_norm.default, activations=(0,), reads_int16=True, wide=True)(_instance_norm).integer(_instance_norm)
 
 
-def _exponentials(cx: Context, x: Tensor, axis: int) -> tuple[Value, Value, Value]:
-    """x - max, its exponential, and the exponentials' sum."""
-    shifted = cx.b.sub(x.value, cx.b.reduce("REDUCE_MAX", x.value, axis))
+def _exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -> tuple[Value, Value, Value]:
+    """x - max(x, lowest), its exponential, and the exponentials' sum; in the result's element type."""
+    value, axis = cx.b.cast(x.value, cx.dtype), dim % x.rank
+    peak = cx.b.reduce("REDUCE_MAX", value, axis)
+    shifted = cx.b.sub(value, peak if lowest == -math.inf else cx.b.clamp(peak, lowest, math.inf))
     exponential = cx.b.unary("EXP", shifted)
     return shifted, exponential, cx.b.reduce("REDUCE_SUM", exponential, axis)
 
 
-@op(
-    aten.softmax.int,
-    aten._softmax.default,
-    aten._safe_softmax.default,
-    reads_int16=True,
-    activations=(0,),
-    fixed_range=(0.0, 1.0),
-)
+_SOFTMAX: dict[str, Any] = {"reads_int16": True, "activations": (0,), "fixed_range": (0.0, 1.0), "wide": True}
+
+
+@op(aten.softmax.int, aten._softmax.default, **_SOFTMAX)
 def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """exp(x - max) / sum."""
     x = vector(cx, x)
-    _shifted, exponential, total = _exponentials(cx, x, dim % x.rank)
+    _shifted, exponential, total = _exponentials(cx, x, dim)
     return cx.b.reshape(cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total)), cx.shape)
+
+
+@op(aten._safe_softmax.default, **_SOFTMAX)
+def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
+    """softmax, and 0 where a whole row is minus infinity (a query that may attend to nothing).
+
+    Without a finite element every exponential is 0, and so is the sum, which else is 1 at least.
+    """
+    x = vector(cx, x)
+    _shifted, exponential, total = _exponentials(cx, x, dim, -DType.FP32.largest)
+    inverse = cx.b.unary("RECIPROCAL", cx.b.clamp(total, 1.0, math.inf))
+    return cx.b.reshape(cx.b.mul(exponential, inverse), cx.shape)
 
 
 @softmax.integer
@@ -259,11 +272,15 @@ def _(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     return cx.b.reshape(fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
 
 
-@op(aten.log_softmax.int, aten._log_softmax.default, reads_int16=True, activations=(0,))
+assert softmax.lower_integer is not None
+safe_softmax.integer(softmax.lower_integer)
+
+
+@op(aten.log_softmax.int, aten._log_softmax.default, reads_int16=True, activations=(0,), wide=True)
 def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """(x - max) - log(sum)."""
     x = vector(cx, x)
-    shifted, _exponential, total = _exponentials(cx, x, dim % x.rank)
+    shifted, _exponential, total = _exponentials(cx, x, dim)
     return cx.b.reshape(cx.b.sub(shifted, cx.b.unary("LOG", total)), cx.shape)
 
 

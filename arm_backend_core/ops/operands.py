@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,13 @@ class Context:
         b: where TOSA operators are appended.
         node: the fx node.
         out: parameters that the result must have; None for plain values.
+        computed: the element type that the rule computes a floating-point result in, None for the result's own.
     """
 
     b: Builder
     node: torch.fx.Node
     out: QParams | None = None
+    computed: DType | None = None
 
     @property
     def target(self) -> Target:
@@ -110,8 +113,8 @@ class Context:
 
     @property
     def dtype(self) -> DType:
-        """Element type of the (first) result as PyTorch has it."""
-        return dtype_of(self._meta.dtype)
+        """Element type of the (first) result, as the rule is to give it."""
+        return self.computed or dtype_of(self._meta.dtype)
 
     @property
     def _meta(self) -> torch.Tensor:
@@ -124,6 +127,26 @@ class Context:
         if isinstance(x, Tensor):
             return x.value if dtype is None else self.b.cast(x.value, dtype)
         return self.b.const(np.full((), x), dtype or self.dtype)
+
+    def widened(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What ``rule`` gives, computed in FP32 and rounded once where operands or result are narrower floats.
+
+        PyTorch computes so too. Sums and formulas of several steps in FP16 would overflow and lose bits.
+        """
+
+        def wide(x: Any) -> Any:
+            if isinstance(x, (list, tuple)):
+                return [wide(item) for item in x]
+            narrow = isinstance(x, Tensor) and x.value.dtype in (DType.FP16, DType.BF16)
+            return Tensor(self.b.cast(x.value, DType.FP32)) if narrow else x
+
+        def rounded(value: Value) -> Value:
+            return self.b.cast(value, self.dtype) if value.dtype is DType.FP32 else value
+
+        if not self.dtype.is_float or self.out is not None:
+            return rule(self, *args, **kwargs)
+        result = rule(replace(self, computed=DType.FP32), *wide(args), **{k: wide(x) for k, x in kwargs.items()})
+        return [rounded(value) for value in result] if isinstance(result, list) else rounded(result)
 
     def result(self, accumulator: Value, scale: float | np.ndarray[Any, Any]) -> Value:
         """Rescale integers that count in steps of ``scale`` to the result's parameters."""

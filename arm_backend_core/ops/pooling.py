@@ -111,7 +111,7 @@ def _cells(size: int, out: int) -> list[tuple[int, int]]:
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
-@op(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool1d.default)
+@op(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool1d.default, wide=True)
 def adaptive_avg_pool(cx: Context, x: Tensor, output_size: Sequence[int]) -> Value:
     """Every output cell is the mean of its part of the input."""
     if all(size == 1 for size in cx.shape[-len(output_size) :]):

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
+from arm_backend_core.ops.casting import to_number
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.indexing import reshape_indices
 from arm_backend_core.ops.operands import Context, Tensor
@@ -42,10 +44,11 @@ def mean_over(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
         spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q)
         return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q) if spatial is None else spatial
     count = prod(x.shape[axis] for axis in axes)
-    return cx.b.mul(_reduce(cx, "REDUCE_SUM", x.value, axes), cx.operand(1.0 / count))
+    total = _reduce(cx, "REDUCE_SUM", cx.b.cast(x.value, cx.dtype), axes)
+    return cx.b.mul(total, cx.operand(1.0 / count))
 
 
-@op(aten.mean.dim, aten.mean.default, fuses=True)
+@op(aten.mean.dim, aten.mean.default, fuses=True, wide=True)
 def mean(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
@@ -57,13 +60,16 @@ def mean(
 mean.integer(mean.lower)
 
 
-@op(aten.sum.dim_IntList, aten.sum.default, fuses=True)
+@op(aten.sum.dim_IntList, aten.sum.default, fuses=True, wide=True)
 def sum_(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     """Sum over ``dim``, all dimensions if None."""
     x = vector(cx, x)
-    return cx.b.reshape(_reduce(cx, "REDUCE_SUM", cx.b.cast(x.value, cx.dtype), _axes(x, dim)), cx.shape)
+    # Booleans are counted in FP32 where the profile adds no integers: exact up to 2**24 of them.
+    counted = x.value.dtype is DType.BOOL and not cx.target.integer
+    numbers = to_number(cx.b, x.value, DType.FP32 if counted else cx.dtype)
+    return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _axes(x, dim)), cx.shape), cx.dtype)
 
 
 @sum_.integer
@@ -105,7 +111,7 @@ def _variance(cx: Context, x: Tensor, axes: Sequence[int], less: float) -> Value
     return mean_over(cx, Tensor(cx.b.mul(centred, cx.b.mul(centred, cx.operand(count / (count - less))))), axes)
 
 
-@op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True)
+@op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, wide=True)
 def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
     x = vector(cx, x)
@@ -119,7 +125,7 @@ def _(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     return cx.b.reshape(fixed_point.var(cx.b, x.value, x.q, *_spread(x, *args, **kwargs), cx.q), cx.shape)
 
 
-@op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True)
+@op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, wide=True)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Square root of the variance."""
     x = vector(cx, x)

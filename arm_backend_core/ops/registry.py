@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
@@ -89,20 +90,29 @@ def register(record: Record) -> Record:
     return record
 
 
-def op(*overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, **facts: Any) -> Callable[[Rule], Record]:
+def op(
+    *overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, wide: bool = False, **facts: Any
+) -> Callable[[Rule], Record]:
     """Decorator that registers the rule below it, for plain values; see ``Record`` for ``facts``.
+
+    ``wide``: a floating-point formula of several steps or a sum, computed in FP32 (``Context.widened``).
 
     A rule takes a ``Context`` and the operator's arguments as ATen's schema has them, tensors being ``Tensor``, and
     returns the resulting value or ``Tensor`` (several in a list). A data-movement rule serves quantized values too.
     """
 
     def decorate(rule: Rule) -> Record:
-        record = Record(overloads, kind, rule, **facts)
+        lower = partial(_widened, rule) if wide else rule
+        record = Record(overloads, kind, lower, **facts)
         if kind is Kind.SHARED and record.lower_integer is None:
             record.lower_integer = rule
         return register(record)
 
     return decorate
+
+
+def _widened(rule: Rule, cx: Any, *args: Any, **kwargs: Any) -> Any:
+    return cx.widened(rule, *args, **kwargs)
 
 
 def find(node: torch.fx.Node) -> Record | None:

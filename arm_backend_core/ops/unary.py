@@ -24,6 +24,7 @@ from arm_backend_core.ops.registry import Kind, Record, register
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
+_LARGE = 1e9  #: beyond it x * x + 1 and x * x are one number, and x * x may overflow
 Formula = Callable[..., Float]
 
 
@@ -33,8 +34,17 @@ def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record
     def lower(cx: Context, *args: Any, **kwargs: Any) -> Value:
         if formula is None:
             raise Unsupported(f"TOSA has no floating-point formula for {overload}; quantized, it is a table")
-        floats = [Float(cx.b, cx.operand(x, cx.dtype)) if isinstance(x, Tensor) else x for x in args]
-        return formula(*floats, **kwargs).value
+
+        def evaluate(inner: Context, *args: Any, **kwargs: Any) -> Value:
+            floats = [Float(cx.b, cx.operand(x, inner.dtype), cx.dtype) if isinstance(x, Tensor) else x for x in args]
+            return formula(*floats, **kwargs).value
+
+        mark = len(cx.b.graph.ops)
+        result = evaluate(cx, *args, **kwargs)
+        if len(cx.b.graph.ops) > mark + 1:  # a single operator rounds once in any type
+            del cx.b.graph.ops[mark:]
+            result = cx.widened(evaluate, *args, **kwargs)
+        return result
 
     return register(Record((overload,), Kind.ELEMENTWISE, lower, univariate=True, **facts))
 
@@ -69,27 +79,33 @@ def _expm1(x: Float) -> Float:
 
 
 def _sinh(x: Float) -> Float:
-    """A&S 4.5.1, and 4.5.62 for abs(x) < 1."""
+    """A&S 4.5.1, and 4.5.62 for abs(x) < 1. Half the exponent, so that it overflows where the result does."""
     series = x * (x * x).polynomial([1 / math.factorial(n) for n in (1, 3, 5, 7, 9)])
-    e = _exp(x)
-    return abs(x).less(1.0).where(series, 0.5 * (e - 1 / e))
+    root = _exp(0.5 * abs(x))
+    return abs(x).less(1.0).where(series, _odd(x, 0.5 * root * root - 0.5 / root / root))
 
 
 def _cosh(x: Float) -> Float:
-    e = _exp(x)
-    return 0.5 * (e + 1 / e)
+    root = _exp(0.5 * abs(x))
+    return 0.5 * root * root + 0.5 / root / root
+
+
+def _log_double(x: Float) -> Float:
+    """ln(2 * x), which asinh and acosh are to 1e-16 beyond ``_LARGE``."""
+    return _log(x) + math.log(2)
 
 
 def _asinh(x: Float) -> Float:
     """A&S 4.6.20 as log1p(a + (sqrt(a * a + 1) - 1)), the bracket without cancellation."""
     a = abs(x)
-    return _odd(x, _log1p(a + a * a / ((a * a + 1).sqrt() + 1)))
+    square = a.minimum(_LARGE) * a.minimum(_LARGE)
+    return _odd(x, a.greater(_LARGE).where(_log_double(a), _log1p(a + square / ((square + 1).sqrt() + 1))))
 
 
 def _acosh(x: Float) -> Float:
     """A&S 4.6.21 as log1p(t + sqrt(t * (t + 2))), t = x - 1."""
-    t = x - 1
-    return _log1p(t + (t * (t + 2)).sqrt())
+    t = x.minimum(_LARGE) - 1
+    return x.greater(_LARGE).where(_log_double(x), _log1p(t + (t * (t + 2)).sqrt()))
 
 
 def _atanh(x: Float) -> Float:
@@ -202,17 +218,23 @@ def _round_decimals(x: Float, *, decimals: int) -> Float:
 
 
 def _sign(x: Float) -> Float:
-    return x.greater(0.0).where(1.0, x.less(0.0).where(-1.0, x * 0.0))
+    """0 for what is not a number, as in PyTorch."""
+    return x.greater(0.0).where(1.0, x.less(0.0).where(-1.0, x.like(0.0)))
 
 
 def _power(x: Float, exponent: float) -> Float:
-    """Whole exponents by squaring, which is right for negative x too; TOSA's POW otherwise."""
+    """Whole exponents by squaring, which is right for negative x too; by logarithm otherwise."""
     if exponent == 0:
-        return x.equal(x).where(x * 0.0 + 1.0, 1.0)
+        return x.equal(x).where(1.0, x.like(1.0))
     if abs(exponent) == 0.5:
         return x.sqrt() if exponent > 0 else x.unary("RSQRT")
-    if exponent != int(exponent) or abs(exponent) > 64:
+    if not math.isfinite(exponent):
         return x**exponent
+    if exponent != int(exponent):  # minus infinity counts as infinity, other negative numbers have no power
+        return _exp(_log(x.equal(-math.inf).where(math.inf, x)) * exponent)
+    if abs(exponent) > 64:
+        magnitude = _exp(_log(abs(x)) * exponent)
+        return _odd(x, magnitude) if exponent % 2 else magnitude
     result: Float | None = None
     square, count = x, abs(int(exponent))
     while True:
@@ -232,7 +254,7 @@ def _logit(x: Float, eps: float | None = None) -> Float:
 
 
 def _nan_to_num(x: Float, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Float:
-    largest = torch.finfo(torch.float32).max
+    largest = x.largest
     known = x.equal(x).where(x, 0.0 if nan is None else nan)
     below = known.greater(largest).where(largest if posinf is None else posinf, known)
     return below.less(-largest).where(-largest if neginf is None else neginf, below)

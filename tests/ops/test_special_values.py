@@ -1,0 +1,112 @@
+"""Values at the edges of floating point: infinity, not a number, zeros, overflow inside a formula, half precision.
+
+The result must be PyTorch's there too, with its element type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.ops import runner
+from tests.ops.runner import Case
+
+INF, NAN = float("inf"), float("nan")
+HALF = torch.float16
+EDGES = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 1.0, -1.5])
+BASES = [-2.0, -2.0, -2.0, -2.0, 0.0, 0.0, 0.0, -0.0, INF, -INF, -INF, -INF, NAN, NAN, 1.0, 1.0, -1.0, 2.0]
+POWERS = [2.0, 3.0, -1.0, 0.5, 0.0, -1.0, 0.5, -3.0, 0.0, 3.0, 0.5, -2.0, 0.0, 1.0, NAN, INF, INF, -INF]
+
+
+def _ramp(low: float, high: float, *shape: int) -> Tensor:
+    return torch.linspace(low, high, torch.Size(shape).numel()).reshape(shape)
+
+
+#: Function and its operands, by name.
+ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
+    "relu": (torch.relu, [EDGES]),
+    "clamp_min": (lambda x: x.clamp(min=-1), [EDGES]),
+    "clamp_max": (lambda x: x.clamp(max=1), [EDGES]),
+    "sign": (torch.sign, [EDGES]),
+    "sgn": (torch.sgn, [EDGES]),
+    "power_0": (lambda x: x**0, [EDGES]),
+    "power_fraction": (lambda x: x**1.7, [EDGES]),
+    "power_negative_fraction": (lambda x: x**-1.7, [EDGES]),
+    "power_100": (lambda x: x**100, [EDGES]),
+    "power_101": (lambda x: x**101, [EDGES]),
+    "power_infinite": (lambda x: x**INF, [EDGES]),
+    "power": (torch.pow, [torch.tensor(BASES), torch.tensor(POWERS)]),
+    "power_of_negative": (lambda y: torch.pow(-2.0, y), [torch.tensor(POWERS)]),
+    "power_of_0": (lambda y: torch.pow(0.0, y), [torch.tensor(POWERS)]),
+    "power_of_1": (lambda y: torch.pow(1.0, y), [torch.tensor(POWERS)]),
+    "asinh": (torch.asinh, [torch.tensor([1e8, 1e10, -1e20, 1e38, INF, -INF, NAN])]),
+    "acosh": (torch.acosh, [torch.tensor([1e8, 1e10, 1e20, 1e38, INF, 0.5, NAN])]),
+    "sinh": (torch.sinh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
+    "cosh": (torch.cosh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
+    "div_tiny": (
+        torch.div,
+        [torch.tensor([1e-39, 1e-40, 1.0, 0.0, 0.0, 1e38]), torch.tensor([1e-39, 3e-40, 1e-39, 0.0, 1e-42, 3e38])],
+    ),
+    "div_0": (lambda x: x / 0, [EDGES]),
+    "safe_softmax": (
+        lambda x: torch.ops.aten._safe_softmax(x, -1),
+        [torch.tensor([[-INF, -INF], [1.0, 2.0], [-INF, 3.0]])],
+    ),
+    "softmax_scalar": (lambda x: torch.softmax(x, 0), [torch.tensor(2.0)]),
+    "log_softmax_scalar": (lambda x: torch.log_softmax(x, 0), [torch.tensor(2.0)]),
+    "sum_of_scalar": (lambda x: x.sum(dim=0) + x.amax(0) + x.mean(0), [torch.tensor(2.0)]),
+    "compare": (lambda x, y: (x == y, x != y, x > y, x >= y, x < y, x <= y), [EDGES, EDGES.roll(1)]),
+    "maximum": (lambda x, y: (torch.maximum(x, y), torch.minimum(x, y)), [EDGES, EDGES.roll(1)]),
+    "half_softmax_to_float": (lambda x: torch.softmax(x, -1, dtype=torch.float32), [_ramp(-3, 4, 2, 8).half()]),
+    "half_log_softmax_to_float": (lambda x: torch.log_softmax(x, -1, torch.float32), [_ramp(-3, 4, 2, 8).half()]),
+    "half_mean_to_float": (lambda x: x.mean(-1, dtype=torch.float32), [_ramp(-3, 4, 2, 8).half()]),
+    "half_mean": (lambda x: x.mean(-1), [_ramp(40, 60, 2, 4096).half()]),
+    "half_layer_norm": (nn.LayerNorm(64).half(), [_ramp(-300, 310, 2, 64).half()]),
+    "half_mish": (F.mish, [_ramp(-12, 12, 49).half()]),
+    "half_nan_to_num": (torch.nan_to_num, [EDGES.half()]),
+    "half_div": (torch.div, [_ramp(1, 9, 9).half() * 1e-6, _ramp(9, 1, 9).half() * 1e-6]),
+    "half_add_alpha": (
+        lambda x, y: torch.add(x, y, alpha=1000),
+        [_ramp(-6e4, -5e4, 64).half(), _ramp(60, 70, 64).half()],
+    ),
+    "bool_sum": (lambda x: (x > 0).sum(-1), [_ramp(-3, 4, 2, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_float(name: str) -> None:
+    function, inputs = ROWS[name]
+    case = Case(name, function, [], rtol=2e-3 if name.startswith("half") else 2e-5)
+    lowered = runner.lower(runner.export(case.module(), tuple(inputs)), "fp")
+    lowered.check_delegated()
+    got, expected = lowered.run(inputs), runner.flat(case.module()(*inputs))
+    runner.check_close(case, got, expected)
+    assert [x.dtype for x in got] == [x.dtype for x in expected]
+    runner.validate(lowered.log.delegates[0].tosa, "FP")
+
+
+INTEGERS: dict[str, tuple[Callable[..., Any], torch.dtype]] = {
+    "relu_int8": (torch.relu, torch.int8),
+    "clamp_min_int8": (lambda x: x.clamp(min=-3), torch.int8),
+    "clamp_int32": (lambda x: x.clamp(-3, 4), torch.int32),
+    "clamp_max_int32": (lambda x: x.clamp(max=4), torch.int32),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integer(name: str) -> None:
+    """Plain integers, not quantized numbers."""
+    function, dtype = INTEGERS[name]
+    x = torch.tensor([-100, -4, -3, 0, 3, 4, 5, 100], dtype=dtype)
+    case = Case(name, function, [])
+    lowered = runner.lower(runner.export(case.module(), (x,)), "int")
+    lowered.check_delegated()
+    (got,), expected = lowered.run([x]), function(x)
+    assert got.dtype is expected.dtype
+    assert torch.equal(got, expected)
+    runner.validate(lowered.log.delegates[0].tosa, "INT")
