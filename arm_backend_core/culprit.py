@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.errors import CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
-from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
+from arm_backend_core.tosa.graph import Graph, Op, Origin, cut
 from arm_backend_core.tosa.serialize import serialize
 
 
@@ -24,7 +25,7 @@ def culprit(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin |
             continue
         behind = [user for user in users.get(op.output, []) if user.kind == "RESCALE"][:1]
         try:
-            spec.compile(serialize(_alone([op, *behind])), delegate="culprit", locate=lambda _: None)
+            compile_payload(spec, serialize(_alone([op, *behind])), delegate="culprit", locate=lambda _: None)
         except CompileError as alone:
             if alone.artifact:
                 Path(alone.artifact).unlink(missing_ok=True)
@@ -35,15 +36,6 @@ def culprit(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin |
 
 def _alone(ops: list[Op]) -> Graph:
     """A graph of copies of ``ops``, which feed each other; what else they read becomes an input."""
-    graph = Graph()
-    known: dict[Value, Value] = {}
-    for op in ops:
-        for value in op.inputs:
-            if value.data is None and value not in known:
-                known[value] = graph.add_input(value.shape, value.dtype, f"input_{len(graph.inputs)}")
-        output = Value(op.output.shape, op.output.dtype, op.output.name)
-        output.producer = Op(op.kind, [known.get(value, value) for value in op.inputs], output, op.attrs, op.origin)
-        graph.ops.append(output.producer)
-        known[op.output] = output
-    graph.outputs = [graph.ops[-1].output]
-    return graph
+    made = {op.output for op in ops}
+    read = dict.fromkeys(value for op in ops for value in op.inputs if value.data is None and value not in made)
+    return cut([(value, f"input_{i}") for i, value in enumerate(read)], [ops[-1].output], ops.index)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 
 class ArmBackendError(RuntimeError):
     """Base class of every error that reaches the user from the compiler core."""
@@ -16,6 +18,27 @@ class Unsupported(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class Fault(Unsupported):
+    """A rule of ours failed where it should have lowered the operator or refused it.
+
+    The export goes on with the operator on the CPU, and the report says that the compiler is to blame. Where
+    ``ARM_BACKEND_CORE_STRICT`` is set, as in the tests, it ends with ``InternalError`` instead.
+
+    Args:
+        what: how it failed.
+        error: the exception that the rule raised, if it did.
+    """
+
+    def __init__(self, what: str, error: Exception | None = None) -> None:
+        super().__init__(f"a fault of this compiler, which should be reported: {what}")
+        if os.environ.get("ARM_BACKEND_CORE_STRICT"):
+            raise InternalError(self.reason) from error
+
+
+class InternalError(ArmBackendError):
+    """A ``Fault``, where faults are errors."""
 
 
 class CompileError(ArmBackendError):

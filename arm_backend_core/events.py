@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rejected:
-    """An operator that stays on the CPU, and why."""
+    """An operator that stays on the CPU, and why; ``fault``: a failure of the compiler, not a limit of the target."""
 
     node: str
     operator: str
     reason: str
     source: str
+    fault: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,36 +1,40 @@
 """fx graph -> TOSA graph, reading quantize/dequantize pairs as parameters of the operators between them.
 
-Every node is lowered in program order. A node that cannot be lowered becomes ``Unsupported`` data, and what reads it
-sees a fresh graph input: so one walk tells which nodes a target can run, and the same walk over the chosen nodes alone
-makes the graph that is compiled.
+Every node is lowered once, in program order. A node that cannot be lowered becomes ``Unsupported`` data, and what
+reads it sees a fresh graph input: so the walk tells which nodes a target can run. The graph of each delegate is cut
+out of the graph of the program.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import traceback
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.fx import Node
 
+from arm_backend_core.aten.int64 import Intervals
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import Unsupported
+from arm_backend_core.errors import Fault, Unsupported
 from arm_backend_core.fusion import Univariate, scaled_by_reader, univariate
 from arm_backend_core.nodes import (
+    boundary_order,
+    first_result,
     is_constant,
     is_dequantize,
     is_float,
     is_quantize,
-    memory_order,
+    operator_name,
     overload_of,
     source_line,
 )
 from arm_backend_core.ops.operands import Context, Tensor, dtype_of
 from arm_backend_core.ops.registry import Kind, Record, find
-from arm_backend_core.permutation import inverse
+from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
@@ -39,45 +43,84 @@ from arm_backend_core.tosa.graph import Graph, Origin, Value, constant
 Result = Tensor | Univariate | list[Any] | Unsupported
 
 
-@dataclass
 class Lowering:
-    """One walk over fx nodes.
+    """One walk over the nodes of a program.
 
     Attributes:
         target: what may be used.
-        constants: arrays of the nodes that are parameters, buffers or constants.
-        graph: the TOSA graph made so far.
+        constants: arrays of the nodes that are parameters, buffers or computed from these.
+        graph: TOSA operators of all nodes; those of a node that was lowered again, or refused, are dead.
         results: what every node visited became.
-        inputs: graph inputs by the node that stands outside.
-        dequantized: tensors that dequantize nodes made, by what they read.
     """
 
-    target: Target
-    constants: dict[Node, torch.Tensor]
-    graph: Graph = field(default_factory=Graph)
-    results: dict[Node, Result] = field(default_factory=dict)
-    inputs: dict[Node, Tensor] = field(default_factory=dict)
-    dequantized: dict[Value, list[Tensor]] = field(default_factory=dict)
+    def __init__(self, target: Target, constants: Mapping[Node, torch.Tensor]) -> None:
+        self.target = target
+        self.constants = dict(constants)
+        self.graph = Graph()
+        self.results: dict[Node, Result] = {}
+        self.builder = Builder(self.graph, target)
+        self._entered: dict[Node, tuple[Value, Tensor]] = {}  # a node outside: the graph's input, and what it is here
+        self._dequantized: dict[Value, list[Tensor]] = {}
+        self._intervals = Intervals(self.constants)
 
-    def __post_init__(self) -> None:
-        self.builder = Builder(self.graph, self.target)
-        self.constants = dict(self.constants)
-
-    def run(self, nodes: Iterable[Node], external: Iterable[Node] = ()) -> None:
-        """Lower ``nodes`` in order; those in ``external`` are left to others."""
-        external = set(external)
+    def run(self, nodes: Iterable[Node], outside: Collection[Node]) -> None:
+        """Lower ``nodes``, which are in program order, except those in ``outside``."""
         for node in nodes:
-            if node.op == "call_function" and node not in external:
+            if node not in outside:
+                self.results[node] = self._guarded(node)
+
+    def exclude(self, nodes: Iterable[Node], outside: Collection[Node]) -> None:
+        """Lower anew what reads a node that was put ``outside`` since, directly or not.
+
+        Args:
+            nodes: those of ``run``.
+        """
+        stale = {node for node in outside if node in self.results}
+        for node in stale:
+            del self.results[node]
+        for node in nodes:
+            if node not in outside and any(source in stale for source in node.all_input_nodes):
+                stale.add(node)
                 self.results[node] = self._guarded(node)
 
     def _guarded(self, node: Node) -> Result:
         mark = len(self.graph.ops)
-        self.builder.origin = Origin(node.name, str(overload_of(node.target) or node.target), source_line(node))
+        self.builder.origin = Origin(node.name, operator_name(node), source_line(node))
         try:
-            return self._lower(node)
+            return self._checked(node, self._lower(node))
         except Unsupported as reason:
-            del self.graph.ops[mark:]
-            return reason
+            refusal = reason
+        except Exception as error:
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"
+            refusal = Fault(f"lowering {operator_name(node)} raised {what}", error)
+        del self.graph.ops[mark:]
+        return refusal
+
+    def _checked(self, node: Node, result: Result) -> Result:
+        """``result`` if it is what PyTorch says that the node gives: number, shape and dtype of the results.
+
+        Raises:
+            Fault: it is not.
+        """
+        if isinstance(result, Unsupported):
+            return result
+        meta = node.meta.get("val")
+        made, expected = ((list(x) if isinstance(x, (list, tuple)) else [x]) for x in (result, meta))
+        if len(made) != len(expected) or isinstance(result, list) != isinstance(meta, (list, tuple)):
+            raise Fault(f"{operator_name(node)} was lowered to {len(made)} results in place of {len(expected)}")
+        for item, wanted in zip(made, expected, strict=True):
+            if isinstance(item, Unsupported) or not isinstance(wanted, torch.Tensor):
+                continue
+            tensor = item.base if isinstance(item, Univariate) else item
+            dtype = tensor.value.dtype if tensor.q is None else tensor.q.dtype
+            real = isinstance(item, Univariate) or tensor.q is not None
+            if tensor.shape != tuple(wanted.shape) or tensor.value.dtype is not dtype:
+                raise Fault(f"{operator_name(node)} was lowered to {tensor.value!r} in place of {tuple(wanted.shape)}")
+            if wanted.dtype.is_floating_point if real else dtype is dtype_of(wanted.dtype):
+                continue
+            raise Fault(f"{operator_name(node)} was lowered to {dtype.value} in place of {wanted.dtype}")
+        return result
 
     # -- operands ------------------------------------------------------------------------------------------------
 
@@ -89,9 +132,22 @@ class Lowering:
         if node in self.constants:
             self.results[node] = tensor = self._constant(node)
             return tensor
-        if node not in self.inputs:
-            self.inputs[node] = self._input(node)
-        return self.inputs[node]
+        if node not in self._entered:
+            self._entered[node] = self._input(node)
+        return self._entered[node][1]
+
+    def entry(self, node: Node) -> tuple[Value, Layout]:
+        """What a delegate that reads ``node`` and does not compute it is given, and in which order it lies."""
+        result = self.results.get(node)
+        if isinstance(result, Tensor):
+            return result.value, identity(result.rank)
+        self.read(node)
+        return self._entered[node][0], boundary_order(node)
+
+    def holds(self, node: Node) -> bool:
+        """Whether ``node``'s result cannot leave a delegate: several tensors, real numbers as integers, a function."""
+        result = self.results[node]
+        return not isinstance(result, Tensor) or result.q is not None
 
     def _constant(self, node: Node) -> Tensor:
         tensor = self.constants[node].detach()
@@ -105,7 +161,7 @@ class Lowering:
         array = tensor.float() if dtype is DType.BF16 else tensor
         return Tensor(constant(array.cpu().contiguous().numpy(), dtype, node.name))
 
-    def _input(self, node: Node) -> Tensor:
+    def _input(self, node: Node) -> tuple[Value, Tensor]:
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
             raise Unsupported(f"'{node.name}' is not a tensor")
@@ -114,15 +170,10 @@ class Lowering:
                 f"'{node.name}' has a dynamic shape {list(meta.shape)}; this target is compiled for static shapes: "
                 "export without dynamic_shapes, once for every shape"
             )
-        if meta.dtype is torch.int64:
-            raise Unsupported(
-                f"'{node.name}' is an int64 tensor at the boundary of a delegate; TOSA has none: "
-                "convert with .to(torch.int32)"
-            )
         # The target takes memory as it lies: the graph's input has the dimensions in that order.
-        order = memory_order(meta)
+        order = boundary_order(node)
         value = self.graph.add_input(tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype), node.name)
-        return Tensor(self.builder.transpose(value, inverse(order)))
+        return value, Tensor(self.builder.transpose(value, inverse(order)))
 
     def _operand(self, x: Any) -> Any:
         if isinstance(x, Node):
@@ -147,12 +198,18 @@ class Lowering:
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return item
+        if _is_int64(node) and not self._intervals.fits(node):
+            raise Unsupported(
+                "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
+            )
         record = find(node)
         if record is None:
-            raise Unsupported(f"no lowering for {overload_of(node.target) or node.target}")
+            raise Unsupported(f"there is no lowering for {operator_name(node)}; build it of operators that have one")
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))
+        if any(map(_is_empty, (node, *node.all_input_nodes))):
+            raise Unsupported("TOSA has no tensors without elements")
         if any(isinstance(x, Univariate) or x.q is not None for x in operands):
             return self._lower_quantized(node, record, args, kwargs)
         return self._lower_plain(node, record, args, kwargs)
@@ -214,7 +271,7 @@ class Lowering:
         source = self.read(_node(node.args[0]))
         assert isinstance(source, Tensor)
         q = self.node_qparams(node)
-        known = self.dequantized.setdefault(source.value, [])
+        known = self._dequantized.setdefault(source.value, [])
         for tensor in known:  # every reader has a node of its own, but a function of one tensor must be seen as such
             if q.same(tensor.q):
                 return tensor
@@ -303,6 +360,16 @@ def _tensors(result: Any, q: QParams | None) -> Result:
     if isinstance(result, (list, tuple)):
         return [_tensors(item, q) for item in result]
     return result if isinstance(result, Tensor) else Tensor(result, q)
+
+
+def _is_empty(node: Node) -> bool:
+    first = first_result(node)
+    return first is not None and 0 in first.shape
+
+
+def _is_int64(node: Node) -> bool:
+    first = first_result(node)
+    return first is not None and first.dtype is torch.int64
 
 
 def _node(x: Any) -> Node:

@@ -21,6 +21,12 @@ def overload_of(target: Any) -> OpOverload | None:
     return inner if isinstance(inner, OpOverload) else None
 
 
+def operator_name(node: Node) -> str:
+    """The ATen overload, for example ``aten.add.Tensor``; of any other call what it is called."""
+    overload: Any = overload_of(node.target)
+    return str(overload or getattr(node.target, "__name__", node.target))
+
+
 def is_quantize(node: Node) -> bool:
     """Whether ``node`` turns real numbers into integers."""
     overload = overload_of(node.target)
@@ -51,11 +57,35 @@ def memory_order(tensor: torch.Tensor) -> Layout:
     return (0, 2, 3, 1) if last else identity(tensor.dim())
 
 
-def is_float(node: Node) -> bool:
-    """Whether ``node``'s (first) result is a floating-point tensor."""
+#: Marks a node that only brings a tensor across a delegate's boundary.
+BOUNDARY = "arm_boundary"
+
+
+def boundary_order(node: Node) -> Layout:
+    """How ``node``'s result lies in memory where a delegate reads it.
+
+    Inputs of the program lie as the example did, if that was contiguous or channels_last, and quantizing or casting
+    keeps that. What an operator on the CPU returns depends on ExecuTorch's later passes (a permute copies there), so
+    it is made contiguous; what a delegate returns is.
+    """
+    source = node
+    while is_quantize(source) or is_dequantize(source) or source.meta.get(BOUNDARY):
+        assert isinstance(source.args[0], Node)
+        source = source.args[0]
+    return memory_order(source.meta["val"]) if source.op == "placeholder" else identity(source.meta["val"].dim())
+
+
+def first_result(node: Node) -> torch.Tensor | None:
+    """The fake tensor of ``node``'s (first) result; None for what is no tensor."""
     meta = node.meta.get("val")
     first = meta[0] if isinstance(meta, (tuple, list)) and meta else meta
-    return isinstance(first, torch.Tensor) and first.dtype.is_floating_point
+    return first if isinstance(first, torch.Tensor) else None
+
+
+def is_float(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a floating-point tensor."""
+    first = first_result(node)
+    return first is not None and first.dtype.is_floating_point
 
 
 def source_line(node: Node) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import builtins
 import copy
 import keyword
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, TensorArgument
+from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
@@ -20,8 +20,6 @@ from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
-
-_TAG = "delegation_tag"
 
 
 def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
@@ -150,140 +148,3 @@ def split_dequantize(program: ExportedProgram) -> None:
             with graph.inserting_before(user):
                 copy = graph.node_copy(node)
             user.replace_input_with(node, copy)
-
-
-class _Outputs:
-    """Stands in for a delegate's original module: gives outputs of the right shape and type, or runs the graph.
-
-    ExecuTorch calls it on fake tensors each time it traces the program (12 times in an export), where only metadata
-    are wanted. On real tensors it runs the delegate, so an edge program can be executed in Python.
-    """
-
-    def __init__(
-        self, metas: Sequence[torch.Tensor], execute: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
-    ) -> None:
-        self.metas = [(tuple(meta.shape), meta.dtype) for meta in metas]
-        self.execute = execute
-
-    def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:
-        if all(type(arg) is torch.Tensor for arg in args) and torch._guards.detect_fake_mode(args) is None:
-            return self.execute(args)
-        return [torch.empty(shape, dtype=dtype) for shape, dtype in self.metas]
-
-
-def _lowered_module_class() -> type[Any]:
-    from executorch.exir.lowered_backend_module import LoweredBackendModule
-
-    class ArmLoweredModule(LoweredBackendModule):
-        """A delegate that is never changed once it is compiled, so it need not be copied."""
-
-        def __deepcopy__(self, memo: dict[int, Any] | None) -> ArmLoweredModule:
-            return self
-
-    ArmLoweredModule.__name__ = LoweredBackendModule.__name__  # PyTorch recognizes delegates by the type's name
-    return ArmLoweredModule
-
-
-def tag_groups(owner: ExportedProgram, groups: Sequence[Sequence[Node]]) -> list[str]:
-    """Mark each group of nodes, and the constants that it reads; the tags for ``Partition``, in order.
-
-    All are marked before the first is cut out: cutting rebuilds the graph, and marks survive where nodes do not.
-    A constant with several readers is given to the CPU or else to the first; every other group gets a copy (of the
-    node, the tensor is shared).
-    """
-    tags = [f"arm_{index}" for index in range(len(groups))]
-    for tag, nodes in zip(tags, groups, strict=True):
-        for node in nodes:
-            node.meta[_TAG] = tag
-    for constant in constants_of(owner):
-        readers: dict[str | None, list[Node]] = {}
-        for user in constant.users:
-            readers.setdefault(user.meta.get(_TAG), []).append(user)
-        keeper = None if None in readers else next(iter(readers), None)
-        for reader, users in readers.items():
-            if reader is None:
-                continue
-            node = constant if reader == keeper else _copied_constant(owner, constant, reader)
-            node.meta[_TAG] = reader
-            for user in users:
-                user.replace_input_with(constant, node)
-    return tags
-
-
-def _copied_constant(owner: ExportedProgram, constant: Node, tag: str) -> Node:
-    """Another placeholder for the same parameter, buffer or constant."""
-    specs = owner.graph_signature.input_specs
-    index, spec = next((i, spec) for i, spec in enumerate(specs) if spec.arg.name == constant.name)
-    with owner.graph_module.graph.inserting_before(constant):
-        node = owner.graph_module.graph.placeholder(f"{constant.name}_{tag}")
-    node.meta = dict(constant.meta)
-    target = f"{spec.target}_{tag}"
-    for store in (owner.state_dict, owner.constants):
-        if spec.target in store:
-            store[target] = store[str(spec.target)]
-    specs.insert(index, replace(spec, arg=TensorArgument(node.name), target=target))
-    return node
-
-
-class Partition:
-    """The nodes with one tag, cut out of ``owner`` into a program of its own; ``insert`` puts the delegate in."""
-
-    def __init__(self, owner: ExportedProgram, tag: str) -> None:
-        from executorch.exir.backend.backend_api import _get_node_list_with_same_tag
-        from executorch.exir.lowered_backend_module import (
-            create_exported_program_from_submodule,
-            create_submodule_from_nodes,
-        )
-
-        self.owner, self.tag = owner, tag
-        module = owner.graph_module
-        members = _get_node_list_with_same_tag(module, tag, owner)
-        with module._set_replace_hook(owner.graph_signature.get_replace_hook()):
-            submodule, self._call = create_submodule_from_nodes(module, members, tag)
-        self._output = submodule.graph.output_node()
-        self._output.meta = module.graph.output_node().meta
-        self.program, self._inputs_to_delete, self._outputs_to_delete = create_exported_program_from_submodule(
-            submodule, owner, tag, self._call, False
-        )
-
-    @property
-    def inputs(self) -> list[Node]:
-        """Placeholders of the partition's program that are no constants, in order."""
-        return inputs_of(self.program)
-
-    @property
-    def outputs(self) -> list[Node]:
-        """Nodes of the partition's program that leave it, in order."""
-        return list(self.program.graph_module.graph.output_node().args[0])
-
-    def insert(
-        self,
-        backend_id: str,
-        payload: bytes,
-        compile_specs: list[Any],
-        execute: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
-        meta: dict[str, Any],
-    ) -> None:
-        """Replace the partition by a call of the delegate."""
-        from executorch.exir.backend.backend_api import _insert_lowered_submodule
-
-        stub = _Outputs([node.meta["val"] for node in self.outputs], execute)
-        self.program.module = lambda *_, **__: stub
-        lowered = _lowered_module_class()(self.program, backend_id, payload, compile_specs)
-        lowered.meta = {"debug_handle_map": {}, **meta}
-        _insert_lowered_submodule(
-            self.program,
-            self.owner,
-            self._call,
-            self._output,
-            lowered,
-            False,
-            self._inputs_to_delete,
-            self._outputs_to_delete,
-        )
-
-
-def clear_tags(program: ExportedProgram) -> None:
-    """Remove what ``tag_groups`` left in the nodes' metadata."""
-    for node in program.graph_module.graph.nodes:
-        node.meta.pop(_TAG, None)

@@ -8,6 +8,7 @@ import os
 # cores with a thread pool each would only wait for one another.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
+os.environ.setdefault("ARM_BACKEND_CORE_STRICT", "1")  # a fault of the compiler is an error here, no refusal
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the transformers models are built from configurations alone
 
 import random

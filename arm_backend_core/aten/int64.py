@@ -1,88 +1,112 @@
-"""int64 inputs, as token ids are, enter a delegate as int32, and int64 results leave it so: TOSA has no int64."""
+"""Which int64 values of a program int32 holds too: TOSA has no int64, so delegates compute in int32.
+
+Interval arithmetic over the fx graph. What comes from outside (an input of the program, an operator on the CPU) is
+taken to fit, as the report says of such inputs; what a delegate computes from it must be shown to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from torch.export import ExportedProgram
 from torch.fx import Node
 
-#: Marks a cast that only brings a tensor across a delegate's boundary.
-BOUNDARY = "arm_boundary"
+from arm_backend_core.nodes import overload_of
+from arm_backend_core.ops.registry import Kind, find
+
+Interval = tuple[int, int]
+INT32: Interval = (-(1 << 31), (1 << 31) - 1)
 
 
-def narrow_int64_inputs(program: ExportedProgram) -> list[str]:
-    """Cast every int64 user input to int32 once, on the CPU, and read the cast instead.
-
-    Returns:
-        Names of the inputs concerned. Values beyond int32 would wrap around; indices never are.
-    """
-    names = []
-    users = set(program.graph_signature.user_inputs)
-    graph = program.graph_module.graph
-    for node in [n for n in graph.nodes if n.op == "placeholder" and n.name in users]:
-        meta = node.meta.get("val")
-        if not isinstance(meta, torch.Tensor) or meta.dtype is not torch.int64 or not node.users:
-            continue
-        with graph.inserting_after(_last_placeholder(node)):
-            cast = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": torch.int32})
-        cast.meta["val"] = meta.to(torch.int32)
-        cast.meta[BOUNDARY] = True
-        node.replace_all_uses_with(cast, delete_user_cb=lambda user, cast=cast: user is not cast)
-        names.append(node.name)
-    return names
-
-
-def widen_int64_outputs(program: ExportedProgram) -> list[str]:
-    """Have int64 results of the program (indices) computed in int32, and cast them on the CPU.
-
-    Returns:
-        Names of the nodes concerned.
-    """
-    names = []
-    output = program.graph_module.graph.output_node()
-    for node in output.all_input_nodes:
-        meta = node.meta.get("val")
-        if node.op != "call_function" or not isinstance(meta, torch.Tensor) or meta.dtype is not torch.int64:
-            continue
-        with program.graph_module.graph.inserting_before(output):
-            cast = program.graph_module.graph.call_function(
-                torch.ops.aten._to_copy.default, (node,), {"dtype": torch.int64}
-            )
-        cast.meta["val"], node.meta["val"] = meta, meta.to(torch.int32)
-        cast.meta[BOUNDARY] = True
-        output.replace_input_with(node, cast)
-        for spec in program.graph_signature.output_specs:
-            if spec.arg.name == node.name:
-                spec.arg.name = cast.name
-        names.append(node.name)
-    return names
-
-
-def narrow_int64_results(program: ExportedProgram, chosen: Set[Node]) -> None:
-    """Tell of int64 results that delegates compute them in int32, and cast them for what reads them on the CPU.
+class Intervals:
+    """Intervals of the integers in a program, asked for in program order.
 
     Args:
-        chosen: the nodes that will be delegated.
+        constants: values of the nodes that are constant.
     """
-    graph = program.graph_module.graph
-    for node in [n for n in graph.nodes if n in chosen]:
-        meta = node.meta.get("val")
-        if not isinstance(meta, torch.Tensor) or meta.dtype is not torch.int64:
-            continue
-        node.meta["val"] = meta.to(torch.int32)
-        readers = [user for user in node.users if user not in chosen]
-        if not readers:
-            continue
-        with graph.inserting_after(node):
-            cast = graph.call_function(torch.ops.aten._to_copy.default, (node,), {"dtype": torch.int64})
-        cast.meta["val"], cast.meta[BOUNDARY] = meta, True
-        for user in readers:
-            user.replace_input_with(node, cast)
+
+    def __init__(self, constants: Mapping[Node, torch.Tensor]) -> None:
+        self._constants = constants
+        self._known: dict[Node, Interval] = {}
+
+    def fits(self, node: Node) -> bool:
+        """Whether int32 holds every element of ``node``'s int64 result, its operands being held by int32."""
+        interval = self._result(node)
+        if interval is None or interval[0] < INT32[0] or interval[1] > INT32[1]:
+            return False
+        self._known[node] = interval
+        return True
+
+    def _of(self, x: Any) -> Interval | None:
+        """Elements of an operand; None for real numbers."""
+        if not isinstance(x, Node):
+            return (int(x), int(x)) if isinstance(x, int) else None
+        value = self._constants.get(x, x.meta.get("val"))
+        if not isinstance(value, torch.Tensor) or value.dtype.is_floating_point or value.dtype.is_complex:
+            return None
+        if x in self._constants:
+            return (int(value.min()), int(value.max())) if value.numel() else (0, 0)
+        if value.dtype is torch.bool:
+            return 0, 1
+        limit = torch.iinfo(torch.int32 if value.dtype is torch.int64 else value.dtype)
+        return self._known.get(x, (limit.min, limit.max))
+
+    def _result(self, node: Node) -> Interval | None:
+        """The interval of a result from those of the operands; None where no rule tells."""
+        overload, record = overload_of(node.target), find(node)
+        name = "" if overload is None else overload._schema.name.removeprefix("aten::")
+        if name in ("argmax", "argmin"):
+            return 0, _count(node)
+        if name in ("sum", "cumsum"):
+            return _scaled(self._of(node.args[0]), _count(node))
+        operands = [self._of(x) for x in _leaves(node.args)]
+        if name == "constant_pad_nd":
+            operands = [self._of(node.args[0]), self._of(node.args[2] if len(node.args) > 2 else 0)]
+        elif record is not None and record.kind is Kind.SHARED:  # moves data: numbers among its arguments say where
+            operands = [self._of(x) for x in node.all_input_nodes]
+        elif name == "where":
+            operands = operands[1:]
+        elif name in _ARITHMETIC and not node.kwargs:
+            return None if None in operands else _ARITHMETIC[name](*operands)
+        elif name not in ("maximum", "minimum"):
+            return None
+        known = [x for x in operands if x is not None]
+        return _hull(*known) if known and len(known) == len(operands) else None
 
 
-def _last_placeholder(node: Node) -> Node:
-    while node.next.op == "placeholder":
-        node = node.next
-    return node
+def _count(node: Node) -> int:
+    """Elements of the first operand."""
+    return int(node.all_input_nodes[0].meta["val"].numel())
+
+
+def _leaves(args: Any) -> list[Any]:
+    return [leaf for x in args for leaf in (_leaves(x) if isinstance(x, (list, tuple)) else [x])]
+
+
+def _hull(*intervals: Interval) -> Interval:
+    return min(low for low, _ in intervals), max(high for _, high in intervals)
+
+
+def _scaled(x: Interval | None, count: int) -> Interval | None:
+    return None if x is None else (min(x[0] * count, x[0]), max(x[1] * count, x[1]))
+
+
+def _product(x: Interval, y: Interval) -> Interval:
+    corners = [a * b for a in x for b in y]
+    return min(corners), max(corners)
+
+
+#: Operators of one or two operands and no other argument.
+_ARITHMETIC: dict[str, Callable[..., Interval]] = {
+    "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
+    "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
+    "rsub": lambda x, y: (y[0] - x[1], y[1] - x[0]),
+    "mul": _product,
+    "neg": lambda x: (-x[1], -x[0]),
+    "abs": lambda x: (0, max(abs(x[0]), abs(x[1]))),
+    "clamp": lambda x, low, high: (max(x[0], low[0]), min(x[1], high[1])),
+    "remainder": lambda x, y: _hull((0, 0), y),
+    "fmod": lambda x, y: _hull((0, 0), x),
+    "floor_divide": lambda x, y: _hull(x, (-x[1], -x[0])),
+}

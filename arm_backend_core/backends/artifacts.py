@@ -5,34 +5,17 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
-from arm_backend_core.backends.payload import VelaFigures
+from arm_backend_core.backends.payload import Payload, VelaFigures
 from arm_backend_core.errors import ArmBackendError, CompileError
+from arm_backend_core.targets.compile_spec import ArmCompileSpec
+from arm_backend_core.tosa.graph import Graph, Origin
 
 #: Finds what a tool's message is about: text -> (ATen operator, line of the user's model).
 Locate = Callable[[str], "tuple[str, str] | None"]
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a TOSA operator comes from.
-
-    Attributes:
-        tosa: TOSA operator, for example ``CONV2D``.
-        output: name of its result in the flatbuffer.
-        aten: ATen operator.
-        node: node of the exported program.
-        source: line of the user's model.
-    """
-
-    tosa: str
-    output: str
-    aten: str
-    node: str
-    source: str
 
 
 def write(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> list[Path]:
@@ -54,12 +37,46 @@ def write(directory: str | Path, delegate: str, files: Mapping[str, bytes]) -> l
     return written
 
 
-def debug_json(delegate: str, backend: str, origins: Sequence[Origin], vela: VelaFigures | None) -> bytes:
-    """Which ATen node each TOSA operator comes from, with Vela's figures, as JSON."""
+def dump(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payload, graph: Graph) -> list[str]:
+    """Write a delegate's files, if ``spec`` names a folder; returns their paths.
+
+    ``<delegate>.tosa`` and what the compiler made: ``.vgf``, or ``_vela.npz``, ``_per-layer.csv`` and ``_vela.log``
+    (only if Vela printed something). In debug mode JSON also ``<delegate>_debug.json``.
+
+    Args:
+        graph: what the flatbuffer was written from.
+
+    Raises:
+        ArmBackendError: a file cannot be written.
+    """
+    folder = spec.get_intermediate_path()
+    if folder is None:
+        return []
+    files = {".tosa": flatbuffer, **payload.artifacts}
+    if spec.debug_mode is spec.DebugMode.JSON:
+        files["_debug.json"] = _debug_json(delegate, spec.backend_id, graph, payload.vela)
+    return [str(path) for path in write(folder, delegate, files)]
+
+
+def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaFigures | None) -> bytes:
+    """Which ATen node each TOSA operator comes from (none for a pass's own), with Vela's figures, as JSON."""
+    operators = []
+    for index, op in enumerate(graph.ops):
+        origin = op.origin or Origin("", "")
+        operators.append(
+            {
+                "index": index,
+                "tosa": op.kind,
+                "output": op.output.name,
+                "aten": origin.operator,
+                "node": origin.node,
+                "source": origin.source,
+            }
+        )
     content = {
         "delegate": delegate,
         "backend": backend,
-        "operators": [{"index": index, **asdict(origin)} for index, origin in enumerate(origins)],
+        "operators": operators,
         "vela": asdict(vela) if vela else None,
     }
     return json.dumps(content, indent=2).encode()

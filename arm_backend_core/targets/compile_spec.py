@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Self
@@ -13,8 +13,6 @@ from arm_backend_core.targets.target import Target
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-    from arm_backend_core.backends.artifacts import Locate, Origin
-    from arm_backend_core.backends.payload import Payload
     from arm_backend_core.workers.vela import Configuration
 
 #: System configuration and memory mode per family, as Arm's tooling has them.
@@ -106,44 +104,9 @@ class ArmCompileSpec(ABC):
         entries["output_format"] = self.get_output_format()
         if self._debug_mode is not None and self._intermediate_path is None:
             raise ValueError("dump_debug_info() needs dump_intermediate_artifacts_to(path)")
-        if self._intermediate_path is not None:
-            entries["debug_artifact_path"] = self._intermediate_path
         if self._debug_mode is not None:
             entries["dump_debug_info"] = self._debug_mode.name
         return entries
-
-    @abstractmethod
-    def compile(self, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
-        """Compile a TOSA 1.0 flatbuffer.
-
-        Args:
-            delegate: its name in the program, for errors and files.
-            locate: finds the ATen operator and source line that a compiler's message is about.
-
-        Raises:
-            CompileError: the compiler refused the flatbuffer or died on it.
-        """
-
-    def dump(self, delegate: str, flatbuffer: bytes, payload: Payload, origins: Sequence[Origin]) -> list[str]:
-        """Write the delegate's files, if a folder was given; returns their paths.
-
-        ``<delegate>.tosa`` and what the compiler made: ``.vgf``, or ``_vela.npz``, ``_per-layer.csv`` and
-        ``_vela.log`` (only if Vela printed something). In debug mode JSON also ``<delegate>_debug.json``.
-
-        Args:
-            origins: one for each operator of the flatbuffer, in order.
-
-        Raises:
-            ArmBackendError: a file cannot be written.
-        """
-        if self._intermediate_path is None:
-            return []
-        from arm_backend_core.backends import artifacts
-
-        files = {".tosa": flatbuffer, **payload.artifacts}
-        if self._debug_mode is ArmCompileSpec.DebugMode.JSON:
-            files["_debug.json"] = artifacts.debug_json(delegate, self.backend_id, origins, payload.vela)
-        return [str(path) for path in artifacts.write(self._intermediate_path, delegate, files)]
 
 
 class TosaCompileSpec(ArmCompileSpec):
@@ -161,12 +124,6 @@ class TosaCompileSpec(ArmCompileSpec):
 
     def __init__(self, tosa_spec: str = "TOSA-1.0+INT+int16") -> None:
         super().__init__(Target.from_tosa_spec(str(tosa_spec)))
-
-    def compile(self, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
-        """See :meth:`ArmCompileSpec.compile`. Nothing can fail."""
-        from arm_backend_core.backends.tosa import compile_tosa
-
-        return compile_tosa(flatbuffer)
 
 
 class EthosUCompileSpec(ArmCompileSpec):
@@ -221,12 +178,6 @@ class EthosUCompileSpec(ArmCompileSpec):
     def _entries(self) -> dict[str, str]:
         return {**super()._entries(), "target": self.accelerator}
 
-    def compile(self, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
-        """See :meth:`ArmCompileSpec.compile`."""
-        from arm_backend_core.backends.ethosu import compile_ethosu
-
-        return compile_ethosu(flatbuffer, self, delegate=delegate, locate=locate)
-
 
 #: Vela's report of supported operators names these for every family.
 _ETHOS_U_EXTENSIONS = frozenset({"int16", "int4", "doubleround"})
@@ -248,13 +199,9 @@ class VgfCompileSpec(ArmCompileSpec):
     _output_format = "vgf"
 
     def __init__(self, tosa_spec: str = "TOSA-1.0+INT+FP+int16", compiler_flags: Sequence[str] | None = None) -> None:
-        from arm_backend_core.backends import vgf
+        from arm_backend_core.workers import model_converter
 
-        super().__init__(Target.from_tosa_spec(str(tosa_spec), family="vgf"), vgf.split_flags(compiler_flags or ()))
-        vgf.check_converter(tuple(self.compiler_flags))
-
-    def compile(self, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
-        """See :meth:`ArmCompileSpec.compile`."""
-        from arm_backend_core.backends.vgf import compile_vgf
-
-        return compile_vgf(flatbuffer, self, delegate=delegate, locate=locate)
+        super().__init__(
+            Target.from_tosa_spec(str(tosa_spec), family="vgf"), model_converter.split_flags(compiler_flags or ())
+        )
+        model_converter.check_converter(tuple(self.compiler_flags))

@@ -6,7 +6,7 @@ Operands that TOSA wants as constants (zero points, shapes, shifts, tables, resc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,6 +139,36 @@ class Graph:
         """The graph as text, one operator a line."""
         lines = [f"inputs: {', '.join(map(repr, self.inputs))}", *map(repr, self.ops)]
         return "\n".join([*lines, f"outputs: {', '.join(map(repr, self.outputs))}"])
+
+
+def cut(inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position: Callable[[Op], int]) -> Graph:
+    """The operators that compute ``outputs`` from ``inputs``, as a graph of their own.
+
+    Args:
+        inputs: values and their names in the new graph; where one stands twice, the first is read.
+        position: orders operators as they are executed.
+    """
+    graph = Graph()
+    known: dict[Value, Value] = {}
+    for value, name in inputs:
+        known.setdefault(value, graph.add_input(value.shape, value.dtype, name))
+    needed: dict[Op, None] = {}
+    pending = list(outputs)
+    while pending:
+        value = pending.pop()
+        if value in known or value.producer is None or value.producer in needed:
+            continue
+        needed[value.producer] = None
+        pending += value.producer.inputs
+    for op in sorted(needed, key=position):
+        result = Value(op.output.shape, op.output.dtype, graph.new_name(op.kind))
+        result.producer = Op(
+            op.kind, [known.get(value, value) for value in op.inputs], result, dict(op.attrs), op.origin
+        )
+        graph.ops.append(result.producer)
+        known[op.output] = result
+    graph.outputs = [known.get(value, value) for value in outputs]
+    return graph
 
 
 def prod(values: Iterable[int]) -> int:

@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import tosa_serializer as ts
 
-from arm_backend_core.backends.artifacts import Origin
+from arm_backend_core.backends.artifacts import dump
+from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
 from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import add, conv2d
 
@@ -32,7 +35,7 @@ def _nowhere(text: str) -> None:
 
 
 def _compile(spec: EthosUCompileSpec, flatbuffer: bytes) -> Payload:
-    return spec.compile(flatbuffer, delegate="delegate_0", locate=_nowhere)
+    return compile_payload(spec, flatbuffer, delegate="delegate_0", locate=_nowhere)
 
 
 def _blocks(stream: bytes) -> dict[str, bytes]:
@@ -170,8 +173,10 @@ def test_dump(tmp_path: Path) -> None:
     spec = EthosUCompileSpec("ethos-u85-256").dump_intermediate_artifacts_to(folder).dump_debug_info("JSON")
     flatbuffer = conv2d()
     payload = _compile(spec, flatbuffer)
-    origins = [Origin("CONV2D", "layer-1", "aten.conv2d.default", "conv2d", "model.py:7")]
-    paths = spec.dump("delegate/0", flatbuffer, payload, origins)
+    graph = Graph()
+    output = Value((1,), DType.INT8, "layer-1")
+    graph.ops.append(Op("IDENTITY", [], output, {}, Origin("conv2d", "aten.conv2d.default", "model.py:7")))
+    paths = dump(spec, "delegate/0", flatbuffer, payload, graph)
     assert sorted(Path(path).name for path in paths) == [
         "delegate_0.tosa",
         "delegate_0_debug.json",
@@ -197,7 +202,7 @@ def test_dump_to_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     spec = EthosUCompileSpec("ethos-u85-256").dump_intermediate_artifacts_to(tmp_path / "file")
     payload = _compile(spec, conv2d())
     with pytest.raises(ArmBackendError, match=r"cannot write .*file"):
-        spec.dump("delegate_0", conv2d(), payload, [])
+        dump(spec, "delegate_0", conv2d(), payload, Graph())
 
 
 _CRASH = conv2d(
@@ -227,7 +232,7 @@ def test_crash(target: str, flatbuffer: bytes, signal: str, dump: bool, tmp_path
     if dump:
         spec.dump_intermediate_artifacts_to(tmp_path / "dump")
     with pytest.raises(CompileError) as caught:
-        spec.compile(flatbuffer, delegate="lowered_module_3", locate=_nowhere)
+        compile_payload(spec, flatbuffer, delegate="lowered_module_3", locate=_nowhere)
     error = caught.value
     assert error.delegate == "lowered_module_3"
     assert "lowered_module_3" in str(error)
@@ -249,7 +254,7 @@ def test_refusal_names_the_operator() -> None:
 
     flatbuffer = add([1, 4, 4], ts.DType.FP32)
     with pytest.raises(CompileError, match="Input data type not supported") as caught:
-        EthosUCompileSpec("ethos-u55-128").compile(flatbuffer, delegate="delegate_0", locate=locate)
+        compile_payload(EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=locate)
     assert "Add:" in asked[0]
     assert "likely operator: aten.add.Tensor (model.py:12)" in str(caught.value)
     assert Path(caught.value.artifact or "").read_bytes() == flatbuffer

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from arm_backend_core.backends import vgf
+from arm_backend_core.backends.artifacts import dump
+from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.backends.vgf import compile_vgf
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import VgfCompileSpec
+from arm_backend_core.tosa.graph import Graph
+from arm_backend_core.workers import model_converter
 from tests.backends.tosa_programs import conv2d
 
 
@@ -32,18 +36,20 @@ def _converter(path: Path, version: str, action: str = "exit 0") -> str:
 
 def test_payload_is_the_vgf_file(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     spec = VgfCompileSpec().dump_intermediate_artifacts_to(tmp_path / "dump")
-    payload = spec.compile(conv2d(), delegate="delegate_0", locate=_nowhere)
+    payload = compile_payload(spec, conv2d(), delegate="delegate_0", locate=_nowhere)
     assert b"VGF1" in payload.data[:16]
     assert payload.vela is None
-    paths = spec.dump("delegate_0", conv2d(), payload, [])
+    paths = dump(spec, "delegate_0", conv2d(), payload, Graph())
     assert [Path(path).name for path in paths] == ["delegate_0.tosa", "delegate_0.vgf"]
     assert (tmp_path / "dump" / "delegate_0.vgf").read_bytes() == payload.data
     assert capfd.readouterr() == ("", "")
 
 
 def test_flags_reach_the_converter() -> None:
-    plain = VgfCompileSpec().compile(conv2d(), delegate="d", locate=_nowhere)
-    debug = VgfCompileSpec(compiler_flags=["--emit-debug-info"]).compile(conv2d(), delegate="d", locate=_nowhere)
+    plain = compile_payload(VgfCompileSpec(), conv2d(), delegate="d", locate=_nowhere)
+    debug = compile_payload(
+        VgfCompileSpec(compiler_flags=["--emit-debug-info"]), conv2d(), delegate="d", locate=_nowhere
+    )
     assert plain.data != debug.data
 
 
@@ -55,7 +61,7 @@ def test_refusal_keeps_the_flatbuffer() -> None:
         return "aten.conv2d.default", "model.py:3"
 
     with pytest.raises(CompileError, match="failed flatbuffer verification") as caught:
-        VgfCompileSpec().compile(conv2d()[:300], delegate="delegate_7", locate=locate)
+        compile_payload(VgfCompileSpec(), conv2d()[:300], delegate="delegate_7", locate=locate)
     assert "delegate_7" in str(caught.value)
     assert "aten.conv2d.default (model.py:3)" in str(caught.value)
     assert "verification" in asked[0]
@@ -66,14 +72,14 @@ def test_crash_keeps_the_flatbuffer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = _converter(tmp_path / "crashing", "0.11.0", "echo oops >&2; kill -SEGV $$")
     monkeypatch.setenv("MODEL_CONVERTER_PATH", path)
     with pytest.raises(CompileError, match=r"crashed with SIGSEGV\noops") as caught:
-        VgfCompileSpec().compile(b"bytes", delegate="delegate_7", locate=_nowhere)
+        compile_payload(VgfCompileSpec(), b"bytes", delegate="delegate_7", locate=_nowhere)
     assert Path(caught.value.artifact or "").read_bytes() == b"bytes"
 
 
 def test_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_CONVERTER_PATH", _converter(tmp_path / "slow", "0.11.0", "exec sleep 60"))
     with pytest.raises(CompileError, match=r"did not finish within 0.1 s"):
-        vgf.compile_vgf(b"bytes", VgfCompileSpec(), delegate="d", locate=_nowhere, timeout=0.1)
+        compile_vgf(b"bytes", VgfCompileSpec(), delegate="d", locate=_nowhere, timeout=0.1)
 
 
 @pytest.mark.parametrize("version", ["0.10.3", "0.9.0"])
@@ -102,6 +108,6 @@ def test_something_that_is_no_converter(tmp_path: Path, monkeypatch: pytest.Monk
 def test_missing_converter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MODEL_CONVERTER_PATH", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(vgf.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(model_converter.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ArmBackendError, match=r"not installed.*pip install 'ai-ml-sdk-model-converter>=0.11.0'"):
         VgfCompileSpec()

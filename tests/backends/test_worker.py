@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
@@ -116,7 +117,7 @@ def test_threads_share_the_process() -> None:
 
     def compile_some() -> None:
         for _ in range(5):
-            results.append(spec.compile(flatbuffer, delegate="d", locate=lambda text: None).data)
+            results.append(compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None).data)
 
     threads = [threading.Thread(target=compile_some) for _ in range(4)]
     for thread in threads:
@@ -130,12 +131,12 @@ def test_threads_share_the_process() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_forked_child_gets_a_process_of_its_own() -> None:
     spec, flatbuffer = EthosUCompileSpec("ethos-u55-128"), conv2d()
-    data = spec.compile(flatbuffer, delegate="d", locate=lambda text: None).data
+    data = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None).data
     parents = vela._worker.pid
     child = os.fork()
     if child == 0:
         try:
-            same = spec.compile(flatbuffer, delegate="d", locate=lambda text: None).data == data
+            same = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None).data == data
             own = vela._worker.pid not in (None, parents)
             vela._worker.close()
             os._exit(0 if same and own else 1)
@@ -144,4 +145,4 @@ def test_forked_child_gets_a_process_of_its_own() -> None:
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert vela._worker.pid == parents
-    assert spec.compile(flatbuffer, delegate="d", locate=lambda text: None).data == data
+    assert compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None).data == data

@@ -11,6 +11,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
+from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import CHECKSUM_KEY
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_recipes import ArmRecipeType, export
@@ -97,7 +98,7 @@ def _export(folder: Path) -> list[Path]:
     assert not plan.operators
     payload = program.backend_delegate_data[plan.delegates[0].processed.index].data
     direct_drive = EthosUCompileSpec("ethos-u85-256", extra_flags=["--cop-format=COP2"])
-    cop2 = direct_drive.compile(conv2d(), delegate="delegate", locate=lambda text: None).data
+    cop2 = compile_payload(direct_drive, conv2d(), delegate="delegate", locate=lambda text: None).data
     files = {"program.pte": buffer, "payload": payload, "cop2": cop2}
     for name, content in files.items():
         (folder / name).write_bytes(content)

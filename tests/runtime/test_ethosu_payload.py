@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import tosa_serializer as ts
 
+from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import block_stream, io_block
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from tests.backends.tosa_programs import Flatbuffer, conv2d
@@ -140,7 +141,7 @@ def _put(data: bytes, at: int, new: bytes) -> bytes:
 
 def _compile(target: str, flatbuffer: bytes, *flags: str) -> bytes:
     spec = EthosUCompileSpec(target, extra_flags=list(flags))
-    return spec.compile(flatbuffer, delegate="delegate", locate=lambda text: None).data
+    return compile_payload(spec, flatbuffer, delegate="delegate", locate=lambda text: None).data
 
 
 def _check_against_stream(reader: Reader, data: bytes) -> _Info:

@@ -188,7 +188,7 @@ def test_what_is_stored_in_the_program() -> None:
     assert entries["tosa_spec"].startswith("TOSA-1.0+INT")
     assert "--accelerator-config=ethos-u85-512" in entries["compile_flags"].split()
     assert "--config=Arm/vela.ini" in entries["compile_flags"].split()
-    assert entries["debug_artifact_path"] == "dump"
+    assert "dump" not in entries.values()  # a path of the machine that compiled it
     assert entries["dump_debug_info"] == "JSON"
     assert [entry.key for entry in TosaCompileSpec().to_list()] == ["tosa_spec", "output_format"]
 

@@ -1,0 +1,31 @@
+"""The one door to the compilers behind TOSA."""
+
+from __future__ import annotations
+
+from arm_backend_core.backends.artifacts import Locate
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
+
+
+def compile_payload(spec: ArmCompileSpec, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
+    """Compile a TOSA 1.0 flatbuffer as ``spec`` says; for the TOSA target it is the payload itself.
+
+    Args:
+        delegate: its name in the program, for errors and files.
+        locate: finds the ATen operator and source line that a compiler's message is about.
+
+    Raises:
+        CompileError: the compiler refused the flatbuffer or died on it.
+        TypeError: a compile spec of another kind.
+    """
+    if isinstance(spec, EthosUCompileSpec):
+        from arm_backend_core.backends.ethosu import compile_ethosu
+
+        return compile_ethosu(flatbuffer, spec, delegate=delegate, locate=locate)
+    if isinstance(spec, VgfCompileSpec):
+        from arm_backend_core.backends.vgf import compile_vgf
+
+        return compile_vgf(flatbuffer, spec, delegate=delegate, locate=locate)
+    if isinstance(spec, TosaCompileSpec):
+        return Payload(flatbuffer)
+    raise TypeError(f"no compiler for {type(spec).__name__}")

@@ -1,0 +1,159 @@
+"""Which nodes of a program the target runs, in which delegates, and the TOSA graph of each."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from arm_backend_core import events
+from arm_backend_core.errors import Fault, Unsupported
+from arm_backend_core.lowering import Lowering
+from arm_backend_core.nodes import is_dequantize, is_quantize, operator_name, source_line
+from arm_backend_core.ops.operands import Tensor
+from arm_backend_core.program import constants_of
+from arm_backend_core.splice import Part
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.graph import Graph, Value, cut
+
+Predicate = Callable[[Node], bool]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the walk over a program found.
+
+    Attributes:
+        program: the program.
+        walk: every operator of the program, lowered once.
+        order: operators of the program.
+        refusals: why those that are not delegated stay on the CPU.
+    """
+
+    program: ExportedProgram
+    walk: Lowering
+    order: list[Node]
+    refusals: dict[Node, Unsupported]
+
+    def rejections(self) -> list[events.Rejected]:
+        """Operators that stay on the CPU; what only crosses the boundary is not one."""
+        return [
+            events.Rejected(
+                node.name, operator_name(node), refusal.reason, source_line(node), isinstance(refusal, Fault)
+            )
+            for node, refusal in self.refusals.items()
+            if not (is_quantize(node) or is_dequantize(node))
+            and node.target is not operator.getitem  # counts with the operator that it picks a result of
+        ]
+
+    def parts(self) -> list[Part]:
+        """The delegates; each stands behind those that it reads from."""
+        chosen = {node for node in self.order if node not in self.refusals}
+        placed = self._joined_to_readers(levels(self.order, chosen), chosen)
+        groups: dict[int, list[Node]] = {}
+        for node in self.program.graph.nodes:
+            if node in placed:
+                groups.setdefault(placed[node], []).append(node)
+        constants = constants_of(self.program)
+        return [Part.of(f"arm_{i}", groups[level], constants) for i, level in enumerate(sorted(groups))]
+
+    def graphs(self, parts: Iterable[Part]) -> Iterable[Graph]:
+        """The TOSA graph of each part, cut out of the walk's; inputs and outputs in the part's order."""
+        position = {op: index for index, op in enumerate(self.walk.graph.ops)}
+        for part in parts:
+            inputs = [(self.walk.entry(node)[0], node.name) for node in part.inputs]
+            outputs = [self._value(node) for node in part.outputs]
+            yield cut(inputs, outputs, position.__getitem__)
+
+    def _value(self, node: Node) -> Value:
+        result = self.walk.results[node]
+        assert isinstance(result, Tensor), node
+        return result.value
+
+    def _joined_to_readers(self, placed: dict[Node, int], chosen: set[Node]) -> dict[Node, int]:
+        """Levels of the chosen nodes. One whose result no delegate can hand over is where its readers are.
+
+        Where these are on several levels it is copied. What no delegate hands over: real numbers held as integers, and
+        what is computed from constants alone.
+        """
+        constant = set(self.walk.constants)
+        for node in reversed(self.order):
+            if node not in chosen or not (node in constant or self.walk.holds(node)):
+                continue
+            readers: dict[int | None, list[Node]] = {}  # None: on the CPU
+            for user in node.users:
+                readers.setdefault(placed.get(user), []).append(user)
+            depths = sorted(depth for depth in readers if depth is not None)
+            if not depths:  # a constant that the CPU alone reads is computed there
+                del placed[node]
+                continue
+            placed[node] = depths[0]
+            for depth in [*depths[1:], *([None] if None in readers else [])]:
+                with node.graph.inserting_after(node):
+                    copy = node.graph.node_copy(node)
+                self.walk.results[copy] = self.walk.results[node]
+                for user in readers[depth]:
+                    user.replace_input_with(node, copy)
+                if depth is not None:
+                    placed[copy] = depth
+        return placed
+
+
+def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predicate]) -> Selection:
+    """Lower the program for ``target``; nodes for which one of ``keep_on_cpu`` holds are left out."""
+    order = [node for node in program.graph.nodes if node.op == "call_function"]
+    constants = constants_of(program)
+    inputs = set(program.graph.find_nodes(op="placeholder")) - set(constants)
+    refusals: dict[Node, Unsupported] = {}
+    for node in order:
+        if any(keep(node) for keep in keep_on_cpu):
+            refusals[node] = Unsupported("kept on the CPU as asked")
+        elif is_quantize(node) and node.args[0] in inputs:
+            refusals[node] = Unsupported("it quantizes a model input")
+    walk = Lowering(target, constants)
+    walk.run(order, refusals)
+    while True:  # ends: every round takes at least one node out, usually there is one round
+        refusals |= {node: result for node, result in walk.results.items() if isinstance(result, Unsupported)}
+        torn = _torn(order, walk, refusals)
+        if not torn:
+            return Selection(program, walk, order, refusals)
+        refusals |= torn
+        walk.exclude(order, refusals)
+
+
+def _torn(order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupported]) -> dict[Node, Unsupported]:
+    """Nodes that hold a real number as integers, or not computed yet, although something outside reads it."""
+    torn: dict[Node, Unsupported] = {}
+    for node in reversed(order):
+        if node in refusals or not walk.holds(node):
+            continue
+        reader = next((user for user in node.users if user.op == "output" or user in refusals or user in torn), None)
+        if reader is not None and reader.op != "output":
+            reason = f"its result is read unquantized by '{reader.name}', which stays on the CPU"
+            torn[node] = Unsupported(reason)
+        elif reader is not None or not node.users:
+            torn[node] = Unsupported("its result leaves the program without being quantized")
+    return torn
+
+
+def levels(order: Iterable[Node], chosen: set[Node]) -> dict[Node, int]:
+    """Chosen nodes as few groups that no path leaves and enters again.
+
+    A node's level counts how often the longest path to it changes from the CPU to the target. A path that leaves a
+    level through the CPU comes back at a higher one, so every level is convex.
+
+    Returns:
+        the level of each chosen node.
+    """
+    level: dict[Node, int] = {}  # even inside a delegate, odd on the CPU behind one
+    for node in order:
+        inside = node in chosen
+        depths = [0]
+        for source in node.all_input_nodes:
+            crosses = source in level and (source in chosen) != inside
+            depths.append(level.get(source, 0) + (crosses and level[source] % 2 != (not inside)))
+        level[node] = max(depths)
+    return {node: depth for node, depth in level.items() if node in chosen}

@@ -1,0 +1,243 @@
+"""Delegates put into an ExportedProgram in place of the nodes that they compute, all of them in one go."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import Graph, Node
+from torch.fx.passes.tools_common import stable_topological_sort
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.nodes import BOUNDARY, boundary_order
+
+_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Nodes that become one delegate.
+
+    Attributes:
+        name: of the delegate.
+        nodes: in program order.
+        inputs: what they read of others and is not constant, in the order in which it is read.
+        constants: placeholders of parameters, buffers and constants that they read.
+        outputs: those that others read, in program order.
+    """
+
+    name: str
+    nodes: list[Node]
+    inputs: list[Node]
+    constants: list[Node]
+    outputs: list[Node]
+
+    @staticmethod
+    def of(name: str, nodes: list[Node], constants: Container[Node]) -> Part:
+        """The part that ``nodes`` are."""
+        members = set(nodes)
+        sources = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in members)
+        outputs = [node for node in nodes if any(user not in members for user in node.users)]
+        inputs = [source for source in sources if source not in constants]
+        return Part(name, nodes, inputs, [source for source in sources if source in constants], outputs)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a part was compiled to; ``execute`` computes it in Python, ``meta`` is kept with the delegate."""
+
+    part: Part
+    backend_id: str
+    payload: bytes
+    compile_specs: list[Any]
+    execute: Execute
+    meta: dict[str, Any]
+
+
+def splice(program: ExportedProgram, delegates: Sequence[Compiled]) -> None:
+    """Put ``delegates`` into the program, and take out the nodes and the constants that nothing else reads."""
+    if not delegates:
+        return
+    joints = _Joints()
+    modules = [_lowered_module(program, delegate) for delegate in delegates]  # of the nodes as they are
+    for delegate, module in zip(delegates, modules, strict=True):
+        _insert(program, delegate.part, module, joints)
+    for delegate in delegates:
+        for node in reversed(delegate.part.nodes):
+            program.graph.erase_node(node)
+    stable_topological_sort(program.graph_module)
+    program.graph.eliminate_dead_code()  # casts back to int64 that only delegates would have read
+    _drop_unread_constants(program, {node.name for delegate in delegates for node in delegate.part.constants})
+    program.graph_module.recompile()
+
+
+class _Joints:
+    """Nodes on the CPU that bring a tensor across a boundary, one for each tensor however many delegates read it."""
+
+    def __init__(self) -> None:
+        self._made: dict[Node, Node] = {}
+
+    def enter(self, source: Node) -> Node:
+        """``source`` as delegates take it: int32 in place of int64, in memory as ``boundary_order`` says."""
+        if source not in self._made:
+            self._made[source] = _laid_out(_narrowed(source))
+        return self._made[source]
+
+    def leave(self, pick: Node, node: Node) -> None:
+        """Have ``pick``, a delegate's result, read in place of ``node``: as int64 where that was its type."""
+        self._made[node] = pick
+        wanted = node.meta["val"].dtype
+        node.replace_all_uses_with(pick if wanted is pick.meta["val"].dtype else _cast(pick, wanted))
+
+
+def _narrowed(source: Node) -> Node:
+    return _cast(source, torch.int32) if source.meta["val"].dtype is torch.int64 else source
+
+
+def _laid_out(source: Node) -> Node:
+    value = source.meta["val"]
+    if value.permute(boundary_order(source)).is_contiguous():
+        return source
+    return _after(source, torch.ops.aten.clone.default, {"memory_format": torch.contiguous_format}, value.contiguous())
+
+
+def _cast(source: Node, dtype: torch.dtype) -> Node:
+    return _after(source, torch.ops.aten._to_copy.default, {"dtype": dtype}, source.meta["val"].to(dtype))
+
+
+def _after(source: Node, target: Any, kwargs: dict[str, Any], value: torch.Tensor) -> Node:
+    """A node of the boundary behind ``source``; placeholders stay together."""
+    behind = source
+    while behind.op == "placeholder" and behind.next.op == "placeholder":
+        behind = behind.next
+    with source.graph.inserting_after(behind):
+        node = source.graph.call_function(target, (source,), kwargs)
+    node.meta |= {"val": value, BOUNDARY: True, "stack_trace": source.meta.get("stack_trace")}
+    return node
+
+
+def _insert(program: ExportedProgram, part: Part, module: Any, joints: _Joints) -> None:
+    """The call of the delegate; what read the part's outputs reads the call's results."""
+    from executorch.exir.delegate import executorch_call_delegate, get_lowered_module_name
+
+    graph = program.graph
+    names = {node.name: node for node in part.outputs}
+    with graph.inserting_before(part.nodes[0]):
+        lowered = graph.get_attr(get_lowered_module_name(program.graph_module, module))
+        sources = [joints.enter(node) for node in part.inputs]
+        call = graph.call_function(executorch_call_delegate, (lowered, *sources))
+        results = [_as_delegated(node.meta["val"]) for node in part.outputs]
+        call.meta["val"] = results
+        picks = [graph.call_function(operator.getitem, (call, index)) for index in range(len(results))]
+    for node, pick, value in zip(part.outputs, picks, results, strict=True):
+        pick.meta["val"] = value
+        joints.leave(pick, node)
+    for spec, node in zip(program.graph_signature.output_specs, graph.output_node().args[0], strict=True):
+        if spec.arg.name in names:
+            spec.arg.name = node.name
+
+
+def _as_delegated(value: torch.Tensor) -> torch.Tensor:
+    """A delegate's result: contiguous, without int64."""
+    return (value.to(torch.int32) if value.dtype is torch.int64 else value).contiguous()
+
+
+def _lowered_module(program: ExportedProgram, delegate: Compiled) -> Any:
+    owned = _own_program(program, delegate.part)
+    stub = _Outputs([_as_delegated(node.meta["val"]) for node in delegate.part.outputs], delegate.execute)
+    owned.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
+    lowered = _lowered_module_class()(owned, delegate.backend_id, delegate.payload, delegate.compile_specs)
+    lowered.meta = {"debug_handle_map": {}, **delegate.meta}
+    return lowered
+
+
+def _own_program(program: ExportedProgram, part: Part) -> ExportedProgram:
+    """The part as a program of its own, for tools that look into delegates."""
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    for node in (*part.constants, *part.inputs):
+        copies[node] = graph.placeholder(node.name)
+        copies[node].meta = dict(node.meta)
+    for node in part.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in part.outputs))
+    held = [replace(specs[node.name], arg=TensorArgument(copies[node].name)) for node in part.constants]
+    given = [InputSpec(InputKind.USER_INPUT, TensorArgument(copies[node].name), None) for node in part.inputs]
+    made = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(copies[node].name), None) for node in part.outputs]
+    targets = {str(spec.target) for spec in held}
+    structure = ModuleCallSignature(
+        inputs=[],
+        outputs=[],
+        in_spec=pytree.tree_structure((tuple(part.inputs), {})),
+        out_spec=pytree.tree_structure(tuple(part.outputs)),
+    )
+    return ExportedProgram(
+        root=torch.nn.Module(),
+        graph=graph,
+        graph_signature=ExportGraphSignature([*held, *given], made),
+        state_dict={name: value for name, value in program.state_dict.items() if name in targets},
+        range_constraints={},
+        module_call_graph=[ModuleCallEntry("", structure)],
+        constants={name: value for name, value in program.constants.items() if name in targets},
+        verifiers=[program.verifier],
+    )
+
+
+def _drop_unread_constants(program: ExportedProgram, names: Container[str]) -> None:
+    """Take out the constants called ``names`` that nothing reads any more."""
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    kept = []
+    for spec in program.graph_signature.input_specs:
+        node = nodes[spec.arg.name]
+        if spec.kind not in _HELD or spec.arg.name not in names or node.users:
+            kept.append(spec)
+            continue
+        program.graph.erase_node(node)
+        for store in (program.state_dict, program.constants):
+            store.pop(str(spec.target), None)
+    program.graph_signature.input_specs[:] = kept
+
+
+class _Outputs:
+    """Stands in for a delegate's original module: gives outputs of the right shape and type, or runs the graph.
+
+    ExecuTorch calls it on fake tensors each time it traces the program (12 times in an export), where only metadata
+    are wanted. On real tensors it runs the delegate, so an edge program can be executed in Python.
+    """
+
+    def __init__(self, metas: Sequence[torch.Tensor], execute: Execute) -> None:
+        self.metas = [(tuple(meta.shape), meta.dtype) for meta in metas]
+        self.execute = execute
+
+    def __call__(self, *args: torch.Tensor) -> list[torch.Tensor]:
+        if all(type(arg) is torch.Tensor for arg in args) and torch._guards.detect_fake_mode(args) is None:
+            return self.execute(args)
+        return [torch.empty(shape, dtype=dtype) for shape, dtype in self.metas]
+
+
+def _lowered_module_class() -> type[Any]:
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+    class ArmLoweredModule(LoweredBackendModule):
+        """A delegate that is never changed once it is compiled, so it need not be copied."""
+
+        def __deepcopy__(self, memo: dict[int, Any] | None) -> ArmLoweredModule:
+            return self
+
+    ArmLoweredModule.__name__ = LoweredBackendModule.__name__  # PyTorch recognizes delegates by the type's name
+    return ArmLoweredModule

@@ -1,0 +1,122 @@
+"""The ML SDK model converter: where it is, which flags it takes, how it is run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+
+from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.workers.worker import describe_exit
+
+_PACKAGE = "ai-ml-sdk-model-converter"
+_OLDEST = (0, 11, 0)
+_NAME = "model-converter"
+_INSTALL = f"Install it with: pip install '{_PACKAGE}>={'.'.join(map(str, _OLDEST))}'"
+
+
+_RESERVED = ("-i", "--input", "-o", "--output", "--tosa-flatbuffer", "-h", "--help", "-v", "--version")
+
+
+def split_flags(flags: Sequence[str]) -> tuple[str, ...]:
+    """Flags as separate words; an entry may hold a flag and its value (``"--type-narrowing full"``).
+
+    Raises:
+        ValueError: not a list of strings, or a flag that decides where and what is written.
+    """
+    if isinstance(flags, str) or not all(isinstance(flag, str) for flag in flags):
+        raise ValueError(f"compiler_flags={flags!r}: it must be a list of strings, for example ['--emit-debug-info']")
+    words = tuple(word for flag in flags for word in shlex.split(flag))
+    for word in words:
+        if word.split("=", 1)[0] in _RESERVED:
+            raise ValueError(f"compiler_flags: '{word}' cannot be set here")
+    return words
+
+
+def converter() -> str:
+    """Path of the model converter: ``MODEL_CONVERTER_PATH``, the installed package's, or the one on ``PATH``.
+
+    Raises:
+        ArmBackendError: there is none.
+    """
+    explicit = os.environ.get("MODEL_CONVERTER_PATH")
+    if explicit:
+        if not os.access(explicit, os.X_OK) or not os.path.isfile(explicit):
+            raise ArmBackendError(f"MODEL_CONVERTER_PATH='{explicit}' is not an executable file")
+        return explicit
+    package = importlib.util.find_spec("model_converter")
+    if package is not None and package.origin is not None:
+        suffix = ".exe" if os.name == "nt" else ""
+        binary = Path(package.origin).parent / "binaries" / "bin" / f"{_NAME}{suffix}"
+        if os.access(binary, os.X_OK):
+            return str(binary)
+    found = shutil.which(_NAME)
+    if found is None:
+        raise ArmBackendError(f"The VGF target needs Arm's model converter, which is not installed. {_INSTALL}")
+    return found
+
+
+def check_converter(flags: tuple[str, ...] = ()) -> None:
+    """Check that the model converter is there, is recent enough and knows ``flags``.
+
+    Raises:
+        ArmBackendError: it is missing, too old, or does not start.
+        ValueError: it does not take a flag.
+    """
+    _check(converter(), flags)
+
+
+@lru_cache(maxsize=16)
+def _check(executable: str, flags: tuple[str, ...]) -> None:
+    try:
+        # The flags are parsed before the version is printed: an answer means that they are known.
+        result = run([executable, *flags, "--version"], timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ArmBackendError(f"The model converter '{executable}' does not start: {error}. {_INSTALL}") from None
+    if result.returncode != 0:
+        message = result.stderr.decode(errors="replace").strip().splitlines()
+        if flags:
+            problem = message[0] if message else describe_exit(result.returncode)
+            known = re.findall(r"--[a-z][a-z-]+", run([executable, "--help"], timeout=60).stdout.decode())
+            allowed = sorted(set(known) - set(_RESERVED))
+            unknown = [flag for flag in flags if flag not in known]
+            nearest = [match for flag in unknown for match in get_close_matches(flag, known, 1)]
+            hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
+            raise ValueError(
+                f"compiler_flags={list(flags)}: the model converter refuses them: {problem}.{hint} "
+                f"Its flags: {', '.join(allowed)}"
+            )
+        raise ArmBackendError(
+            f"The model converter '{executable}' {describe_exit(result.returncode)}: {' '.join(message)}. {_INSTALL}"
+        )
+    try:
+        version = str(json.loads(result.stdout)["version"])
+        numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:3])
+    except (ValueError, KeyError, TypeError):
+        raise ArmBackendError(f"The model converter '{executable}' does not tell its version. {_INSTALL}") from None
+    if numbers < _OLDEST:
+        raise ArmBackendError(f"The model converter '{executable}' has version {version}, which is too old. {_INSTALL}")
+
+
+def run(command: list[str], timeout: float | None) -> subprocess.CompletedProcess[bytes]:
+    """Run the converter with the libraries that ``MODEL_CONVERTER_LIB_DIR`` names first.
+
+    Raises:
+        subprocess.TimeoutExpired: it took more than ``timeout`` seconds.
+    """
+    environment = dict(os.environ)
+    libraries = environment.get("MODEL_CONVERTER_LIB_DIR")
+    if libraries:
+        search = [libraries, *filter(None, [environment.get("LD_LIBRARY_PATH")])]
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(search)
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, timeout=timeout, check=False
+    )
