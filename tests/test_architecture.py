@@ -28,8 +28,9 @@ LAYERS = (
     {"targets"},
     {"tosa"},
     {"ops", "backends"},
-    {"aten", "fusion", "events", "program"},
+    {"aten", "fusion", "events", "program", "splice"},
     {"quantizer", "lowering", "culprit"},
+    {"selection"},
     {"delegate"},
     {"partitioner"},
 )
@@ -38,7 +39,6 @@ stands: in a function and under ``TYPE_CHECKING`` too."""
 
 AGAINST = {
     ("ops.registry", "ops.families"): "whoever asks for a record first loads the families, which register themselves",
-    ("targets.compile_spec", "backends"): "a compile spec makes its payload itself",
 }
 """Imports that lead upwards or back all the same: (importing module, imported module or its package) -> why."""
 
