@@ -26,6 +26,11 @@ class DType(Enum):
         return _NUMPY[self]
 
     @property
+    def bytes(self) -> int:
+        """Size of an element as TOSA counts it."""
+        return {DType.INT48: 6, DType.BF16: 2}.get(self, self.numpy.itemsize)
+
+    @property
     def is_float(self) -> bool:
         """Whether values are floating point."""
         return self in (DType.FP32, DType.FP16, DType.BF16)

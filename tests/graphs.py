@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.targets.target import ETHOS_U_FAMILIES, Target
+from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
+from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.serialize import serialize
@@ -30,7 +31,8 @@ _VALIDATE = (
 def family(name: str) -> Target:
     """A target of one hardware family with the extensions that all families have."""
     assert name in ETHOS_U_FAMILIES
-    return Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround", family=name)
+    macs = int(_ACCELERATORS[name].rpartition("-")[2])
+    return Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround", family=name, macs=macs)
 
 
 def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:

@@ -17,8 +17,6 @@ from arm_backend_core.ops.spatial_mean import spatial_mean
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-#: Where the mean of a whole image takes fewer cycles as convolutions (24x5x64 on U55-128: 2,693 against 5,208).
-_SLOW_AVERAGE = ("ethos-u55", "ethos-u65")
 
 
 def _windows(
@@ -99,7 +97,7 @@ def avg_pool(
     image, pads = _fit(cx, image, pads)
     whole = image.shape[1:3] == kernel and not any(pads)
     result = None
-    if whole and x.q is not None and cx.target.family in _SLOW_AVERAGE:
+    if whole and x.q is not None and cx.target.hardware.averages_by_convolution:
         result = spatial_mean(cx.b, image, x.q, (1, 2), x.q)
     if result is None:
         result = cx.b.avg_pool2d(image, kernel, steps, pads, (zero, zero))

@@ -16,7 +16,6 @@ from arm_backend_core.ops.images import to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.tosa.legality import refusal
 
 aten = torch.ops.aten
 
@@ -88,10 +87,8 @@ def _offence(cx: Context, image: Value, out: DType, axes: Sequence[_Axis], mode:
     """Why the target cannot run the RESIZE, hardware limits included."""
     (yn, yd, oy, by), (xn, xd, ox, bx) = (axis.parameters for axis in axes)
     attrs = {"scale": (yn, yd, xn, xd), "offset": (oy, ox), "border": (by, bx), "mode": mode}
-    for n, d in ((yn, yd), (xn, xd)):
-        if n > 1 << 11 or d >= 16 * n:
-            return f"RESIZE with a scale of {n}/{d} (numerator 2048 at most, ratio above 1/16)"
-    return refusal(cx.target, "RESIZE", [image.dtype], out, values=[image], attrs=attrs)
+    shape = (image.shape[0], *(axis.out for axis in axes), image.shape[3])
+    return cx.b.refusal("RESIZE", (image,), shape, out, **attrs)
 
 
 def _resize(cx: Context, image: Value, axes: Sequence[_Axis], mode: str) -> Value:

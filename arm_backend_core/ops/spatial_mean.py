@@ -17,9 +17,6 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
-#: Vela's limit for a kernel's height and width.
-_LONGEST = 64
-
 
 def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value | None:
     """Mean of int8 or int16 ``x`` over one or two neighbouring ``axes``, kept with size 1; in parameters ``out``.
@@ -46,9 +43,9 @@ def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QPa
     return b.reshape(result, kept)  # only the channel is left, so order does not matter
 
 
-def _parts(size: int) -> list[int]:
-    """``size`` as a sum of kernel lengths that differ by one at most, the largest first."""
-    count = -(-size // _LONGEST)
+def _parts(size: int, longest: int) -> list[int]:
+    """``size`` as a sum of kernel lengths, ``longest`` at most, that differ by one at most, the largest first."""
+    count = -(-size // longest)
     return [(size + i) // count for i in reversed(range(count))]
 
 
@@ -64,7 +61,7 @@ def _reduce(b: Builder, image: Value, q: QParams, out: QParams) -> Value:
     factor_out = scale / prod(image.shape[1:3]) / float(out.scale)
     for axis in (1, 2):
         while image.shape[axis] > 1:
-            parts = _parts(image.shape[axis])
+            parts = _parts(image.shape[axis], b.target.hardware.longest_kernel)
             sums = _sums(b, image, axis, parts, zero_point)
             if len(sums) == 1 and prod(sums[0].shape[1:3]) == 1:
                 return b.rescale(sums[0], out.dtype, factor_out, 0, out.zero_point)

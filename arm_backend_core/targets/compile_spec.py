@@ -171,7 +171,7 @@ class EthosUCompileSpec(ArmCompileSpec):
             npu, self.system_config, self.memory_mode, flags, self.config_ini
         )
         super().__init__(
-            Target(npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family),
+            Target(npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs),
             vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),
         )
 

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
-_PROFILES = ("INT", "FP")
-_EXTENSIONS = (
+from arm_backend_core.targets.hardware import HARDWARE, Hardware
+
+#: Names of TOSA's profiles and extensions (TOSA 1.0, section 1.4).
+PROFILES = ("INT", "FP")
+EXTENSIONS = (
     "int16",
     "int4",
     "bf16",
@@ -17,8 +21,6 @@ _EXTENSIONS = (
     "doubleround",
     "inexactround",
 )
-#: Vela's families: integer-only NPUs with limits beyond the TOSA profile.
-ETHOS_U_FAMILIES = ("ethos-u55", "ethos-u65", "ethos-u85")
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,39 @@ class Target:
         name: as the user writes it, for example ``ethos-u55-128`` or ``TOSA-1.0+INT+int16``.
         profiles: subset of {"INT", "FP"} (TOSA 1.0, section 1.5).
         extensions: lower-case names of TOSA extensions, for example ``int16``.
-        family: "tosa", "vgf" or one of ``ETHOS_U_FAMILIES``; the legality tables look here for limits.
+        family: "tosa", "vgf" or one of ``hardware.ETHOS_U_FAMILIES``.
+        macs: multiplications in a cycle, of an Ethos-U.
+        version: of TOSA; what a later one added is refused.
+
+    Raises:
+        ValueError: an Ethos-U without ``macs``.
     """
 
     name: str
     profiles: frozenset[str]
     extensions: frozenset[str]
     family: str = "tosa"
+    macs: int | None = None
+    version: tuple[int, int] = (1, 0)
+
+    def __post_init__(self) -> None:
+        if self.hardware.npu and not self.macs:
+            raise ValueError(f"macs: {self.name} needs its number of multiplications in a cycle, for example 128")
+
+    @cached_property
+    def hardware(self) -> Hardware:
+        """What the family lacks and is fast at."""
+        return HARDWARE.get(self.family, Hardware())
+
+    @cached_property
+    def supports(self) -> frozenset[str]:
+        """Profiles and extensions."""
+        return self.profiles | self.extensions
+
+    @property
+    def version_text(self) -> str:
+        """The TOSA version as it is written, for example ``1.0``."""
+        return ".".join(map(str, self.version))
 
     @property
     def integer(self) -> bool:
@@ -48,7 +76,9 @@ class Target:
         return "FP" in self.profiles
 
     @classmethod
-    def from_tosa_spec(cls, spec: str, *, family: str = "tosa", name: str | None = None) -> Target:
+    def from_tosa_spec(
+        cls, spec: str, *, family: str = "tosa", name: str | None = None, macs: int | None = None
+    ) -> Target:
         """Parse ``TOSA-<version>+<profile or extension>...``, for example ``TOSA-1.0+INT+int16``.
 
         Raises:
@@ -57,13 +87,13 @@ class Target:
         version, *parts = spec.split("+")
         if version not in ("TOSA-1.0", "TOSA-1.0.0"):
             raise ValueError(f"tosa_spec: '{spec}' must start with 'TOSA-1.0', the only version that is written")
-        unknown = [part for part in parts if part not in _PROFILES + _EXTENSIONS]
+        unknown = [part for part in parts if part not in PROFILES + EXTENSIONS]
         if unknown:
             raise ValueError(
                 f"tosa_spec: unknown part {unknown[0]!r} in '{spec}'. "
-                f"Profiles: {', '.join(_PROFILES)}; extensions: {', '.join(_EXTENSIONS)}"
+                f"Profiles: {', '.join(PROFILES)}; extensions: {', '.join(EXTENSIONS)}"
             )
-        profiles = frozenset(part for part in parts if part in _PROFILES)
+        profiles = frozenset(part for part in parts if part in PROFILES)
         if not profiles:
             raise ValueError(f"tosa_spec: '{spec}' names no profile; add '+INT', '+FP' or both")
-        return cls(name or spec, profiles, frozenset(parts) - profiles, family)
+        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs)

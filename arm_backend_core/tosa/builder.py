@@ -11,7 +11,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value, constant, prod
-from arm_backend_core.tosa.legality import refusal
+from arm_backend_core.tosa.legality import op_refusal
+from arm_backend_core.tosa.operators import OPERATORS
 
 Array = np.ndarray[Any, Any]
 
@@ -34,16 +35,23 @@ class Builder:
 
     def emit(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any) -> Value:
         """Append any operator; the typed methods below are the way to use it."""
-        if not all(map(prod, (shape, *(value.shape for value in inputs)))):
-            raise Unsupported("TOSA has no tensors without elements")
-        types = [value.dtype for value in inputs]
-        reason = refusal(self.target, kind, types, dtype, values=inputs, attrs=attrs)
+        op = self._op(kind, inputs, shape, dtype, attrs)
+        reason = op_refusal(self.target, op)
         if reason:
             raise Unsupported(reason)
-        output = Value(tuple(int(size) for size in shape), dtype, self.graph.new_name(kind))
-        output.producer = Op(kind, list(inputs), output, attrs, self.origin)
-        self.graph.ops.append(output.producer)
-        return output
+        op.output.name = self.graph.new_name(kind)
+        op.output.producer = op
+        self.graph.ops.append(op)
+        return op.output
+
+    def refusal(
+        self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any
+    ) -> str | None:
+        """Why ``emit`` would refuse this operator, or None."""
+        return op_refusal(self.target, self._op(kind, inputs, shape, dtype, attrs))
+
+    def _op(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, attrs: dict[str, Any]) -> Op:
+        return Op(kind, list(inputs), Value(tuple(int(size) for size in shape), dtype), attrs, self.origin)
 
     def const(self, data: Any, dtype: DType) -> Value:
         """A constant tensor."""
@@ -72,8 +80,9 @@ class Builder:
         self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int], zps: tuple[int, int] = (0, 0)
     ) -> Value:
         """x [N, H, W, C]; pad (top, bottom, left, right); padding does not count in the divisor."""
-        acc_type = DType.FP32 if x.dtype.is_float else DType.INT32
-        return self._pool("AVG_POOL2D", x, kernel, stride, pad, acc_type=acc_type, input_zp=zps[0], output_zp=zps[1])
+        accumulator = OPERATORS["AVG_POOL2D"].accumulator(x.dtype)
+        zero_points = {"input_zp": zps[0], "output_zp": zps[1]}
+        return self._pool("AVG_POOL2D", x, kernel, stride, pad, acc_type=accumulator, **zero_points)
 
     def max_pool2d(self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int]) -> Value:
         """x [N, H, W, C]; pad (top, bottom, left, right)."""
@@ -138,19 +147,15 @@ class Builder:
             n, h, w, _ = x.shape
         out_h = (h + pad[0] + pad[1] - spans[0]) // stride[0] + 1
         out_w = (w + pad[2] + pad[3] - spans[1]) // stride[1] + 1
-        return self.emit(
-            kind,
-            (x, weight, bias),
-            (n, out_h, out_w, channels),
-            _accumulator(x.dtype),
-            pad=list(pad),
-            stride=list(stride),
-            dilation=list(dilation),
-            local_bound=False,
-            acc_type=_accumulator(x.dtype),
-            input_zp=zps[0],
-            weight_zp=zps[1],
-        )
+        attrs = {"pad": list(pad), "stride": list(stride), "dilation": list(dilation)}
+        return self._accumulate(kind, (x, weight, bias), (n, out_h, out_w, channels), zps, **attrs)
+
+    def _accumulate(
+        self, kind: str, inputs: tuple[Value, ...], shape: Sequence[int], zps: tuple[int, int], **attrs: Any
+    ) -> Value:
+        record, types = OPERATORS[kind], (inputs[0].dtype, inputs[1].dtype)
+        attrs |= {"local_bound": False, "acc_type": record.accumulator(*types), "input_zp": zps[0], "weight_zp": zps[1]}
+        return self.emit(kind, inputs, shape, record.result(*types), **attrs)
 
     def _fit_window(self, x: Value, pad: list[int], excess: Sequence[int]) -> tuple[Value, list[int]]:
         """Take rows and columns that no window reaches from the padding first, then from the input itself."""
@@ -179,23 +184,14 @@ class Builder:
         oc, kh, kw, _ = weight.shape
         out_h = (h - 1) * stride[0] + out_pad[0] + out_pad[1] + kh
         out_w = (w - 1) * stride[1] + out_pad[2] + out_pad[3] + kw
-        return self.emit(
-            "TRANSPOSE_CONV2D",
-            (x, weight, bias),
-            (n, out_h, out_w, oc),
-            _accumulator(x.dtype),
-            out_pad=list(out_pad),
-            stride=list(stride),
-            local_bound=False,
-            acc_type=_accumulator(x.dtype),
-            input_zp=zps[0],
-            weight_zp=zps[1],
-        )
+        attrs = {"out_pad": list(out_pad), "stride": list(stride)}
+        return self._accumulate("TRANSPOSE_CONV2D", (x, weight, bias), (n, out_h, out_w, oc), zps, **attrs)
 
     def matmul(self, a: Value, b: Value, zps: tuple[int, int] = (0, 0)) -> Value:
-        """a [N, H, C] times b [N, C, W]; int8 gives INT32, int16 gives INT48."""
+        """a [N, H, C] times b [N, C, W]; int8 gives INT32, int16 INT48 and BF16 FP32."""
         shape = (a.shape[0], a.shape[1], b.shape[2])
-        return self.emit("MATMUL", (a, b), shape, _accumulator(a.dtype), a_zp=zps[0], b_zp=zps[1])
+        dtype = OPERATORS["MATMUL"].result(a.dtype, b.dtype)
+        return self.emit("MATMUL", (a, b), shape, dtype, a_zp=zps[0], b_zp=zps[1])
 
     # -- elementwise operators (sections 2.4 to 2.8) -------------------------------------------------------------
 
@@ -213,8 +209,7 @@ class Builder:
 
     def mul(self, a: Value, b: Value, shift: int = 0) -> Value:
         """a * b; narrow integers give INT32; INT32 operands are rounded to (a * b) >> shift."""
-        dtype = a.dtype if a.dtype.is_float else DType.INT32
-        return self._binary("MUL", a, b, dtype, shift=shift)
+        return self._binary("MUL", a, b, OPERATORS["MUL"].result(a.dtype, b.dtype), shift=shift)
 
     def pow(self, a: Value, b: Value) -> Value:
         """a ** b."""
@@ -267,8 +262,7 @@ class Builder:
 
     def table(self, x: Value, table: Array) -> Value:
         """int8: 256 entries from index -128, int8 result. int16: 513 entries, interpolated, INT32 result << 7."""
-        dtype = DType.INT8 if x.dtype is DType.INT8 else DType.INT32
-        return self._unary("TABLE", x, dtype, table=np.asarray(table, dtype=x.dtype.numpy))
+        return self._unary("TABLE", x, OPERATORS["TABLE"].result(x.dtype), table=np.asarray(table, dtype=x.dtype.numpy))
 
     # -- reductions (section 2.9): the axis stays with size 1 ----------------------------------------------------
 
@@ -351,8 +345,7 @@ class Builder:
 
         Bilinear int8 gives INT32 and int16 gives INT48, both scaled by yn * xn.
         """
-        wide = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}
-        dtype = wide.get(x.dtype, x.dtype) if mode == "BILINEAR" else x.dtype
+        dtype = OPERATORS["RESIZE"].result(x.dtype) if mode == "BILINEAR" else x.dtype
         attrs = {"scale": list(scale), "offset": list(offset), "border": list(border), "mode": mode}
         return self.emit("RESIZE", (x,), (x.shape[0], *size, x.shape[3]), dtype, **attrs)
 
@@ -389,10 +382,6 @@ class Builder:
             input_zp=input_zp,
             output_zp=output_zp,
         )
-
-
-def _accumulator(dtype: DType) -> DType:
-    return {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(dtype, dtype)
 
 
 def quantized_multipliers(scales: Array, bits: int) -> tuple[Array, Array]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.signatures import SIGNATURES
+from arm_backend_core.tosa.operators import OPERATORS
 
 
 def serialize(graph: Graph, *, locations: bool = False) -> bytes:
@@ -50,11 +50,11 @@ class _Writer:
         return getattr(self.ts.DType, dtype.name)
 
     def _operator(self, op: Op) -> None:
-        signature = SIGNATURES[op.kind]
+        record = OPERATORS[op.kind]
         operands = [self._data(value) for value in op.inputs]
-        operands += [self._constant_operand(op, name, how) for name, how in signature.operands]
+        operands += [self._constant_operand(op, name, how) for name, how in record.operands]
         attribute = self.ts.TosaSerializerAttribute()
-        getattr(attribute, signature.attribute + "Attribute")(*(self._field(op, name) for name in signature.fields))
+        getattr(attribute, record.attribute + "Attribute")(*(self._field(op, name) for name in record.fields))
         result = self.out.addIntermediate(list(op.output.shape), self._dtype(op.output.dtype))
         self.tensors[op.output] = result
         location = None

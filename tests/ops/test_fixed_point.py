@@ -14,7 +14,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.qparams import QParams
-from arm_backend_core.targets.target import ETHOS_U_FAMILIES
+from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value

@@ -16,8 +16,8 @@ from arm_backend_core.tosa.passes.transpose_form import merged, slice_after_tran
 from arm_backend_core.tosa.serialize import serialize
 
 U55, U65, U85 = (
-    Target(name, frozenset({"INT"}), frozenset({"int16"}), name.rsplit("-", 1)[0])
-    for name in ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
+    Target(f"{family}-{macs}", frozenset({"INT"}), frozenset({"int16"}), family, macs)
+    for family, macs in (("ethos-u55", 128), ("ethos-u65", 256), ("ethos-u85", 256))
 )
 TARGETS = (U55, U65, U85)
 ANY = Target.from_tosa_spec("TOSA-1.0+INT+int16")
@@ -109,6 +109,15 @@ def test_rows_that_no_window_reads_need_no_slice() -> None:
     for op in net.graph.ops:
         if op.kind == "SLICE":  # of whole rows at most, which is an address
             assert op.output.shape[2:] == op.inputs[0].shape[2:]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.family)
+def test_what_a_slice_cuts_is_not_read_where_padding_follows(target: Target) -> None:
+    net = Net(target)
+    cut = net.b.slice(net.input(1, 34, 34, 3), (0, 0, 0, 0), (1, 32, 32, 3))
+    net.check(net.conv(cut, 32, (7, 7), (2, 2), (3, 2, 3, 2)))
+    assert max(net.convolutions()[-1].attrs["stride"]) <= 2
+    assert net.convolutions()[-1].inputs[1].shape[1:3] != (7, 7)
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.family)

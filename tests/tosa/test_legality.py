@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.targets.target import ETHOS_U_FAMILIES
+from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.tosa.legality import refusal
+from arm_backend_core.tosa.legality import op_refusal, refusal
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import Body, Input, compiles, family, graph
 
@@ -288,17 +288,7 @@ _CASES = [case for cases in _GROUPS for case in cases()]
 def test_agrees_with_vela(case: Case, name: str) -> None:
     written = graph(case.body, *case.inputs)
     target = family(name)
-    reasons = [
-        refusal(
-            target,
-            op.kind,
-            [value.dtype for value in op.inputs],
-            op.output.dtype,
-            values=op.inputs,
-            attrs=op.attrs,
-        )
-        for op in written.ops
-    ]
+    reasons = [op_refusal(target, op) for op in written.ops]
     refused = next((reason for reason in reasons if reason), None)
     compiled = compiles(name, serialize(written))
     if case.stricter and name != "ethos-u85":

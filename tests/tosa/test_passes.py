@@ -23,7 +23,7 @@ from arm_backend_core.tosa.passes.rewrite import sweep
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.serialize import serialize
 
-TARGET = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16")
+TARGET = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+doubleround")
 NHWC, NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
+from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import fold, fuse, merge, split, transpose
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout import choose_layouts, movement_cost
@@ -15,13 +16,12 @@ from arm_backend_core.tosa.passes.rewrite import sweep
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
-from arm_backend_core.tosa.signatures import SIGNATURES
 
 Pass = Callable[[Graph, Target], None]
 
 #: Rules by operator: constants first, then fewer data movements, then fusion, then what moves a TRANSPOSE.
 _FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
-RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in SIGNATURES}
+RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in OPERATORS}
 #: Bounds on the repetitions below; graphs of real models need about a third of each.
 _SWEEPS, _ROUNDS = 50, 6
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from arm_backend_core.tosa.graph import Op, Value
-from arm_backend_core.tosa.passes.evaluate import evaluate
+from arm_backend_core.tosa.operators import OPERATORS, evaluate
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule
-from arm_backend_core.tosa.signatures import SIGNATURES
 
 #: A constant may grow past its operands up to this many bytes: storage is flash on an Ethos-U.
 GROWTH_LIMIT = 64 * 1024
@@ -23,4 +22,4 @@ def fold(op: Op, rewriter: Rewriter) -> Value | None:
     return None if result is None else Value(op.output.shape, op.output.dtype, op.output.name, result)
 
 
-RULES: dict[str, list[Rule]] = {kind: [fold] for kind in SIGNATURES}
+RULES: dict[str, list[Rule]] = {kind: [fold] for kind in OPERATORS}

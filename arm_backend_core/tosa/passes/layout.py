@@ -32,7 +32,6 @@ _RESHAPE_COST = 1.0
 _START_COST = 256.0
 #: Layouts that one value is considered in; real graphs need two or three.
 _CANDIDATES = 6
-_BYTES = {DType.BOOL: 1, DType.INT8: 1, DType.INT16: 2, DType.FP16: 2, DType.BF16: 2, DType.INT48: 6}
 
 
 def choose_layouts(graph: Graph, target: Target) -> None:
@@ -74,7 +73,7 @@ def _cost(shape: tuple[int, ...], dtype: DType, before: Layout, after: Layout) -
     size = 1
     for n in shape:
         size *= n
-    return _START_COST + size * _BYTES.get(dtype, 4)
+    return _START_COST + size * dtype.bytes
 
 
 class _Assignment:

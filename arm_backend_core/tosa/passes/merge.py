@@ -8,7 +8,8 @@ from operator import mul
 import numpy as np
 
 from arm_backend_core.tosa.graph import Op, Value, prod
-from arm_backend_core.tosa.passes.rewrite import BINARY, ELEMENTWISE, Rewriter, Rule, producer
+from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
 
 Groups = list[tuple[list[int], list[int]]]
 
@@ -216,4 +217,4 @@ RULES: dict[str, list[Rule]] = {
     "REVERSE": [drop_unit_reduction],
 }
 for _kind in ELEMENTWISE:
-    RULES[_kind] = [*RULES.get(_kind, ()), *([tile_to_broadcast] if _kind in BINARY else ()), sink_reshape]
+    RULES[_kind] = [*RULES.get(_kind, ()), *([tile_to_broadcast] if _kind not in UNARY else ()), sink_reshape]

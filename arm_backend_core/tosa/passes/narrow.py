@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes.rewrite import UNARY, Rewriter, sweep
+from arm_backend_core.tosa.operators import UNARY
+from arm_backend_core.tosa.passes.rewrite import Rewriter, sweep
 
 
 def move_narrow_elements(graph: Graph, target: Target) -> None:

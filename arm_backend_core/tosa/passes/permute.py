@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 
 from arm_backend_core.permutation import Layout, compose, identity, inverse
 from arm_backend_core.tosa.graph import Op
+from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes.merge import groups
-from arm_backend_core.tosa.passes.rewrite import ELEMENTWISE
 
 Shape = tuple[int, ...]
 
-_REDUCTIONS = frozenset(f"REDUCE_{kind}" for kind in ("ALL", "ANY", "MAX", "MIN", "PRODUCT", "SUM"))
-_AXIS = _REDUCTIONS | {"CONCAT", "REVERSE"}
-_LISTS = {"SLICE": ("start", "size"), "TILE": ("multiples",), "PAD": ("padding",)}
 #: Operators whose operands and result share one layout.
-_SAME = ELEMENTWISE | _AXIS | _LISTS.keys()
+_SAME = frozenset(
+    kind
+    for kind, record in OPERATORS.items()
+    if record.elementwise or record.per_dimension or ("axis" in record.fields and kind != "ARGMAX")
+)
 
 
 class Mode(NamedTuple):
@@ -115,7 +116,7 @@ def attributes(op: Op, mode: Mode) -> dict[str, Any]:
     attrs = dict(op.attrs)
     if "axis" in attrs:
         attrs["axis"] = mode.inputs[0].index(attrs["axis"])
-    for name in _LISTS.get(op.kind, ()):
+    for name in OPERATORS[op.kind].per_dimension:
         per = len(attrs[name]) // len(mode.output)
         attrs[name] = [int(attrs[name][per * d + i]) for d in mode.output for i in range(per)]
     if op.kind == "RESHAPE":

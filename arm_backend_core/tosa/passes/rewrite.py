@@ -9,16 +9,6 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 
-#: Every element of the result depends on one element of each operand; attributes do not name dimensions.
-_UNARY = """CLAMP ERF SIGMOID TANH TABLE ABS BITWISE_NOT CEIL CLZ COS EXP FLOOR LOG LOGICAL_NOT NEGATE
-    RECIPROCAL RSQRT SIN CAST RESCALE IDENTITY"""
-_BINARY = """ADD ARITHMETIC_RIGHT_SHIFT BITWISE_AND BITWISE_OR BITWISE_XOR INTDIV LOGICAL_AND LOGICAL_OR
-    LOGICAL_LEFT_SHIFT LOGICAL_RIGHT_SHIFT LOGICAL_XOR MAXIMUM MINIMUM MUL POW SUB SELECT EQUAL GREATER
-    GREATER_EQUAL"""
-UNARY = frozenset(_UNARY.split())
-BINARY = frozenset(_BINARY.split())
-ELEMENTWISE = UNARY | BINARY
-
 
 class Rewriter:
     """What a rule may ask about the graph, and the builder that it writes with."""

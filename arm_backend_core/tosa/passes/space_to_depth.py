@@ -13,21 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import product
+from typing import Any, Protocol
 
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.targets.target import ETHOS_U_FAMILIES, Target
+from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
 
 Array = np.ndarray[Any, Any]
-#: Cycles until the first result of an operation, from Vela's estimates of small ones.
-_START = 500
-#: Larger strides are taken apart by Vela, one operation for each element of the window: more than any other way.
-_LARGEST_STRIDE = 3
+#: Cost of a stride that Vela takes apart, one operation for each element of the window: more than any other way.
 _SPLIT = 1e12
 #: Patches of more elements are cheaper to sort by TRANSPOSE, or one row of patches at a time.
 _GATHERED_PATCH = 256
@@ -35,13 +33,13 @@ _GATHERED_PATCH = 256
 
 def fold_strides(graph: Graph, target: Target) -> None:
     """Rewrite every CONV2D whose stride can become channels in fewer cycles."""
-    if target.family in ETHOS_U_FAMILIES:
+    if target.hardware.npu:
         while sweep(graph, target, {"CONV2D": [fold_stride]}):
             pass  # ends: each rewriting lowers a stride or the estimate
 
 
 @dataclass(frozen=True)
-class _Axis:
+class _Windows:
     """A convolution along height or width: ``before`` elements of padding, then windows every ``stride``."""
 
     size: int
@@ -55,124 +53,140 @@ class _Axis:
         """Padding at the end; negative where the last elements are not read."""
         return (self.out - 1) * self.stride + self.kernel - self.before - self.size
 
-    def in_place(self) -> tuple[_Axis, int] | None:
+    def in_place(self) -> tuple[_Windows, int] | None:
         """All of the stride as channels by a RESHAPE, and the zeros that the window begins with."""
         s = self.stride
         if s == 1 or self.size % s:
             return None
         before = -(-self.before // s)
         zeros = before * s - self.before
-        axis = _Axis(self.size // s, -(-(self.kernel + zeros) // s), 1, before, self.out)
+        axis = _Windows(self.size // s, -(-(self.kernel + zeros) // s), 1, before, self.out)
         return (axis, zeros) if axis.after >= 0 else None
 
-    def gathered(self) -> Iterator[tuple[_Axis, _Axis]]:
+    @property
+    def unmoved(self) -> _Windows:
+        """Every element by itself."""
+        return _Windows(self.size, 1, 1, 0, self.size)
+
+    def gathered(self, largest_stride: int) -> Iterator[tuple[_Windows, _Windows]]:
         """(gathering, rest): an identity convolution collects pixels as channels, the rest reads them.
 
         It collects what a stride passes over (or a small factor of that), or the whole window.
         """
         factor = self.stride
-        if factor > _LARGEST_STRIDE:
+        if factor > largest_stride:
             factor = next((f for f in (2, 3) if factor % f == 0), 1)
         before, first = divmod(self.before, factor)
         size = -(-(self.size + first) // factor)
-        rest = _Axis(size, -(-self.kernel // factor), self.stride // factor, before, self.out)
+        rest = _Windows(size, -(-self.kernel // factor), self.stride // factor, before, self.out)
         if rest.after < 0:
             rest = replace(rest, size=size + rest.after)
-        yield _Axis(self.size, factor, factor, first, rest.size), rest
-        if 1 < self.kernel <= 8 and self.stride <= _LARGEST_STRIDE:
-            yield replace(self), _Axis(self.out, 1, 1, 0, self.out)
+        yield _Windows(self.size, factor, factor, first, rest.size), rest
+        if 1 < self.kernel <= 8 and self.stride <= largest_stride:
+            yield self, _Windows(self.out, 1, 1, 0, self.out)
 
 
 @dataclass(frozen=True)
-class _Hardware:
-    """What convolutions cost on one configuration."""
+class _Estimate:
+    """What convolutions on int8 or (``wide``) int16 cost on one target."""
 
-    macs: int
-    writes: float
+    target: Target
     wide: bool
 
-    @staticmethod
-    def of(target: Target, dtype: DType) -> _Hardware:
-        """From the name, ``ethos-u85-256``. One result takes a cycle on U55-128 and a quarter on U85-256."""
-        macs = int(target.name.rsplit("-", 1)[-1])
-        return _Hardware(macs, (64 if target.family == "ethos-u85" else 128) / macs, dtype is DType.INT16)
-
-    def cycles(self, rows: _Axis, columns: _Axis, in_channels: int, out_channels: int) -> float:
-        """Estimate: bound by multiplications or by writing results."""
-        split = sum(axis.stride for axis in (rows, columns) if axis.stride > _LARGEST_STRIDE)
+    def cycles(self, rows: _Windows, columns: _Windows, in_channels: int, out_channels: int) -> float:
+        """Bound by multiplications or by writing results: one takes a cycle on U55-128 and a quarter on U85-256."""
+        hardware, macs = self.target.hardware, self.target.macs
+        assert macs is not None
+        split = sum(axis.stride for axis in (rows, columns) if axis.stride > hardware.largest_stride)
         window, together = rows.kernel * columns.kernel, 2 if self.wide else 4
         by_window = -(-window // together) * together * -(-in_channels // 8)
         by_channel = window * 4 * -(-in_channels // 32)
         products = min(by_window, by_channel) * 8 * (2 if self.wide else 1)
-        busy = -(-out_channels // 8) * 8 * products / self.macs
-        return split * _SPLIT + _START + rows.out * columns.out * max(busy, out_channels * self.writes)
+        busy = -(-out_channels // 8) * 8 * products / macs
+        writing = out_channels * hardware.macs_per_result / macs
+        return split * _SPLIT + hardware.start_cycles + rows.out * columns.out * max(busy, writing)
 
 
 def fold_stride(op: Op, rewriter: Rewriter) -> Value | None:
     """The cheapest of: as it is, width folded in place, height and width gathered by an identity convolution."""
-    x, weight = op.inputs[0], op.inputs[1]
-    if weight.data is None or max(op.attrs["dilation"]) > 1 or x.dtype not in (DType.INT8, DType.INT16):
+    weight, build = op.inputs[1], rewriter.build
+    if weight.data is None or max(op.attrs["dilation"]) > 1 or op.inputs[0].dtype not in (DType.INT8, DType.INT16):
         return None
-    cut = producer(x, "SLICE")  # what only takes the last rows and columns away is not needed
-    if cut is not None and not any(cut.attrs["start"]) and cut.inputs[0].shape[3] == x.shape[3]:
-        x = cut.inputs[0] if cut.inputs[0].shape[0] == x.shape[0] else x
-    conv = _Convolution(op, x, rewriter.build)
-    hardware = _Hardware.of(rewriter.build.target, x.dtype)
-    best, choice = hardware.cycles(conv.rows, conv.columns, x.shape[3], weight.shape[0]) - _START / 2, None
-    if max(conv.rows.stride, conv.columns.stride) == 1 and x.shape[3] >= 8:
+    conv = _Convolution(op, _uncut(op), build)
+    if max(conv.rows.stride, conv.columns.stride) == 1 and conv.x.shape[3] >= 8:
         return None
-    for candidate in conv.candidates():
-        cost = candidate.cycles(hardware)
-        if cost < best:
-            best, choice = cost, candidate
-    return None if choice is None else choice.write()
+    estimate = _Estimate(build.target, conv.x.dtype is DType.INT16)
+    cheapest = min(conv.candidates(), key=lambda candidate: candidate.cycles(estimate), default=None)
+    now = estimate.cycles(conv.rows, conv.columns, conv.x.shape[3], weight.shape[0])
+    if cheapest is None or cheapest.cycles(estimate) >= now - build.target.hardware.start_cycles / 2:
+        return None
+    return cheapest.write()
 
 
-@dataclass(frozen=True)
+def _uncut(op: Op) -> Value:
+    """What a CONV2D reads, without a SLICE that only takes away rows and columns which no window reaches.
+
+    Where the windows go on past the SLICE they read padding there, which what was cut away must not replace.
+    """
+    x = op.inputs[0]
+    cut = producer(x, "SLICE")
+    if cut is None or any(cut.attrs["start"]):
+        return x
+    whole = cut.inputs[0]
+    kept = whole.shape[0] == x.shape[0] and whole.shape[3] == x.shape[3]
+    padded = [axis.after > 0 and whole.shape[1 + i] > axis.size for i, axis in enumerate(_windows(op, x))]
+    return whole if kept and not any(padded) else x
+
+
+def _windows(op: Op, x: Value) -> tuple[_Windows, _Windows]:
+    """The windows of a CONV2D along height and width of ``x``, which may go on after what the operator itself reads."""
+    stride, pad = op.attrs["stride"], op.attrs["pad"]
+    shapes = (x.shape[1:3], op.inputs[1].shape[1:3], op.output.shape[1:3])
+    rows, columns = (
+        _Windows(size, kernel, stride[i], pad[2 * i], out)
+        for i, (size, kernel, out) in enumerate(zip(*shapes, strict=True))
+    )
+    return rows, columns
+
+
+class _Form(Protocol):
+    """Another way to write a convolution, equal to the bit."""
+
+    def cycles(self, estimate: _Estimate) -> float:
+        """What it costs."""
+
+    def write(self) -> Value:
+        """The CONV2D's result."""
+
+
 class _Convolution:
-    """A CONV2D, and the value that it reads with nothing cut off."""
+    """A CONV2D on ``x``, which may have more rows and columns than it reads."""
 
-    op: Op
-    x: Value
-    build: Builder
+    def __init__(self, op: Op, x: Value, build: Builder) -> None:
+        self.op = op
+        self.x = x
+        self.build = build
+        self.rows, self.columns = _windows(op, x)
 
-    @property
-    def rows(self) -> _Axis:
-        """Along the height."""
-        return self._axis(0)
-
-    @property
-    def columns(self) -> _Axis:
-        """Along the width."""
-        return self._axis(1)
-
-    def _axis(self, i: int) -> _Axis:
-        sizes = (self.x.shape, self.op.inputs[1].shape, self.op.output.shape)
-        image, kernel, out = (shape[1 + i] for shape in sizes)
-        return _Axis(image, kernel, self.op.attrs["stride"][i], self.op.attrs["pad"][2 * i], out)
-
-    def candidates(self) -> Iterator[_InPlace | _Gathered | _Patches]:
+    def candidates(self) -> Iterator[_Form]:
         """Every other way to write it."""
-        rows, columns = self.rows, self.columns
+        rows, columns, limit = self.rows, self.columns, self.build.target.hardware.largest_stride
         folded = columns.in_place()
         if folded is not None:
             yield _InPlace(self, *folded)
-            if columns.stride > _LARGEST_STRIDE:
+            if columns.stride > limit:
                 return  # this is one step of several; the next sees the height
-        patches = rows.kernel == rows.stride > _LARGEST_STRIDE and rows.before == 0 and rows.after <= 0
+        patches = rows.kernel == rows.stride > limit and rows.before == 0 and rows.after <= 0
         if patches and columns.stride == 1 and rows.stride * self.x.shape[3] > _GATHERED_PATCH:
             yield _Patches(self)
             return
-        for gather_rows, rest_rows in ((None, rows), *rows.gathered()):
-            for gather_columns, rest_columns in ((None, columns), *columns.gathered()):
-                gathers = (
-                    _still(rows) if gather_rows is None else gather_rows,
-                    _still(columns) if gather_columns is None else gather_columns,
-                )
-                if gathers[0].kernel * gathers[1].kernel > 1:
-                    yield _Gathered(self, *gathers, rest_rows, rest_columns)
+        along_rows = [(rows.unmoved, rows), *rows.gathered(limit)]
+        along_columns = [(columns.unmoved, columns), *columns.gathered(limit)]
+        for (gather_rows, rest_rows), (gather_columns, rest_columns) in product(along_rows, along_columns):
+            if gather_rows.kernel * gather_columns.kernel > 1:
+                yield _Gathered(self, gather_rows, gather_columns, rest_rows, rest_columns)
 
-    def convolve(self, x: Value, weight: Array, rows: _Axis, columns: _Axis) -> Value:
+    def convolve(self, x: Value, weight: Array, rows: _Windows, columns: _Windows) -> Value:
         """The convolution itself on other pixels; ends that are not read are cut."""
         n, h, w, c = x.shape
         x = self.build.slice(x, (0, 0, 0, 0), (n, h + min(rows.after, 0), w + min(columns.after, 0), c))
@@ -193,22 +207,18 @@ class _Convolution:
         return data
 
 
-def _still(axis: _Axis) -> _Axis:
-    return _Axis(axis.size, 1, 1, 0, axis.size)
-
-
 @dataclass(frozen=True)
 class _InPlace:
     """Width into channels by a RESHAPE, which is free in NHWC."""
 
     conv: _Convolution
-    columns: _Axis
+    columns: _Windows
     zeros: int
 
-    def cycles(self, hardware: _Hardware) -> float:
+    def cycles(self, estimate: _Estimate) -> float:
         """Estimate."""
         oc, *_, ic = self.conv.weight.shape
-        return hardware.cycles(self.conv.rows, self.columns, ic * self.conv.columns.stride, oc)
+        return estimate.cycles(self.conv.rows, self.columns, ic * self.conv.columns.stride, oc)
 
     def write(self) -> Value:
         """The CONV2D's result."""
@@ -227,17 +237,17 @@ class _Gathered:
     """Pixels into channels by an identity convolution, which is bound by what it writes."""
 
     conv: _Convolution
-    gather_rows: _Axis
-    gather_columns: _Axis
-    rows: _Axis
-    columns: _Axis
+    gather_rows: _Windows
+    gather_columns: _Windows
+    rows: _Windows
+    columns: _Windows
 
-    def cycles(self, hardware: _Hardware) -> float:
+    def cycles(self, estimate: _Estimate) -> float:
         """Estimate for both convolutions."""
         oc, *_, ic = self.conv.weight.shape
         channels = ic * self.gather_rows.kernel * self.gather_columns.kernel
-        gather = hardware.cycles(self.gather_rows, self.gather_columns, ic, channels)
-        return gather + hardware.cycles(self.rows, self.columns, channels, oc)
+        gather = estimate.cycles(self.gather_rows, self.gather_columns, ic, channels)
+        return gather + estimate.cycles(self.rows, self.columns, channels, oc)
 
     def write(self) -> Value:
         """The CONV2D's result."""
@@ -252,7 +262,7 @@ class _Gathered:
         return self.conv.convolve(image, weight, self.rows, self.columns)
 
 
-def gather(build: Builder, x: Value, rows: _Axis, columns: _Axis, zero_point: int) -> Value:
+def gather(build: Builder, x: Value, rows: _Windows, columns: _Windows, zero_point: int) -> Value:
     """Windows of ``x`` [N, H, W, C] as channels [N, H', W', KH * KW * C], padded with the zero point."""
     n, h, w, c = x.shape
     channels = rows.kernel * columns.kernel * c
@@ -287,7 +297,7 @@ class _Patches:
 
     conv: _Convolution
 
-    def cycles(self, hardware: _Hardware) -> float:
+    def cycles(self, estimate: _Estimate) -> float:
         """Below that of the convolution as it is, which Vela takes apart."""
         return 0.0
 
@@ -298,11 +308,11 @@ class _Patches:
         oc, kh, kw, _ = self.conv.weight.shape
         x = build.slice(x, (0, 0, 0, 0), (n, rows.out * kh, w, c))
         columns = self.conv.columns
-        if build.target.family == "ethos-u85":
+        if build.target.hardware.transposes_by_convolution:
             image = build.reshape(x, (n * rows.out, kh, w, c))
-            result = self.conv.convolve(image, self.conv.weight, _Axis(kh, kh, 1, 0, 1), columns)
+            result = self.conv.convolve(image, self.conv.weight, _Windows(kh, kh, 1, 0, 1), columns)
             return build.reshape(result, self.conv.op.output.shape)
         sorted_ = build.transpose(build.reshape(x, (n * rows.out, kh, w, c)), (0, 2, 1, 3))
         image = build.reshape(sorted_, (n, rows.out, w, kh * c))
         weight = self.conv.weight.transpose(0, 2, 1, 3).reshape(oc, 1, kw, kh * c)
-        return self.conv.convolve(image, weight, _Axis(rows.out, 1, 1, 0, rows.out), columns)
+        return self.conv.convolve(image, weight, _Windows(rows.out, 1, 1, 0, rows.out), columns)

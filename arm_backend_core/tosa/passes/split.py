@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
+from arm_backend_core.tosa.operators import UNARY
 from arm_backend_core.tosa.passes.merge import groups
-from arm_backend_core.tosa.passes.rewrite import UNARY, Rewriter, Rule
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule
 
 #: (start, size) along one dimension.
 Span = tuple[int, int]

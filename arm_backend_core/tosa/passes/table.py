@@ -11,8 +11,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes.evaluate import Array, evaluate
-from arm_backend_core.tosa.passes.rewrite import ELEMENTWISE
+from arm_backend_core.tosa.operators import ELEMENTWISE, Array, evaluate
 
 _GRID = np.arange(-128, 128).astype(np.int8)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from arm_backend_core.permutation import compose, identity, inverse
 from arm_backend_core.tosa.graph import Op, Value, constant
+from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.merge import groups
 from arm_backend_core.tosa.passes.permute import Mode, attributes, forward, moves_nothing, stored
-from arm_backend_core.tosa.passes.rewrite import ELEMENTWISE, Rewriter, Rule, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
 
 
 def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:

@@ -11,25 +11,22 @@ from __future__ import annotations
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.targets.target import ETHOS_U_FAMILIES, Target
+from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, prod
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
 from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
 
-#: Vela's limit for the height of a window.
-_TALLEST = 64
-
 
 def slice_after_transposes(graph: Graph, target: Target) -> None:
     """Let SLICEs stand before the convolutions that read them."""
-    if target.family in ETHOS_U_FAMILIES:
+    if target.hardware.npu:
         sweep(graph, target, {"TRANSPOSE": [slice_later]})
 
 
 def choose_transpose_forms(graph: Graph, target: Target) -> None:
     """Rewrite TRANSPOSEs for ``target``; each once, so this is not for repeating."""
-    if target.family in ETHOS_U_FAMILIES:
-        form = as_convolution if target.family == "ethos-u85" else as_matrix
+    if target.hardware.npu:
+        form = as_convolution if target.hardware.transposes_by_convolution else as_matrix
         sweep(graph, target, {"TRANSPOSE": [form], "MATMUL": [transpose_before_matmul]})
 
 

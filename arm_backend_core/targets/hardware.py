@@ -1,0 +1,272 @@
+"""What hardware lacks of the TOSA profile that it runs, and what it is fast at, by family.
+
+Ethos-U: what Vela 5.1 documents (``vela --supported-ops-report``) and what it was seen to refuse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+
+
+class Tensor(Protocol):
+    """An operand of a TOSA operator."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its sizes."""
+
+    @property
+    def dtype(self) -> DType:
+        """Its element type."""
+
+    @property
+    def data(self) -> np.ndarray[Any, Any] | None:
+        """Its elements if they are constant."""
+
+
+class Operation(Protocol):
+    """A TOSA operator."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in TOSA."""
+
+    @property
+    def inputs(self) -> Sequence[Tensor]:
+        """Its operands."""
+
+    @property
+    def output(self) -> Tensor:
+        """Its result."""
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        """Its attributes, as TOSA names them."""
+
+
+#: Gives the property of an operator that hardware cannot do, or None.
+Limit = Callable[[Operation], "str | None"]
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Limits and costs beyond the TOSA profile.
+
+    Attributes:
+        lacks: operators that it has for no element type.
+        types: element types of an operator's first operand, where they are fewer than the profile's.
+        limits: what it cannot do with an operator that it has.
+        booleans: whether it has boolean tensors.
+        npu: an Ethos-U: convolutions and data movement are written in the form that Vela's estimate is best for.
+        longest_kernel: elements along one side of a window.
+        largest_stride: larger ones are taken apart by Vela, one operation for each element of the window.
+        start_cycles: until the first result of an operation, from Vela's estimates of small ones.
+        macs_per_result: multiplications that hardware could have done while it writes one result.
+        averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D
+            (24x5x64 on U55-128: 2,693 against 5,208).
+        transposes_by_convolution: [A, N] to [N, A] takes fewer cycles as a convolution than as TRANSPOSE.
+    """
+
+    lacks: frozenset[str] = frozenset()
+    types: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
+    limits: Mapping[str, Limit] = field(default_factory=dict)
+    booleans: bool = True
+    npu: bool = False
+    longest_kernel: int = 64
+    largest_stride: int = 3
+    start_cycles: int = 500
+    macs_per_result: int = 128
+    averages_by_convolution: bool = False
+    transposes_by_convolution: bool = False
+
+    def refusal(self, kind: str, inputs: Sequence[DType], output: DType, op: Operation | None = None) -> str | None:
+        """What it has not, after "<target> has no"; without ``op`` by the element types alone."""
+        if kind in self.lacks:
+            return f"{kind} in hardware"
+        if not self.booleans and DType.BOOL in (*inputs, output):
+            return "boolean tensors in hardware"
+        if inputs[0] not in self.types.get(kind, inputs):
+            return f"{kind} ({', '.join(t.value for t in inputs)} -> {output.value}) in hardware"
+        offence = self.limits[kind](op) if op is not None and kind in self.limits else None
+        return f"{kind} with {offence}" if offence else None
+
+
+_BITWISE = ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_RIGHT_SHIFT")
+_LOGIC = ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "REDUCE_ALL", "REDUCE_ANY")
+_CHOICE = ("EQUAL", "GREATER", "GREATER_EQUAL", "SELECT", "GATHER", "SCATTER", "INTDIV")
+_U55_TYPES = {
+    "ARITHMETIC_RIGHT_SHIFT": (DType.INT32,),
+    "LOGICAL_LEFT_SHIFT": (DType.INT32,),
+    "ARGMAX": (DType.INT8,),
+    "MATMUL": (DType.INT8,),
+    "CONV3D": (DType.INT8,),
+    "TRANSPOSE_CONV2D": (DType.INT8,),
+    "REDUCE_MAX": (DType.INT8, DType.INT16),
+    "REDUCE_MIN": (DType.INT8, DType.INT16),
+    "REVERSE": (DType.INT8, DType.INT16),
+}
+
+_SIDE = 1 << 16  # extents and addresses along one axis are 16-bit registers on Ethos-U55 and U65
+
+
+def _window(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
+    """Whether the window reads padding, and its largest stride along an axis on which it moves at all."""
+    pad, stride = op.attrs["pad"], op.attrs["stride"]
+    dilation = op.attrs.get("dilation", (1,) * len(kernel))
+    moves = [
+        size + pad[2 * i] + pad[2 * i + 1] > dilation[i] * (kernel[i] - 1) + 1
+        for i, size in enumerate(op.inputs[0].shape[1:-1])
+    ]
+    return any(pad), max((step for step, moved in zip(stride, moves, strict=True) if moved), default=1)
+
+
+def _constant_weights(op: Operation) -> str | None:
+    return "weights and bias that are not constant" if any(value.data is None for value in op.inputs[1:]) else None
+
+
+def _conv2d(op: Operation) -> str | None:
+    kernel = op.inputs[1].shape[1:3]
+    padded, stride = _window(op, kernel)
+    if stride > 3 and padded and max(kernel) > 1:
+        return f"stride {stride} (3 at most) together with padding"
+    return _constant_weights(op)
+
+
+def _depthwise(op: Operation) -> str | None:
+    _, stride = _window(op, op.inputs[1].shape[:2])
+    return f"stride {stride} (3 at most)" if stride > 3 else _constant_weights(op)
+
+
+def _conv3d(op: Operation) -> str | None:
+    depth = op.inputs[1].shape[1]
+    return f"a kernel {depth} deep (1 at most)" if depth > 1 else _constant_weights(op)
+
+
+def _transpose_conv2d(op: Operation) -> str | None:
+    stride = tuple(op.attrs["stride"])
+    flat = [op.inputs[0].shape[i] == op.inputs[1].shape[i] == 1 for i in (1, 2)]
+    if stride not in ((1, 1), (2, 2)) and not (stride == (1, 2) and flat[0]) and not (stride == (2, 1) and flat[1]):
+        return f"stride {stride} (1x1 and 2x2; 1x2 and 2x1 for one-dimensional input)"
+    return _constant_weights(op)
+
+
+def _max_pool(op: Operation) -> str | None:
+    padded, stride = _window(op, op.attrs["kernel"])
+    return f"stride {stride} (3 at most) together with padding" if stride > 3 and padded else None
+
+
+def _avg_pool(op: Operation) -> str | None:
+    if any(op.attrs["pad"]) and max(op.attrs["kernel"]) > 8:
+        return f"kernel {tuple(op.attrs['kernel'])} (8x8 at most) together with padding"
+    return _max_pool(op)
+
+
+def _argmax(op: Operation) -> str | None:
+    shape = op.inputs[0].shape
+    if op.attrs["axis"] != len(shape) - 1:
+        return "an axis other than the last"
+    if len(shape) > 4 or (len(shape) == 4 and shape[0] != 1):
+        return f"shape {shape} (rank 1 to 3, or rank 4 with one batch)"
+    return f"{shape[-1]} candidates (127 at most)" if shape[-1] > 127 else None
+
+
+def _matmul(op: Operation) -> str | None:
+    _, inner, width = op.inputs[1].shape
+    return f"{inner} x {width} right-hand sides (65536 at most)" if max(inner, width) > _SIDE else None
+
+
+def _reduce_sum(op: Operation) -> str | None:
+    shape, axis = op.inputs[0].shape, op.attrs["axis"]
+    sizes = (
+        [shape[axis]]
+        if axis == len(shape) - 1
+        else [math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])]
+    )
+    return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if max(sizes) > _SIDE else None
+
+
+def _resize(op: Operation) -> str | None:
+    yn, yd, xn, xd = op.attrs["scale"]
+    if op.attrs["mode"] != "NEAREST":
+        return "bilinear interpolation"
+    if yn not in (2 * yd, 4 * yd, 8 * yd) or xn not in (2 * xd, 4 * xd, 8 * xd):
+        return f"factors {yn}/{yd} and {xn}/{xd} (2, 4 and 8 only)"
+    _, h, w, _ = op.inputs[0].shape
+    for size, numerator, denominator, offset, border in zip(
+        (h, w), (yn, xn), (yd, xd), op.attrs["offset"], op.attrs["border"], strict=True
+    ):
+        factor = numerator // denominator
+        aligned = offset == 0 and border == 0
+        centred = 2 * offset == denominator * (1 - factor) and 2 * border == denominator * (factor - 1)
+        if not aligned and not centred and size > 1:
+            return "pixels aligned other than at centres or at corners"
+    return None
+
+
+def _transpose(op: Operation) -> str | None:
+    shape, perms = op.inputs[0].shape, tuple(op.attrs["perms"])
+    axes = [axis for axis in perms if shape[axis] != 1]
+    if axes == sorted(axes):
+        return None  # moves no data
+    sizes = [size for size in shape if size != 1]
+    limit = 1 << 14 if op.inputs[0].dtype is DType.INT32 else _SIDE
+    if max(sizes) > (limit if perms[-1] == len(shape) - 1 else _SIDE):
+        return f"shape {shape} ({limit} at most along one axis)"
+    if len(sizes) <= 3:
+        return None
+    pairs = [math.prod(sizes) // (a * b) for i, a in enumerate(sizes) for b in sizes[i + 1 :]]
+    return f"shape {shape} (65536 at most over all but two axes)" if max(pairs) > _SIDE else None
+
+
+def _reverse(op: Operation) -> str | None:
+    # Vela's documentation has height and width only. It takes other axes of some shapes, which is not relied
+    # on.
+    rank, axis = len(op.inputs[0].shape), op.attrs["axis"]
+    return None if axis < rank - 1 and axis >= rank - 3 else "an axis other than height and width"
+
+
+def _right_shift(op: Operation) -> str | None:
+    # Vela compiles it, against its documentation ("Round: true only").
+    return None if op.attrs["round"] else "a shift that does not round"
+
+
+_U55_LIMITS: dict[str, Limit] = {
+    "ARGMAX": _argmax,
+    "ARITHMETIC_RIGHT_SHIFT": _right_shift,
+    "AVG_POOL2D": _avg_pool,
+    "CONV2D": _conv2d,
+    "CONV3D": _conv3d,
+    "DEPTHWISE_CONV2D": _depthwise,
+    "MATMUL": _matmul,
+    "MAX_POOL2D": _max_pool,
+    "REDUCE_SUM": _reduce_sum,
+    "RESIZE": _resize,
+    "REVERSE": _reverse,
+    "TRANSPOSE": _transpose,
+    "TRANSPOSE_CONV2D": _transpose_conv2d,
+}
+_U55 = Hardware(
+    lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE)),
+    types=_U55_TYPES,
+    limits=_U55_LIMITS,
+    booleans=False,
+    npu=True,
+    averages_by_convolution=True,
+)
+_U85 = Hardware(
+    limits={"CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _constant_weights},
+    npu=True,
+    macs_per_result=64,
+    transposes_by_convolution=True,
+)
+#: By family; the others have what their TOSA profile says.
+HARDWARE = {"ethos-u55": _U55, "ethos-u65": _U55, "ethos-u85": _U85}
+#: Vela's families.
+ETHOS_U_FAMILIES = tuple(HARDWARE)

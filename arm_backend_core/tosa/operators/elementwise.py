@@ -1,0 +1,273 @@
+"""Elementwise operators (TOSA 1.0, sections 2.3 to 2.7 and 2.12): activations, arithmetic, comparisons, conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.graph import Op
+from arm_backend_core.tosa.operators.record import ANY, Array, define, same_shape
+
+_FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
+_FLOAT2 = "f16,f16>f16:FP bf16,bf16>bf16:bf16 f32,f32>f32:FP "
+_BITS = "i8>i8:INT i16>i16:INT i32>i32:INT "
+_BITS2 = "i8,i8>i8:INT i16,i16>i16:INT i32,i32>i32:INT "
+_SHIFT = _BITS2.replace("INT", "INT|FP")
+_LOGIC, _LOGIC2 = "b>b:INT|FP", "b,b>b:INT|FP"
+_COMPARE = "i32,i32>b:INT f16,f16>b:FP bf16,bf16>b:bf16 f32,f32>b:FP"
+_ARITHMETIC = "i32,i32>i32:INT|FP " + _FLOAT2
+_MINMAX = "i32,i32>i32:INT " + _FLOAT2
+_NAN = ("nan_mode",)
+
+
+def _broadcast_offences(op: Op) -> Iterator[str]:
+    first, *others = (value.shape for value in op.inputs)
+    if all(shape == first for shape in others):
+        return
+    if any(len(shape) != len(first) for shape in others):
+        yield f"operands of different rank: {op.inputs!r}; reshape one"
+        return
+    for sizes in zip(first, *others, strict=True):
+        if len({*sizes} - {1}) > 1:
+            yield f"shapes that do not broadcast: {op.inputs!r}"
+
+
+def _elementwise(
+    kind: str,
+    rows: str,
+    compute: Callable[..., Array | None] | None = None,
+    conditions: Callable[[Op], Iterator[str]] | None = None,
+    **facts: Any,
+) -> None:
+    def offences(op: Op) -> Iterator[str]:
+        yield from _broadcast_offences(op)
+        yield from conditions(op) if conditions is not None else ()
+
+    define(kind, rows, [ANY], same_shape, conditions=offences, compute=compute, elementwise=True, **facts)
+
+
+# -- activations ---------------------------------------------------------------------------------------------
+
+
+def _clamp_offences(op: Op) -> Iterator[str]:
+    low, high = op.attrs["min_val"], op.attrs["max_val"]
+    if not low <= high:  # NaN included
+        yield f"bounds {low} to {high}"
+    if not op.output.dtype.is_float:
+        least, most = op.output.dtype.range
+        if low < least or high > most:
+            yield f"bounds {low} to {high} beyond {op.output.dtype.value}"
+
+
+def _clamp(op: Op, x: Array) -> Array:
+    return np.minimum(np.maximum(x, op.attrs["min_val"]), op.attrs["max_val"])
+
+
+def _table_offences(op: Op) -> Iterator[str]:
+    table = np.asarray(op.attrs["table"])
+    wide = op.inputs[0].dtype is DType.INT16
+    if table.shape != (513 if wide else 256,):
+        yield f"a table of shape {table.shape} ({513 if wide else 256} entries)"
+    elif wide and np.any(np.abs(np.diff(table.astype(np.int32)) + 0.5) > 32768):
+        yield "neighbouring entries more than 32767 apart; halve the table's range"
+
+
+def _table(op: Op, x: Array) -> Array:
+    table = np.asarray(op.attrs["table"]).astype(np.int32)
+    if op.inputs[0].dtype is DType.INT8:
+        return table[x.astype(np.int32) + 128]
+    position = x.astype(np.int32) + 32768
+    index, fraction = position >> 7, position & 127
+    return table[index] * 128 + (table[index + 1] - table[index]) * fraction
+
+
+_CLAMP = "i8>i8:INT i16>i16:int16 " + _FLOAT
+_elementwise("CLAMP", _CLAMP, _clamp, _clamp_offences, fields=("min_val", "max_val", "nan_mode"))
+for _kind in ("ERF", "SIGMOID", "TANH", "COS", "SIN", "EXP", "LOG"):
+    _elementwise(_kind, _FLOAT)
+_elementwise("TABLE", "i8>i8:INT i16>i32:int16", _table, _table_offences, operands=(("table", "input0"),))
+
+
+# -- one operand ---------------------------------------------------------------------------------------------
+
+
+def _clz(op: Op, x: Array) -> Array:
+    _, bits = np.frexp(x.astype(np.uint32).astype(np.float64))
+    return 32 - bits
+
+
+def _negate(op: Op, x: Array) -> Array:
+    if op.output.dtype.is_float:
+        return -x
+    negated = int(op.attrs["input_zp"]) - x.astype(np.int64) + int(op.attrs["output_zp"])
+    return np.clip(negated, *op.output.dtype.range)
+
+
+_NEGATE_ZP = (("input_zp", "input0"), ("output_zp", "output"))
+_elementwise("ABS", "i32>i32:INT " + _FLOAT, lambda op, x: np.abs(x))
+_elementwise("BITWISE_NOT", _BITS, lambda op, x: ~x)
+_elementwise("CEIL", _FLOAT, lambda op, x: np.ceil(x))
+_elementwise("CLZ", "i32>i32:INT", _clz)
+_elementwise("FLOOR", _FLOAT, lambda op, x: np.floor(x))
+_elementwise("LOGICAL_NOT", _LOGIC, lambda op, x: ~x)
+_elementwise("NEGATE", _BITS + _FLOAT, _negate, operands=_NEGATE_ZP)
+_elementwise("RECIPROCAL", _FLOAT, lambda op, x: 1 / x)
+_elementwise("RSQRT", _FLOAT, lambda op, x: 1 / np.sqrt(x))
+_elementwise("IDENTITY", "b>b:INT|FP i48>i48:int16 " + _BITS.replace("INT", "INT|FP") + _FLOAT, lambda op, x: x)
+
+
+# -- two operands --------------------------------------------------------------------------------------------
+
+
+def _shift_offences(op: Op) -> Iterator[str]:
+    by, bits = op.inputs[1].data, 8 * op.output.dtype.bytes
+    if by is not None and (by.min() < 0 or by.max() >= bits):
+        yield f"a shift by {by.min()} to {by.max()} (0 to {bits - 1})"
+
+
+def _divisor_offences(op: Op) -> Iterator[str]:
+    if op.inputs[1].data is not None and not op.inputs[1].data.all():
+        yield "a divisor of 0"
+
+
+def _power_offences(op: Op) -> Iterator[str]:
+    base, exponent = (value.data for value in op.inputs)
+    if base is not None and (not np.isfinite(base).all() or base.min() < 0):
+        yield "a base that is negative or not finite: the result is not defined"
+    if exponent is not None and not np.isfinite(exponent).all():
+        yield "an exponent that is not finite: the result is not defined"
+
+
+def _mul_offences(op: Op) -> Iterator[str]:
+    shift = op.attrs["shift"]
+    if not 0 <= shift <= 63 or (shift and op.inputs[0].dtype is not DType.INT32):
+        yield f"shift {shift} for {op.inputs[0].dtype.value} (0 to 63 for int32, else 0)"
+
+
+def _mul(op: Op, a: Array, b: Array) -> Array | None:
+    if op.output.dtype.is_float:
+        return a * b
+    product, shift = a.astype(np.int64) * b.astype(np.int64), int(op.attrs["shift"])
+    if not shift:
+        return product.astype(np.int32)
+    return _within((product + (np.int64(1) << np.int64(shift - 1))) >> np.int64(shift), DType.INT32)
+
+
+def _within(result: Array, dtype: DType) -> Array | None:
+    """``result``, or None where the specification leaves it open because it leaves its type."""
+    low, high = dtype.range
+    return result if result.size == 0 or (result.min() >= low and result.max() <= high) else None
+
+
+def _intdiv(op: Op, a: Array, b: Array) -> Array | None:
+    if np.any(b == 0):
+        return None
+    quotient = np.abs(a.astype(np.int64)) // np.abs(b.astype(np.int64))
+    return _within(np.where((a < 0) != (b < 0), -quotient, quotient), DType.INT32)
+
+
+def _arithmetic_shift(op: Op, a: Array, b: Array) -> Array:
+    up = (a >> np.maximum(b - 1, 0)) & 1 if op.attrs["round"] else 0
+    return (a >> b) + np.where(b > 0, up, 0)
+
+
+def _logical_shift(op: Op, a: Array, b: Array) -> Array:
+    unsigned = a.view(np.dtype(f"u{a.dtype.itemsize}"))
+    return (unsigned >> b.astype(unsigned.dtype)).view(a.dtype)
+
+
+_MUL = "i8,i8>i32:INT i16,i16>i32:INT i32,i32>i32:INT|FP " + _FLOAT2
+_SELECT = """b,b,b>b:INT|FP b,i8,i8>i8:INT b,i16,i16>i16:INT b,i32,i32>i32:INT
+    b,f16,f16>f16:FP b,bf16,bf16>bf16:bf16 b,f32,f32>f32:FP"""
+_elementwise("ADD", _ARITHMETIC, lambda op, a, b: a + b)
+_elementwise("SUB", _ARITHMETIC, lambda op, a, b: a - b)
+_elementwise("MUL", _MUL, _mul, _mul_offences, operands=(("shift", "int8"),))
+_elementwise("POW", _FLOAT2, conditions=_power_offences)
+_elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_offences, attribute="IntDiv")
+_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: np.maximum(a, b), fields=_NAN)
+_elementwise("MINIMUM", _MINMAX, lambda op, a, b: np.minimum(a, b), fields=_NAN)
+_elementwise("ARITHMETIC_RIGHT_SHIFT", _BITS2, _arithmetic_shift, _shift_offences, fields=("round",))
+_elementwise("LOGICAL_LEFT_SHIFT", _SHIFT, lambda op, a, b: a << b, _shift_offences)
+_elementwise("LOGICAL_RIGHT_SHIFT", _SHIFT, _logical_shift, _shift_offences)
+for _kind, _rows in (("BITWISE", _BITS2), ("LOGICAL", _LOGIC2)):
+    _elementwise(f"{_kind}_AND", _rows, lambda op, a, b: a & b)
+    _elementwise(f"{_kind}_OR", _rows, lambda op, a, b: a | b)
+    _elementwise(f"{_kind}_XOR", _rows, lambda op, a, b: a ^ b)
+_elementwise("EQUAL", _COMPARE, lambda op, a, b: a == b)
+_elementwise("GREATER", _COMPARE, lambda op, a, b: a > b)
+_elementwise("GREATER_EQUAL", _COMPARE, lambda op, a, b: a >= b)
+_elementwise("SELECT", _SELECT, lambda op, condition, a, b: np.where(condition, a, b), moves=True)
+
+
+# -- conversions ---------------------------------------------------------------------------------------------
+
+
+def _cast(op: Op, x: Array) -> Array:
+    source, result = op.inputs[0].dtype, op.output.dtype
+    if not source.is_float or result.is_float or result is DType.BOOL:
+        return x.astype(result.numpy)
+    low, high = result.range
+    return np.clip(np.rint(np.nan_to_num(x.astype(np.float64))), low, high)
+
+
+def _rescale_offences(op: Op) -> Iterator[str]:
+    attrs, source = op.attrs, op.inputs[0]
+    multiplier, shift = (np.asarray(attrs[name], dtype=np.int64) for name in ("multiplier", "shift"))
+    channels = source.shape[-1:] if attrs["per_channel"] else (1,)
+    if attrs["input_unsigned"] or attrs["output_unsigned"]:
+        yield "unsigned values, which are not written here"
+    if multiplier.shape != channels or shift.shape != channels:
+        yield f"{multiplier.size} multipliers and {shift.size} shifts for {source!r}"
+    if attrs["scale32"] == (source.dtype is DType.INT48) and attrs["scale32"]:
+        yield "a 32-bit multiplier for int48 (16 bits)"
+    if not attrs["scale32"] and attrs["rounding_mode"] == "DOUBLE_ROUND":
+        yield "DOUBLE_ROUND and a 16-bit multiplier"
+    if multiplier.min() < 0 or multiplier.max() > (1 << (31 if attrs["scale32"] else 15)) - 1:
+        yield f"multipliers from {multiplier.min()} to {multiplier.max()}"
+    if shift.min() < 2 or shift.max() > 62:
+        yield f"shifts from {shift.min()} to {shift.max()} (2 to 62)"
+    elif source.dtype in (DType.INT8, DType.INT16) and attrs["scale32"]:
+        low, high = source.dtype.range
+        reach = max(int(attrs["input_zp"]) - low - 1, high - int(attrs["input_zp"]))
+        if reach >= 1 << (int(shift.min()) - 1):
+            factor = float(multiplier[shift.argmin()]) / float(1 << int(shift.min()))
+            yield f"a factor of {factor:g} for {source.dtype.value}, whose values leave the range of its shift"
+
+
+def _rescale(op: Op, x: Array) -> Array | None:
+    """RESCALE (TOSA 1.0, sections 1.10 and 2.12): 32- or 16-bit multiplier, single or double rounding."""
+    attrs = op.attrs
+    if attrs["input_unsigned"] or attrs["output_unsigned"] or attrs["rounding_mode"] == "INEXACT_ROUND":
+        return None
+    multiplier, shift = (np.asarray(attrs[name], dtype=np.int64) for name in ("multiplier", "shift"))
+    value = x.astype(np.int64) - int(attrs["input_zp"])
+    limit = np.int64(1) << (shift - 1)
+    if attrs["scale32"] and np.any((value < -limit) | (value >= limit)):
+        return None
+    rounding = limit
+    if attrs["rounding_mode"] == "DOUBLE_ROUND":
+        half = np.where(value >= 0, np.int64(1 << 30), np.int64(-(1 << 30)))
+        rounding = rounding + np.where(shift > 31, half, 0)
+    scaled = _within((value * multiplier + rounding) >> shift, DType.INT32)
+    return None if scaled is None else np.clip(scaled + int(attrs["output_zp"]), *op.output.dtype.range)
+
+
+_CAST = """b>i8:INT b>i16:INT b>i32:INT i8>b:INT i8>i16:INT i8>i32:INT i16>b:INT i16>i8:INT i16>i32:INT
+    i32>b:INT i32>i8:INT i32>i16:INT i8>f16:FP i8>f32:FP i16>f16:FP i16>f32:FP i32>f16:FP i32>f32:FP
+    f16>i8:FP f16>i16:FP f16>i32:FP f16>f32:FP f32>i8:FP f32>i16:FP f32>i32:FP f32>f16:FP
+    i8>bf16:bf16 i16>bf16:bf16 i32>bf16:bf16 bf16>i8:bf16 bf16>i16:bf16 bf16>i32:bf16 bf16>f32:bf16 f32>bf16:bf16
+    b>f32:FP@1.1 f32>b:FP@1.1"""
+_RESCALE = """i8>i8:INT i8>i16:INT i8>i32:INT i16>i8:INT i16>i16:INT i16>i32:INT i32>i8:INT i32>i16:INT i32>i32:INT
+    i48>i8:int16 i48>i16:int16 i48>i32:int16"""
+_elementwise("CAST", _CAST, _cast)
+_elementwise(
+    "RESCALE",
+    _RESCALE,
+    _rescale,
+    _rescale_offences,
+    fields=("scale32", "rounding_mode", "per_channel", "input_unsigned", "output_unsigned"),
+    operands=(("multiplier", "multiplier"), ("shift", "int8"), *_NEGATE_ZP),
+)

@@ -1,0 +1,216 @@
+"""Reductions, data movement, GATHER and SCATTER (TOSA 1.0, sections 2.8 to 2.10)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from arm_backend_core.tosa.graph import Op, prod
+from arm_backend_core.tosa.operators.record import ANY, DIMENSIONS, LEVEL_8K, Array, Shape, axis_offences, define
+
+_FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
+_NUMBERS = "i8>i8:INT i16>i16:INT i32>i32:INT " + _FLOAT
+_MOVE = "b>b:INT|FP " + _NUMBERS
+
+
+# -- reductions: the axis stays with size 1 ------------------------------------------------------------------
+
+
+def _reduce(kind: str, rows: str, compute: Callable[[Op, Array], Array | None] | None, **facts: Any) -> None:
+    def shape(op: Op) -> Shape:
+        axis = op.attrs["axis"]
+        return *op.inputs[0].shape[:axis], 1, *op.inputs[0].shape[axis + 1 :]
+
+    facts.setdefault("fields", ("axis",))
+    define(f"REDUCE_{kind}", rows, [DIMENSIONS], shape, conditions=axis_offences, compute=compute, **facts)
+
+
+def _sum(op: Op, x: Array) -> Array | None:
+    if op.output.dtype.is_float:  # the order of additions is the target's
+        return None
+    return x.sum(axis=op.attrs["axis"], keepdims=True, dtype=np.int32)
+
+
+_NAN = {"fields": ("axis", "nan_mode")}
+_reduce("ALL", "b>b:INT|FP", lambda op, x: x.all(axis=op.attrs["axis"], keepdims=True))
+_reduce("ANY", "b>b:INT|FP", lambda op, x: x.any(axis=op.attrs["axis"], keepdims=True))
+_reduce("MAX", _NUMBERS, lambda op, x: x.max(axis=op.attrs["axis"], keepdims=True), **_NAN)
+_reduce("MIN", _NUMBERS, lambda op, x: x.min(axis=op.attrs["axis"], keepdims=True), **_NAN)
+_reduce("PRODUCT", _FLOAT, None)
+_reduce("SUM", "i32>i32:INT " + _FLOAT, _sum)
+
+
+# -- data layout ---------------------------------------------------------------------------------------------
+
+
+def _concat_offences(op: Op) -> Iterator[str]:
+    if not 1 <= len(op.inputs) <= LEVEL_8K.max_tensor_list_size:
+        yield f"{len(op.inputs)} values ({LEVEL_8K.max_tensor_list_size} at most); join some of them first"
+    yield from axis_offences(op)
+    first, axis = op.inputs[0], op.attrs["axis"]
+    for value in op.inputs[1:]:
+        if value.rank != first.rank or any(
+            i != axis and n != m for i, (n, m) in enumerate(zip(value.shape, first.shape, strict=True))
+        ):
+            yield f"{value!r} beside {first!r}"
+
+
+def _concat_shape(op: Op) -> Shape:
+    shape, axis = op.inputs[0].shape, op.attrs["axis"]
+    return *shape[:axis], sum(value.shape[axis] for value in op.inputs), *shape[axis + 1 :]
+
+
+def _per_dimension(op: Op, name: str, per: int = 1) -> list[int]:
+    amounts = list(op.attrs[name])
+    assert len(amounts) == per * op.inputs[0].rank, f"{op!r}: {name} must have {per} entries for each dimension"
+    return amounts
+
+
+def _pad_offences(op: Op) -> Iterator[str]:
+    if min(_per_dimension(op, "padding", 2)) < 0:
+        yield f"padding {list(op.attrs['padding'])} (0 at least); cut by a SLICE"
+
+
+def _pad_shape(op: Op) -> Shape:
+    padding = op.attrs["padding"]
+    return tuple(padding[2 * i] + size + padding[2 * i + 1] for i, size in enumerate(op.inputs[0].shape))
+
+
+def _pad(op: Op, x: Array) -> Array:
+    padding = np.asarray(op.attrs["padding"], dtype=np.int64).reshape(-1, 2)
+    return np.pad(x, padding, constant_values=op.attrs["pad_const"])
+
+
+def _reshape_offences(op: Op) -> Iterator[str]:
+    if prod(op.attrs["shape"]) != op.inputs[0].size or min(op.attrs["shape"], default=1) < 1:
+        yield f"shape {list(op.attrs['shape'])} for {op.inputs[0]!r}"
+
+
+def _slice_offences(op: Op) -> Iterator[str]:
+    bounds = zip(_per_dimension(op, "start"), _per_dimension(op, "size"), op.inputs[0].shape, strict=True)
+    if any(start < 0 or size < 1 or start + size > limit for start, size, limit in bounds):
+        yield f"start {list(op.attrs['start'])} and size {list(op.attrs['size'])} in {op.inputs[0]!r}"
+
+
+def _slice(op: Op, x: Array) -> Array:
+    return x[tuple(slice(a, a + n) for a, n in zip(op.attrs["start"], op.attrs["size"], strict=True))]
+
+
+def _tile_offences(op: Op) -> Iterator[str]:
+    if min(_per_dimension(op, "multiples")) < 1:
+        yield f"multiples {list(op.attrs['multiples'])} (1 at least)"
+
+
+def _transpose_offences(op: Op) -> Iterator[str]:
+    if sorted(op.attrs["perms"]) != list(range(op.inputs[0].rank)):
+        yield f"perms {list(op.attrs['perms'])} of {op.inputs[0]!r}"
+
+
+def _move(
+    kind: str, compute: Callable[..., Array | None], shape: Callable[[Op], Shape], rows: str = _MOVE, **facts: Any
+) -> None:
+    define(kind, rows, [facts.pop("rank", DIMENSIONS)], shape, compute=compute, moves=True, **facts)
+
+
+_move(
+    "CONCAT",
+    lambda op, *xs: np.concatenate(xs, axis=op.attrs["axis"]),
+    _concat_shape,
+    rows=_MOVE.replace("i16>i16:INT", "i16>i16:int16"),
+    fields=("axis",),
+    conditions=_concat_offences,
+    variadic=True,
+)
+_move(
+    "PAD",
+    _pad,
+    _pad_shape,
+    operands=(("padding", "shape"), ("pad_const", "input0")),
+    conditions=_pad_offences,
+    per_dimension=("padding",),
+)
+_move(
+    "RESHAPE",
+    lambda op, x: x.reshape(op.output.shape),
+    lambda op: tuple(op.attrs["shape"]),
+    operands=(("shape", "shape"),),
+    conditions=_reshape_offences,
+    rank=ANY,
+)
+_move(
+    "REVERSE",
+    lambda op, x: np.flip(x, op.attrs["axis"]),
+    lambda op: op.inputs[0].shape,
+    fields=("axis",),
+    conditions=axis_offences,
+)
+_move(
+    "SLICE",
+    _slice,
+    lambda op: tuple(op.attrs["size"]),
+    operands=(("start", "shape"), ("size", "shape")),
+    conditions=_slice_offences,
+    per_dimension=("start", "size"),
+)
+_move(
+    "TILE",
+    lambda op, x: np.tile(x, op.attrs["multiples"]),
+    lambda op: tuple(n * m for n, m in zip(op.inputs[0].shape, op.attrs["multiples"], strict=True)),
+    operands=(("multiples", "shape"),),
+    conditions=_tile_offences,
+    per_dimension=("multiples",),
+)
+_move(
+    "TRANSPOSE",
+    lambda op, x: x.transpose(op.attrs["perms"]),
+    lambda op: tuple(op.inputs[0].shape[i] for i in op.attrs["perms"]),
+    fields=("perms",),
+    conditions=_transpose_offences,
+)
+
+
+# -- GATHER and SCATTER --------------------------------------------------------------------------------------
+
+
+def _index_offences(op: Op) -> Iterator[str]:
+    values, indices = op.inputs[:2]
+    if values.shape[0] != indices.shape[0]:
+        yield f"{values!r} and indices {indices!r}"
+    data, count = indices.data, values.shape[1]
+    if data is not None and (data.min() < 0 or data.max() >= count):
+        yield f"indices from {data.min()} to {data.max()} (0 to {count - 1})"
+
+
+def _scatter_offences(op: Op) -> Iterator[str]:
+    yield from _index_offences(op)
+    (n, k, c), (_, w) = op.inputs[0].shape, op.inputs[1].shape
+    if op.inputs[2].shape != (n, w, c):
+        yield f"{op.inputs[2]!r} for indices {op.inputs[1]!r}"
+    if w > k:
+        yield f"{w} indices of {k} places: each may be written once"
+
+
+def _gather(op: Op, values: Array, indices: Array) -> Array:
+    return np.take_along_axis(values, indices[:, :, None], axis=1)
+
+
+_ELEMENTS = "i8:INT i16:INT i32:INT f16:FP bf16:bf16 f32:FP b:INT|FP@1.1 i8:FP@1.1 i16:FP@1.1 i32:FP@1.1"
+_INDEXED = [element.split(":") for element in _ELEMENTS.split()]
+define(
+    "GATHER",
+    " ".join(f"{t},i32>{t}:{needs}" for t, needs in _INDEXED),
+    [(3, 3), (2, 2)],
+    lambda op: (*op.inputs[1].shape, op.inputs[0].shape[2]),
+    conditions=_index_offences,
+    compute=_gather,
+    moves=True,
+)
+define(
+    "SCATTER",
+    " ".join(f"{t},i32,{t}>{t}:{needs}" for t, needs in _INDEXED),
+    [(3, 3), (2, 2), (3, 3)],
+    lambda op: op.inputs[0].shape,
+    conditions=_scatter_offences,
+)

@@ -1,0 +1,266 @@
+"""The record of a TOSA operator: everything that any part of the compiler knows about it.
+
+The types, attributes, limits and conditions are those of the TOSA specification (1.0, with rows of the 1.1 draft; level
+8K). What a record accepts, ``tosa-opt`` accepts in strict mode and the reference model runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.target import EXTENSIONS, PROFILES, Target
+from arm_backend_core.tosa.graph import Op
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+
+
+class Level(NamedTuple):
+    """Limits that every implementation of a level keeps (TOSA 1.0, section 1.3, Levels)."""
+
+    max_rank: int = 6
+    max_kernel: int = 8192
+    max_stride: int = 8192
+    max_scale: int = 256
+    max_log2_size: int = 31
+    max_tensor_list_size: int = 64
+
+
+LEVEL_8K = Level()
+
+_TYPES = {
+    "b": DType.BOOL,
+    "i8": DType.INT8,
+    "i16": DType.INT16,
+    "i32": DType.INT32,
+    "i48": DType.INT48,
+    "f16": DType.FP16,
+    "bf16": DType.BF16,
+    "f32": DType.FP32,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a "supported data types" table.
+
+    Attributes:
+        inputs: element types of the operands.
+        output: element type of the result.
+        accumulator: type that sums are kept in, for operators with the attribute ``acc_type``.
+        needs: profiles and extensions, each of which has this row.
+        version: the first TOSA version that has it.
+    """
+
+    inputs: tuple[DType, ...]
+    output: DType
+    accumulator: DType | None
+    needs: frozenset[str]
+    version: tuple[int, int] = (1, 0)
+
+    @staticmethod
+    def parse(text: str) -> Row:
+        """Read ``inputs>output/accumulator:needs@version``, for example ``f16,f16,f16>f16/f32:FP`` or ``b>f32:FP@1.1``.
+
+        Raises:
+            ValueError: a type, profile or extension is unknown.
+        """
+        types, _, rest = text.partition(":")
+        needs, _, version = rest.partition("@")
+        inputs, _, result = types.partition(">")
+        output, _, accumulator = result.partition("/")
+        unknown = {*inputs.split(","), output, accumulator or output} - _TYPES.keys()
+        unknown |= set(needs.split("|")) - {*PROFILES, *EXTENSIONS}
+        if unknown:
+            raise ValueError(f"TOSA operator row {text!r}: unknown {', '.join(sorted(unknown))}")
+        major, minor = (version or "1.0").split(".")
+        return Row(
+            tuple(_TYPES[name] for name in inputs.split(",")),
+            _TYPES[output],
+            _TYPES[accumulator] if accumulator else None,
+            frozenset(needs.split("|")),
+            (int(major), int(minor)),
+        )
+
+
+#: Yields what is against the specification in an operator, as the end of "TOSA has no <kind> with ...".
+Conditions = Callable[[Op], Iterator[str]]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One TOSA operator.
+
+    Attributes:
+        kind: its name in TOSA.
+        attribute: name of the flatbuffer's attribute table, without the suffix "Attribute".
+        rows: types that it exists for.
+        ranks: smallest and largest rank of each operand; the last stands for all that follow.
+        shape: the result's shape, for an operator that meets ``conditions``.
+        fields: our attributes that fill the attribute table, in its order.
+        operands: our attributes that become constant operands after the data inputs, in order, each with its type:
+            "shape" (CONST_SHAPE), "input0", "input1", "output" (the element type of that value), "multiplier" (INT32 or
+            INT16, by ``scale32``) or a DType's value.
+        conditions: the specification's ERROR_IF and REQUIRE statements that the graph alone decides.
+        compute: the result in numpy, exact to the bit on integers; None from it where the result is not defined.
+        elementwise: every element of the result depends on one element of each operand, attributes name no dimension.
+        moves: elements are copied, never computed with.
+        per_dimension: attributes with an entry (or a pair of them) for each dimension, result and operand alike.
+        variadic: any number of operands of the row's one type.
+    """
+
+    kind: str
+    attribute: str
+    rows: tuple[Row, ...]
+    ranks: tuple[tuple[int, int], ...]
+    shape: Callable[[Op], Shape]
+    fields: tuple[str, ...] = ()
+    operands: tuple[tuple[str, str], ...] = ()
+    conditions: Conditions = lambda op: iter(())
+    compute: Callable[..., Array | None] | None = None
+    elementwise: bool = False
+    moves: bool = False
+    per_dimension: tuple[str, ...] = ()
+    variadic: bool = False
+
+    @cached_property
+    def attributes(self) -> frozenset[str]:
+        """Names of all attributes that an operator of this kind has."""
+        return frozenset((*self.fields, *(name for name, _ in self.operands)))
+
+    @cached_property
+    def _by_types(self) -> dict[tuple[tuple[DType, ...], DType], tuple[Row, ...]]:
+        keys = dict.fromkeys((row.inputs, row.output) for row in self.rows)
+        return {key: tuple(row for row in self.rows if (row.inputs, row.output) == key) for key in keys}
+
+    def result(self, *inputs: DType) -> DType:
+        """Element type of the result for operands of these types; that of the first operand where there is no row."""
+        return next((row.output for row in self.rows if row.inputs[: len(inputs)] == inputs), inputs[0])
+
+    def accumulator(self, *inputs: DType) -> DType:
+        """The most exact type that sums can be kept in."""
+        rows = [row for row in self.rows if row.inputs[: len(inputs)] == inputs]
+        return rows[-1].accumulator or rows[-1].output if rows else inputs[0]
+
+    def type_refusal(self, inputs: Sequence[DType], output: DType, target: Target) -> str | None:
+        """Why ``target`` has no such operator on these element types, or None if it has."""
+        rows = self._by_types.get((tuple(inputs[:1] if self.variadic else inputs), output), ())
+        there = [row for row in rows if row.version <= target.version]
+        signature = f"{self.kind} ({', '.join(t.value for t in inputs[:4])} -> {output.value})"
+        if not there or (self.variadic and len(set(inputs)) > 1):
+            return f"TOSA {target.version_text} has no {signature}"
+        if any(not row.needs.isdisjoint(target.supports) for row in there):
+            return None
+        needs = sorted(set().union(*(row.needs for row in there)))
+        return f"{signature} needs TOSA {' or '.join(needs)}, which {target.name} lacks"
+
+    def refusal(self, op: Op, target: Target) -> str | None:
+        """Why ``op`` is not legal TOSA on ``target``, or None if it is.
+
+        Raises:
+            AssertionError: the operator's attributes or its shape are not those of its kind: the code that wrote it is
+                wrong.
+        """
+        assert self.attributes == op.attrs.keys(), f"{op!r}: attributes must be {sorted(self.attributes)}"
+        reason = self.type_refusal([value.dtype for value in op.inputs], op.output.dtype, target)
+        offence = reason or next(self._offences(op, target), None)
+        if offence is None:
+            expected = self.shape(op)
+            assert op.output.shape == expected, f"{op!r}: its shape must be {list(expected)}"
+            offence = next(_size_offences(op), None)
+        if offence is None or reason:
+            return offence
+        return f"TOSA {target.version_text} has no {self.kind} with {offence}"
+
+    def _offences(self, op: Op, target: Target) -> Iterator[str]:
+        for i, value in enumerate(op.inputs):
+            least, most = self.ranks[min(i, len(self.ranks) - 1)]
+            if not least <= len(value.shape) <= most:
+                yield f"{len(value.shape)} dimensions in {value!r} ({least} to {most}); reshape it"
+            if 0 in value.shape:
+                yield f"a tensor without elements: {value!r}"
+        for name, how in self.operands:
+            if name.endswith("_zp"):
+                yield from _zero_point_offences(op, name, how)
+        if "acc_type" in self.fields:
+            rows = self._by_types[tuple(value.dtype for value in op.inputs), op.output.dtype]
+            fitting = [row for row in rows if row.accumulator is op.attrs["acc_type"]]
+            if not any(not row.needs.isdisjoint(target.supports) for row in fitting):
+                yield f"an accumulator of {op.attrs['acc_type'].value} for {op.inputs[0].dtype.value}"
+        if op.attrs.get("rounding_mode") in _ROUNDING and _ROUNDING[op.attrs["rounding_mode"]] not in target.extensions:
+            yield f"{op.attrs['rounding_mode']}: {target.name} lacks {_ROUNDING[op.attrs['rounding_mode']]}"
+        yield from self.conditions(op)
+
+
+_ROUNDING = {"DOUBLE_ROUND": "doubleround", "INEXACT_ROUND": "inexactround"}
+
+
+def _zero_point_offences(op: Op, name: str, how: str) -> Iterator[str]:
+    dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
+    zero_point = op.attrs[name]
+    if zero_point and dtype is not DType.INT8:
+        yield f"{name} {zero_point} for {dtype.value} (0; only int8 has zero points)"
+    if not -128 <= zero_point <= 127:
+        yield f"{name} {zero_point} (-128 to 127)"
+
+
+def _size_offences(op: Op) -> Iterator[str]:
+    """Limits of the level on any tensor, and that the result has elements."""
+    for value in (*op.inputs, op.output):
+        if len(value.shape) > LEVEL_8K.max_rank:
+            yield f"{len(value.shape)} dimensions in {value!r} ({LEVEL_8K.max_rank} at most); join some by a reshape"
+        if value.size * value.dtype.bytes >= 1 << LEVEL_8K.max_log2_size:
+            yield f"{value!r} (2 GiB at most)"
+
+
+OPERATORS: dict[str, Operator] = {}
+#: Ranks of an operand that may have any, and of one that has dimensions to name.
+ANY, DIMENSIONS = (0, LEVEL_8K.max_rank), (1, LEVEL_8K.max_rank)
+
+
+def define(
+    kind: str, rows: str, ranks: Sequence[tuple[int, int]], shape: Callable[[Op], Shape], **facts: Any
+) -> Operator:
+    """Add an operator to ``OPERATORS``; ``rows`` are separated by blanks, see ``Row.parse``.
+
+    Raises:
+        ValueError: the operator or one of its rows is there already, rows differ in their number of operands, a row is
+            malformed, a constant operand has an unknown type, or an attribute has two places.
+    """
+    if kind in OPERATORS:
+        raise ValueError(f"TOSA operator {kind} has a record already")
+    parsed = tuple(Row.parse(row) for row in rows.split())
+    facts.setdefault("attribute", "".join(word.capitalize() for word in kind.split("_")))
+    operator = Operator(kind, facts.pop("attribute"), parsed, tuple(ranks), shape, **facts)
+    if len({(row.inputs, row.output, row.accumulator, row.needs) for row in parsed}) != len(parsed):
+        raise ValueError(f"TOSA operator {kind}: a row is there twice")
+    if len({len(row.inputs) for row in parsed}) != 1:
+        raise ValueError(f"TOSA operator {kind}: its rows differ in their number of operands")
+    if len(operator.attributes) != len(operator.fields) + len(operator.operands):
+        raise ValueError(f"TOSA operator {kind}: an attribute has two places")
+    known = {"shape", "multiplier", "output", *(f"input{i}" for i in range(len(parsed[0].inputs)))}
+    for name, how in operator.operands:
+        if how not in known and how not in {dtype.value for dtype in DType}:
+            raise ValueError(f"TOSA operator {kind}: operand {name} has the unknown type {how!r}")
+    OPERATORS[kind] = operator
+    return operator
+
+
+def same_shape(op: Op) -> Shape:
+    """The shape that all operands broadcast to."""
+    first, *others = (value.shape for value in op.inputs)
+    if all(shape == first for shape in others):
+        return first
+    return tuple(max(sizes) for sizes in zip(first, *others, strict=True))
+
+
+def axis_offences(op: Op) -> Iterator[str]:
+    """``axis`` must name a dimension."""
+    if not 0 <= op.attrs["axis"] < op.inputs[0].rank:
+        yield f"axis {op.attrs['axis']} of {op.inputs[0]!r}"

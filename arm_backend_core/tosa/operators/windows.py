@@ -1,0 +1,259 @@
+"""Convolutions, pooling, products and RESIZE (TOSA 1.0, sections 2.2 and 2.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from arm_backend_core.tosa.graph import Op
+from arm_backend_core.tosa.operators.record import DIMENSIONS, LEVEL_8K, Shape, axis_offences, define
+
+_CONV = """i8,i8,i32>i32/i32:INT i16,i8,i48>i48/i48:int16 bf16,bf16,bf16>bf16/f32:bf16
+    f16,f16,f16>f16/f16:FP f16,f16,f16>f16/f32:FP f32,f32,f32>f32/f32:FP"""
+_AVERAGE = "i8>i8/i32:INT i16>i16/i32:int16 bf16>bf16/f32:bf16 f16>f16/f16:FP f16>f16/f32:FP f32>f32/f32:FP"
+_POOL = "i8>i8:INT i16>i16:int16 f16>f16:FP bf16>bf16:bf16 f32>f32:FP"
+_ZP_IN, _ZP_OUT, _ZP_WEIGHT = ("input_zp", "input0"), ("output_zp", "output"), ("weight_zp", "input1")
+
+
+class Axis(NamedTuple):
+    """One dimension that a window moves along; ``kernel`` counts elements, not what lies between them."""
+
+    name: str
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+
+    @property
+    def out(self) -> int:
+        """Number of positions; 0 or less when the window is longer than what it moves along."""
+        return (self.slack // self.stride) + 1
+
+    @property
+    def slack(self) -> int:
+        """How far the window can move."""
+        return self.size + self.before + self.after - (self.kernel - 1) * self.dilation - 1
+
+
+def window_axes(op: Op) -> list[Axis]:
+    """Height and width (before them the depth, for CONV3D) of a convolution or pool, with its window."""
+    sizes = op.inputs[0].shape[1:-1]
+    kernel: Sequence[int] = op.attrs.get("kernel", ())
+    if len(op.inputs) > 1:
+        weight = op.inputs[1].shape
+        kernel = weight[:2] if op.kind == "DEPTHWISE_CONV2D" else weight[1:-1]
+    pad, stride, dilation = op.attrs["pad"], op.attrs["stride"], op.attrs.get("dilation", (1,) * len(sizes))
+    names = ("depth", "height", "width")[-len(sizes) :]
+    return [
+        Axis(name, sizes[i], kernel[i], stride[i], dilation[i], pad[2 * i], pad[2 * i + 1])
+        for i, name in enumerate(names)
+    ]
+
+
+def _window_offences(op: Op) -> Iterator[str]:
+    for name in ("kernel", "stride", "dilation", "pad"):
+        values, least = op.attrs.get(name, ()), 0 if name == "pad" else 1
+        if any(value < least for value in values):
+            yield f"{name} {list(values)} ({least} at least)"
+    for axis in window_axes(op):
+        if axis.kernel * axis.dilation > LEVEL_8K.max_kernel:
+            yield f"a window {axis.kernel * axis.dilation} long in {axis.name} ({LEVEL_8K.max_kernel} at most)"
+        if axis.stride > LEVEL_8K.max_stride:
+            yield f"stride {axis.stride} ({LEVEL_8K.max_stride} at most)"
+        if max(axis.before, axis.after) > LEVEL_8K.max_kernel:
+            yield f"padding {axis.before}, {axis.after} ({LEVEL_8K.max_kernel} at most)"
+        if axis.slack < 0:
+            yield f"a window longer than the padded {axis.name} of {axis.size}"
+        elif axis.slack % axis.stride:
+            yield f"a window whose last position is not the end of the {axis.name}; cut {axis.slack % axis.stride}"
+
+
+def _conv_offences(op: Op) -> Iterator[str]:
+    x, weight, bias = op.inputs
+    channels, taken = (weight.shape[2] * weight.shape[3], weight.shape[2]), x.shape[-1]
+    if op.kind != "DEPTHWISE_CONV2D":
+        channels = (weight.shape[0], weight.shape[-1])
+    if channels[1] != taken:
+        yield f"weights for {channels[1]} channels on {x!r}"
+    if bias.shape[0] not in (1, channels[0]):
+        yield f"a bias of {bias.shape[0]} for {channels[0]} channels"
+    if op.kind == "TRANSPOSE_CONV2D":
+        yield from _transposed_offences(op)
+    else:
+        yield from _window_offences(op)
+
+
+def _transposed_offences(op: Op) -> Iterator[str]:
+    kernel = op.inputs[1].shape[1:3]
+    if max(kernel) > LEVEL_8K.max_kernel:
+        yield f"kernel {list(kernel)} ({LEVEL_8K.max_kernel} at most)"
+    if not 1 <= min(op.attrs["stride"]) <= max(op.attrs["stride"]) <= LEVEL_8K.max_stride:
+        yield f"stride {list(op.attrs['stride'])} (1 to {LEVEL_8K.max_stride})"
+    for i, amount in enumerate(op.attrs["out_pad"]):
+        if not -kernel[i // 2] < amount <= LEVEL_8K.max_kernel:
+            low = -kernel[i // 2] + 1
+            yield f"out_pad {amount} ({low} to {LEVEL_8K.max_kernel}); crop the result by a SLICE"
+    if min(_transposed_shape(op)) < 1:
+        yield f"out_pad {list(op.attrs['out_pad'])}, which leaves nothing"
+
+
+def _transposed_shape(op: Op) -> Shape:
+    (n, h, w, _), (oc, kh, kw, _) = op.inputs[0].shape, op.inputs[1].shape
+    stride, pad = op.attrs["stride"], op.attrs["out_pad"]
+    return n, (h - 1) * stride[0] + pad[0] + pad[1] + kh, (w - 1) * stride[1] + pad[2] + pad[3] + kw, oc
+
+
+def _conv_shape(op: Op) -> Shape:
+    weight = op.inputs[1].shape
+    channels = weight[2] * weight[3] if op.kind == "DEPTHWISE_CONV2D" else weight[0]
+    return op.inputs[0].shape[0], *(axis.out for axis in window_axes(op)), channels
+
+
+def _pool_offences(op: Op) -> Iterator[str]:
+    yield from _window_offences(op)
+    for axis in window_axes(op):
+        if max(axis.before, axis.after) >= axis.kernel:
+            yield f"padding {axis.before}, {axis.after} in {axis.name} (less than the kernel, {axis.kernel})"
+
+
+def _pool_shape(op: Op) -> Shape:
+    return op.inputs[0].shape[0], *(axis.out for axis in window_axes(op)), op.inputs[0].shape[-1]
+
+
+_conv: dict[str, Any] = {
+    "fields": ("pad", "stride", "dilation", "local_bound", "acc_type"),
+    "operands": (_ZP_IN, _ZP_WEIGHT),
+    "conditions": _conv_offences,
+}
+_transposed = {**_conv, "fields": ("out_pad", "stride", "local_bound", "acc_type")}
+define("CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], _conv_shape, **_conv)
+define("CONV3D", _CONV, [(5, 5), (5, 5), (1, 1)], _conv_shape, **_conv)
+define("DEPTHWISE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], _conv_shape, **_conv)
+define("TRANSPOSE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], _transposed_shape, **_transposed)
+define(
+    "AVG_POOL2D",
+    _AVERAGE,
+    [(4, 4)],
+    _pool_shape,
+    fields=("kernel", "stride", "pad", "acc_type"),
+    operands=(_ZP_IN, _ZP_OUT),
+    conditions=_pool_offences,
+)
+define(
+    "MAX_POOL2D",
+    _POOL,
+    [(4, 4)],
+    _pool_shape,
+    fields=("kernel", "stride", "pad", "nan_mode"),
+    conditions=_pool_offences,
+)
+
+
+# -- ARGMAX and MATMUL ---------------------------------------------------------------------------------------
+
+
+def _argmax_shape(op: Op) -> Shape:
+    shape, axis = op.inputs[0].shape, op.attrs["axis"]
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _matmul_offences(op: Op) -> Iterator[str]:
+    a, b = op.inputs
+    if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        yield f"operands {a!r} and {b!r}"
+
+
+define(
+    "ARGMAX",
+    "i8>i32:INT i16>i32:int16 f16>i32:FP bf16>i32:bf16 f32>i32:FP",
+    [DIMENSIONS],
+    _argmax_shape,
+    attribute="ArgMax",
+    fields=("axis", "nan_mode"),
+    conditions=axis_offences,
+)
+define(
+    "MATMUL",
+    "i8,i8>i32:INT i16,i16>i48:int16 f16,f16>f16:FP f16,f16>f32:FP bf16,bf16>f32:bf16 f32,f32>f32:FP",
+    [(3, 3)],
+    lambda op: (op.inputs[0].shape[0], op.inputs[0].shape[1], op.inputs[1].shape[2]),
+    attribute="MatMul",
+    operands=(("a_zp", "input0"), ("b_zp", "input1")),
+    conditions=_matmul_offences,
+)
+
+
+# -- RESIZE --------------------------------------------------------------------------------------------------
+
+_LONGEST_SIDE, _LARGEST_UNIT, _LEAST_RATIO = 16384, 1 << 11, 16
+
+
+class Sampling(NamedTuple):
+    """RESIZE along height or width: output o samples the input at (o * d + offset) / n."""
+
+    name: str
+    size: int
+    out: int
+    n: int
+    d: int
+    offset: int
+    border: int
+
+    def offences(self) -> Iterator[str]:
+        """The ERROR_IFs of RESIZE and the level's limit."""
+        n, d = self.n, self.d
+        if max(self.size, self.out) >= _LONGEST_SIDE:
+            yield f"{self.name} {self.size} to {self.out} (less than {_LONGEST_SIDE})"
+        if min(n, d) < 1 or n > _LARGEST_UNIT:
+            yield f"scale {n}/{d} in {self.name} (numerator 1 to {_LARGEST_UNIT})"
+        elif n > LEVEL_8K.max_scale * d:
+            yield f"scale {n}/{d} in {self.name} ({LEVEL_8K.max_scale} at most); enlarge in two steps"
+        elif d >= _LEAST_RATIO * n:
+            yield f"scale {n}/{d} in {self.name} (above 1/{_LEAST_RATIO}); reduce in two steps"
+        elif not -n <= self.offset < 16 * n:
+            yield f"offset {self.offset} in {self.name} ({-n} to {16 * n - 1})"
+        elif not -16 * n <= self.border < n:
+            yield f"border {self.border} in {self.name} ({-16 * n} to {n - 1})"
+        elif (self.size - 1) * n - self.offset + self.border != (self.out - 1) * d:
+            yield f"{self.name} {self.size} to {self.out} by scale {n}/{d}, offset {self.offset}, border {self.border}"
+
+
+def samplings(op: Op) -> list[Sampling]:
+    """Height and width of a RESIZE."""
+    yn, yd, xn, xd = op.attrs["scale"]
+    (_, height, width, _), (_, out_height, out_width, _) = op.inputs[0].shape, op.output.shape
+    (oy, ox), (by, bx) = op.attrs["offset"], op.attrs["border"]
+    return [
+        Sampling("height", height, out_height, yn, yd, oy, by),
+        Sampling("width", width, out_width, xn, xd, ox, bx),
+    ]
+
+
+def _resize_offences(op: Op) -> Iterator[str]:
+    widens = op.output.dtype is not op.inputs[0].dtype
+    if not op.output.dtype.is_float and widens != (op.attrs["mode"] == "BILINEAR"):
+        yield f"mode {op.attrs['mode']} from {op.inputs[0].dtype.value} to {op.output.dtype.value}"
+    if op.output.rank != 4:
+        yield f"a result of {op.output.rank} dimensions"
+        return
+    for axis in samplings(op):
+        yield from axis.offences()
+
+
+def _resize_shape(op: Op) -> Shape:
+    """The size is an operand of its own in TOSA; the conditions hold it to scale, offset and border."""
+    return op.inputs[0].shape[0], *op.output.shape[1:3], op.inputs[0].shape[3]
+
+
+_RESIZE = """i8>i32:INT i8>i8:INT i16>i48:int16 i16>i16:int16 f16>f16:FP bf16>bf16:bf16 f32>f32:FP"""
+define(
+    "RESIZE",
+    _RESIZE,
+    [(4, 4)],
+    _resize_shape,
+    fields=("mode",),
+    operands=(("scale", "shape"), ("offset", "shape"), ("border", "shape")),
+    conditions=_resize_offences,
+)
