@@ -1,5 +1,6 @@
 # make demo   train, export and check a small network: the main job, end to end
 # make test   formatting, types and tests
+# make record the figures that the tests hold the zoo's models to, written anew
 #
 # Both work on a fresh clone with Python 3.11 and pip. The environment lives in .venv and is reused until
 # pyproject.toml or this file changes. PIP_ARGS is passed to pip, for example an index with CPU builds of PyTorch.
@@ -22,13 +23,16 @@ READY := $(VENV)/.ready-demo
 READY_TEST := $(VENV)/.ready-test
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint format env clean debian debian-test
+.PHONY: demo test record lint format env clean debian debian-test
 
 demo: debian $(READY)
 	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
 
 test: debian-test lint
 	$(BIN)/python -m pytest -n $(WORKERS) -q
+
+record: $(READY_TEST)
+	$(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record
 
 lint: $(READY_TEST)
 	$(BIN)/ruff check .

@@ -1,27 +1,33 @@
 """One line that turns a PyTorch model into a program for an Arm target.
 
-Importing this package registers its recipes with ExecuTorch.
+The recipes are registered with ExecuTorch when the first name that needs it is taken from this package. What third
+parties print while they are imported is silenced, if they are imported here: ``ExportRecipe`` is ExecuTorch's own.
 """
 
-from executorch.export import recipe_registry
+from __future__ import annotations
 
-from arm_recipes.export import export
-from arm_recipes.messages import ArmRecipesWarning, ExportError
-from arm_recipes.provider import ArmRecipeProvider
-from arm_recipes.recipe_types import ArmRecipeType
-from arm_recipes.result import ExportResult
-from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
-from arm_recipes.runtime.inspect import inspect
-from arm_recipes.runtime.program import Program, load
-from arm_recipes.runtime.pte import ProgramError
+import importlib
+from typing import TYPE_CHECKING, Any
 
-recipe_registry.register_backend_recipe_provider(ArmRecipeProvider())
+if TYPE_CHECKING:
+    from executorch.export import ExportRecipe
+
+    from arm_recipes.exporting import export
+    from arm_recipes.messages import ArmRecipesWarning, ExportError
+    from arm_recipes.provider import ArmRecipeProvider
+    from arm_recipes.recipe_types import ArmRecipeType
+    from arm_recipes.result import ExportResult
+    from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
+    from arm_recipes.runtime.inspect import inspect
+    from arm_recipes.runtime.program import Program, load
+    from arm_recipes.runtime.pte import ProgramError
 
 __all__ = [
     "ArmRecipeProvider",
     "ArmRecipeType",
     "ArmRecipesWarning",
     "ExportError",
+    "ExportRecipe",
     "ExportResult",
     "Program",
     "ProgramError",
@@ -31,3 +37,41 @@ __all__ = [
     "inspect",
     "load",
 ]
+
+#: Modules that import neither PyTorch nor ExecuTorch, and those that do, by the names that are taken from them.
+_CHEAP = {
+    "ArmRecipesWarning": "messages",
+    "ExportError": "messages",
+    "ExportResult": "result",
+    "Program": "runtime.program",
+    "ProgramError": "runtime.pte",
+    "RunError": "runtime.errors",
+    "RuntimeUnavailable": "runtime.errors",
+    "inspect": "runtime.inspect",
+    "load": "runtime.program",
+}
+_COSTLY = {
+    "ArmRecipeProvider": "provider",
+    "ArmRecipeType": "provider",
+    "ExportRecipe": "provider",
+    "export": "exporting",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CHEAP:
+        module = importlib.import_module(f"{__name__}.{_CHEAP[name]}")
+    elif name in _COSTLY:
+        from arm_recipes.messages import quiet
+
+        with quiet():
+            importlib.import_module(f"{__name__}.provider")  # registers the recipes
+            module = importlib.import_module(f"{__name__}.{_COSTLY[name]}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

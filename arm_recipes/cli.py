@@ -9,13 +9,10 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from executorch.export import ExportRecipe
-
 from arm_recipes import options
-from arm_recipes.export import export
+from arm_recipes.files import check_saved_program, check_writable
 from arm_recipes.messages import ArmRecipesWarning, ExportError
-from arm_recipes.recipe_types import ArmRecipeType
-from arm_recipes.result import check_writable
+from arm_recipes.targets import SPECS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,31 +21,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0: done; 1: the export failed; 2: the arguments are wrong (also how argparse exits).
     """
-    parser = _parser()
-    given = parser.parse_args(arguments)
-    if given.command == "recipes":
-        print(_recipes())
-        return 0
-    if given.command == "operators":
-        print(_operators())
-        return 0
-    if given.command == "inspect":
-        return _inspect(given.program, as_json=given.json)
+    # PyTorch and ExecuTorch take seconds to import: not before the arguments are known to be right.
+    given = _parser().parse_args(arguments)
+    try:
+        if given.command == "recipes":
+            print(_recipes())
+        elif given.command == "operators":
+            print(_operators())
+        elif given.command == "inspect":
+            _inspect(given.program, as_json=given.json)
+        else:
+            return _export(given)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _export(given: argparse.Namespace) -> int:
+    """Compile a program; returns the exit code.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+    chosen = {name: getattr(given, name) for name in options.OPTIONS if hasattr(given, name)}
+    SPECS[given.recipe](options.check(given.recipe, chosen))
+    model = check_saved_program(given.model)
+    output = check_writable(given.output or model.with_suffix(".pte"))
     from arm_backend_core.errors import ArmBackendError
+    from arm_recipes import ArmRecipeType, ExportRecipe, export
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", ArmRecipesWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
-            output = given.output or given.model.with_suffix(".pte")
-            check_writable(output)
-            chosen = {name: getattr(given, name) for name in options.OPTIONS if hasattr(given, name)}
             recipe = ExportRecipe.get_recipe(ArmRecipeType[given.recipe], **chosen)
-            result = export(given.model, recipe)
+            result = export(model, recipe)
             result.save(output, tosa=given.tosa)
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
         except (ArmBackendError, ExportError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
@@ -58,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="arm_recipes", description="Compile PyTorch programs for Arm targets.")
+    parser = argparse.ArgumentParser(prog="arm-recipes", description="Compile PyTorch programs for Arm targets.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("recipes", help="list the recipes and their options")
     commands.add_parser("operators", help="list the ATen operators that can be delegated")
@@ -72,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     one.add_argument("model", type=Path, help="file written by torch.export.save")
-    one.add_argument("--recipe", required=True, choices=[recipe.name for recipe in ArmRecipeType], metavar="NAME")
+    one.add_argument("--recipe", required=True, choices=list(SPECS), metavar="NAME")
     one.add_argument("-o", "--output", type=Path, default=None, help="default: the model's name with .pte")
     one.add_argument("--tosa", action="store_true", default=False, help="write the TOSA twin too: model.tosa.pte")
     one.add_argument("--json", action="store_true", default=False, help="print the report as JSON")
@@ -90,20 +99,16 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _inspect(program: Path, *, as_json: bool) -> int:
+def _inspect(program: Path, *, as_json: bool) -> None:
+    """Print what is in a program; raises ``ValueError`` if it is none."""
     from arm_recipes.runtime.inspect import inspect
 
-    try:
-        inspection = inspect(program)
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    inspection = inspect(program)
     print(json.dumps(inspection.to_dict(), indent=2) if as_json else inspection)
-    return 0
 
 
 def _recipes() -> str:
-    lines = [f"{recipe.name:<18} {', '.join(options.allowed(recipe))}" for recipe in ArmRecipeType]
+    lines = [f"{name:<18} {', '.join(options.allowed(name))}" for name in SPECS]
     lines += ["", *(f"{option.name:<24} {option.expects}" for option in options.OPTIONS.values())]
     return "\n".join(lines)
 

@@ -11,6 +11,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
+from arm_recipes.files import check_saved_program
+
 Model = torch.nn.Module | ExportedProgram
 #: Method name -> input tuples. The first is captured, all of them calibrate.
 Examples = dict[str, list[tuple[Any, ...]]]
@@ -33,7 +35,7 @@ def _model(method: Any, value: Any) -> Model:
     if not isinstance(method, str) or not method.isidentifier():
         raise ValueError(f"model: method name {method!r} is not an identifier")
     if isinstance(value, (str, Path)):
-        return _load(Path(value))
+        return _load(value)
     if isinstance(value, type) and issubclass(value, torch.nn.Module):
         raise TypeError(f"model: got the class {value.__name__}; pass an instance")
     if not isinstance(value, (torch.nn.Module, ExportedProgram)):
@@ -44,11 +46,10 @@ def _model(method: Any, value: Any) -> Model:
     return value
 
 
-def _load(path: Path) -> ExportedProgram:
-    if not path.is_file():
-        raise ValueError(f"model: there is no file '{path}'")
+def _load(path: str | Path) -> ExportedProgram:
+    file = check_saved_program(path)
     try:
-        return torch.export.load(str(path))
+        return torch.export.load(str(file))
     except Exception as error:
         raise ValueError(
             f"model: '{path}' is not a program saved by torch.export.save ({type(error).__name__}: {error})"

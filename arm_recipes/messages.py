@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from executorch.exir._warnings import ExperimentalWarning
-
 #: Packages whose warnings and log lines tell a user nothing that can be acted on.
 _THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy", "copyreg", "onnx")
 _MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
@@ -59,19 +57,21 @@ class _NotThirdParty(logging.Filter):
 def quiet() -> Iterator[None]:
     """Silence warnings and log lines of third parties inside the block; filters and handlers are restored.
 
+    Imports PyTorch and ExecuTorch, in silence.
+
     Warnings that the user's own modules or this package issue still appear.
     """
     with warnings.catch_warnings(), ExitStack() as undo:
         warnings.filterwarnings("ignore", module=_MODULES)
-        # ExecuTorch warns that recipes are experimental, and points at the caller: this package.
-        warnings.filterwarnings("ignore", category=ExperimentalWarning)
         root = logging.getLogger()
         # Without a handler, logging.info() in ExecuTorch would install one for the rest of the process.
         if not root.handlers:
             null = logging.NullHandler()
             root.addHandler(null)
             undo.callback(root.removeHandler, null)
-        # torch gives many of its loggers handlers of their own.
+        # torch gives many of its loggers handlers of their own when it is imported, which itself is silent.
+        import torch  # noqa: F401
+
         names = [name for name in logging.root.manager.loggerDict if name.split(".")[0] in _THIRD_PARTY]
         loggers = [root, *map(logging.getLogger, names)]
         handlers = {handler for logger in loggers for handler in logger.handlers}
@@ -81,4 +81,11 @@ def quiet() -> Iterator[None]:
         for handler in handlers:
             handler.addFilter(keep)
             undo.callback(handler.removeFilter, keep)
+        # Imported now, as it says much while it is: torchao names libraries that other machines have.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from executorch.exir._warnings import ExperimentalWarning
+
+        # ExecuTorch warns that recipes are experimental, and points at the caller: this package.
+        warnings.filterwarnings("ignore", category=ExperimentalWarning)
         yield

@@ -1,17 +1,14 @@
-"""Keyword arguments of the recipes: one table of their types, allowed values and recipes."""
+"""Keyword arguments of the recipes: one table of their types, allowed values and recipes, by the recipe's name."""
 
 from __future__ import annotations
 
 import difflib
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
-
-from arm_recipes.recipe_types import ArmRecipeType
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ def _is_directory(value: Any) -> str | None:
 def _is_calibration(value: Any) -> str | None:
     if value is None or callable(value):
         return None
-    if isinstance(value, torch.Tensor):
+    if _is_tensor(value):
         return "a single tensor; write calibration=[(tensor,)]"
     if isinstance(value, Mapping):
         return "a dict; give samples per method to export() as example_inputs={'method': [...]}"
@@ -113,22 +110,22 @@ OPTIONS: dict[str, Option] = {
 }
 
 
-def groups(recipe: ArmRecipeType) -> frozenset[str]:
+def groups(recipe: str) -> frozenset[str]:
     """Groups of options that a recipe takes."""
     names = {"all"}
-    if not recipe.name.endswith("_FP"):
+    if not recipe.endswith("_FP"):
         names.add("int")
-    if recipe.name.startswith("ETHOSU"):
+    if recipe.startswith("ETHOSU"):
         names.add("ethos-u")
     return frozenset(names)
 
 
-def allowed(recipe: ArmRecipeType) -> list[str]:
+def allowed(recipe: str) -> list[str]:
     """Names of the options that a recipe takes, in the order of the table."""
     return [option.name for option in OPTIONS.values() if option.group in groups(recipe)]
 
 
-def check(recipe: ArmRecipeType, given: Mapping[str, Any]) -> dict[str, Any]:
+def check(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """All options of a recipe, defaults filled in.
 
     Raises:
@@ -141,20 +138,26 @@ def check(recipe: ArmRecipeType, given: Mapping[str, Any]) -> dict[str, Any]:
         problem = OPTIONS[name].problem(value)
         if problem is not None:
             expects = OPTIONS[name].expects
-            raise ValueError(f"{recipe.name}: {name} must be {expects}; got {_short(value)}: {problem}")
+            raise ValueError(f"{recipe}: {name} must be {expects}; got {_short(value)}: {problem}")
     return {name: given.get(name, OPTIONS[name].default) for name in names}
 
 
-def _unknown(recipe: ArmRecipeType, name: str, names: list[str]) -> str:
+def _unknown(recipe: str, name: str, names: list[str]) -> str:
     if name in OPTIONS:
         kind = {"ethos-u": "Ethos-U recipes", "int": "quantizing recipes"}[OPTIONS[name].group]
         hint = f"; it belongs to {kind}"
     else:
         near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         hint = f"; did you mean '{near[0]}'?" if near else ""
-    return f"{recipe.name}: unknown argument '{name}'{hint} (allowed: {', '.join(names)})"
+    return f"{recipe}: unknown argument '{name}'{hint} (allowed: {', '.join(names)})"
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, torch.Tensor) else f"tensor of shape {tuple(value.shape)}"
+    text = repr(value) if not _is_tensor(value) else f"tensor of shape {tuple(value.shape)}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _is_tensor(value: Any) -> bool:
+    # Whoever has a tensor has imported PyTorch; the command line has not, and should not wait for it.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

@@ -1,79 +1,19 @@
-"""Builds an ``ExportRecipe`` for each recipe type."""
+"""Builds an ``ExportRecipe`` for each recipe type. Importing this module registers the recipes with ExecuTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType
+from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, recipe_registry
 
 from arm_recipes import options
 from arm_recipes.messages import quiet
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
+from arm_recipes.targets import SPECS, Options
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
-
-Options = dict[str, Any]
-
-
-def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSpec]:
-    def build(given: Options) -> ArmCompileSpec:
-        from arm_backend_core.targets import vela_config
-        from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-
-        macs, allowed = given["macs"] or default_macs, vela_config.macs(family)
-        if macs not in allowed:
-            nearest = min(allowed, key=lambda count: abs(count - macs))
-            raise ValueError(
-                f"macs={macs}: no {family} has that many; did you mean {nearest}? "
-                f"(allowed: {', '.join(map(str, allowed))})"
-            )
-        return EthosUCompileSpec(
-            f"{family}-{macs}",
-            system_config=given["system_config"],
-            memory_mode=given["memory_mode"],
-            extra_flags=list(given["extra_flags"] or []) or None,
-            config_ini=None if given["config_ini"] is None else str(given["config_ini"]),
-        )
-
-    return build
-
-
-def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
-    from arm_backend_core.targets.compile_spec import TosaCompileSpec
-
-    return TosaCompileSpec(tosa_spec)
-
-
-def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
-    from arm_backend_core.targets.compile_spec import VgfCompileSpec
-
-    return VgfCompileSpec(tosa_spec)
-
-
-_U55 = _ethos_u("ethos-u55", 128)
-_U65 = _ethos_u("ethos-u65", 256)
-_U85 = _ethos_u("ethos-u85", 256)
-# int16 is needed in INT8 recipes too: softmax and layer_norm keep int16 tables and intermediates inside.
-_INT = "TOSA-1.0+INT+int16"
-
-#: What the recipe compiles for: its options -> a compile spec. The recipes that are supported are the keys.
-SPECS: dict[ArmRecipeType, Callable[[Options], ArmCompileSpec]] = {
-    ArmRecipeType.ETHOSU_U55_INT8: _U55,
-    ArmRecipeType.ETHOSU_U65_INT8: _U65,
-    ArmRecipeType.ETHOSU_U85_INT8: _U85,
-    ArmRecipeType.ETHOSU_U55_A16W8: _U55,
-    ArmRecipeType.ETHOSU_U65_A16W8: _U65,
-    ArmRecipeType.ETHOSU_U85_A16W8: _U85,
-    ArmRecipeType.TOSA_FP: partial(_tosa, "TOSA-1.0+FP"),
-    ArmRecipeType.TOSA_INT8: partial(_tosa, _INT),
-    ArmRecipeType.TOSA_A16W8: partial(_tosa, _INT),
-    ArmRecipeType.VGF_FP: partial(_vgf, "TOSA-1.0+FP"),
-    # VGF runs what quantization left in floating point too.
-    ArmRecipeType.VGF_INT8: partial(_vgf, "TOSA-1.0+INT+FP+int16"),
-}
 
 
 class ArmRecipeProvider(BackendRecipeProvider):
@@ -86,7 +26,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
 
     def get_supported_recipes(self) -> Sequence[RecipeType]:
         """Every ``ArmRecipeType``."""
-        return list(SPECS)
+        return list(ArmRecipeType)
 
     def create_recipe(self, recipe_type: RecipeType, **kwargs: Any) -> ExportRecipe | None:
         """Build a recipe; None if it is not one of ours.
@@ -97,8 +37,8 @@ class ArmRecipeProvider(BackendRecipeProvider):
         """
         if not isinstance(recipe_type, ArmRecipeType):
             return None
-        given = options.check(recipe_type, kwargs)
-        spec = SPECS[recipe_type](given)
+        given = options.check(recipe_type.name, kwargs)
+        spec = SPECS[recipe_type.name](given)
         if given["dump_dir"] is not None:
             spec.dump_intermediate_artifacts_to(str(given["dump_dir"]))
         with quiet():
@@ -139,3 +79,6 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
         # Arm's runtime reads the payload inside the program, not in a segment of its own.
         executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False),
     )
+
+
+recipe_registry.register_backend_recipe_provider(ArmRecipeProvider())

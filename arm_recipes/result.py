@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from arm_recipes.files import check_writable, write
 from arm_recipes.report import MethodReport, Report, TensorInfo
 from arm_recipes.runtime.program import Program, twin_path
 from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
@@ -72,11 +71,11 @@ class ExportResult:
             ValueError: nothing can be written at ``path``; the message says why.
         """
         target = check_writable(path)
-        _write(target, self.buffer)
+        write(target, self.buffer)
         # Empty unless the recipe puts weights outside the program.
         self.executorch_program.write_tensor_data_to_file(str(target.parent))
         if tosa:
-            _write(twin_path(target), self._twin())
+            write(twin_path(target), self._twin())
         return target
 
     def run(self, *inputs: Any, method: str = "forward", via: Literal["tosa"] | None = None) -> Any:
@@ -115,39 +114,3 @@ class ExportResult:
 
     def __repr__(self) -> str:
         return f"<ExportResult {self.report.recipe}: {self.report.program_bytes:,} bytes>"
-
-
-def _write(target: Path, data: bytes) -> None:
-    """Write a file under another name first, so that there is never half a file under its own."""
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-        try:
-            file.write(data)
-            file.close()
-            # mkstemp makes files private to the user; give it the mode of any other new file.
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(file.name, 0o666 & ~umask)
-            os.replace(file.name, target)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
-
-
-def check_writable(path: str | Path) -> Path:
-    """The path, absolute, after finding out that a file can be written there.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    target = Path(path).expanduser().absolute()
-    if target.is_dir():
-        raise ValueError(f"cannot write '{path}': it is a directory")
-    if not target.parent.is_dir():
-        raise ValueError(f"cannot write '{path}': there is no directory '{target.parent}'")
-    try:
-        # Permission bits do not tell the whole truth (read-only mounts, access lists), so try.
-        with tempfile.TemporaryFile(dir=target.parent):
-            pass
-    except OSError as error:
-        raise ValueError(f"cannot write '{path}': {error.strerror}") from error
-    return target

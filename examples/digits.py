@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from executorch.export import ExportRecipe
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 
-from arm_recipes import ArmRecipeType, RuntimeUnavailable, export, load
+from arm_recipes import ArmRecipeType, ExportRecipe, RuntimeUnavailable, export, load
 
 CALIBRATION_SAMPLES = 100
 

@@ -20,6 +20,10 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record", action="store_true", help="record the figures of tests/models/expectations.json anew")
+
+
 @pytest.fixture(autouse=True)
 def _seeds() -> None:
     random.seed(0)

@@ -20,6 +20,7 @@ from arm_backend_core.program import inputs_of
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, ExportResult, export
 from tests.models import quantized_reference, zoo
+from tests.models.quantized_reference import Judgement
 
 _Q = torch.ops.quantized_decomposed
 CALIBRATION = 4
@@ -44,6 +45,8 @@ class Exported:
         self._outputs: dict[tuple[str | bytes, int], Tensor] = {}
         self._expected: dict[tuple[bytes, int], Tensor] = {}
         self._exact: dict[tuple[str, int], Tensor] = {}
+        self._judges: dict[str, quantized_reference.Judge] = {}
+        self._judgements: dict[tuple[str, int], Judgement] = {}
 
     @cached_property
     def eager(self) -> list[Tensor]:
@@ -76,6 +79,10 @@ class Exported:
             self._outputs[key] = self._outputs[flatbuffer] = output
         return self._outputs[key]
 
+    def sqnr(self, recipe: ArmRecipeType) -> float:
+        """Signal to noise of the program against the model in floating point, in dB over all held-out samples."""
+        return sqnr(self.eager, [self.output(recipe, i) for i in range(len(self.held_out))])
+
     def expected(self, recipe: ArmRecipeType, sample: int) -> Tensor:
         """What Arm's reference model computes for a held-out sample, without ExecuTorch's runtime.
 
@@ -99,6 +106,15 @@ class Exported:
         if key not in self._exact:
             self._exact[key] = quantized_reference.evaluate(self.quantized(recipe), *self.held_out[sample])
         return self._exact[key]
+
+    def judgement(self, recipe: ArmRecipeType, sample: int) -> Judgement:
+        """What PyTorch's quantized graph says to a held-out sample, given the target's operands at every operator."""
+        key = precision(recipe), sample
+        if key[0] not in self._judges:
+            self._judges[key[0]] = quantized_reference.Judge(self.quantized(recipe))
+        if key not in self._judgements:
+            self._judgements[key] = self._judges[key[0]](*self.held_out[sample])
+        return self._judgements[key]
 
 
 def _flatbuffer(result: ExportResult) -> bytes:

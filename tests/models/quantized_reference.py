@@ -103,10 +103,7 @@ def output_step(program: ExportedProgram) -> float:
     Raises:
         AssertionError: no dequantize node, nor data movement behind one, is at its end.
     """
-    node = output_node(program)
-    assert is_dequantize(node), f"{node} is not quantized"
-    scale: Any = node.args[1]
-    return float(scale)
+    return _output_quantize(program)[1]
 
 
 @dataclass(frozen=True)
@@ -128,28 +125,48 @@ class Difference:
     """Elements."""
 
 
-def differences(program: ExportedProgram, *inputs: Tensor) -> list[Difference]:
-    """Compare every quantized tensor inside a program, operator by operator.
+@dataclass(frozen=True)
+class Judgement:
+    """What PyTorch's graph says where it is given the target's operands, operator by operator."""
+
+    differences: list[Difference]
+    """Of every quantized tensor inside the program."""
+
+    output: Tensor
+    """What the program must return, float64."""
+
+
+class Judge:
+    """Compares every quantized tensor inside a program with PyTorch's, operator by operator.
 
     The program is compiled for TOSA once more, with all its quantized tensors as outputs, and executed on the reference
     model. PyTorch's graph is then evaluated in float64, but wherever it quantizes, the target's integers go on: so
     every operator is judged alone, on the operands that the target had, and no difference is amplified by what follows.
     """
-    exposed = _with_all_outputs(program)
-    names = [node.name for node in exposed.graph.output_node().args[0]]
-    with torch.no_grad():
-        ours = delegate(exposed, TosaCompileSpec()).module(check_guards=False)(*inputs)
-        judge = _Judge(exposed.module(check_guards=False), dict(zip(names, ours, strict=True)))
-        judge.run(*inputs)
-    return judge.found
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._program = program
+        self._exposed = _with_all_outputs(program)
+        self._ours = delegate(self._exposed, TosaCompileSpec()).module(check_guards=False)
+
+    def __call__(self, *inputs: Tensor) -> Judgement:
+        """Run both on inputs as the model takes them."""
+        names = [node.name for node in self._exposed.graph.output_node().args[0]]
+        with torch.no_grad():
+            ours = dict(zip(names, self._ours(*inputs), strict=True))
+            interpreter = _Judging(self._exposed.module(check_guards=False), ours)
+            interpreter.run(*inputs)
+        quantize, scale, zero_point = _output_quantize(self._program)
+        return Judgement(interpreter.found, (interpreter.theirs[quantize.name].double() - zero_point) * scale)
 
 
-class _Judge(_Float64):
-    """Goes on with the target's integers after every quantize, and notes where its own were others."""
+class _Judging(_Float64):
+    """Goes on with the target's integers after every quantize, and notes its own and where they were others."""
 
     def __init__(self, module: GraphModule, ours: dict[str, Tensor]) -> None:
         super().__init__(module)
         self._ours = ours
+        self.theirs: dict[str, Tensor] = {}
         self.found: list[Difference] = []
 
     def run_node(self, n: Node) -> Any:
@@ -160,7 +177,27 @@ class _Judge(_Float64):
         apart = (ours.long() - value.long()).abs()
         count, far = (int((apart > steps).sum()) for steps in (0, 1))
         self.found.append(Difference(n.name, ours.dtype, int(apart.max()), count, far, apart.numel()))
+        self.theirs[n.name] = value
         return ours
+
+
+def with_shifted_output(program: ExportedProgram, steps: int) -> ExportedProgram:
+    """A program whose integers at the output are ``steps`` too large, saturation aside. The given one is left alone."""
+    program = copied(program)
+    quantize, _, zero_point = _output_quantize(program)
+    quantize.update_arg(2, zero_point + steps)
+    program.graph_module.recompile()
+    return program
+
+
+def _output_quantize(program: ExportedProgram) -> tuple[Node, float, int]:
+    """The quantize node that the first output comes from, with scale and zero point of the output."""
+    dequantize = output_node(program)
+    assert is_dequantize(dequantize), f"{dequantize} is not quantized"
+    arguments: Any = dequantize.args
+    quantize, scale, zero_point = arguments[:3]
+    assert is_quantize(quantize), f"{quantize} is no quantize"
+    return quantize, float(scale), int(zero_point)
 
 
 def _with_all_outputs(program: ExportedProgram) -> ExportedProgram:

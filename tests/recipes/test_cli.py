@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,3 +90,54 @@ def test_lists_operators_from_the_records(capsys: pytest.CaptureFixture[str]) ->
     assert lines[-1] == f"{len(records())} operators"
     relu = next(line for line in lines if line.startswith("aten.relu.default "))
     assert "integer: table" in relu
+
+
+_ERRORS = """
+import contextlib, io, sys
+from arm_recipes.cli import main
+
+for arguments, code in {cases!r}:
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
+        try:
+            returned = main(arguments)
+        except SystemExit as end:
+            returned = end.code
+    assert returned == code, (arguments, returned, printed.getvalue())
+    if code:
+        lines = printed.getvalue().splitlines()
+        assert lines[0].startswith(("error: ", "usage: ")) and "error: " in lines[-1], lines
+loaded = sorted({{name.split(".")[0] for name in sys.modules}} & {{"torch", "executorch", "torchao", "numpy"}})
+print(*loaded)
+"""
+
+
+def test_help_and_errors_do_not_wait_for_pytorch(small: Path, tmp_path: Path) -> None:
+    weights, text = tmp_path / "weights.pt", tmp_path / "notes.txt"
+    torch.save({"a": 1}, weights)
+    text.write_text("no archive")
+    model = str(small)
+    cases: list[tuple[list[str], int]] = [
+        (["--help"], 0),
+        (["export", "--help"], 0),
+        (["recipes"], 0),
+        ([], 2),
+        (["nonsense"], 2),
+        (["export", model, "--recipe", "NO_SUCH_RECIPE"], 2),
+        (["export", model, "--recipe", "TOSA_FP", "--macs", "512"], 2),
+        (["export", model, "--recipe", "TOSA_FP", "--macs", "many"], 2),
+        (["export", model, "--recipe", "ETHOSU_U55_INT8", "--macs", "512"], 2),
+        (["export", model, "--recipe", "ETHOSU_U85_INT8", "--memory-mode", "None"], 2),
+        (["export", model, "--recipe", "ETHOSU_U85_INT8", "--extra-flags=--no-such-flag"], 2),
+        (["export", model, "--recipe", "TOSA_FP", "--dump-dir", f"{text}/below"], 2),
+        (["export", model, "--recipe", "TOSA_FP", "-o", "/nowhere/out.pte"], 2),
+        (["export", "/nowhere/model.pt2", "--recipe", "TOSA_FP"], 2),
+        (["export", str(weights), "--recipe", "TOSA_FP"], 2),
+        (["export", str(text), "--recipe", "TOSA_FP"], 2),
+        (["inspect", "/nowhere/model.pte"], 2),
+        (["inspect", str(text)], 2),
+    ]
+    script = _ERRORS.format(cases=cases)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (done.stdout.split(), done.stderr) == ([], "")

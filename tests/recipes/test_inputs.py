@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,19 @@ def test_a_wrong_model_is_refused(model: Any, error: type[Exception], message: s
 
 
 def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "weights.pt"
-    torch.save({"a": 1}, path)
-    with pytest.raises(ValueError, match=r"weights.pt' is not a program saved by torch.export.save") as caught:
-        inputs.models_by_method(path)
-    assert caught.value.__cause__ is not None
+    weights, text, hollow = tmp_path / "weights.pt", tmp_path / "notes.txt", tmp_path / "hollow.pt2"
+    torch.save({"a": 1}, weights)
+    text.write_text("no archive")
+    with zipfile.ZipFile(hollow, "w") as archive:
+        archive.writestr("hollow/archive_format", "pt2")
+    for path, reason, cause in (
+        (weights, ", but another kind of archive", None),
+        (text, ": File is not a zip file", zipfile.BadZipFile),
+        (hollow, r" \(\w+: ", Exception),
+    ):
+        with pytest.raises(ValueError, match=f"{path}' is not a program saved by torch.export.save{reason}") as caught:
+            inputs.models_by_method(path)
+        assert isinstance(caught.value.__cause__, cause or type(None))
 
 
 @pytest.mark.parametrize("given", [X, (X,), [(X,)], ((X,),), {"forward": [(X,)]}])

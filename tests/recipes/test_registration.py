@@ -8,7 +8,9 @@ import sys
 import pytest
 from executorch.export import ExportRecipe, RecipeType, recipe_registry
 
+import arm_recipes
 from arm_recipes import ArmRecipeProvider, ArmRecipeType
+from arm_recipes.targets import SPECS
 
 _BOTH = """
 import {first}
@@ -37,9 +39,15 @@ def test_registers_next_to_executorchs_own_in_either_order(first: str, second: s
     _run(_BOTH.format(first=first, second=second))
 
 
-def test_import_is_cheap_and_loads_no_tool() -> None:
+def test_importing_the_package_loads_nothing_else() -> None:
+    loaded = _run("import sys; before = set(sys.modules); import arm_recipes; print(*set(sys.modules) - before)")
+    assert not [name for name in loaded.split() if name.split(".")[0] in ("torch", "executorch", "numpy")]
+
+
+def test_what_needs_pytorch_loads_no_tool() -> None:
     script = (
-        "import sys, torch, executorch.export; before = set(sys.modules); import arm_recipes; "
+        "import sys, torch, executorch.export; before = set(sys.modules); "
+        "from arm_recipes import ArmRecipeType, export; "
         "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
     )
     loaded = _run(script)
@@ -47,7 +55,25 @@ def test_import_is_cheap_and_loads_no_tool() -> None:
     assert not tools & set(loaded.split())
 
 
+def test_every_public_name_is_there() -> None:
+    for name in arm_recipes.__all__:
+        assert getattr(arm_recipes, name).__name__.split(".")[-1] == name
+    assert set(arm_recipes.__all__) <= set(dir(arm_recipes))
+    with pytest.raises(AttributeError, match="module 'arm_recipes' has no attribute 'exports'"):
+        _ = arm_recipes.exports
+
+
+def test_imports_of_third_parties_are_silent() -> None:
+    """torchao names libraries that it could not load, pytree and ExecuTorch warn about one another."""
+    script = "from arm_recipes import ArmRecipeType, ExportRecipe, export; ExportRecipe.get_recipe(ArmRecipeType.{})"
+    done = subprocess.run(
+        [sys.executable, "-c", script.format("TOSA_INT8")], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_every_recipe_is_supported() -> None:
+    assert [recipe.name for recipe in ArmRecipeType] == list(SPECS)
     assert list(recipe_registry.get_supported_recipes("arm_recipes")) == list(ArmRecipeType)
     assert len(ArmRecipeType) == 11
 

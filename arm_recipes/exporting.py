@@ -8,9 +8,10 @@ from typing import Any
 from executorch.export import ExportRecipe, RecipeType
 
 from arm_recipes import inputs
+from arm_recipes.files import check_writable
 from arm_recipes.messages import quiet, warn
 from arm_recipes.pipeline import Pipeline
-from arm_recipes.result import ExportResult, check_writable
+from arm_recipes.result import ExportResult
 
 
 def export(

@@ -1,0 +1,64 @@
+"""Files that users name: checked before any work starts, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+
+
+def check_saved_program(path: str | Path) -> Path:
+    """The path of a program that ``torch.export.save`` wrote, as far as that can be told without importing PyTorch.
+
+    Raises:
+        ValueError: there is no such file, or it is something else.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"model: there is no file '{path}'")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ValueError(f"model: '{path}' is not a program saved by torch.export.save: {error}") from error
+    # The first is how the files of PyTorch 2.7 and before are known.
+    if "version" not in names and not any(name.endswith("/archive_format") for name in names):
+        raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but another kind of archive")
+    return file
+
+
+def check_writable(path: str | Path) -> Path:
+    """The path, absolute, after finding out that a file can be written there.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    target = Path(path).expanduser().absolute()
+    if target.is_dir():
+        raise ValueError(f"cannot write '{path}': it is a directory")
+    if not target.parent.is_dir():
+        raise ValueError(f"cannot write '{path}': there is no directory '{target.parent}'")
+    try:
+        # Permission bits do not tell the whole truth (read-only mounts, access lists), so try.
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise ValueError(f"cannot write '{path}': {error.strerror}") from error
+    return target
+
+
+def write(target: Path, data: bytes) -> None:
+    """Write a file under another name first, so that there is never half a file under its own."""
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+        try:
+            file.write(data)
+            file.close()
+            # mkstemp makes files private to the user; give it the mode of any other new file.
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(file.name, 0o666 & ~umask)
+            os.replace(file.name, target)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,70 @@
+"""What each recipe compiles for, by its name. The command line reads it too, so nothing here imports PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from arm_backend_core.targets.compile_spec import ArmCompileSpec
+
+Options = dict[str, Any]
+
+
+def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSpec]:
+    def build(given: Options) -> ArmCompileSpec:
+        from arm_backend_core.targets import vela_config
+        from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+
+        macs, allowed = given["macs"] or default_macs, vela_config.macs(family)
+        if macs not in allowed:
+            nearest = min(allowed, key=lambda count: abs(count - macs))
+            raise ValueError(
+                f"macs={macs}: no {family} has that many; did you mean {nearest}? "
+                f"(allowed: {', '.join(map(str, allowed))})"
+            )
+        return EthosUCompileSpec(
+            f"{family}-{macs}",
+            system_config=given["system_config"],
+            memory_mode=given["memory_mode"],
+            extra_flags=list(given["extra_flags"] or []) or None,
+            config_ini=None if given["config_ini"] is None else str(given["config_ini"]),
+        )
+
+    return build
+
+
+def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
+    from arm_backend_core.targets.compile_spec import TosaCompileSpec
+
+    return TosaCompileSpec(tosa_spec)
+
+
+def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
+    from arm_backend_core.targets.compile_spec import VgfCompileSpec
+
+    return VgfCompileSpec(tosa_spec)
+
+
+_U55 = _ethos_u("ethos-u55", 128)
+_U65 = _ethos_u("ethos-u65", 256)
+_U85 = _ethos_u("ethos-u85", 256)
+# int16 is needed in INT8 recipes too: softmax and layer_norm keep int16 tables and intermediates inside.
+_INT = "TOSA-1.0+INT+int16"
+
+#: What a recipe compiles for, by its name: its options -> a compile spec. The recipes that are supported are the keys.
+SPECS: dict[str, Callable[[Options], ArmCompileSpec]] = {
+    "ETHOSU_U55_INT8": _U55,
+    "ETHOSU_U65_INT8": _U65,
+    "ETHOSU_U85_INT8": _U85,
+    "ETHOSU_U55_A16W8": _U55,
+    "ETHOSU_U65_A16W8": _U65,
+    "ETHOSU_U85_A16W8": _U85,
+    "TOSA_FP": partial(_tosa, "TOSA-1.0+FP"),
+    "TOSA_INT8": partial(_tosa, _INT),
+    "TOSA_A16W8": partial(_tosa, _INT),
+    "VGF_FP": partial(_vgf, "TOSA-1.0+FP"),
+    # VGF runs what quantization left in floating point too.
+    "VGF_INT8": partial(_vgf, "TOSA-1.0+INT+FP+int16"),
+}
