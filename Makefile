@@ -1,5 +1,5 @@
 # make demo   train, export and check a small network: the main job, end to end
-# make test   formatting, types and tests
+# make test   formatting, types and tests; which lines of the core no test ran
 # make record the figures that the tests hold the zoo's models to, written anew
 #
 # Both work on a fresh clone with Python 3.11 and pip. The environment lives in .venv and is reused until
@@ -29,7 +29,7 @@ demo: debian $(READY)
 	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
 
 test: debian-test lint
-	$(BIN)/python -m pytest -n $(WORKERS) -q
+	$(BIN)/python -m pytest -n $(WORKERS) -q --line-coverage
 
 record: $(READY_TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record

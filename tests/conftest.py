@@ -17,11 +17,19 @@ import numpy as np
 import pytest
 import torch
 
+from tests.line_coverage import LineCoverage
+
 torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="record the figures of tests/models/expectations.json anew")
+    parser.addoption("--line-coverage", action="store_true", help="show which lines of the core no test ran")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("line_coverage"):
+        config.pluginmanager.register(LineCoverage())
 
 
 @pytest.fixture(autouse=True)
