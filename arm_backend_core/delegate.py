@@ -17,9 +17,9 @@ from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import Payload, checksum
 from arm_backend_core.culprit import culprit
-from arm_backend_core.errors import CompileError, Fault, FullDelegationError, Unsupported
+from arm_backend_core.errors import CompileError, FullDelegationError, Unsupported, fault
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import is_quantize, operator_name
+from arm_backend_core.nodes import REASON, is_quantize, operator_name
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
     avoid_builtin_names,
@@ -35,9 +35,6 @@ from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.tosa import passes, reference
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.serialize import serialize
-
-#: Key in a node's ``meta["custom"]``, which survives retracing: why the node stays on the CPU.
-REASON = "arm_reason"
 
 
 def delegate(
@@ -104,7 +101,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         passes.run(graph, spec.target)
     except Exception as error:
         what = f"optimizing delegate '{part.name}' raised {type(error).__name__}: {error}"
-        raise CompileError(Fault(what, error).reason, delegate=part.name) from error
+        raise CompileError(fault(what, error).reason, delegate=part.name) from error
     flatbuffer = serialize(graph, locations=spec.debug_mode is ArmCompileSpec.DebugMode.TOSA)
     payload = _payload(part, graph, flatbuffer, spec)
     artifacts.dump(spec, part.name, flatbuffer, payload, graph)

@@ -21,24 +21,27 @@ class Unsupported(Exception):
 
 
 class Fault(Unsupported):
-    """A rule of ours failed where it should have lowered the operator or refused it.
-
-    The export goes on with the operator on the CPU, and the report says that the compiler is to blame. Where
-    ``ARM_BACKEND_CORE_STRICT`` is set, as in the tests, it ends with ``InternalError`` instead.
-
-    Args:
-        what: how it failed.
-        error: the exception that the rule raised, if it did.
-    """
-
-    def __init__(self, what: str, error: Exception | None = None) -> None:
-        super().__init__(f"a fault of this compiler, which should be reported: {what}")
-        if os.environ.get("ARM_BACKEND_CORE_STRICT"):
-            raise InternalError(self.reason) from error
+    """A rule of ours failed where it should have lowered the operator or refused it; ``fault`` makes it."""
 
 
 class InternalError(ArmBackendError):
     """A ``Fault``, where faults are errors."""
+
+
+def fault(what: str, error: Exception | None = None) -> Fault:
+    """The refusal of an operator on which a rule of ours failed: the export goes on with it on the CPU.
+
+    Args:
+        what: how it failed.
+        error: the exception that the rule raised, if it did.
+
+    Raises:
+        InternalError: ``ARM_BACKEND_CORE_STRICT`` is set, as it is in the tests.
+    """
+    reason = f"a fault of this compiler, which should be reported: {what}"
+    if os.environ.get("ARM_BACKEND_CORE_STRICT"):
+        raise InternalError(reason) from error
+    return Fault(reason)
 
 
 class CompileError(ArmBackendError):

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from arm_backend_core.aten.int64 import Intervals
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import Fault, Unsupported
+from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.fusion import Univariate, scaled_by_reader, univariate
 from arm_backend_core.nodes import (
     boundary_order,
@@ -90,10 +90,12 @@ class Lowering:
             return self._checked(node, self._lower(node))
         except Unsupported as reason:
             refusal = reason
+        except InternalError:
+            raise
         except Exception as error:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"
-            refusal = Fault(f"lowering {operator_name(node)} raised {what}", error)
+            refusal = fault(f"lowering {operator_name(node)} raised {what}", error)
         del self.graph.ops[mark:]
         return refusal
 
@@ -103,23 +105,17 @@ class Lowering:
         Raises:
             Fault: it is not.
         """
-        if isinstance(result, Unsupported):
-            return result
         meta = node.meta.get("val")
-        made, expected = ((list(x) if isinstance(x, (list, tuple)) else [x]) for x in (result, meta))
-        if len(made) != len(expected) or isinstance(result, list) != isinstance(meta, (list, tuple)):
-            raise Fault(f"{operator_name(node)} was lowered to {len(made)} results in place of {len(expected)}")
+        several = isinstance(meta, (list, tuple))
+        made, expected = (x if isinstance(x, (list, tuple)) else [x] for x in (result, meta))
+        if len(made) != len(expected) or isinstance(result, list) != several:
+            raise fault(f"{operator_name(node)} was lowered to {len(made)} results in place of {len(expected)}")
         for item, wanted in zip(made, expected, strict=True):
-            if isinstance(item, Unsupported) or not isinstance(wanted, torch.Tensor):
-                continue
-            tensor = item.base if isinstance(item, Univariate) else item
-            dtype = tensor.value.dtype if tensor.q is None else tensor.q.dtype
-            real = isinstance(item, Univariate) or tensor.q is not None
-            if tensor.shape != tuple(wanted.shape) or tensor.value.dtype is not dtype:
-                raise Fault(f"{operator_name(node)} was lowered to {tensor.value!r} in place of {tuple(wanted.shape)}")
-            if wanted.dtype.is_floating_point if real else dtype is dtype_of(wanted.dtype):
-                continue
-            raise Fault(f"{operator_name(node)} was lowered to {dtype.value} in place of {wanted.dtype}")
+            if isinstance(wanted, torch.Tensor) and not isinstance(item, Unsupported) and not _agrees(item, wanted):
+                what = f"{item.base.value if isinstance(item, Univariate) else item.value}"
+                raise fault(
+                    f"{operator_name(node)} was lowered to {what} in place of {wanted.dtype}{list(wanted.shape)}"
+                )
         return result
 
     # -- operands ------------------------------------------------------------------------------------------------
@@ -360,6 +356,16 @@ def _tensors(result: Any, q: QParams | None) -> Result:
     if isinstance(result, (list, tuple)):
         return [_tensors(item, q) for item in result]
     return result if isinstance(result, Tensor) else Tensor(result, q)
+
+
+def _agrees(item: Tensor | Univariate, wanted: torch.Tensor) -> bool:
+    """Whether a result has this shape and element type; real numbers may be held as integers."""
+    tensor = item.base if isinstance(item, Univariate) else item
+    if tensor.shape != tuple(wanted.shape):
+        return False
+    if tensor.q is not None:
+        return tensor.value.dtype is tensor.q.dtype and wanted.dtype.is_floating_point
+    return tensor.value.dtype is dtype_of(wanted.dtype)
 
 
 def _is_empty(node: Node) -> bool:

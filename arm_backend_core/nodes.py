@@ -59,6 +59,8 @@ def memory_order(tensor: torch.Tensor) -> Layout:
 
 #: Marks a node that only brings a tensor across a delegate's boundary.
 BOUNDARY = "arm_boundary"
+#: Key in a node's ``meta["custom"]``, which survives retracing: why the node stays on the CPU.
+REASON = "arm_reason"
 
 
 def boundary_order(node: Node) -> Layout:

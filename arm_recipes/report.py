@@ -334,12 +334,15 @@ def _operator_name(node: torch.fx.Node) -> str:
 def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejected]) -> tuple[str, str]:
     """Why a node was left out, and its source line.
 
-    ExecuTorch decomposes and renames what was refused, so a node is matched by its name, then by the
-    line it comes from, then by its operator.
+    ExecuTorch decomposes and renames what was refused, and mostly copies what the refused node carries. What carries
+    nothing is matched by its name, then by the line it comes from, then by its operator.
     """
-    from arm_backend_core.nodes import source_line
+    from arm_backend_core.nodes import REASON, source_line
 
     source = source_line(node)
+    carried = (node.meta.get("custom") or {}).get(REASON)
+    if carried:
+        return carried, source
     stem = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")
     matches = (
         [r for r in rejected if r.node == node.name],

@@ -19,8 +19,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.errors import fault
 from arm_backend_core.nodes import is_constant
 from arm_backend_core.ops.registry import find
 
@@ -283,9 +285,22 @@ def _traced(module: GraphModule, node: Node, lowest: float) -> GraphModule | Non
     traced = _trace(call, values)
     if traced is not None and any(inner.target is node.target for inner in traced.graph.nodes):
         traced = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone is traced below that
-    if traced is not None:
-        functionalize(traced.graph)
-    return traced
+    if traced is None:
+        if node.target in _OWN:
+            fault(f"our decomposition of {node.target} cannot be traced")
+        return None
+    functionalize(traced.graph)
+    made = _kinds([x.meta["val"] for x in pytree.tree_leaves(traced.graph.output_node().args) if isinstance(x, Node)])
+    expected = _kinds(node.meta.get("val"))
+    if made != expected and node.target in _OWN:
+        fault(f"our decomposition of {node.target} gives {made} in place of {expected}")
+    return traced if made == expected else None
+
+
+def _kinds(values: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and element types of the tensors of a result."""
+    tensors = values if isinstance(values, (list, tuple)) else [values]
+    return [(tuple(value.shape), value.dtype) for value in tensors if isinstance(value, torch.Tensor)]
 
 
 def _trace(call: Callable[..., Any], values: list[Any], *, pre_dispatch: bool = True) -> GraphModule | None:
@@ -297,7 +312,7 @@ def _trace(call: Callable[..., Any], values: list[Any], *, pre_dispatch: bool = 
                 return make_fx(call, tracing_mode="fake", pre_dispatch=pre_dispatch)(*values)
             with mode:
                 return make_fx(call, pre_dispatch=pre_dispatch)(*values)
-    except (NotImplementedError, RuntimeError, TypeError):
+    except Exception:  # PyTorch raises of all kinds where it has no rule for these operands
         return None
 
 

@@ -1,0 +1,210 @@
+"""Delegation on ATen programs: what is cut out, what crosses the boundary, and what a faulty rule does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from executorch.exir.lowered_backend_module import get_lowered_backend_modules
+from torch.export import ExportedProgram
+
+from arm_backend_core import TosaCompileSpec, events
+from arm_backend_core.delegate import delegate
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import InternalError
+from arm_backend_core.nodes import REASON
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import records
+from arm_backend_core.tosa.graph import Value
+
+aten = torch.ops.aten
+FP = TosaCompileSpec("TOSA-1.0+FP")
+BOTH = TosaCompileSpec("TOSA-1.0+FP+INT")
+
+
+class _Calls(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.table = torch.nn.Embedding(100, 4)
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self.function(self, *args)
+
+
+def _exported(function: Callable[..., Any], *inputs: torch.Tensor) -> ExportedProgram:
+    return torch.export.export(_Calls(function).eval(), inputs)
+
+
+def _on_cpu(program: ExportedProgram) -> list[str]:
+    targets = (str(node.target) for node in program.graph.nodes if node.op == "call_function")
+    return [name for name in targets if name.startswith("aten.") and "_to_copy" not in name]
+
+
+def _check(
+    function: Callable[..., Any], *inputs: torch.Tensor, cpu: list[str], spec: TosaCompileSpec = FP
+) -> ExportedProgram:
+    """Run the delegated program on ``inputs``; the operators on the CPU must be ``cpu``."""
+    program = _exported(function, *inputs)
+    delegated = delegate(program, spec)
+    results, expected = delegated.module()(*inputs), program.module()(*inputs)
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.dtype is wanted.dtype
+        torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-6)
+    assert _on_cpu(delegated) == cpu
+    return delegated
+
+
+IDS = torch.tensor([[3, 5, 7]])
+
+
+def test_an_int64_input_that_is_returned_keeps_its_type() -> None:
+    _check(lambda m, i: (i, m.table(i)), IDS, cpu=[])
+
+
+def test_int64_of_the_cpu_that_is_returned_and_read_by_a_delegate() -> None:
+    def indices(m: Any, x: torch.Tensor) -> Any:
+        best = torch.topk(x, 2)[1]
+        return best, m.table(best)
+
+    _check(indices, torch.randn(3, 8), cpu=["aten.topk.default"])
+
+
+def test_int64_products_that_int32_may_not_hold_stay_on_the_cpu() -> None:
+    large = torch.tensor([100_000, 7])
+    delegated = _check(
+        lambda m, i: (i * i, m.table(i % 5) + 1), large, cpu=["aten.mul.Tensor", "aten.remainder.Scalar"]
+    )
+    (refused,) = (node for node in delegated.graph.nodes if node.target is aten.mul.Tensor)
+    assert "may exceed int32" in refused.meta["custom"][REASON]
+
+
+def test_int64_arithmetic_that_stays_small_is_delegated() -> None:
+    _check(lambda m, x: ((x > 0).to(torch.int64) * 7 + 1, x + 1), torch.randn(4), cpu=[], spec=BOTH)
+
+
+def test_reals_turned_into_int64_are_not_saturated() -> None:
+    _check(lambda m, x: (x.to(torch.int64), x + 1), torch.tensor([3e9, -5.5]), cpu=["aten.to.dtype"])
+
+
+def test_a_chain_of_delegates_and_cpu_operators() -> None:
+    def chain(m: Any, x: torch.Tensor) -> Any:
+        shared = torch.relu(x)
+        for _ in range(5):
+            x = torch.sort(x * 0.5 + shared, 1)[0]
+        return x, shared
+
+    delegated = _check(chain, torch.randn(2, 8), cpu=["aten.sort.default"] * 5)
+    modules = get_lowered_backend_modules(delegated.graph_module)
+    assert len(modules) == 5
+    inside = [node.name for module in modules for node in module.original_module.graph.nodes]
+    assert any("relu" in name for name in inside), "tools look for the original nodes in a delegate"
+
+
+def test_delegates_are_spliced_in_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner is not rebuilt for each delegate: the number of recompilations grows by a constant a delegate."""
+
+    def recompilations(count: int) -> int:
+        def chain(m: Any, x: torch.Tensor) -> Any:
+            for _ in range(count):
+                x = torch.sort(x * 0.5, 1)[0]
+            return (x,)
+
+        program = _exported(chain, torch.randn(2, 8))
+        calls: list[int] = []
+        original = torch.fx.GraphModule.recompile
+        with monkeypatch.context() as patch:
+
+            def counted(module: torch.fx.GraphModule) -> Any:
+                calls.append(len(module.graph.nodes))
+                return original(module)
+
+            patch.setattr(torch.fx.GraphModule, "recompile", counted)
+            delegate(program, FP)
+        return sum(calls)  # nodes, not calls: rebuilding the owner is what costs
+
+    few, many = recompilations(4), recompilations(16)
+    assert many < 5 * few
+
+
+def test_part_of_a_split_on_the_cpu_takes_the_split_with_it() -> None:
+    def halves(m: Any, x: torch.Tensor) -> Any:
+        left, right = torch.split(x, 2, 1)
+        return left + 1, right * 2
+
+    program = _exported(halves, torch.randn(3, 4))
+    picks = [node for node in program.graph.nodes if node.op == "call_function" and "getitem" in node.name]
+    delegated = delegate(program, FP, keep_on_cpu=[lambda node: node.name == picks[1].name])
+    x = torch.randn(3, 4)
+    for result, wanted in zip(delegated.module()(x), program.module()(x), strict=True):
+        torch.testing.assert_close(result, wanted)
+
+
+def test_boundary_of_a_delegate_tells_its_scales() -> None:
+    from torch.ao.quantization.fx import _decomposed  # noqa: F401  (registers quantized_decomposed)
+
+    quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
+    dequantize = torch.ops.quantized_decomposed.dequantize_per_tensor.default
+
+    def quantized(m: Any, x: torch.Tensor) -> Any:
+        def through(y: torch.Tensor, scale: float, zero: int) -> torch.Tensor:
+            parameters = (scale, zero, -128, 127, torch.int8)
+            return dequantize(quantize(y, *parameters), *parameters)
+
+        return (through(torch.sigmoid(through(x, 0.5, 3)), 0.25, -7),)
+
+    with events.record() as log:
+        delegate(_exported(quantized, torch.randn(2, 3)), TosaCompileSpec())
+    (made,) = log.delegates
+    assert [(io.scale, io.zero_point) for io in (*made.inputs, *made.outputs)] == [(0.5, 3), (0.25, -7)]
+
+
+def _faulty(monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any]) -> ExportedProgram:
+    monkeypatch.setattr(records()[aten.cos.default], "lower", rule)
+    return _exported(lambda m, x: (torch.cos(x), x + 1), torch.randn(3))
+
+
+def _raises(cx: Context, x: Tensor) -> Value:
+    raise IndexError("no such axis")
+
+
+def _wrong_type(cx: Context, x: Tensor) -> Value:
+    return cx.b.cast(x.value, DType.INT32)
+
+
+def _wrong_shape(cx: Context, x: Tensor) -> Value:
+    return cx.b.reshape(x.value, (3, 1))
+
+
+def _wrong_number(cx: Context, x: Tensor) -> list[Value]:
+    return [x.value, x.value]
+
+
+@pytest.mark.parametrize(
+    ("rule", "what"),
+    [
+        (_raises, "lowering aten.cos.default raised IndexError in test_delegation.py"),
+        (_wrong_type, "int32[3] in place of torch.float32[3]"),
+        (_wrong_shape, "fp32[3, 1] in place of torch.float32[3]"),
+        (_wrong_number, "2 results in place of 1"),
+    ],
+)
+def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, rule: Callable[..., Any], what: str
+) -> None:
+    program = _faulty(monkeypatch, rule)
+    with pytest.raises(InternalError) as strict:
+        delegate(program, FP)
+    assert what in str(strict.value)
+    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
+    with events.record() as log:
+        delegated = delegate(program, FP)
+    (refused,) = log.rejected
+    assert refused.fault
+    assert refused.operator == "aten.cos.default"
+    assert "test_delegation.py" in refused.source
+    assert "fault of this compiler" in refused.reason
+    assert what in refused.reason
+    assert _on_cpu(delegated) == ["aten.cos.default"]
