@@ -22,6 +22,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def _export_with_ours(model: Any, calibration: list[Inputs], name: str) -> tuple
         "cycles": sum(figure.total_cycles for figure in vela) or None,
         "npu_cycles": sum(figure.npu_cycles for figure in vela) or None,
     }
-    return figures, result.run
+    return figures, partial(result.run, via="tosa" if name.startswith("ETHOSU") else None)
 
 
 def _export_with_peer(model: Any, calibration: list[Inputs], name: str) -> tuple[Row, Callable[..., Any]]:
@@ -269,9 +270,26 @@ def _silent() -> Iterator[None]:
             os.close(copy)
 
 
-def child(model: str, recipe: str, backend: str) -> None:
-    """Runs one measurement and prints its row as the last line of standard output."""
+def processor_seconds() -> float:
+    """Processor time, system's included, of this process and of those that it started."""
+    own = os.times()
+    total = own.user + own.system + own.children_user + own.children_system
+    for task in Path("/proc/self/task").iterdir():
+        for worker in (task / "children").read_text().split():
+            user, system = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[11:13]
+            total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def child(model: str, recipe: str, backend: str, clock: str) -> None:
+    """Runs one measurement and prints its row as the last line of standard output.
+
+    Args:
+        clock: ``wall``, or ``processor`` to count all seconds as ``processor_seconds`` does.
+    """
     warnings.simplefilter("ignore")
+    if clock == "processor":
+        time.perf_counter = processor_seconds
     row: Row = {"model": model, "recipe": recipe, "backend": backend}
     try:
         with contextlib.redirect_stdout(io.StringIO()):
@@ -288,9 +306,9 @@ def child(model: str, recipe: str, backend: str) -> None:
 # --- the parent: one child after the other, then the tables
 
 
-def collect(model: str, recipe: str, backend: str, timeout: float) -> Row:
+def collect(model: str, recipe: str, backend: str, clock: str, timeout: float) -> Row:
     """Starts one measurement and returns its row, also for a failure or after ``timeout`` seconds."""
-    command = [sys.executable, __file__, "--child", model, recipe, backend]
+    command = [sys.executable, __file__, "--child", model, recipe, backend, clock]
     # The peer looks for the VGF converter on the PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path}
@@ -399,10 +417,13 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=list(DEFAULT_RECIPES), choices=RECIPES)
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS), choices=BACKENDS)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--clock", default="wall", choices=("wall", "processor"), help="processor: for a machine with other work to do"
+    )
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one measurement")
     parser.add_argument("--out", type=Path, help="file that the rows are appended to, as JSON lines")
     parser.add_argument("--table", type=Path, nargs="+", help="only print the table of earlier runs' rows")
-    parser.add_argument("--child", nargs=3, metavar=("MODEL", "RECIPE", "BACKEND"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=4, metavar=("MODEL", "RECIPE", "BACKEND", "CLOCK"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         child(*arguments.child)
@@ -419,7 +440,7 @@ def main() -> None:
         for model in arguments.models or zoo.NAMES:
             for recipe in arguments.recipes:
                 for backend in arguments.backends:
-                    row = {**collect(model, recipe, backend, arguments.timeout), "repeat": repeat}
+                    row = {**collect(model, recipe, backend, arguments.clock, arguments.timeout), "repeat": repeat}
                     rows.append(row)
                     state = row.get("error") or f"{row['total_s']:.1f} s"
                     print(f"{model} {recipe} {backend}: {state.splitlines()[0]}", file=sys.stderr, flush=True)
