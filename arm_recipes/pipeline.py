@@ -195,47 +195,53 @@ class Pipeline:
                     if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.float64):
                         kind = str(value.dtype).removeprefix("torch.")
                         narrow = {"int64": "int32", "float64": "float32"}[kind]
-                        self._notes.append(
+                        self._note(
                             f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not have: "
                             f"converting it costs an operator on the CPU, which {narrow} would save"
                         )
-                        warn(self._notes[-1])
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        warn(text)
 
     def _snapshot(self, manager: EdgeProgramManager) -> None:
         from arm_backend_core.program import copied_module, inputs_of, store_named_data
+        from arm_recipes.stages.edge_manager import outputs_of
 
         published = manager._config_methods or {}
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)
             self._graphs[name] = copied_module(program.graph_module)
             self._out_specs[name] = program.call_spec.out_spec
-            outputs = list(program.graph.output_node().args[0])[-len(program.graph_signature.user_outputs) :]
             self._tensors[name] = (
-                _describe(inputs_of(program), published, name, "input"),
-                _describe(outputs, published, name, "output"),
+                _describe([(node.name, node) for node in inputs_of(program)], published, f"{name}_input"),
+                _describe(outputs_of(program), published, f"{name}_output"),
             )
+            for index, tensor in enumerate(program.graph_signature.user_inputs_to_mutate.values()):
+                self._note(
+                    f"the model of '{name}' writes into its input '{tensor}': the program does not, "
+                    f"it returns the new value as output {index}, before what the model returns"
+                )
         store_named_data(manager, NAMES_KEY, stored_names(self._tensors))
 
 
 def _describe(
-    nodes: Iterable[Any], published: Mapping[str, Any], method: str, side: str
+    values: Iterable[tuple[str, Any]], published: Mapping[str, Any], prefix: str
 ) -> tuple[report.TensorInfo, ...]:
+    """Inputs or outputs by name; ``published`` has what the constant methods called ``prefix`` tell of each."""
     described = []
-    for index, node in enumerate(nodes):
+    for index, (name, node) in enumerate(values):
         value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
-        # Inputs have names in the model; results do not.
-        name = node.name if side == "input" else f"{side}{index}"
         if not isinstance(value, torch.Tensor):
             described.append(report.TensorInfo(name, type(value).__name__, ()))
             continue
-        prefix = f"{method}_{side}{index}"
         described.append(
             report.TensorInfo(
                 name=name,
                 dtype=str(value.dtype).removeprefix("torch."),
                 shape=tuple(value.shape),
-                scale=published.get(f"{prefix}_scale"),
-                zero_point=published.get(f"{prefix}_zp"),
+                scale=published.get(f"{prefix}{index}_scale"),
+                zero_point=published.get(f"{prefix}{index}_zp"),
             )
         )
     return tuple(described)

@@ -56,7 +56,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
     quantization = None
-    boundary: list[Any] = []
+    passes: list[Any] = [edge_manager.initial_state]
     if precision != "FP":
         configs = {
             "INT8": quantizer.get_symmetric_quantization_config,
@@ -66,16 +66,16 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
         chosen.set_global(configs[precision](is_per_channel=given["per_channel"]))
         quantization = quantization_recipe(chosen, given["calibration"])
         if given["quantized_io"]:
-            boundary.append(edge_manager.quantized_io)
+            passes.append(edge_manager.quantized_io)
         if target != "VGF":  # VGF runtimes have ExecuTorch's own kernels, which the partitioner loads
-            boundary.append(edge_manager.cortex_m_boundary)
+            passes.append(edge_manager.cortex_m_boundary)
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"]
     )
     return ExportRecipe(
         name=recipe_type.value,
         quantization_recipe=quantization,
-        lowering_recipe=lowering_recipe(delegating, boundary),
+        lowering_recipe=lowering_recipe(delegating, passes),
         # Arm's runtime reads the payload inside the program, not in a segment of its own.
         executorch_backend_config=ExecutorchBackendConfig(extract_delegate_segments=False),
     )

@@ -30,7 +30,7 @@ class ExportResult:
         self,
         report: Report,
         exported_programs: dict[str, ExportedProgram],
-        out_specs: dict[str, Any],
+        out_specs: dict[str, Any],  # of the models, by method
         executorch_program: ExecutorchProgramManager,
     ) -> None:
         self.report = report
@@ -88,7 +88,8 @@ class ExportResult:
             inputs: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
 
         Returns:
-            what the model returns.
+            what the model returns; for a constant method its value, or a list of its values. What the model writes
+            into its inputs is not written into yours: ``report.notes`` tell where the program returns it.
 
         Raises:
             ValueError: no such method, or the inputs differ from the program's in number, shape or dtype.
@@ -101,7 +102,11 @@ class ExportResult:
         if via == "tosa" and not self._program.runs_via_tosa:
             self._program.twin = Program(self._twin())
         outputs = self._program.run(*pytree.tree_leaves(inputs), method=method, via=via)
-        return pytree.tree_unflatten(outputs, self._out_specs[method])
+        if method not in self._out_specs:
+            return outputs[0] if len(outputs) == 1 else outputs
+        spec = self._out_specs[method]
+        # New values of inputs that the model writes come first.
+        return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)
 
     def _twin(self) -> bytes:
         """The program with its delegates as TOSA graphs."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -64,13 +65,18 @@ def _key(executorch: Path) -> str:
     return digest.hexdigest()[:24]
 
 
-def _compiler() -> str:
-    chosen = os.environ.get("CXX")
-    for name in [chosen] if chosen else ["g++", "clang++", "c++"]:
-        found = shutil.which(name)
+def _compiler() -> list[str]:
+    """The compiler's command line so far: ``CXX`` may have a launcher and flags, as in ``ccache g++``."""
+    given = os.environ.get("CXX", "")
+    try:
+        chosen = shlex.split(given)
+    except ValueError as error:
+        raise RuntimeUnavailable(f"CXX={given} cannot be read as a command: {error}") from error
+    for command in [chosen] if chosen else [["g++"], ["clang++"], ["c++"]]:
+        found = shutil.which(command[0])
         if found:
-            return found
-    problem = f"CXX='{chosen}' is not there" if chosen else "there is none"
+            return [found, *command[1:]]
+    problem = f"CXX='{given}' is not there" if chosen else "there is none"
     raise RuntimeUnavailable(
         "Running programs on this machine takes a C++17 compiler, to build a small plugin for ExecuTorch's runtime "
         f"once, and {problem}. Install one (Debian: apt-get install g++), or set CXX. Exporting does not need it."
@@ -80,7 +86,7 @@ def _compiler() -> str:
 def _compile(executorch: Path, target: Path) -> None:
     include = executorch / "include"
     command = [
-        *(_compiler(), *_FLAGS, *_DEFINES),
+        *(*_compiler(), *_FLAGS, *_DEFINES),
         *("-I", str(SOURCES), "-isystem", str(include)),
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
         *(str(SOURCES / unit) for unit in _UNITS),

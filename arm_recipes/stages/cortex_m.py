@@ -52,6 +52,7 @@ def _edge_operator(name: str) -> EdgeOpOverload:
         return out.copy_(compute(*arguments))
 
     packet = _Packet(f"cortex_m::{name}", name, functional, [])
+    packet.__module__ = "torch._ops.cortex_m"  # as those of torch.ops; it is shown in printed graphs
     op = packet.stand_in("default", f"{name}({_ARGUMENTS}) -> Tensor", functional)
     out = packet.stand_in("out", f"{name}.out({_ARGUMENTS}, *, Tensor(a!) out) -> Tensor(a!)", into)
     if not hasattr(torch.ops.cortex_m, name):

@@ -14,6 +14,7 @@ from executorch.exir.dialects._ops import ops as exir_ops
 from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx import Node
 
+from arm_backend_core.nodes import operator_name
 from arm_recipes.messages import warn
 
 
@@ -34,13 +35,13 @@ def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
             if _joined_quantize(node):
                 _publish(manager, method, "input", index, quantize_input(program, index))
             elif node.meta["val"].is_floating_point():
-                others = ", ".join(sorted({str(user.target) for user in node.users})) or "nothing"
+                others = ", ".join(sorted({operator_name(user) for user in node.users})) or "nothing"
                 what = f"input {index} ('{node.name}') of '{method}'"
                 warn(f"quantized_io: {what} stays float; it is used by {others}")
         specs = program.graph_signature.output_specs
-        users = [position for position, spec in enumerate(specs) if spec.kind == OutputKind.USER_OUTPUT]
-        for index, position in enumerate(users):
-            value = program.graph.output_node().args[0][position]
+        buffers = sum(spec.kind is OutputKind.BUFFER_MUTATION for spec in specs)
+        for index, (_, value) in enumerate(outputs_of(program)):
+            position = buffers + index
             if not isinstance(value, Node):
                 continue
             if value.target is _DEQUANTIZE:
@@ -48,8 +49,22 @@ def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
                 value = program.graph.output_node().args[0][position]
                 specs[position].arg = TensorArgument(name=value.name)
             elif value.meta["val"].is_floating_point():
-                warn(f"quantized_io: output {index} of '{method}' stays float; it comes from {value.target}")
+                warn(f"quantized_io: output {index} of '{method}' stays float; it comes from {operator_name(value)}")
         program.graph_module.recompile()
+    return []
+
+
+def initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Have the program hold the initial values of the buffers that it writes.
+
+    ExecuTorch leaves them out unless told: a counter that begins at 5 would begin at whatever is in memory.
+    """
+    for method in manager.methods:
+        signature = manager.exported_program(method).graph_signature
+        written = set(signature.buffers_to_mutate.values())
+        for node in manager.exported_program(method).graph.nodes:
+            if node.op == "placeholder" and signature.inputs_to_buffers.get(node.name) in written:
+                node.meta["et_init_buffer"] = True
     return []
 
 
@@ -79,6 +94,21 @@ _DEQUANTIZE = exir_ops.edge.quantized_decomposed.dequantize_per_tensor.default
 def _user_inputs(program: ExportedProgram) -> list[Node]:
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     return [nodes[name] for name in program.graph_signature.user_inputs if name in nodes]
+
+
+def outputs_of(program: ExportedProgram) -> list[tuple[str, Any]]:
+    """What a program returns, by name: new values of inputs that it writes come first, then the model's results.
+
+    Written buffers, which come before all of them, stay inside the program.
+    """
+    values = program.graph.output_node().args[0]
+    found: list[tuple[str, Any]] = []
+    for spec, value in zip(program.graph_signature.output_specs, values, strict=True):
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            found.append((f"{spec.target}_written", value))
+        elif spec.kind is not OutputKind.BUFFER_MUTATION:
+            found.append((f"output{len(found)}", value))
+    return found
 
 
 def _joined_quantize(node: Node) -> bool:

@@ -19,6 +19,6 @@ def lowering_recipe(
     """
     return LoweringRecipe(
         partitioners=[partitioner],
-        edge_manager_transform_passes=edge_manager_passes or None,
+        edge_manager_transform_passes=edge_manager_passes,
         edge_compile_config=EdgeCompileConfig(_check_ir_validity=False),
     )

@@ -136,3 +136,58 @@ def test_int64_between_a_delegate_and_the_cpu(recipe: ArmRecipeType) -> None:
     (real, integers), expected = result.run(*samples[0]), Indices()(*samples[0])
     assert (real - expected[0]).abs().max() < 0.03 * expected[0].abs().max()
     assert torch.equal(integers, expected[1])
+
+
+def test_constant_methods() -> None:
+    constants = {"classes": 3, "threshold": 2.5, "table": torch.ones(2), "name": "small", "sizes": [8, 8]}
+    result = export(Small().eval(), ExportRecipe.get_recipe(FP), images(1), constant_methods=constants)
+    for name, value in constants.items():
+        returned = result.run(method=name)
+        assert torch.equal(returned, value) if isinstance(value, Tensor) else returned == value
+    with pytest.raises(ValueError, match="'classes' takes 0 inputs"):
+        result.run(torch.ones(1), method="classes")
+
+
+@pytest.mark.parametrize("quantized_io", [False, True])
+def test_a_model_that_writes_its_input(quantized_io: bool) -> None:
+    class Shift(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            x.mul_(0.5)
+            return {"sum": x + y, "product": x * y}
+
+    samples = [(torch.linspace(-1, 1, 6).reshape(2, 3), torch.linspace(0, 2, 6).reshape(2, 3)) for _ in range(2)]
+    options = {"quantized_io": True} if quantized_io else {}
+    with pytest.warns(ArmRecipesWarning, match=r"writes into its input 'x': .* returns the new value as output 0"):
+        result = export(Shift().eval(), ExportRecipe.get_recipe(INT8 if quantized_io else FP, **options), samples)
+    assert [value.name for value in result.outputs] == ["x_written", "output1", "output2"]
+    program = arm_recipes.load(result.buffer)
+    assert program.outputs == result.outputs
+    x, y = torch.full((2, 3), 0.5), torch.full((2, 3), 1.0)
+    given = [value.quantize(real) if value.scale else real for value, real in zip(result.inputs, (x, y), strict=True)]
+    before = given[0].clone()
+    returned = result.run(*given)
+    assert list(returned) == ["sum", "product"]
+    values = [program.run(*given)[0], returned["sum"], returned["product"]]
+    for value, info, expected in zip(values, result.outputs, (x * 0.5, x * 0.5 + y, x * 0.5 * y), strict=True):
+        real = info.dequantize(value) if info.scale else value
+        assert (real - expected).abs().max() < 0.03
+    assert torch.equal(given[0], before)
+
+
+@pytest.mark.parametrize("recipe", [FP, ArmRecipeType.VGF_FP], ids=lambda recipe: recipe.name)
+def test_a_written_buffer_begins_with_its_value(recipe: ArmRecipeType) -> None:
+    class Count(nn.Module):
+        count: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.tensor([5.0]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count.add_(1)
+            return x * self.count
+
+    result = export(Count().eval(), ExportRecipe.get_recipe(recipe), [(torch.ones(3),)])
+    for _ in range(2):
+        program = arm_recipes.load(result.buffer)
+        assert [float(program.run(torch.ones(3))[0][0]) for _ in range(3)] == [6, 7, 8]

@@ -102,6 +102,19 @@ def test_a_compiler_that_is_not_there(tmp_path: Path) -> None:
         in_child(host_children.run, small(TOSA).buffer, *images(1)[0], environment=environment)
 
 
+def test_a_compiler_with_a_launcher_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = tmp_path / "my launcher"
+    launcher.write_text('#!/bin/sh\nfor last; do :; done\necho "$@" > "$last"\n')
+    launcher.chmod(0o755)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CXX", f"'{launcher}' g++ -O0")
+    assert build.plugin().read_text().startswith("g++ -O0 -std=c++17 ")
+    monkeypatch.setenv("CXX", "'")
+    monkeypatch.setattr(build, "_key", lambda _: "another")
+    with pytest.raises(RuntimeUnavailable, match="CXX=' cannot be read as a command: No closing quotation"):
+        build.plugin()
+
+
 def test_export_needs_no_compiler(tmp_path: Path) -> None:
     exported, said = in_child(host_children.export_and_run, environment=_without_compiler(tmp_path))
     assert exported > 1000
