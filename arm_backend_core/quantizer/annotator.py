@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
     DerivedQuantizationSpec,
     FixedQParamsQuantizationSpec,
@@ -16,9 +17,10 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from arm_backend_core.nodes import is_constant, is_float
+from arm_backend_core.nodes import is_constant, is_float, overload_of, source_line
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
+from arm_backend_core.quantizer.observer import RangeObserver, WeightObserver
 
 ANNOTATION = "quantization_annotation"
 ConfigOf = Callable[[Node], QuantizationConfig | None]
@@ -218,6 +220,39 @@ class Annotator:
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if several else shared, _annotated=True)
         for piece in node.users if several else ():
             piece.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
+
+
+def connect(model: GraphModule, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
+    """Tell every observer which tensor it observes, and those of weights what their products are added to.
+
+    Args:
+        observers: by the node whose result, or by the source and the reader of the operand, that they observe.
+    """
+    constants = _constant_nodes(model.graph)
+    sources: dict[RangeObserver, list[Node]] = {}
+    for place, observer in observers.items():
+        if isinstance(observer, RangeObserver):
+            sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
+    for observer, nodes in sources.items():
+        observer.tensor = _in_words(nodes[0])
+        observer.exact = all(node in constants for node in nodes)
+    for node in model.graph.nodes:
+        record = find(node)
+        if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
+            continue
+        bias = node.args[record.bias]
+        activation, weight = (observers.get((node.args[place], node)) for place in (0, record.weight))
+        if not isinstance(weight, WeightObserver) or not isinstance(activation, RangeObserver):
+            continue
+        if isinstance(bias, Node) and bias.op == "get_attr" and activation.dtype is torch.int8:
+            weight.accumulates(activation, attrgetter(str(bias.target))(model))
+
+
+def _in_words(node: Node) -> str:
+    if node.op != "call_function":
+        return f"{'input' if node.op == 'placeholder' else 'parameter'} '{node.target}'"
+    line = source_line(node)
+    return f"the result of {overload_of(node.target) or node.target} ('{node.name}'{line and ', ' + line})"
 
 
 def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:

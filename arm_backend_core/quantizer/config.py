@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from torchao.quantization.pt2e import MinMaxObserver, PerChannelMinMaxObserver
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
 
-from arm_backend_core.quantizer.observer import HeadroomObserver, SampleHistogramObserver
-
-#: Smallest scale that observers give; below it a rescale factor would leave TOSA's range of shifts.
-_EPS = 2.0**-16
+from arm_backend_core.quantizer.observer import (
+    ActivationObserver,
+    HeadroomObserver,
+    PerChannelWeightObserver,
+    WeightObserver,
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def _int8_activation() -> QuantizationSpec:
         quant_min=-128,
         quant_max=127,
         qscheme=torch.per_tensor_affine,
-        observer_or_fake_quant_ctr=SampleHistogramObserver.with_args(eps=_EPS),
+        observer_or_fake_quant_ctr=ActivationObserver,
     )
 
 
@@ -47,20 +48,19 @@ def _int16_activation() -> QuantizationSpec:
         quant_min=-32768,
         quant_max=32767,
         qscheme=torch.per_tensor_symmetric,
-        observer_or_fake_quant_ctr=HeadroomObserver.with_args(eps=2.0**-24),
+        observer_or_fake_quant_ctr=HeadroomObserver,
     )
 
 
 def _int8_weight(is_per_channel: bool) -> QuantizationSpec:
     """Symmetric in [-127, 127]; the output-channel axis is set for each operator."""
-    observer = PerChannelMinMaxObserver if is_per_channel else MinMaxObserver
     return QuantizationSpec(
         dtype=torch.int8,
         quant_min=-127,
         quant_max=127,
         qscheme=torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric,
         ch_axis=0 if is_per_channel else None,
-        observer_or_fake_quant_ctr=observer.with_args(eps=_EPS),
+        observer_or_fake_quant_ctr=PerChannelWeightObserver if is_per_channel else WeightObserver,
     )
 
 

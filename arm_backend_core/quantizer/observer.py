@@ -1,53 +1,226 @@
-"""Ranges of activations from few samples."""
+"""What calibration shows of a tensor, and the scale and zero point that follow from it.
+
+Parameters are computed once, when they are first asked for after a forward pass, whatever was seen: a tensor that was
+zero, a constant, 1e-30 and 1e30 all give a positive finite scale.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import torch
-from torchao.quantization.pt2e import HistogramObserver, MinMaxObserver
+from torch import Tensor
+from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
-#: Values seen from which on a histogram says more than the extremes.
+#: Values of a tensor that its histogram is made of; of more, every other one is dropped.
+_KEPT = 1 << 16
+#: Values seen from which on their distribution says more than their extremes.
 _MANY = 8192
+#: Bins of a histogram and candidates for each end of a range.
+_BINS, _CANDIDATES = 2048, 256
+#: Smallest scale: the product of two, the step of an accumulator, is still a normal float32.
+SMALLEST_SCALE = 2.0**-60
+Array = np.ndarray[Any, Any]
+_SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 
 
-def widened(low: torch.Tensor, high: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Extremes of ``count`` values, moved outwards: those of new values will lie beyond.
+class NotFinite(ValueError):
+    """Calibration met a value that has no place on any scale."""
 
-    The gap shrinks as the square root of the number of values. A bound that is exactly 0 is the end of a function's
-    range (relu), not of a sample, and stays.
+
+class RangeObserver(UniformQuantizationObserverBase):
+    """Keeps the extremes of a tensor; a subclass says which range they give.
+
+    Attributes:
+        tensor: what is observed, in words.
+        exact: whether it is a constant, of which no other values will come.
     """
-    extra = (high - low) * min(1 / math.sqrt(max(count, 1)), 0.5)
-    return torch.where(low == 0, low, low - extra), torch.where(high == 0, high, high + extra)
-
-
-class SampleHistogramObserver(HistogramObserver):
-    """A histogram's range with the least squared error; while few values were seen, their widened extremes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.tensor, self.exact = "a tensor", False
+        self.low = self.high = torch.zeros(())
         self.count = 0
+        self._known: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, x_orig: torch.Tensor) -> torch.Tensor:
-        """Observe a tensor; returned as it is."""
-        self.count += x_orig.numel()
-        result: torch.Tensor = super().forward(x_orig)
-        return result
+    def forward(self, x: Tensor) -> Tensor:
+        """Observe a tensor; returned as it is.
 
-    def calculate_qparams(self) -> Any:
-        """Scale and zero point."""
-        if self.count >= _MANY:
-            return super().calculate_qparams()
-        return self._calculate_qparams(*widened(self.min_val, self.max_val, self.count))
+        Raises:
+            NotFinite: it holds NaN or an infinity.
+        """
+        if x.numel():
+            low, high = self._extremes(x.detach().float())
+            if not bool((low.isfinite() & high.isfinite()).all()):
+                what = "NaN" if bool(x.isnan().any()) else "an infinity"
+                raise NotFinite(f"{self.tensor} holds {what}, which no scale can represent")
+            if self.count:
+                low, high = torch.minimum(low, self.low), torch.maximum(high, self.high)
+            self.low, self.high, self._known = low, high, None
+            self.count += x.numel()
+        return x
+
+    def calculate_qparams(self) -> tuple[Tensor, Tensor]:
+        """Scale (float32) and zero point (int64), of one element or one for each channel."""
+        if self._known is None:
+            self._known = self._scale_and_zero_point(*self._range())
+        return self._known
+
+    def _extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = torch.aminmax(x)
+        return low, high
+
+    def _range(self) -> tuple[Tensor, Tensor]:
+        """The real numbers that the integers span."""
+        return self.low, self.high
+
+    def _scale_and_zero_point(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """0 is always in the range, exactly: padding and relu give it."""
+        low, high = (bound.double().reshape(-1) for bound in (low.clamp(max=0.0), high.clamp(min=0.0)))
+        if self.qscheme in _SYMMETRIC:
+            scale = torch.maximum(-low, high) * 2 / (self.quant_max - self.quant_min)
+            return self._positive(scale), torch.zeros(scale.shape, dtype=torch.int64)
+        scale = self._positive((high - low) / (self.quant_max - self.quant_min))
+        zero_point = self.quant_min - torch.round(low / scale.double()).long()
+        return scale, zero_point.clamp(self.quant_min, self.quant_max)
+
+    def _positive(self, scale: Tensor) -> Tensor:
+        return scale.clamp(min=SMALLEST_SCALE).float()
 
 
-class HeadroomObserver(MinMaxObserver):
+class HeadroomObserver(RangeObserver):
     """Extremes, doubled: for int16, which has a bit to spare for values that calibration did not show.
 
     Rounding to 15 bits is far below the noise of int8 weights; clipping one value is not.
     """
 
-    def calculate_qparams(self) -> Any:
-        """Scale and zero point."""
-        return self._calculate_qparams(2 * self.min_val, 2 * self.max_val)
+    def _range(self) -> tuple[Tensor, Tensor]:
+        return 2 * self.low.double(), 2 * self.high.double()
+
+
+class ActivationObserver(RangeObserver):
+    """The range with the least squared error; while few values were seen, their widened extremes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._stride = 1
+        self._values: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Observe a tensor; returned as it is. See ``RangeObserver``."""
+        super().forward(x)
+        # An odd stride meets every row and channel of a tensor whose sizes are powers of two.
+        stride = max(self._stride, x.numel() // _KEPT) | 1
+        self._values.append(x.detach().reshape(-1)[::stride].float())
+        return x
+
+    def _range(self) -> tuple[Tensor, Tensor]:
+        if self.count < _MANY and not self.exact:
+            return widened(self.low, self.high, self.count)
+        return least_error(torch.cat(self._values), self.low, self.high, self.quant_max - self.quant_min)
+
+
+def widened(low: Tensor, high: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Extremes of ``count`` values, moved outwards: those of new values will lie beyond.
+
+    The gap shrinks as the square root of the number of values. A bound that is exactly 0 is the end of a function's
+    range (relu), not of a sample, and stays.
+    """
+    low, high = low.double(), high.double()
+    extra = (high - low) * min(1 / math.sqrt(max(count, 1)), 0.5)
+    return torch.where(low == 0, low, low - extra), torch.where(high == 0, high, high + extra)
+
+
+def least_error(values: Tensor, low: Tensor, high: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    """The part of [low, high], 0 included, that ``values`` have the least squared error in.
+
+    A value inside errs by step**2 / 12 on average (squared), one below half a step by itself, as it becomes 0, and one
+    beyond a bound by its distance from it. Sums over such values come from one histogram, so that all pairs of
+    candidates are judged at once. Where the best range is a small part of the histogram's, it is looked for again
+    there: one far value does not make the bins coarse.
+
+    Args:
+        values: float32, 1-D.
+        steps: of the quantized range, 255 for int8.
+    """
+    first, last = min(float(low), 0.0), max(float(high), 0.0)
+    while True:
+        edges = np.linspace(first, last, _BINS + 1)
+        sums = _moments_below(values, edges)
+        ends = np.arange(0, _BINS + 1, _BINS // _CANDIDATES)
+        bottoms, tops = ends[edges[ends] < 0], ends[edges[ends] > 0]
+        zero = np.searchsorted(edges, 0.0)
+        bottoms, tops = (x if x.size else np.array([zero]) for x in (bottoms, tops))
+        below, lost_below = _lost(sums[:, bottoms], edges[bottoms])
+        above, lost_above = _lost(sums[:, -1:] - sums[:, tops], edges[tops])
+        inside = len(values) - below[:, None] - above
+        rounded = _rounding(sums, edges, (last - first) / _BINS / steps * np.arange(_BINS + 1))
+        widths = tops - bottoms[:, None]
+        error = lost_below[:, None] + lost_above + inside * rounded[0, widths] + rounded[1, widths]
+        row, column = np.unravel_index(error.argmin(), error.shape)
+        bottom, top = edges[bottoms[row]], edges[tops[column]]
+        if top - bottom > (last - first) / 4 or top - bottom < 1e-30:
+            return torch.tensor(bottom), torch.tensor(top)
+        first, last = max(first, 2 * bottom), min(last, 2 * top)
+
+
+def _moments_below(values: Tensor, edges: Array) -> Array:
+    """Number, sum and sum of squares of the values below each edge, and (last column) of all values; [3, edges + 1]."""
+    first, last = float(edges[0]), float(edges[-1])
+    counts = torch.histc(values, len(edges) - 1, first, last).numpy()
+    centres = (edges[1:] + edges[:-1]) / 2
+    outside = [values[values < first], values[values > last]]
+    under, over = (np.array([float((x.double() ** power).sum()) for power in range(3)]) for x in outside)
+    bins = np.stack([counts, counts * centres, counts * centres**2])
+    return np.cumsum(np.column_stack([under, bins, over]), axis=1)
+
+
+def _rounding(moments: Array, edges: Array, step: Array) -> Array:
+    """Error of a value for each step, and what all that are nearer to 0 than half a step lack of it; [2, steps]."""
+    usual = step**2 / 12
+    near = [np.interp(step / 2, edges, of) - np.interp(-step / 2, edges, of) for of in moments[::2, :-1]]
+    return np.stack([usual, near[1] - near[0] * usual])
+
+
+def _lost(moments: Array, bounds: Array) -> tuple[Array, Array]:
+    """How many values lie beyond each bound, and their squared distances from it, from the moments of these values."""
+    count, total, squares = moments
+    return count, squares - 2 * bounds * total + bounds**2 * count
+
+
+class WeightObserver(RangeObserver):
+    """A weight's extremes, with one scale.
+
+    The bias is added in steps of the activation's scale times the weight's, as int32. Where it is so large that this
+    could not hold it (the activation was zero in all samples, or all weights of a channel are), the weight's scale is
+    enlarged: what the products add to such a bias is below 2**-16 of it for each term.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._accumulator: tuple[RangeObserver, Tensor] | None = None
+
+    def accumulates(self, activation: RangeObserver, bias: Tensor) -> None:
+        """The products with the int8 tensor that ``activation`` observes are added to ``bias`` (one for a channel)."""
+        self._accumulator = activation, bias.detach().abs().double()
+
+    def _positive(self, scale: Tensor) -> Tensor:
+        if self._accumulator is not None:
+            activation, bias = self._accumulator
+            least = bias / (2.0**30 * activation.calculate_qparams()[0].double())
+            scale = torch.maximum(scale, least if scale.numel() > 1 else least.max())
+        return super()._positive(scale)
+
+
+class PerChannelWeightObserver(WeightObserver):
+    """A weight's extremes, with a scale for each output channel (torchao gives ``ch_axis`` to such a class name)."""
+
+    def __init__(self, *args: Any, ch_axis: int = 0, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ch_axis = ch_axis
+
+    def _extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = torch.aminmax(x.movedim(self.ch_axis, 0).flatten(1), dim=1)
+        return low, high

@@ -13,7 +13,7 @@ from arm_backend_core.aten.batch_norm import batch_norm_to_convolution
 from arm_backend_core.aten.decompose import QUANTIZABLE_LOWEST, decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.nodes import is_float
-from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator
+from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect
 from arm_backend_core.quantizer.config import QuantizationConfig
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,
@@ -96,6 +96,10 @@ class _ArmQuantizer(Quantizer):
 
     def validate(self, model: GraphModule) -> None:
         """Nothing to check: the operators' records decide what is annotated."""
+
+    def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
+        """Tell the observers what they observe; called by ``prepare_pt2e``."""
+        connect(model, edge_or_node_to_obs_or_fq)
 
     def _config(self, modules: dict[str, Any]) -> Config:
         for name in sorted(self._names, key=len, reverse=True):
