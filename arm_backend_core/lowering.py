@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.fx import Node
 
-from arm_backend_core.aten.int64 import Intervals
+from arm_backend_core.aten.int64 import INT32, Intervals
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.fusion import Univariate, scaled_by_reader, univariate
@@ -55,7 +55,7 @@ class Lowering:
 
     def __init__(self, target: Target, constants: Mapping[Node, torch.Tensor]) -> None:
         self.target = target
-        self.constants = dict(constants)
+        self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
         self.builder = Builder(self.graph, target)
@@ -126,7 +126,7 @@ class Lowering:
         if result is not None and not isinstance(result, Unsupported):
             return result
         if node in self.constants:
-            self.results[node] = tensor = self._constant(node)
+            self.results[node] = tensor = _constant(node.name, self.constants[node])
             return tensor
         if node not in self._entered:
             self._entered[node] = self._input(node)
@@ -144,18 +144,6 @@ class Lowering:
         """Whether ``node``'s result cannot leave a delegate: several tensors, real numbers as integers, a function."""
         result = self.results[node]
         return not isinstance(result, Tensor) or result.q is not None
-
-    def _constant(self, node: Node) -> Tensor:
-        tensor = self.constants[node].detach()
-        if tensor.dtype is torch.float64:
-            tensor = tensor.float()
-        dtype = dtype_of(tensor.dtype)
-        if tensor.dtype is torch.int64:
-            limit = torch.iinfo(torch.int32)
-            if tensor.numel() and (int(tensor.max()) > limit.max or int(tensor.min()) < limit.min):
-                raise Unsupported(f"int64 constant '{node.name}' has values that int32 cannot hold")
-        array = tensor.float() if dtype is DType.BF16 else tensor
-        return Tensor(constant(array.cpu().contiguous().numpy(), dtype, node.name))
 
     def _input(self, node: Node) -> tuple[Value, Tensor]:
         meta = node.meta.get("val")
@@ -186,8 +174,8 @@ class Lowering:
         if is_quantize(node):
             return self._quantize(node)
         if is_constant(node, self.constants):
-            self.constants[node] = self._evaluate_constant(node)
-            return self._constant(node)
+            self.constants[node] = value = self._evaluate_constant(node)
+            return _constant(node.name, value)
         if node.target is operator.getitem:
             items = self.read(_node(node.args[0]))
             if not isinstance(items, list):
@@ -253,13 +241,11 @@ class Lowering:
         steps = b.sub(b.cast(x.value, DType.FP32), b.const(float(x.q.zero_point), DType.FP32))
         return Tensor(b.mul(steps, b.const(float(x.q.scale), DType.FP32)))
 
-    def _evaluate_constant(self, node: Node) -> torch.Tensor:
-        """What PyTorch makes of constants alone: positions, masks, scales."""
+    def _evaluate_constant(self, node: Node) -> Any:
+        """What PyTorch makes of constants alone: positions, masks, scales; a tensor or several."""
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: self.constants[x])
         with torch.no_grad():
-            value = node.target(*args, **kwargs)  # type: ignore[operator]
-        assert isinstance(value, torch.Tensor)
-        return value
+            return node.target(*args, **kwargs)  # type: ignore[operator]
 
     # -- quantize and dequantize ---------------------------------------------------------------------------------
 
@@ -356,6 +342,24 @@ def _tensors(result: Any, q: QParams | None) -> Result:
     if isinstance(result, (list, tuple)):
         return [_tensors(item, q) for item in result]
     return result if isinstance(result, Tensor) else Tensor(result, q)
+
+
+def _constant(name: str, value: Any) -> Any:
+    """A constant's tensor, or several; ``name`` is for the error."""
+    if isinstance(value, (list, tuple)):
+        return [_constant(name, item) for item in value]
+    tensor = value.detach()
+    if tensor.dtype is torch.float64:
+        tensor = tensor.float()
+    dtype = dtype_of(tensor.dtype)
+    if (
+        tensor.dtype is torch.int64
+        and tensor.numel()
+        and not INT32[0] <= int(tensor.min()) <= int(tensor.max()) <= INT32[1]
+    ):
+        raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
+    array = tensor.float() if dtype is DType.BF16 else tensor
+    return Tensor(constant(array.cpu().contiguous().numpy(), dtype, name))
 
 
 def _agrees(item: Tensor | Univariate, wanted: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Container
 from typing import Any
 
@@ -40,12 +41,14 @@ def is_dequantize(node: Node) -> bool:
 
 
 def is_constant(node: Node, constants: Container[Node]) -> bool:
-    """Whether ``node`` computes one tensor from constants alone, by an operator that always gives the same."""
+    """Whether ``node`` computes tensors from constants alone, by an operator that always gives the same."""
+    if node.target is operator.getitem:
+        return node.args[0] in constants
     overload = overload_of(node.target)
     if overload is None or torch.Tag.nondeterministic_seeded in overload.tags or overload._schema.is_mutable:
         return False
     known = all(source in constants for source in node.all_input_nodes)
-    return known and isinstance(node.meta.get("val"), torch.Tensor)
+    return known and first_result(node) is not None
 
 
 def memory_order(tensor: torch.Tensor) -> Layout:

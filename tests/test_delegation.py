@@ -208,3 +208,13 @@ def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
     assert "fault of this compiler" in refused.reason
     assert what in refused.reason
     assert _on_cpu(delegated) == ["aten.cos.default"]
+
+
+def test_pieces_of_a_constant_are_constants() -> None:
+    weight = torch.randn(6, 4)
+
+    def pieces(m: Any, x: torch.Tensor) -> Any:
+        first, second = weight.split(3)
+        return torch.nn.functional.linear(x, first), torch.nn.functional.linear(x, second)
+
+    _check(pieces, torch.randn(2, 4), cpu=[])
