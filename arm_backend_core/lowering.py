@@ -22,6 +22,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.fusion import Univariate, scaled_by_reader, univariate
 from arm_backend_core.nodes import (
+    DECLINED,
     boundary_order,
     first_result,
     is_constant,
@@ -188,7 +189,8 @@ class Lowering:
             )
         record = find(node)
         if record is None:
-            raise Unsupported(f"there is no lowering for {operator_name(node)}; build it of operators that have one")
+            missing = f"there is no lowering for {operator_name(node)}; build it of operators that have one"
+            raise Unsupported(node.meta.get(DECLINED, missing))
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))

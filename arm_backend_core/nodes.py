@@ -64,6 +64,8 @@ def memory_order(tensor: torch.Tensor) -> Layout:
 BOUNDARY = "arm_boundary"
 #: Key in a node's ``meta["custom"]``, which survives retracing: why the node stays on the CPU.
 REASON = "arm_reason"
+#: Key in a node's ``meta``: why its decomposition was not used.
+DECLINED = "arm_declined"
 
 
 def boundary_order(node: Node) -> Layout:

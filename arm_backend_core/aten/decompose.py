@@ -1,247 +1,248 @@
 """Composite operators without a record become operators that have one.
 
-Only the nodes concerned are traced, on their fake tensors, and spliced in; the rest of the program is left alone.
-Where PyTorch has a decomposition it is used; the functions below are for those that it has none for, or whose own one
-would tear apart what a target can run whole.
+A composite is traced on fake tensors, once for every form of its operands; what it consists of is decomposed in its
+turn, and the nodes are copied into the program, the rest of which is left alone. ``composites`` and ``recurrent`` have
+our own decompositions; PyTorch's serve for the rest.
 """
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
 
+from arm_backend_core.aten.composites import COMPOSITES, TELL_QUANTIZED, product_of_nothing
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.errors import fault
-from arm_backend_core.nodes import is_constant
+from arm_backend_core.aten.recurrent import RECURRENT
+from arm_backend_core.errors import Unsupported, fault
+from arm_backend_core.nodes import DECLINED, is_constant
 from arm_backend_core.ops.registry import find
 
 aten = torch.ops.aten
 
 
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-    lowest: float = -math.inf,
-) -> Tensor:
-    """softmax(query @ key^T * scale + mask) @ value, heads in dimension -3; the mask is not below ``lowest``."""
-    if enable_gqa:
-        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
-        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
-    scores = torch.matmul(query, key.transpose(-2, -1)) * factor
-    if is_causal:
-        attn_mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
-    if attn_mask is not None:
-        if attn_mask.dtype is torch.bool:
-            attn_mask = torch.where(attn_mask, 0.0, lowest)
-        elif lowest > -math.inf:
-            attn_mask = attn_mask.clamp(min=lowest)
-        scores = scores + attn_mask
-    return torch.matmul(torch.softmax(scores, -1), value)
-
-
-def transformer_encoder_layer(
-    src: Tensor,
-    embed_dim: int,
-    num_heads: int,
-    qkv_weight: Tensor,
-    qkv_bias: Tensor,
-    proj_weight: Tensor,
-    proj_bias: Tensor,
-    use_gelu: bool,
-    norm_first: bool,
-    eps: float,
-    norm_weight_1: Tensor,
-    norm_bias_1: Tensor,
-    norm_weight_2: Tensor,
-    norm_bias_2: Tensor,
-    ffn_weight_1: Tensor,
-    ffn_bias_1: Tensor,
-    ffn_weight_2: Tensor,
-    ffn_bias_2: Tensor,
-    mask: Tensor | None = None,
-    mask_type: int | None = None,
-    lowest: float = -math.inf,
-) -> Tensor:
-    """nn.TransformerEncoderLayer's fused inference form (torch.nn.modules.transformer), batch first."""
-
-    def attention(x: Tensor) -> Tensor:
-        batch, length, _ = x.shape
-        heads = []
-        for weight, bias in zip(qkv_weight.split(embed_dim), qkv_bias.split(embed_dim), strict=True):
-            projected = F.linear(x, weight, bias)
-            heads.append(projected.view(batch, length, num_heads, embed_dim // num_heads).transpose(1, 2))
-        context = scaled_dot_product_attention(heads[0], heads[1], heads[2], mask, lowest=lowest)
-        return F.linear(context.transpose(1, 2).reshape(batch, length, embed_dim), proj_weight, proj_bias)
-
-    def feed_forward(x: Tensor) -> Tensor:
-        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
-        return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
-
-    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
-
-    if norm_first:
-        src = src + attention(norm(src, norm_weight_1, norm_bias_1))
-        return src + feed_forward(norm(src, norm_weight_2, norm_bias_2))
-    src = norm(src + attention(src), norm_weight_1, norm_bias_1)
-    return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
-
-
-def lstm(
-    x: Tensor,
-    state: list[Tensor],
-    parameters: list[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """torch.nn.LSTM step by step; PyTorch's own decomposition calls a CPU library for a whole layer.
-
-    Gates are in the order input, forget, cell, output (torch.nn.LSTM). ``state``: h and c, each
-    [layers * directions, batch, hidden]; ``parameters``: four (or two without biases) for each layer and direction.
-    """
-    steps = list((x.transpose(0, 1) if batch_first else x).unbind(0))
-    per_run = 4 if has_biases else 2
-    directions = 2 if bidirectional else 1
-    last_h, last_c = [], []
-    for layer in range(num_layers):
-        runs = []
-        for direction in range(directions):
-            index = layer * directions + direction
-            w_x, w_h, *biases = parameters[index * per_run : (index + 1) * per_run]
-            b_x, b_h = biases or (None, None)
-            h, c = state[0][index], state[1][index]
-            outputs = []
-            for step in steps[::-1] if direction else steps:
-                gates = F.linear(step, w_x, b_x) + F.linear(h, w_h, b_h)
-                i, f, g, o = gates.chunk(4, -1)
-                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-                h = torch.sigmoid(o) * torch.tanh(c)
-                outputs.append(h)
-            runs.append(outputs[::-1] if direction else outputs)
-            last_h.append(h)
-            last_c.append(c)
-        steps = [torch.cat(parts, -1) if directions > 1 else parts[0] for parts in zip(*runs, strict=True)]
-    return torch.stack(steps, 1 if batch_first else 0), torch.stack(last_h), torch.stack(last_c)
-
-
-def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """beta * bias + alpha * x @ weight."""
-    if beta == 1 and alpha == 1 and bias.dim() == 1:
-        return F.linear(x, weight.t(), bias)
-    return torch.mm(x, weight) * alpha + bias * beta
-
-
-def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
-    """PyTorch's own decomposition compares and chooses."""
-    raised = x if min is None else torch.maximum(x, min)
-    return raised if max is None else torch.minimum(raised, max)
-
-
-_OWN: dict[OpOverload, Callable[..., Any]] = {
-    aten.scaled_dot_product_attention.default: scaled_dot_product_attention,
-    aten._transformer_encoder_layer_fwd.default: transformer_encoder_layer,
-    aten.addmm.default: addmm,
-    aten.lstm.input: lstm,
-    aten.clamp.Tensor: clamp,
-}
-_MASKED = (aten.scaled_dot_product_attention.default, aten._transformer_encoder_layer_fwd.default)
-#: What stands for minus infinity in a mask that is going to be quantized. exp(-64) is nothing beside any score that
-#: counts, and a range of 64 leaves int16 steps of 0.002.
-QUANTIZABLE_LOWEST = -64.0
-
-
-def _decomposition(overload: OpOverload, lowest: float) -> Callable[..., Any] | None:
-    if overload in _MASKED:
-        return partial(_OWN[overload], lowest=lowest)
-    if overload in _OWN:
-        return _OWN[overload]
-    if overload in torch._decomp.decomposition_table:
-        rule: Callable[..., Any] = torch._decomp.decomposition_table[overload]
-        return rule
-    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
-        return overload.decompose
-    return None
-
-
-def decompose(module: GraphModule, constants: Iterable[Node] = (), lowest: float = -math.inf) -> bool:
-    """Splice in the decomposition of every operator without a record, until none is left that has one.
+def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized: bool = False) -> bool:
+    """Replace every composite operator without a record by its decomposition.
 
     Args:
         constants: nodes that are parameters or buffers; what is computed from these alone is left whole.
-        lowest: the value of an attention mask's minus infinity.
+        quantized: the program is going to be quantized.
 
     Returns:
         Whether the graph changed.
     """
-    known = set(constants)
-    changed = False
-    for _ in range(8):  # a decomposition may bring further composites; PyTorch's nest a few levels at most
-        _extend(known, module)
-        spliced = [
-            node
-            for node in list(module.graph.nodes)
-            if node not in known and _wants(node) and _splice(module, node, lowest)
-        ]
-        if not spliced:
-            return changed
-        changed = True
-        module.graph.eliminate_dead_code()
-    return changed
+    return _Decomposer(quantized).run(module, set(constants))
 
 
-def _extend(constants: set[Node], module: GraphModule) -> None:
-    """Add what is computed from constants alone."""
-    for node in module.graph.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and is_constant(node, constants)):
-            constants.add(node)
+@dataclass(frozen=True)
+class _Fragment:
+    """A decomposition, decomposed itself.
+
+    Attributes:
+        module: its placeholders are the composite's operands, in order.
+        complete: every operator in it has a record or is computed from constants alone.
+    """
+
+    module: GraphModule
+    complete: bool
+
+    def serves(self, node: Node) -> bool:
+        """Whether it gives every result of ``node`` that is used; what it does not give is None."""
+        results = self.module.graph.output_node().args[0]
+        if not isinstance(results, (tuple, list)):
+            return True
+        return all(results[cast(int, pick.args[1])] is not None or not pick.users for pick in node.users)
 
 
-def _wants(node: Node) -> bool:
+@dataclass
+class _Decomposer:
+    """Decomposes one program.
+
+    Attributes:
+        quantized: whether it is going to be quantized.
+        fragments: what was traced so far; None for what cannot be, a refusal where the decomposition does not fit.
+        pending: composites that are being traced, so that none is looked for inside itself.
+    """
+
+    quantized: bool
+    fragments: dict[Hashable, _Fragment | Unsupported | None] = field(default_factory=dict)
+    pending: list[OpOverload] = field(default_factory=list)
+
+    def run(self, module: GraphModule, constants: set[Node]) -> bool:
+        """Decompose ``module``; ``constants`` grows by what is computed from constants alone."""
+        changed = False
+        for node in list(module.graph.nodes):
+            if node.op == "get_attr" or is_constant(node, constants):
+                constants.add(node)
+            elif _is_composite(node) and node.target not in self.pending and self._replace(module, node, constants):
+                changed = True
+        if changed:
+            module.graph.eliminate_dead_code()
+        return changed
+
+    def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
+        """Put the decomposition of ``node`` in its place, if there is one worth having."""
+        writer = _Writer(self, module, node, constants)
+        try:
+            if node.target in RECURRENT:
+                outputs = RECURRENT[node.target](writer.call, *node.args, **node.kwargs)
+            else:
+                fragment = self._fragment_of(module, node, constants)
+                if fragment is None or (_alternative(node) and not fragment.complete):
+                    return False
+                if not fragment.serves(node):
+                    raise Unsupported("it is lowered without its further results (indices), but they are used")
+                outputs = writer.copy(fragment.module, list(node.all_input_nodes))
+            _check(node, outputs)
+        except Unsupported as refusal:
+            node.meta[DECLINED] = refusal.reason
+            module.graph.eliminate_dead_code()  # what was written already
+            return False
+        _hand_over(node, outputs)
+        return True
+
+    def _fragment_of(self, module: GraphModule, node: Node, constants: set[Node]) -> _Fragment | None:
+        rule = self._rule(node)
+        if rule is None:
+            return None
+        sources = list(node.all_input_nodes)
+        places = {source: f"operand {i}" for i, source in enumerate(sources)}
+        form = repr(torch.fx.map_arg((node.args, node.kwargs), lambda x: places[x]))
+
+        def call(*tensors: Tensor) -> Any:
+            known = dict(zip(sources, tensors, strict=True))
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: known[x])
+            return rule(*args, **kwargs)
+
+        assert isinstance(node.target, OpOverload)
+        return self.fragment(module, (node.target, form), call, sources, constants)
+
+    def _rule(self, node: Node) -> Callable[..., Any] | None:
+        overload = cast(OpOverload, node.target)
+        if _is_product_of_nothing(node):
+            return partial(product_of_nothing, node.meta["val"].shape)
+        if overload in TELL_QUANTIZED:
+            return partial(COMPOSITES[overload], quantized=self.quantized)
+        if overload in COMPOSITES:
+            return COMPOSITES[overload]
+        if overload in torch._decomp.decomposition_table:
+            return torch._decomp.decomposition_table[overload]
+        if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
+            return overload.decompose
+        return None
+
+    def fragment(
+        self,
+        module: GraphModule,
+        name: tuple[Any, ...],
+        call: Callable[..., Any],
+        sources: Sequence[Node],
+        constants: set[Node],
+    ) -> _Fragment | None:
+        """What ``call`` does on tensors like those of ``sources``, decomposed; None where it cannot be traced.
+
+        Args:
+            name: with the operands' types and shapes it tells two fragments apart; an operator or function, and more.
+        """
+        values = [_value(module, source) for source in sources]
+        if any(not isinstance(value, Tensor) for value in values):
+            return None
+        held = [source in constants for source in sources]
+        key = (*name, *((str(v.shape), str(v.stride()), v.dtype, h) for v, h in zip(values, held, strict=True)))
+        if key not in self.fragments:
+            try:
+                self.fragments[key] = self._traced(name[0], call, values, held)
+            except Unsupported as refusal:
+                self.fragments[key] = refusal
+        fragment = self.fragments[key]
+        if isinstance(fragment, Unsupported):
+            raise fragment
+        return fragment
+
+    def _traced(
+        self, target: Any, call: Callable[..., Any], values: list[Tensor], held: Sequence[bool]
+    ) -> _Fragment | None:
+        module = _trace(call, values)
+        if module is not None and any(node.target is target for node in module.graph.nodes):
+            module = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
+        if module is None:
+            if target in COMPOSITES:
+                raise fault(f"our decomposition of {target} cannot be traced")
+            return None
+        functionalize(module.graph)
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        constants = {node for node, known in zip(placeholders, held, strict=True) if known}
+        self.pending.append(target)
+        self.run(module, constants)
+        self.pending.pop()
+        return _Fragment(module, all(_is_known(node, constants) for node in module.graph.nodes))
+
+
+@dataclass
+class _Writer:
+    """Writes nodes in front of ``origin``, as parts of it."""
+
+    decomposer: _Decomposer
+    module: GraphModule
+    origin: Node
+    constants: set[Node]
+
+    def call(self, function: Callable[..., Any], *operands: Node, **numbers: Any) -> Any:
+        """What ``function`` gives, traced once for operands of the same types and shapes.
+
+        Raises:
+            Unsupported: PyTorch cannot trace it.
+        """
+        name = (function, repr(numbers))
+        fragment = self.decomposer.fragment(self.module, name, partial(function, **numbers), operands, self.constants)
+        if fragment is None:
+            raise fault(f"{function.__name__} cannot be traced")
+        return self.copy(fragment.module, operands)
+
+    def copy(self, fragment: GraphModule, operands: Sequence[Node]) -> Any:
+        """Copy a fragment's nodes, with the origin's stack trace; returns the nodes of its results."""
+        graph = self.module.graph
+        placeholders = (node for node in fragment.graph.nodes if node.op == "placeholder")
+        copies = dict(zip(placeholders, operands, strict=True))
+        inherited: dict[str, Any] = {
+            key: self.origin.meta[key]
+            for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node")
+            if key in self.origin.meta
+        }
+        with graph.inserting_before(self.origin):
+            for node in fragment.graph.nodes:
+                if node.op in ("placeholder", "output"):
+                    continue
+                copy = graph.node_copy(node, copies.__getitem__)
+                if node.op == "get_attr":
+                    copy.target = _adopt(self.module, operator.attrgetter(str(node.target))(fragment))
+                copy.meta.update(inherited)
+                copies[node] = copy
+                if node.op == "get_attr" or is_constant(copy, self.constants):
+                    self.constants.add(copy)
+        return torch.fx.map_arg(fragment.graph.output_node().args[0], copies.__getitem__)
+
+
+def _is_composite(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
-    return find(node) is None
+    return find(node) is None or _is_product_of_nothing(node)
 
 
-def _splice(module: GraphModule, node: Node, lowest: float) -> bool:
-    traced = _traced(module, node, lowest)
-    if traced is None or (_alternative(node) and not _complete(traced, lowest)):
+def _is_product_of_nothing(node: Node) -> bool:
+    """Whether a matrix product sums over no elements: a kernel would leave its result unwritten."""
+    if node.target not in (aten.linear.default, aten.mm.default, aten.bmm.default, aten.matmul.default):
         return False
-    sources = list(node.all_input_nodes)
-    with module.graph.inserting_before(node):
-        copies = dict(zip(_placeholders(traced), sources, strict=True))
-        outputs = _copy(module, traced, node, copies)
-    if isinstance(outputs, (tuple, list)):
-        for pick in list(node.users):
-            assert pick.target is operator.getitem, pick
-            pick.replace_all_uses_with(outputs[cast(int, pick.args[1])])
-            module.graph.erase_node(pick)
-    else:
-        node.replace_all_uses_with(outputs)
-    module.graph.erase_node(node)
-    return True
+    left = cast(Node, node.args[0]).meta["val"]
+    return left.dim() > 0 and left.shape[-1] == 0 and node.meta["val"].numel() > 0
 
 
 def _alternative(node: Node) -> bool:
@@ -250,61 +251,47 @@ def _alternative(node: Node) -> bool:
     Torn apart it would only be slower where parts stay on the CPU, and some parts are no ATen operators: the CPU has no
     kernel for these.
     """
-    return node.target not in _OWN and node.target in torch._decomp.decomposition_table
+    return node.target not in COMPOSITES and node.target in torch._decomp.decomposition_table
 
 
-def _complete(traced: GraphModule, lowest: float) -> bool:
-    """Whether every operator of a decomposition has a record, or a decomposition for which this holds."""
-    constants: set[Node] = set()
-    _extend(constants, traced)
-    for node in traced.graph.nodes:
-        if node.op != "call_function" or node in constants or node.target is operator.getitem or find(node):
-            continue
-        inner = _traced(traced, node, lowest) if _wants(node) else None
-        if inner is None or not _complete(inner, lowest):
-            return False
-    return True
+def _is_known(node: Node, constants: set[Node]) -> bool:
+    return node.op != "call_function" or node in constants or node.target is operator.getitem or find(node) is not None
 
 
-def _traced(module: GraphModule, node: Node, lowest: float) -> GraphModule | None:
-    """The decomposition of ``node``, its placeholders in the order of the node's operands; None if there is none."""
-    assert isinstance(node.target, OpOverload)
-    rule = _decomposition(node.target, lowest)
-    if rule is None:
-        return None
-    sources = list(node.all_input_nodes)
-    values = [_value(module, x) for x in sources]
-    if any(not isinstance(value, torch.Tensor) for value in values):
-        return None
+def _check(node: Node, outputs: Any) -> None:
+    """Hold a decomposition to what PyTorch says that ``node`` gives.
 
-    def call(*tensors: Tensor) -> Any:
-        known = dict(zip(sources, tensors, strict=True))
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: known[x])
-        return rule(*args, **kwargs)
-
-    traced = _trace(call, values)
-    if traced is not None and any(inner.target is node.target for inner in traced.graph.nodes):
-        traced = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone is traced below that
-    if traced is None:
-        if node.target in _OWN:
-            fault(f"our decomposition of {node.target} cannot be traced")
-        return None
-    functionalize(traced.graph)
-    made = _kinds([x.meta["val"] for x in pytree.tree_leaves(traced.graph.output_node().args) if isinstance(x, Node)])
-    expected = _kinds(node.meta.get("val"))
-    if made != expected and node.target in _OWN:
-        fault(f"our decomposition of {node.target} gives {made} in place of {expected}")
-    return traced if made == expected else None
+    Raises:
+        Unsupported: shapes or element types differ; a fault of ours where the decomposition is.
+    """
+    made = [x and _kind(x.meta["val"]) for x in (outputs if isinstance(outputs, (tuple, list)) else [outputs])]
+    expected = node.meta.get("val")
+    wanted = [_kind(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
+    if any(x is not None and x != y for x, y in zip(made, wanted, strict=True)):
+        what = f"the decomposition of {node.target} gives {made} in place of {wanted}"
+        raise fault(what) if node.target in COMPOSITES or node.target in RECURRENT else Unsupported(what)
 
 
-def _kinds(values: Any) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and element types of the tensors of a result."""
-    tensors = values if isinstance(values, (list, tuple)) else [values]
-    return [(tuple(value.shape), value.dtype) for value in tensors if isinstance(value, torch.Tensor)]
+def _kind(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
+    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
 
 
-def _trace(call: Callable[..., Any], values: list[Any], *, pre_dispatch: bool = True) -> GraphModule | None:
+def _hand_over(node: Node, outputs: Any) -> None:
+    """Let the readers of ``node`` read ``outputs`` instead."""
+    if isinstance(outputs, (tuple, list)):
+        for pick in list(node.users):
+            assert pick.target is operator.getitem, pick
+            if pick.users:
+                pick.replace_all_uses_with(outputs[cast(int, pick.args[1])])
+            node.graph.erase_node(pick)
+    else:
+        node.replace_all_uses_with(outputs)
+    node.graph.erase_node(node)
+
+
+def _trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule | None:
     """Operators of ``call`` on fake tensors, composites kept whole; None where PyTorch cannot trace it."""
+    values = [value.detach() for value in values]  # a trace tells operands apart by identity, copied nodes share theirs
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
     try:
         with torch.no_grad():
@@ -312,12 +299,10 @@ def _trace(call: Callable[..., Any], values: list[Any], *, pre_dispatch: bool = 
                 return make_fx(call, tracing_mode="fake", pre_dispatch=pre_dispatch)(*values)
             with mode:
                 return make_fx(call, pre_dispatch=pre_dispatch)(*values)
+    except Unsupported:
+        raise
     except Exception:  # PyTorch raises of all kinds where it has no rule for these operands
         return None
-
-
-def _placeholders(module: GraphModule) -> list[Node]:
-    return [node for node in module.graph.nodes if node.op == "placeholder"]
 
 
 def _value(module: GraphModule, node: Node) -> Any:
@@ -326,27 +311,10 @@ def _value(module: GraphModule, node: Node) -> Any:
     return operator.attrgetter(str(node.target))(module) if node.op == "get_attr" else None
 
 
-def _copy(module: GraphModule, traced: GraphModule, origin: Node, copies: dict[Node, Node]) -> Any:
-    """Copy traced nodes before ``origin``, with its stack trace; returns what replaces its result."""
-    for node in traced.graph.nodes:
-        if node.op == "placeholder":
-            continue
-        if node.op == "output":
-            return torch.fx.map_arg(node.args[0], lambda x: copies[x])
-        copy = module.graph.node_copy(node, lambda x: copies[x])
-        if node.op == "get_attr":
-            copy.target = _adopt(module, operator.attrgetter(str(node.target))(traced))
-        for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node"):
-            if key in origin.meta:
-                copy.meta[key] = origin.meta[key]
-        copies[node] = copy
-    raise AssertionError("a traced graph has an output")
-
-
 def _adopt(module: GraphModule, tensor: Tensor) -> str:
-    """Register a constant of the decomposition on the module."""
-    index = 0
-    while hasattr(module, f"_decomposed_constant_{index}"):
-        index += 1
-    module.register_buffer(f"_decomposed_constant_{index}", tensor)
-    return f"_decomposed_constant_{index}"
+    """The name of a constant of a decomposition on the module; it is registered the first time."""
+    names = {id(held): name for name, held in module.named_buffers(recurse=False)}
+    if id(tensor) not in names:
+        names[id(tensor)] = f"_decomposed_constant_{len(names)}"
+        module.register_buffer(names[id(tensor)], tensor)
+    return names[id(tensor)]

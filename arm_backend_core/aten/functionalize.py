@@ -6,6 +6,13 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+aten = torch.ops.aten
+_DROPOUT = tuple(
+    getattr(aten, kind).default
+    for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+    for kind in (name, f"{name}_")
+)
+
 
 def functionalize(graph: Graph) -> bool:
     """Replace ``relu_`` by ``relu`` and so on, in place.
@@ -16,6 +23,7 @@ def functionalize(graph: Graph) -> bool:
     Returns:
         Whether the graph is now free of in-place operators.
     """
+    _drop_dropout(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     mutating = [node for node in graph.nodes if _mutates(node)]
     if any(_functional(node) is None or _is_shared(node.args[0], node, order) for node in mutating):
@@ -29,6 +37,14 @@ def functionalize(graph: Graph) -> bool:
         later = {user for user in source.users if order[user] > order[node]}
         source.replace_all_uses_with(node, delete_user_cb=later.__contains__)
     return True
+
+
+def _drop_dropout(graph: Graph) -> None:
+    """In evaluation dropout returns its input itself, which neither its schema nor a trace shows."""
+    for node in list(graph.nodes):
+        if node.target in _DROPOUT and not node.args[2]:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _mutates(node: Node) -> bool:
@@ -61,10 +77,22 @@ def _is_shared(source: object, node: Node, order: dict[Node, int], known_as: Nod
 
 
 def _is_view(node: Node) -> bool:
-    """Whether the result may share memory with an argument (the schema says so without a write)."""
+    """Whether the result may share memory with an argument.
+
+    The schema says so, or what PyTorch traced: composites (``type_as``, ``broadcast_tensors``) return their input where
+    nothing is to be done, whatever their schema says.
+    """
     if not isinstance(node.target, OpOverload):
         return True
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in node.target._schema.returns)
+    if any(r.alias_info is not None for r in node.target._schema.returns):
+        return not _mutates(node)
+    memory = {id_ for source in node.all_input_nodes for id_ in _memory(source)}
+    return not memory.isdisjoint(_memory(node))
+
+
+def _memory(node: Node) -> list[int]:
+    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
 
 
 def _read_after(view: Node, node: Node, order: dict[Node, int]) -> bool:

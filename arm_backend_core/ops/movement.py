@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.casting import to_number
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
@@ -96,11 +97,11 @@ def repeat(cx: Context, x: Tensor, repeats: Sequence[int]) -> Value:
 
 
 def _aligned(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
-    """Values in the first one's parameters; annotation shares them, so usually nothing is to be done."""
+    """Values in the first one's parameters, which annotation shares, or in the element type that they promote to."""
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
         raise Unsupported("some of its operands are quantized and others are not")
-    return [x.value if first is None else cx.requantize(x, first) for x in tensors]
+    return [to_number(cx.b, x.value, cx.dtype) if first is None else cx.requantize(x, first) for x in tensors]
 
 
 @op(aten.cat.default, aten.concat.default, aten.concatenate.default, **_SHARED)

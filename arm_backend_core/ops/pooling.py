@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 
@@ -44,7 +43,7 @@ def _image(cx: Context, x: Tensor, spatial: int) -> Value:
     return to_nhwc(cx.b, as_image(cx.b, batched))
 
 
-@op(aten.max_pool2d.default, aten.max_pool1d.default, aten.max_pool2d_with_indices.default, kind=Kind.SHARED)
+@op(aten.max_pool2d.default, aten.max_pool1d.default, kind=Kind.SHARED)
 def max_pool(
     cx: Context,
     x: Tensor,
@@ -53,10 +52,9 @@ def max_pool(
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
-) -> Any:
-    """x [N, C, (H,) W]. With indices, the indices must be unused: TOSA has none."""
-    overload = cx.node.target
-    spatial = 1 if "max_pool1d" in str(overload) else 2
+) -> Value:
+    """x [N, C, (H,) W]."""
+    spatial = 1 if "max_pool1d" in str(cx.node.target) else 2
     if pair(dilation, spatial, 1) != (1, 1):
         raise Unsupported("max pooling with dilation: TOSA's MAX_POOL2D has none")
     kernel = pair(kernel_size, spatial, 1)
@@ -64,8 +62,7 @@ def max_pool(
     image = _image(cx, x, spatial)
     pads = _windows(cx, image.shape[1:3], kernel, steps, pair(padding, spatial, 0), spatial)
     image, pads = _fit(cx, image, pads)
-    result = cx.b.reshape(to_nchw(cx.b, cx.b.max_pool2d(image, kernel, steps, pads)), cx.shape)
-    return [result, result] if "with_indices" in str(overload) else result
+    return cx.b.reshape(to_nchw(cx.b, cx.b.max_pool2d(image, kernel, steps, pads)), cx.shape)
 
 
 @op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED)

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
 from arm_backend_core.aten.batch_norm import batch_norm_to_convolution
-from arm_backend_core.aten.decompose import QUANTIZABLE_LOWEST, decompose
+from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.nodes import is_float
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect
@@ -77,7 +77,7 @@ class _ArmQuantizer(Quantizer):
         functionalize(model.graph)
         _give_values(model)
         batch_norm_to_convolution(model)
-        decompose(model, lowest=QUANTIZABLE_LOWEST)
+        decompose(model, quantized=True)
         _give_values(model)
         model.recompile()
         return model
