@@ -116,10 +116,11 @@ def with_tosa_delegates(
 
 
 def drop_assertions(program: ExportedProgram) -> None:
-    """Remove what torch.export writes before a cast to check the type that it was traced with."""
+    """Remove checks of types at casts and of values (``one_hot``): ExecuTorch removes them too, after delegation."""
     graph = program.graph_module.graph
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
-        graph.erase_node(node)
+    for check in (torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten._assert_async.msg):
+        for node in graph.find_nodes(op="call_function", target=check):
+            graph.erase_node(node)
 
 
 def lift_constants(program: ExportedProgram) -> None:
