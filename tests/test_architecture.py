@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def _sources(package: str) -> list[Path]:
     return sorted((ROOT / package).rglob("*.py"))
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def _module(path: Path) -> str:
     """Dotted name of a file below the root; a package's is that of its folder."""
     name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
@@ -81,7 +87,7 @@ def _nesting(node: ast.AST, depth: int = 0) -> int:
 def _imports(path: Path) -> set[str]:
     """Names of the modules that a file imports, wherever the import stands; what is no module is left out."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -116,7 +122,7 @@ def _unit(module: str) -> str:
 def test_functions_can_be_read_without_scrolling() -> None:
     long, deep = [], []
     for path in _sources(CORE):
-        for function in _functions(ast.parse(path.read_text())):
+        for function in _functions(_tree(path)):
             where = f"{path.relative_to(ROOT)}:{function.lineno} {function.name}"
             if (lines := _lines(function)) > LINES:
                 long.append(f"{where}: {lines} lines")
@@ -188,7 +194,7 @@ def test_no_import_of_executorchs_arm_backend() -> None:
 
 def _texts(path: Path) -> set[str]:
     """String constants of a file: a late import may give a module's name as one."""
-    nodes = ast.walk(ast.parse(path.read_text()))
+    nodes = ast.walk(_tree(path))
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
