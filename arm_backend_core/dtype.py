@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class DType(Enum):
@@ -23,7 +25,7 @@ class DType(Enum):
     @property
     def numpy(self) -> np.dtype[Any]:
         """Element type of a constant's array; INT48 is kept in int64."""
-        return _NUMPY[self]
+        return _numpy(self)
 
     @property
     def bytes(self) -> int:
@@ -47,15 +49,13 @@ class DType(Enum):
         return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
-_NUMPY = {
-    DType.BOOL: np.dtype(np.bool_),
-    DType.INT8: np.dtype(np.int8),
-    DType.INT16: np.dtype(np.int16),
-    DType.INT32: np.dtype(np.int32),
-    DType.INT48: np.dtype(np.int64),
-    DType.FP16: np.dtype(np.float16),
-    DType.BF16: np.dtype(np.float32),
-    DType.FP32: np.dtype(np.float32),
-}
+_STORED = {DType.INT48: "int64", DType.FP16: "float16", DType.BF16: "float32", DType.FP32: "float32"}
 _LARGEST = {DType.FP16: 65504.0, DType.BF16: (2 - 2**-7) * 2.0**127, DType.FP32: (2 - 2**-23) * 2.0**127}
 _BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
+
+
+@cache
+def _numpy(dtype: DType) -> np.dtype[Any]:
+    import numpy as np  # not at the top: a compile spec, which holds a target, is made without it
+
+    return np.dtype(_STORED.get(dtype, dtype.value))

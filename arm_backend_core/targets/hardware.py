@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_backend_core.dtype import DType
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 class Tensor(Protocol):
