@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
 from arm_backend_core.nodes import is_dequantize
@@ -73,6 +74,41 @@ def inputs_of(program: ExportedProgram) -> list[Node]:
         *program.graph_signature.inputs_to_lifted_tensor_constants,
     }
     return [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in held]
+
+
+def simplify_call(program: ExportedProgram) -> None:
+    """Remove inputs that are numbers, strings or None: the graph has them as constants, and nothing reads the inputs.
+
+    The containers of inputs or outputs are forgotten where something was removed, or where they are of a class that
+    ExecuTorch cannot write down.
+    """
+    specs = program.graph_signature.input_specs
+    constants = {spec.arg.name for spec in specs if isinstance(spec.arg, ConstantArgument)}
+    top, *others = program.module_call_graph
+    assert top.signature is not None
+    signature = top.signature
+    if constants:
+        specs[:] = [spec for spec in specs if spec.arg.name not in constants]
+        for node in list(program.graph.nodes):
+            if node.op == "placeholder" and node.name in constants:
+                program.graph.erase_node(node)
+        program.graph_module.recompile()
+    if constants or not _is_written(signature.in_spec):
+        left = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+        flat = pytree.tree_structure((tuple(left), {}))
+        signature = replace(signature, in_spec=flat, forward_arg_names=left)
+    if not _is_written(signature.out_spec):
+        flat = pytree.tree_structure(tuple(range(signature.out_spec.num_leaves)))
+        signature = replace(signature, out_spec=flat)
+    program._module_call_graph = [replace(top, signature=signature), *others]
+
+
+def _is_written(spec: pytree.TreeSpec) -> bool:
+    try:
+        pytree.treespec_dumps(spec)
+    except NotImplementedError:
+        return False
+    return True
 
 
 def store_named_data(manager: EdgeProgramManager, key: str, data: bytes) -> None:

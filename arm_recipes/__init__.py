@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from arm_recipes.runtime.inspect import inspect
     from arm_recipes.runtime.program import Program, load
     from arm_recipes.runtime.pte import ProgramError
+    from arm_recipes.sample import Inputs
 
 __all__ = [
     "ArmRecipeProvider",
@@ -29,6 +30,7 @@ __all__ = [
     "ExportError",
     "ExportRecipe",
     "ExportResult",
+    "Inputs",
     "Program",
     "ProgramError",
     "RunError",
@@ -54,6 +56,7 @@ _COSTLY = {
     "ArmRecipeProvider": "provider",
     "ArmRecipeType": "provider",
     "ExportRecipe": "provider",
+    "Inputs": "sample",
     "export": "exporting",
 }
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 from arm_recipes.files import check_saved_program
+from arm_recipes.sample import Inputs, Pattern, as_inputs, fitted
 
 Model = torch.nn.Module | ExportedProgram
-#: Method name -> input tuples. The first is captured, all of them calibrate.
-Examples = dict[str, list[tuple[Any, ...]]]
+#: Method name -> samples. The first is captured, all of them calibrate.
+Examples = dict[str, list[Inputs]]
 
 
 def models_by_method(model: Any) -> dict[str, Model]:
@@ -57,10 +60,10 @@ def _load(path: str | Path) -> ExportedProgram:
 
 
 def examples_by_method(example_inputs: Any, models: Mapping[str, Model]) -> Examples:
-    """Example inputs as lists of tuples by method; exported programs fall back on their own.
+    """Example inputs by method, in one form; exported programs fall back on their own.
 
     Raises:
-        ValueError: a method has none, or one is not a tuple of (containers of) tensors.
+        ValueError: a method has none, or what it has cannot be inputs of a model.
     """
     given = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
     if not isinstance(example_inputs, Mapping) and example_inputs is not None:
@@ -69,7 +72,8 @@ def examples_by_method(example_inputs: Any, models: Mapping[str, Model]) -> Exam
         given = {next(iter(models)): example_inputs}
     unknown = [method for method in given if method not in models]
     if unknown:
-        raise ValueError(f"example_inputs: no method '{unknown[0]}' in the model; it has {_names(models)}")
+        hint = f"; keyword inputs go into a list: [{{'{unknown[0]}': ...}}]" if len(models) == 1 else ""
+        raise ValueError(f"example_inputs: no method '{unknown[0]}' in the model; it has {_names(models)}{hint}")
     return {method: _examples(method, model, given.get(method)) for method, model in models.items()}
 
 
@@ -77,44 +81,63 @@ def _names(models: Mapping[str, Model]) -> str:
     return ", ".join(f"'{method}'" for method in models)
 
 
-def _examples(method: str, model: Model, given: Any) -> list[tuple[Any, ...]]:
+def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
     if given is None and isinstance(model, ExportedProgram) and model.example_inputs is not None:
         args, kwargs = model.example_inputs
-        if kwargs:
-            raise ValueError(
-                f"method '{method}' was captured with keyword inputs ({', '.join(kwargs)}); "
-                "capture it with positional ones: a .pte has no names for inputs"
-            )
-        given = [args]
+        given = [Inputs(*args, **kwargs)]
     if given is None:
         raise ValueError(f"example_inputs is missing for method '{method}': give a list of input tuples, [(x,)]")
-    samples = _samples(given)
+    is_loader = isinstance(given, DataLoader)
+    samples = _samples(method, given)
+    if is_loader:
+        samples = [_without_labels(model, sample) for sample in samples]
     if not samples:
         raise ValueError(f"example_inputs of method '{method}' is empty: give a list of input tuples, [(x,)]")
-    for index, sample in enumerate(samples):
-        if not isinstance(sample, tuple):
-            raise ValueError(
-                f"example_inputs[{index}] of method '{method}' must be a tuple of the model's inputs, "
-                f"got {type(sample).__name__}"
-            )
-        for path, leaf in pytree.tree_flatten_with_path(sample)[0]:
-            if not isinstance(leaf, torch.Tensor):
-                raise ValueError(
-                    f"example_inputs[{index}]{pytree.keystr(path)} of method '{method}' is {leaf!r} "
-                    f"({type(leaf).__name__}); only tensors can be inputs of a compiled program: "
-                    "make it a tensor, or fix it in a wrapper module"
-                )
+    of = f" of method '{method}'"
+    first, *others = (as_inputs(sample, f"example_inputs[{i}]", of) for i, sample in enumerate(samples))
+    pattern = Pattern.of_inputs(first)
+    if is_loader:
+        others = list(fitted(others, pattern))
+    for index, sample in enumerate(others, 1):
+        pattern.check_form(sample, f"example_inputs[{index}]{of}")
+    return [first, *others]
+
+
+def _samples(method: str, given: Any) -> list[Any]:
+    if isinstance(given, (torch.Tensor, np.ndarray)):
+        return [(given,)]
+    if isinstance(given, Inputs) or (
+        isinstance(given, tuple) and not all(isinstance(item, (tuple, Mapping)) for item in given)
+    ):
+        return [given]
+    found = given() if callable(given) else given
+    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
+        raise ValueError(
+            f"example_inputs of method '{method}' must be a list of input tuples, [(x,)], a DataLoader or any other "
+            f"iterable of samples; got {type(found).__name__}"
+        )
+    samples = list(found)
+    if isinstance(given, (list, tuple)) and any(isinstance(sample, (torch.Tensor, np.ndarray)) for sample in samples):
+        # One sample of several inputs, or several samples of one?
+        index = next(i for i, sample in enumerate(samples) if isinstance(sample, (torch.Tensor, np.ndarray)))
+        kind = type(samples[index]).__name__
+        raise ValueError(
+            f"example_inputs[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}"
+        )
     return samples
 
 
-def _samples(given: Any) -> list[Any]:
-    if isinstance(given, torch.Tensor):
-        return [(given,)]
-    if isinstance(given, tuple) and not all(isinstance(item, tuple) for item in given):
-        return [given]
-    if not isinstance(given, Sequence):
-        raise ValueError(f"example_inputs must be a list of input tuples, [(x,)]; got {type(given).__name__}")
-    return list(given)
+def _without_labels(model: Model, sample: Any) -> Any:
+    """A batch of a DataLoader, cut to what the model takes: (image, label) to (image,)."""
+    if not isinstance(sample, (tuple, list)) or isinstance(sample, Inputs):
+        return sample
+    if isinstance(model, ExportedProgram):
+        return sample[: model.call_spec.in_spec.children()[0].num_children]
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return sample
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sample[: sum(parameter.kind in positional for parameter in parameters)]
 
 
 def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:

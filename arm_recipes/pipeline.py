@@ -27,6 +27,7 @@ from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import warn
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
+from arm_recipes.sample import Pattern
 from arm_recipes.stages.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.quantization import FastQuantizeStage
 
@@ -43,7 +44,8 @@ class Progress:
 
     def __init__(self, shown: bool) -> None:
         self.shown = shown and sys.stderr.isatty()
-        self.samples: int | None = None
+        #: How many samples calibrated each method.
+        self.samples: dict[str, int] = {}
 
     def stages(self, stages: list[StageType]) -> Iterable[StageType]:
         """The stages, one after the other; the bar names the one that runs."""
@@ -58,16 +60,16 @@ class Progress:
                 yield stage
                 bar.update()
 
-    def calibration(self, samples: Iterable[Any], what: str) -> Iterable[Any]:
-        """The samples, counted."""
+    def calibration(self, samples: Iterable[Any], method: str) -> Iterable[Any]:
+        """The samples of a method, counted."""
         if self.shown:
             from tqdm import tqdm
 
-            samples = tqdm(samples, desc=what, leave=False, unit="sample")
-        self.samples = 0
+            samples = tqdm(samples, desc=f"calibrating {method}", leave=False, unit="sample")
+        self.samples[method] = 0
         for sample in samples:
             yield sample
-            self.samples += 1
+            self.samples[method] += 1
 
 
 class Pipeline:
@@ -103,6 +105,7 @@ class Pipeline:
         self._notes: list[str] = []
         self._programs: dict[str, ExportedProgram] = {}
         self._graphs: dict[str, torch.fx.GraphModule] = {}
+        self._patterns: dict[str, Pattern] = {}
         self._out_specs: dict[str, Any] = {}
         self._tensors: dict[str, tuple[tuple[report.TensorInfo, ...], tuple[report.TensorInfo, ...]]] = {}
 
@@ -134,7 +137,7 @@ class Pipeline:
         methods = []
         for name, graph in self._graphs.items():
             ours, others, boundary, cpu = report.describe_graph(graph, rejected)
-            quantization = report.describe_quantization(self._programs[name], self._progress.samples)
+            quantization = report.describe_quantization(self._programs[name], self._progress.samples.get(name))
             tensors = self._tensors[name]
             methods.append(report.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization))
         record = report.Report(
@@ -144,7 +147,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        return ExportResult(record, self._programs, self._out_specs, manager)
+        return ExportResult(record, self._programs, self._patterns, self._out_specs, manager)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
@@ -178,11 +181,17 @@ class Pipeline:
         return build[kind]()
 
     def _keep_programs(self) -> None:
-        from arm_backend_core.program import copied
+        from arm_backend_core.program import copied, simplify_call
 
         # Lowering edits the programs in place, and one may be the user's own.
         self._programs = dict(self._artifact.data)
         copies = {name: copied(program) for name, program in self._programs.items()}
+        for name, program in copies.items():
+            self._out_specs[name] = program.call_spec.out_spec
+            self._patterns[name] = pattern = Pattern.of_program(program)
+            for constant, value in pattern.constants.items():
+                self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
+            simplify_call(program)
         self._artifact = self._artifact.copy_with_new_data(copies)
 
     def _warn_about_boundary(self) -> None:
@@ -212,7 +221,8 @@ class Pipeline:
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)
             self._graphs[name] = copied_module(program.graph_module)
-            self._out_specs[name] = program.call_spec.out_spec
+            self._patterns.setdefault(name, Pattern.of_program(program))
+            self._out_specs.setdefault(name, program.call_spec.out_spec)
             self._tensors[name] = (
                 _describe([(node.name, node) for node in inputs_of(program)], published, f"{name}_input"),
                 _describe(outputs_of(program), published, f"{name}_output"),

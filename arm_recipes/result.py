@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
+    from arm_recipes.sample import Pattern
+
 
 class ExportResult:
     """A program for the target, with the record of how it came about.
@@ -30,13 +32,14 @@ class ExportResult:
         self,
         report: Report,
         exported_programs: dict[str, ExportedProgram],
-        out_specs: dict[str, Any],  # of the models, by method
+        patterns: dict[str, Pattern],
+        out_specs: dict[str, Any],
         executorch_program: ExecutorchProgramManager,
     ) -> None:
         self.report = report
         self.exported_programs = exported_programs
         self.executorch_program = executorch_program
-        self._out_specs = out_specs
+        self._patterns, self._out_specs = patterns, out_specs
         self._program: Program | None = None
 
     @cached_property
@@ -78,35 +81,50 @@ class ExportResult:
             write(twin_path(target), self._twin())
         return target
 
-    def run(self, *inputs: Any, method: str = "forward", via: Literal["tosa"] | None = None) -> Any:
+    def run(self, *inputs: Any, method: str = "forward", via: Literal["tosa"] | None = None, **keywords: Any) -> Any:
         """Execute the program in ExecuTorch's runtime on this machine.
 
         TOSA delegates run on Arm's reference model, VGF ones on Vulkan. Those for Ethos-U take the NPU: run the
         TOSA graphs that Vela was given instead, with ``via="tosa"``.
 
         Args:
-            inputs: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
+            inputs, keywords: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
+                Numbers, strings and None must be those that the model was exported with.
 
         Returns:
             what the model returns; for a constant method its value, or a list of its values. What the model writes
             into its inputs is not written into yours: ``report.notes`` tell where the program returns it.
 
         Raises:
-            ValueError: no such method, or the inputs differ from the program's in number, shape or dtype.
+            ValueError: no such method, or the inputs differ from the program's in structure, shape or dtype.
             RunError: this machine cannot run it; the message says what it takes.
         """
-        from torch.utils import _pytree as pytree
-
         if self._program is None:
             self._program = Program(self.buffer)
         if via == "tosa" and not self._program.runs_via_tosa:
             self._program.twin = Program(self._twin())
-        outputs = self._program.run(*pytree.tree_leaves(inputs), method=method, via=via)
+        tensors = self._tensors(method, inputs, keywords) if method in self._patterns else inputs
+        outputs = self._program.run(*tensors, method=method, via=via)
         if method not in self._out_specs:
             return outputs[0] if len(outputs) == 1 else outputs
+        from torch.utils import _pytree as pytree
+
         spec = self._out_specs[method]
         # New values of inputs that the model writes come first.
         return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)
+
+    def _tensors(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
+        """What the program takes, of what the model takes."""
+        import torch
+
+        from arm_recipes.sample import Inputs, as_inputs
+
+        what = f"the call of '{method}'"
+        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs, **keywords)
+        pattern = self._patterns[method]
+        leaves = pattern.check_form(as_inputs(given, what), what)
+        pairs = zip(leaves, pattern.leaves, strict=True)
+        return [leaf for leaf, expected in pairs if isinstance(expected, torch.Tensor)]
 
     def _twin(self) -> bytes:
         """The program with its delegates as TOSA graphs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,11 +129,14 @@ class Program:
             raise ValueError(f"no method '{method}'; the program has: {', '.join(self._signatures)}")
         return self._signatures[method]
 
-    def run(self, *tensors: Any, method: str = "forward", via: Literal["tosa"] | None = None) -> list[Any]:
+    def run(
+        self, *tensors: Any, method: str = "forward", via: Literal["tosa"] | None = None, **named: Any
+    ) -> list[Any]:
         """Execute a method.
 
         Args:
-            tensors: one for each input, in the shape and dtype of ``inputs``.
+            tensors: one for each input, in the shape and dtype of ``inputs``; or the first ones of them.
+            named: the others, by their names in ``inputs``.
             via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
 
         Returns:
@@ -144,9 +147,9 @@ class Program:
             RunError: this machine cannot run it (the message says what it takes), or it failed.
         """
         if via is not None:
-            return self._via(via).run(*tensors, method=method)
+            return self._via(via).run(*tensors, method=method, **named)
         expected = self.signature(method)
-        given = self._checked(method, expected, tensors)
+        given = self._checked(method, expected, _placed(method, expected, tensors, named))
         with self._lock:
             return self._execute(method, given)
 
@@ -156,15 +159,16 @@ class Program:
         """Execute a method for one sample after the other; yields the outputs of each as they come.
 
         Args:
-            samples: tuples of tensors, or tensors for a method with one input.
+            samples: tuples of tensors, dicts of them by name, or tensors for a method with one input.
 
         Raises:
             ValueError, RunError: as ``run``; the message begins with the number of the sample.
         """
         for index, sample in enumerate(samples):
-            tensors = sample if isinstance(sample, (tuple, list)) else (sample,)
+            named = sample if isinstance(sample, Mapping) else {}
+            tensors = sample if isinstance(sample, (tuple, list)) else () if named else (sample,)
             try:
-                outputs = self.run(*tensors, method=method, via=via)
+                outputs = self.run(*tensors, method=method, via=via, **named)
             except (ValueError, RunError) as error:
                 raise type(error)(f"sample {index}: {error}") from error
             yield outputs
@@ -241,6 +245,25 @@ class Program:
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(f"{v.name}: {v}" for v in values) for values in (self.inputs, self.outputs))
         return f"<Program ({inputs}) -> ({outputs})>"
+
+
+def _placed(method: str, expected: Signature, tensors: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
+    """All inputs in order.
+
+    Raises:
+        ValueError: a name is that of no input, or of one that is given already; or one is missing between them.
+    """
+    names = [value.name for value in expected.inputs]
+    for name in named:
+        if name not in names[len(tensors) :]:
+            problem = "is given twice" if name in names else f"is none of its inputs: {', '.join(names)}"
+            raise ValueError(f"'{method}': '{name}' {problem}")
+    if not named:
+        return tensors
+    missing = [name for name in names[len(tensors) :] if name not in named]
+    if missing:
+        raise ValueError(f"'{method}': the input '{missing[0]}' is missing")
+    return [*tensors, *(named[name] for name in names[len(tensors) :])]
 
 
 def _checked_input(index: int, expected: Value, described: PteTensor | str, given: Any) -> Any:

@@ -11,56 +11,65 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader
 
 from arm_recipes.messages import warn
+from arm_recipes.sample import Inputs, Pattern, as_inputs, fitted
 
 _META_KEY = "arm_recipes_calibration"
 
 
 class Calibration:
-    """Calibration samples as tuples of input tensors, any number of times.
+    """Calibration samples, any number of times.
 
     Args:
-        source: an iterable, or a callable that returns one, of tuples or lists of tensors, or of tensors.
-            A generator can be read only once, so its samples are kept after the first reading: a program with
-            several methods calibrates each of them.
+        source: an iterable, or a callable that returns one, of samples as ``as_inputs`` takes them. A generator can
+            be read only once, so its samples are kept after the first reading: a program with several methods
+            calibrates each of them.
     """
 
     def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
         self._source = source
 
-    def __call__(self) -> Iterator[tuple[Any, ...]]:
-        """Yield the samples.
+    def __call__(self) -> Iterator[Inputs]:
+        """Yield the samples as they are.
 
         Raises:
-            ValueError: there are none, or one is neither a tensor nor a tuple or list.
+            ValueError: there are none, or one cannot be inputs of a model.
         """
-        if callable(self._source):
-            samples = self._source()
-        else:
-            if isinstance(self._source, Iterator):
-                self._source = list(self._source)
-            samples = self._source
-        if not isinstance(samples, Iterable):
-            raise ValueError(f"calibration() must return an iterable, not {type(samples).__name__}")
+        yield from self._samples(None)
+
+    def fitted(self, model: GraphModule) -> Iterator[Inputs]:
+        """Yield the samples; batches of a ``DataLoader`` in the batch size that ``model`` was captured with.
+
+        Raises:
+            ValueError: as ``__call__``.
+        """
+        yield from self._samples(_pattern(model))
+
+    def _samples(self, pattern: Pattern | None) -> Iterator[Inputs]:
+        found = self._source() if callable(self._source) else self._source
+        if isinstance(found, Iterator) and found is self._source:
+            self._source = found = list(found)
+        if not isinstance(found, Iterable):
+            raise ValueError(f"calibration() must return an iterable, not {type(found).__name__}")
+        samples: Iterator[Inputs] = (
+            as_inputs(sample, f"calibration sample {index}") for index, sample in enumerate(found)
+        )
+        if pattern is not None and isinstance(found, DataLoader):
+            samples = fitted(map(pattern.without_labels, samples), pattern)
         empty = True
-        for index, sample in enumerate(samples):
+        for sample in samples:
             empty = False
-            yield _as_tuple(sample, index)
+            yield sample
         if empty:
             raise ValueError("calibration has no samples; give at least one tuple of input tensors")
 
 
-def _as_tuple(sample: Any, index: int) -> tuple[Any, ...]:
-    if isinstance(sample, torch.Tensor):
-        return (sample,)
-    if isinstance(sample, (tuple, list)):
-        return tuple(sample)
-    raise ValueError(
-        f"calibration sample {index} is of type {type(sample).__name__}; "
-        "each sample must be a tensor or a tuple of the model's input tensors"
-    )
+def _pattern(model: GraphModule) -> Pattern:
+    """What a captured model takes."""
+    nodes = [node for node in model.graph.nodes if node.op == "placeholder"]
+    return Pattern(tuple(node.name for node in nodes), tuple(node.meta.get("val") for node in nodes), model._in_spec)
 
 
 class _Monitor:
@@ -68,32 +77,27 @@ class _Monitor:
 
     def __init__(self, model: GraphModule) -> None:
         self.samples = 0
-        self._inputs = [node for node in model.graph.nodes if node.op == "placeholder"]
-        # (image, label) pairs of a DataLoader have more items than the model takes; the first ones are used.
-        spec = getattr(model, "_in_spec", None)
-        self._arity = spec.children()[0].num_children if spec is not None else len(self._inputs)
-        self.handle = model.register_forward_pre_hook(self, prepend=True)
+        self._pattern = _pattern(model)
+        self.handle = model.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
 
-    def __call__(self, model: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        index, self.samples = self.samples, self.samples + 1
-        if len(args) < self._arity:
-            counts = f"{len(args)} inputs, the model takes {self._arity}"
-            raise ValueError(f"calibration sample {index} has {counts}")
-        args = args[: self._arity]
-        leaves = pytree.tree_leaves(args)
-        for position, (node, value) in enumerate(zip(self._inputs, leaves, strict=False)):
-            expected = node.meta.get("val")
+    def __call__(
+        self, model: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sample, self.samples = f"calibration sample {self.samples}", self.samples + 1
+        leaves = self._pattern.check_form(self._pattern.without_labels(Inputs(*args, **keywords)), sample)
+        for index, (name, expected, value) in enumerate(
+            zip(self._pattern.names, self._pattern.leaves, leaves, strict=True)
+        ):
             if not isinstance(expected, torch.Tensor):
                 continue
-            what = f"calibration sample {index}, input {position} ('{node.name}')"
-            if not isinstance(value, torch.Tensor):
-                raise ValueError(f"{what} is of type {type(value).__name__}, not a tensor")
+            what = f"{sample}, input {index} ('{name}')"
             if not _same_shape(value.shape, expected.shape):
                 shapes = f"{tuple(value.shape)}, the model takes {tuple(expected.shape)}"
                 raise ValueError(f"{what} has shape {shapes}")
             if value.dtype != expected.dtype:
                 raise ValueError(f"{what} is {value.dtype}, the model takes {expected.dtype}")
-        return args
+        inputs = self._pattern.unflatten(leaves)
+        return tuple(inputs), inputs.keywords
 
 
 def _same_shape(given: torch.Size, expected: torch.Size) -> bool:

@@ -14,6 +14,7 @@ from executorch.export.stages import PipelineArtifact, TorchExportStage
 from torch.export import ExportedProgram
 
 from arm_recipes.messages import ExportError
+from arm_recipes.sample import Inputs
 
 #: Frames below these folders, and generated code such as "<eval_with_key>", are not the user's.
 _NOT_THE_USER = (str(Path(torch.__file__).parent.parent), str(Path(__file__).parent.parent), "<")
@@ -37,7 +38,7 @@ class Capture:
         self.notes: list[str] = []
 
     def __call__(
-        self, method: str, model: torch.nn.Module, example: tuple[Any, ...], dynamic_shapes: Any = None
+        self, method: str, model: torch.nn.Module, example: Inputs, dynamic_shapes: Any = None
     ) -> ExportedProgram:
         """Export ``model``; raises ``ExportError`` if it raises while it is traced."""
         first = bool(self._strict)
@@ -56,10 +57,12 @@ class Capture:
             raise ExportError(_describe(method, model, error)) from error
 
     @staticmethod
-    def _export(model: torch.nn.Module, example: tuple[Any, ...], dynamic_shapes: Any, strict: bool) -> ExportedProgram:
+    def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
         # When it fails, torch prints the graph it has so far; the exception says what is needed.
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()) as printed:
-            program = torch.export.export(model, example, dynamic_shapes=dynamic_shapes, strict=strict)
+            program = torch.export.export(
+                model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
+            )
         sys.stderr.write(printed.getvalue())
         return program
 

@@ -12,10 +12,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+from arm_recipes.sample import Inputs
 from arm_recipes.stages.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.stages.capture import Capture
 
-#: Marks the iteration over calibration samples with a progress bar, or returns it as it is.
+#: Marks the iteration over the calibration samples of a method with a progress bar, or returns it as it is.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
@@ -71,7 +72,7 @@ class FastQuantizeStage(QuantizeStage):
             quantized[method] = self._quantize(method, model.module(), examples[method])
         self._artifact = artifact.copy_with_new_data(quantized)
 
-    def _quantize(self, method: str, model: GraphModule, examples: list[tuple[Any, ...]]) -> GraphModule:
+    def _quantize(self, method: str, model: GraphModule, examples: list[Inputs]) -> GraphModule:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         recipe = self._quantization_recipe
@@ -79,8 +80,13 @@ class FastQuantizeStage(QuantizeStage):
             model = self._apply_passes(model, recipe.pre_prepare_passes)
             model = prepare_pt2e(model, self._get_quantizer_for_prepare_pt2e(recipe.quantizers))
             model = self._apply_passes(model, recipe.post_prepare_passes)
-            samples = recipe.calibration_inputs_fn() if recipe.calibration_inputs_fn else examples
-            for sample in self._progress(samples, f"calibrating {method}"):
-                model(*sample)
+            for sample in self._progress(_samples(recipe.calibration_inputs_fn, model, examples), method):
+                model(*sample, **getattr(sample, "keywords", {}))
             model = self._apply_passes(model, recipe.pre_convert_passes)
             return self._apply_passes(convert_pt2e(model), recipe.post_convert_passes)
+
+
+def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]) -> Iterable[Any]:
+    if source is None:
+        return examples
+    return source.fitted(model) if isinstance(source, Calibration) else source()

@@ -89,7 +89,8 @@ def test_calibration_sets_the_ranges() -> None:
         (list, "calibration has no samples"),
         (lambda: 3, r"calibration\(\) must return an iterable, not int"),
         ([(X[:1],), "text"], "calibration sample 1 is of type str; each sample must be a tensor or a tuple"),
-        ([{"x": X[:1]}], "calibration sample 0 is of type dict"),
+        ([{"x": X[:1]}], "calibration sample 0 has 0 inputs, the model takes 1"),
+        ([{1: X[:1]}], "calibration sample 0 is of type dict"),
         (
             [(X[:1],), (X[:2],)],
             r"calibration sample 1, input 0 \('input\w*'\) has shape \(2, 3\), the model takes \(1, 3\)",

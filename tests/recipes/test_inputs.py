@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from arm_recipes import inputs
+from arm_recipes import ArmRecipeType, ExportRecipe, Inputs, export, inputs, load
+from arm_recipes.sample import Pattern, fitted
 
 X = torch.ones(1, 3)
 
@@ -68,7 +74,7 @@ def test_forms_of_example_inputs(given: Any) -> None:
 
 
 def test_containers_of_tensors_are_inputs() -> None:
-    sample = ([X, X], {"a": X})
+    sample = ([X, -X], {"a": 2 * X})
     assert inputs.examples_by_method([sample], {"forward": nn.ReLU()}) == {"forward": [sample]}
 
 
@@ -76,20 +82,84 @@ def test_a_program_brings_its_own() -> None:
     assert inputs.examples_by_method(None, {"forward": _program()})["forward"] == [(X,)]
 
 
+def _generator() -> Iterator[Tensor]:
+    yield from (X, -X)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [(X,), (-X,)],
+        [[X], [-X]],
+        [Inputs(X), Inputs(-X)],
+        [(X.numpy(),), (-X.numpy(),)],
+        _generator(),
+        _generator,
+        DataLoader(TensorDataset(torch.cat([X, -X]), torch.arange(2)), batch_size=1),
+    ],
+)
+def test_forms_of_several_samples(given: Any) -> None:
+    first, second = inputs.examples_by_method(given, {"forward": nn.ReLU()})["forward"]
+    assert torch.equal(first[0], X)
+    assert torch.equal(second[0], -X)
+    assert len(first) == len(second) == 1
+
+
+def test_one_array_and_keyword_inputs() -> None:
+    (sample,) = inputs.examples_by_method(X.numpy(), {"forward": nn.ReLU()})["forward"]
+    assert torch.equal(sample[0], X)
+    for given in ({"input": X}, Inputs(input=X)):
+        (sample,) = inputs.examples_by_method([given], {"forward": nn.ReLU()})["forward"]
+        assert (len(sample), list(sample.keywords)) == (0, ["input"])
+    copied = copy.deepcopy(Inputs(X, a=2))
+    assert (repr(copied), copied.keywords) == (f"Inputs({X!r}, a=2)", {"a": 2})
+
+
+def test_a_tensor_that_is_given_twice_is_two_inputs() -> None:
+    """torch.export captures both places as one input: the program would pass over what is given for the other."""
+
+    class Difference(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x - 2 * y
+
+    result = export(Difference().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(X, X)])
+    assert torch.equal(result.run(X, 3 * X), X - 6 * X)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (None, r"example_inputs is missing for method 'forward': give a list of input tuples"),
         ([], "example_inputs of method 'forward' is empty"),
-        ({"backward": [(X,)]}, "example_inputs: no method 'backward' in the model; it has 'forward'"),
-        ([X], r"example_inputs\[0\] of method 'forward' must be a tuple of the model's inputs, got Tensor"),
-        (3, r"example_inputs must be a list of input tuples, \[\(x,\)\]; got int"),
+        (iter(()), "example_inputs of method 'forward' is empty"),
         (
-            [(X,), (X, 2)],
-            r"example_inputs\[1\]\[1\] of method 'forward' is 2 \(int\); only tensors can be inputs",
+            {"backward": [(X,)]},
+            "example_inputs: no method 'backward' in the model; it has 'forward'; keyword inputs go into a list: ",
         ),
-        ([(X, None)], r"example_inputs\[0\]\[1\] .* is None \(NoneType\); only tensors"),
-        ([({"a": "text"},)], r"example_inputs\[0\]\[0\]\['a'\] .* is 'text' \(str\); only tensors"),
+        ([X], r"example_inputs\[0\] of method 'forward' must be a tuple of the model's inputs, got Tensor"),
+        (3, r"example_inputs of method 'forward' must be a list of input tuples, \[\(x,\)\], .*; got int"),
+        ("digits", r"example_inputs of method 'forward' must be a list .*; got str"),
+        (lambda: 3, r"example_inputs of method 'forward' must be a list .*; got int"),
+        (["text"], r"example_inputs\[0\] of method 'forward' is of type str; each sample must be a tensor or a tuple"),
+        ([(X,), {3: X}], r"example_inputs\[1\] of method 'forward' is of type dict; each sample must"),
+        (
+            [(X,), (X, object())],
+            r"example_inputs\[1\]\[1\] of method 'forward' is <object object at .* \(object\); inputs are tensors",
+        ),
+        ([({"a": {X}},)], r"example_inputs\[0\]\[0\]\['a'\] of method 'forward' is .* \(set\); inputs are tensors"),
+        (
+            [(np.array(["a"]),)],
+            r"example_inputs\[0\]\[0\] of method 'forward' is an array of <U1, which PyTorch does not",
+        ),
+        ([(X,), (X, 2)], r"example_inputs\[1\] of method 'forward' has 2 inputs, the model takes 1"),
+        (
+            [(X, 2), (X, 3)],
+            r"example_inputs\[1\] .*, input 1 \('\[1\]'\) is 3, but 2 is what the model was captured with",
+        ),
+        ([(X, 1), (X, True)], r"example_inputs\[1\] .*, input 1 \('\[1\]'\) is True, but 1 is what"),
+        ([(X,), (None,)], r"example_inputs\[1\] .*, input 0 \('\[0\]'\) is of type NoneType, not a tensor"),
+        ([([X],), ([X, X],)], r"example_inputs\[1\] of method 'forward' has another structure than the inputs"),
+        ([{"a": X}, {"b": X}], r"example_inputs\[1\] .* has the keyword inputs b, the model was captured with a"),
     ],
 )
 def test_wrong_example_inputs_are_refused(given: Any, message: str) -> None:
@@ -102,10 +172,102 @@ def test_several_methods_need_a_dict() -> None:
         inputs.examples_by_method([(X,)], {"a": nn.ReLU(), "b": nn.ReLU()})
 
 
-def test_a_program_with_keyword_inputs_is_refused() -> None:
+def test_a_program_with_keyword_inputs_brings_them() -> None:
     program = torch.export.export(nn.Linear(3, 2), (), {"input": X})
-    with pytest.raises(ValueError, match=r"'forward' was captured with keyword inputs \(input\)"):
-        inputs.examples_by_method(None, {"forward": program})
+    (sample,) = inputs.examples_by_method(None, {"forward": program})["forward"]
+    assert torch.equal(sample.keywords["input"], X)
+
+
+# Programs with them.
+
+
+@dataclass
+class Settings:
+    bias: Tensor
+    power: int
+
+
+class Configured(nn.Module):
+    """Takes what is no tensor by position, by name and inside of containers."""
+
+    def forward(
+        self, x: Tensor, factor: float, more: dict[str, Any], *, mode: str = "plain", settings: Settings | None = None
+    ) -> dict[str, Any]:
+        y = x * factor + more["list"][0]
+        if mode == "relu":
+            y = torch.relu(y)
+        if settings is not None:
+            y = y**settings.power + settings.bias
+        return {"y": y, "factor": factor}
+
+
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8], ids=lambda recipe: recipe.name)
+def test_what_is_no_tensor_is_a_constant(recipe: ArmRecipeType) -> None:
+    def given(x: Tensor, bias: Tensor) -> Inputs:
+        more = {"list": [-x.numpy(), None], "flag": True}
+        return Inputs(x, np.float64(2.5), more, settings=Settings(bias, 2), mode="relu")
+
+    samples = [given(torch.rand(2, 3), torch.rand(3)) for _ in range(4)]
+    result = export(Configured().eval(), ExportRecipe.get_recipe(recipe), samples)
+    notes = "\n".join(result.report.notes)
+    for name, value in (
+        ("factor", 2.5),
+        ("more_list_1", None),
+        ("more_flag", True),
+        ("mode", "relu"),
+        ("settings_power", 2),
+    ):
+        assert f"input '{name}' of 'forward' is the constant {value!r} in the program" in notes
+    program = load(result.buffer)
+    assert [value.name for value in program.inputs] == ["x", "more_list_0", "settings_bias", "mode"][:3]
+    x, bias = torch.rand(2, 3), torch.rand(3)
+    sample = given(x, bias)
+    output = result.run(sample)
+    again = result.run(*sample, **sample.keywords)
+    expected = torch.relu(x * 2.5 - x) ** 2 + bias
+    assert (output["y"] - expected).abs().max() < (0.1 if recipe is ArmRecipeType.TOSA_INT8 else 1e-5)
+    assert torch.equal(again["y"], output["y"])
+    assert torch.equal(program.run(x, -x, bias)[0], output["y"])
+    assert output["factor"] == 2.5
+    with pytest.raises(ValueError, match=r"the call of 'forward', input 1 \('factor'\) is 3.0, but 2.5 is what"):
+        result.run(x, 3.0, sample[2], **sample.keywords)
+    with pytest.raises(ValueError, match="has the keyword inputs none, the model was captured with settings, mode"):
+        result.run(*sample)
+
+
+@pytest.mark.parametrize("batch", [32, 7, 1])
+@pytest.mark.parametrize(("captured", "samples"), [(1, 70), (4, 18), (32, 3)])
+def test_batches_of_a_data_loader_are_split_or_joined(batch: int, captured: int, samples: int) -> None:
+    data = torch.rand(70, 3)
+    data[69] *= 100  # in the last, partial batch
+    loader = DataLoader(TensorDataset(data, torch.arange(70)), batch_size=batch)
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration=loader)
+    result = export(nn.Linear(3, 2).eval(), recipe, [(data[:captured],)])
+    quantization = result.report.methods[0].quantization
+    assert quantization is not None
+    assert quantization.samples == samples
+    nodes = result.exported_programs["forward"].graph.nodes
+    scale = next(node.args[1] for node in nodes if "quantize_per_tensor" in str(node.target))
+    assert scale * 255 > 0.9 * data.max()
+
+
+def test_a_data_loader_as_example_inputs() -> None:
+    data = torch.rand(70, 3)
+    loader = DataLoader(TensorDataset(data, torch.arange(70)), batch_size=32)
+    result = export(nn.Linear(3, 2).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), loader)
+    assert result.inputs[0].shape == (32, 3)
+    assert result.report.methods[0].quantization is not None
+    assert result.report.methods[0].quantization.samples == 3
+
+
+def test_what_all_items_of_a_batch_share_is_kept() -> None:
+    pattern = Pattern.of_inputs(Inputs(torch.zeros(2, 3), torch.zeros(3)))
+    shared = torch.ones(3)
+    found = list(fitted([Inputs(torch.arange(15.0).reshape(5, 3), shared)], pattern))
+    assert [sample[0][:, 0].tolist() for sample in found] == [[0, 3], [6, 9], [12, 12]]
+    assert all(torch.equal(sample[1], shared) for sample in found)
+    unfit = [Inputs(torch.zeros(5, 4), shared)]
+    assert list(fitted(unfit, pattern)) == unfit
 
 
 def test_dynamic_shapes_are_refused() -> None:

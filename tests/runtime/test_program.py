@@ -288,6 +288,27 @@ def test_batches() -> None:
         next(wrong)
 
 
+def test_inputs_by_name() -> None:
+    program = load(mixed(FP).buffer)
+    x, scale, count, mask = MIXED
+    expected = program.run(*MIXED)
+    by_name: list[Any] = [
+        program.run(x, scale, mask=mask, count=count),
+        program.run(x=x, scale=scale, count=count, mask=mask),
+        *program.run_batch([{"x": x, "scale": scale, "count": count, "mask": mask}]),
+    ]
+    for outputs in by_name:
+        assert all(torch.equal(given, want) for given, want in zip(outputs, expected, strict=True))
+    wrong: list[tuple[tuple[Tensor, ...], dict[str, Any], str]] = [
+        ((), {"y": x}, "'forward': 'y' is none of its inputs: x, scale, count, mask"),
+        ((x,), {"x": x}, "'forward': 'x' is given twice"),
+        ((x,), {"mask": mask, "count": count}, "'forward': the input 'scale' is missing"),
+    ]
+    for tensors, named, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            program.run(*tensors, **named)
+
+
 def test_via_tosa() -> None:
     (x,) = images(1)[0]
     program = load(small(INT8).buffer)

@@ -1,0 +1,241 @@
+"""One call's worth of inputs: what users may give for it, and how it compares with what a model was captured with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.utils import _pytree as pytree
+
+_FORMS = (
+    "inputs are tensors, NumPy arrays, numbers, booleans, strings and None, and lists, tuples, dicts and dataclasses "
+    "of these"
+)
+
+
+class Inputs(tuple[Any, ...]):
+    """Inputs of one call of a model: ``Inputs(x, mask=m)`` stands for ``model(x, mask=m)``.
+
+    Attributes:
+        keywords: those that are given by name; the tuple itself holds the others.
+    """
+
+    keywords: dict[str, Any]
+
+    def __new__(cls, *args: Any, **keywords: Any) -> Inputs:
+        """Keep what a call would be given."""
+        made = super().__new__(cls, args)
+        made.keywords = keywords
+        return made
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self)
+
+    def __repr__(self) -> str:
+        given = [*map(repr, self), *(f"{name}={value!r}" for name, value in self.keywords.items())]
+        return f"Inputs({', '.join(given)})"
+
+
+def as_inputs(sample: Any, what: str, of: str = "") -> Inputs:
+    """A sample in one form: NumPy arrays as tensors, NumPy's numbers as Python's.
+
+    A tensor that is there twice is copied: PyTorch would capture both places as one input.
+
+    Args:
+        sample: a tensor or array, a tuple or list of inputs, a dict of keyword inputs, or ``Inputs``.
+        what, of: how messages call it; where the trouble is inside of it, the path stands between them.
+
+    Raises:
+        ValueError: it is something else, or holds something else.
+    """
+    args, keywords = _parts(sample, what + of)
+    paths, spec = _flatten((args, keywords))
+    seen: set[int] = set()
+    leaves = []
+    for path, leaf in paths:
+        value = _leaf(leaf, f"{what}{pytree.keystr(path[1:])}{of}")
+        if isinstance(value, torch.Tensor):
+            value = value.detach().clone() if id(value) in seen else value
+            seen.add(id(value))
+        leaves.append(value)
+    args, keywords = pytree.tree_unflatten(leaves, spec)
+    return Inputs(*args, **keywords)
+
+
+def _parts(sample: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(sample, Inputs):
+        return tuple(sample), sample.keywords
+    if isinstance(sample, (torch.Tensor, np.ndarray)):
+        return (sample,), {}
+    if isinstance(sample, (tuple, list)):
+        return tuple(sample), {}
+    if isinstance(sample, Mapping) and all(isinstance(name, str) for name in sample):
+        return (), dict(sample)
+    raise ValueError(
+        f"{what} is of type {type(sample).__name__}; each sample must be a tensor or a tuple of the model's inputs, "
+        "or a dict of its keyword inputs"
+    )
+
+
+def _flatten(value: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], pytree.TreeSpec]:
+    """Leaves with their paths; dataclasses that PyTorch has not seen yet are made known to it."""
+    while True:
+        paths, spec = pytree.tree_flatten_with_path(value)
+        unknown = {type(leaf) for _, leaf in paths if dataclasses.is_dataclass(leaf)}
+        if not unknown:
+            return paths, spec
+        for kind in unknown:
+            torch.export.register_dataclass(kind)
+
+
+def _leaf(value: Any, what: str) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, np.ndarray):
+        try:
+            return torch.from_numpy(np.array(value, order="C"))
+        except TypeError as error:
+            raise ValueError(f"{what} is an array of {value.dtype}, which PyTorch does not have: {error}") from error
+    if value is None or isinstance(value, (torch.Tensor, bool, int, float, str)):
+        return value
+    text = repr(value)
+    text = text if len(text) <= 80 else f"{text[:77]}..."
+    raise ValueError(f"{what} is {text} ({type(value).__name__}); {_FORMS}")
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What the inputs of a model look like, leaf by leaf.
+
+    Attributes:
+        names: for messages.
+        leaves: tensors (fake ones too) where any tensor of that shape and dtype may be; elsewhere a constant.
+        spec: how leaves make ``(args, kwargs)``.
+    """
+
+    names: tuple[str, ...]
+    leaves: tuple[Any, ...]
+    spec: pytree.TreeSpec
+
+    @classmethod
+    def of_inputs(cls, sample: Inputs) -> Pattern:
+        """The pattern of a sample."""
+        paths, spec = pytree.tree_flatten_with_path((tuple(sample), sample.keywords))
+        return cls(tuple(pytree.keystr(path[1:]) for path, _ in paths), tuple(leaf for _, leaf in paths), spec)
+
+    @classmethod
+    def of_program(cls, program: ExportedProgram) -> Pattern:
+        """The pattern of what a program was captured with."""
+        values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+        given = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+        leaves = (arg.value if isinstance(arg, ConstantArgument) else values[arg.name] for arg in given)
+        return cls(tuple(arg.name for arg in given), tuple(leaves), program.call_spec.in_spec)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """What is no tensor, by name."""
+        pairs = zip(self.names, self.leaves, strict=True)
+        return {name: leaf for name, leaf in pairs if not isinstance(leaf, torch.Tensor)}
+
+    def without_labels(self, sample: Inputs) -> Inputs:
+        """The sample without the positional inputs behind the model's last one: a DataLoader gives labels too."""
+        return Inputs(*sample[: self.spec.children()[0].num_children], **sample.keywords)
+
+    def flatten(self, sample: Inputs, what: str) -> list[Any]:
+        """The sample's leaves.
+
+        Raises:
+            ValueError: the sample has another structure.
+        """
+        positional, named = self.spec.children()
+        arity, keywords = positional.num_children, list(named.context or ())
+        if len(sample) != arity:
+            raise ValueError(f"{what} has {len(sample)} inputs, the model takes {arity}")
+        if sorted(sample.keywords) != sorted(keywords):
+            listed = ", ".join(sample.keywords) or "none", ", ".join(keywords) or "none"
+            raise ValueError(f"{what} has the keyword inputs {listed[0]}, the model was captured with {listed[1]}")
+        ordered = {name: sample.keywords[name] for name in keywords}
+        leaves, spec = pytree.tree_flatten((tuple(sample), ordered))
+        if spec != self.spec:
+            raise ValueError(f"{what} has another structure than the inputs that the model was captured with: {spec}")
+        return leaves
+
+    def check_form(self, sample: Inputs, what: str) -> list[Any]:
+        """The sample's leaves, after finding tensors where the model takes tensors, and the same constants elsewhere.
+
+        Raises:
+            ValueError: the sample is different; the message names the input.
+        """
+        leaves = self.flatten(sample, what)
+        for index, (name, expected, value) in enumerate(zip(self.names, self.leaves, leaves, strict=True)):
+            where = f"{what}, input {index} ('{name}')"
+            if isinstance(expected, torch.Tensor) and not isinstance(value, torch.Tensor):
+                raise ValueError(f"{where} is of type {type(value).__name__}, not a tensor")
+            if not isinstance(expected, torch.Tensor) and (type(value) is not type(expected) or value != expected):
+                raise ValueError(
+                    f"{where} is {value!r}, but {expected!r} is what the model was captured with: numbers, strings and "
+                    "None are constants of the program; make it a tensor, or export a method for each value"
+                )
+        return leaves
+
+    def unflatten(self, leaves: Sequence[Any]) -> Inputs:
+        """The sample with these leaves."""
+        args, keywords = pytree.tree_unflatten(list(leaves), self.spec)
+        return Inputs(*args, **keywords)
+
+
+def fitted(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:
+    """Batches of a DataLoader in the batch size of ``pattern``: split, or joined with those that follow.
+
+    The first dimension is the batch. What is left at the end is repeated until it fills a batch, so that every item
+    is seen. Batches that do not fit otherwise are left as they are, for the checks that follow.
+    """
+    pending: list[torch.Tensor] = []
+    leaves: list[Any] = []
+    places: list[int] = []
+    size = 0
+    for index, sample in enumerate(samples):
+        leaves = pattern.flatten(sample, f"sample {index}")
+        found = _batched(leaves, pattern)
+        if not found or (pending and found != places):
+            yield sample
+            continue
+        places, size = found, pattern.leaves[found[0]].shape[0]
+        batch = [leaves[place] for place in places]
+        pending = [torch.cat(pair) for pair in zip(pending, batch, strict=True)] if pending else batch
+        while pending and pending[0].shape[0] >= size:
+            yield _replaced(pattern, leaves, places, [tensor[:size] for tensor in pending])
+            rest = [tensor[size:] for tensor in pending]
+            pending = rest if rest[0].shape[0] else []
+    if pending:
+        count = pending[0].shape[0]
+        wrapped = torch.arange(size) % count
+        yield _replaced(pattern, leaves, places, [tensor[wrapped] for tensor in pending])
+
+
+def _batched(leaves: Sequence[Any], pattern: Pattern) -> list[int]:
+    """Positions of the leaves whose first dimension alone is not the model's; none if they disagree in it."""
+    places = []
+    for place, (value, expected) in enumerate(zip(leaves, pattern.leaves, strict=True)):
+        if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
+            continue
+        fixed = all(isinstance(size, int) for size in expected.shape)
+        if not fixed or value.dim() != expected.dim() or value.dim() == 0 or value.shape == expected.shape:
+            continue
+        if value.shape[1:] == expected.shape[1:]:
+            places.append(place)
+    sizes = {(leaves[place].shape[0], pattern.leaves[place].shape[0]) for place in places}
+    return places if len(sizes) == 1 and all(given and fixed for given, fixed in sizes) else []
+
+
+def _replaced(pattern: Pattern, leaves: Sequence[Any], places: Sequence[int], values: Sequence[Any]) -> Inputs:
+    changed = list(leaves)
+    for place, value in zip(places, values, strict=True):
+        changed[place] = value
+    return pattern.unflatten(changed)
