@@ -17,9 +17,9 @@ from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import Payload, checksum
 from arm_backend_core.culprit import culprit
-from arm_backend_core.errors import CompileError, FullDelegationError, Unsupported, fault
+from arm_backend_core.errors import CompileError, FullDelegationError, fault
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import REASON, is_quantize, operator_name
+from arm_backend_core.nodes import is_quantize, keep_reason, operator_name
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
     avoid_builtin_names,
@@ -58,7 +58,8 @@ def delegate(
     """
     program = _prepared(copied(program))
     selection = select(program, spec.target, keep_on_cpu)
-    _report(selection.refusals)
+    for node, refusal in selection.refusals.items():
+        keep_reason(node, refusal.reason)
     rejected = selection.rejections()
     log = events.current()
     if log is not None:
@@ -87,12 +88,6 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     split_dequantize(program)
     settle_memory_formats(program)
     return program
-
-
-def _report(refusals: dict[Node, Unsupported]) -> None:
-    """Have each node on the CPU carry the reason; ExecuTorch decomposes and renames it, and copies this."""
-    for node, refusal in refusals.items():
-        node.meta["custom"] = {**(node.meta.get("custom") or {}), REASON: refusal.reason}
 
 
 def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> Compiled:

@@ -62,10 +62,15 @@ def memory_order(tensor: torch.Tensor) -> Layout:
 
 #: Marks a node that only brings a tensor across a delegate's boundary.
 BOUNDARY = "arm_boundary"
-#: Key in a node's ``meta["custom"]``, which survives retracing: why the node stays on the CPU.
+#: Key in a node's ``meta["custom"]``: why the node stays on the CPU.
 REASON = "arm_reason"
 #: Key in a node's ``meta``: why its decomposition was not used.
 DECLINED = "arm_declined"
+
+
+def keep_reason(node: Node, reason: str) -> None:
+    """Have ``node`` carry why it stays on the CPU; ExecuTorch decomposes and renames it, and copies this."""
+    node.meta["custom"] = {**(node.meta.get("custom") or {}), REASON: reason}
 
 
 def boundary_order(node: Node) -> Layout:

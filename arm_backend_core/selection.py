@@ -12,7 +12,7 @@ from torch.fx import Node
 from arm_backend_core import events
 from arm_backend_core.errors import Fault, Unsupported
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import is_dequantize, is_quantize, operator_name, source_line
+from arm_backend_core.nodes import is_dequantize, is_quantize, keep_reason, operator_name, source_line
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.program import constants_of
 from arm_backend_core.splice import Part
@@ -87,7 +87,8 @@ class Selection:
             for user in node.users:
                 readers.setdefault(placed.get(user), []).append(user)
             depths = sorted(depth for depth in readers if depth is not None)
-            if not depths:  # a constant that the CPU alone reads is computed there
+            if not depths:
+                keep_reason(node, "it computes a constant, which the CPU alone reads")
                 del placed[node]
                 continue
             placed[node] = depths[0]
