@@ -243,6 +243,8 @@ def _rescale(op: Op, x: Array) -> Array | None:
     if attrs["input_unsigned"] or attrs["output_unsigned"] or attrs["rounding_mode"] == "INEXACT_ROUND":
         return None
     multiplier, shift = (np.asarray(attrs[name], dtype=np.int64) for name in ("multiplier", "shift"))
+    if not attrs["per_channel"]:
+        multiplier, shift = multiplier[0], shift[0]
     value = x.astype(np.int64) - int(attrs["input_zp"])
     limit = np.int64(1) << (shift - 1)
     if attrs["scale32"] and np.any((value < -limit) | (value >= limit)):

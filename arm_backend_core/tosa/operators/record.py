@@ -212,6 +212,8 @@ def _zero_point_offences(op: Op, name: str, how: str) -> Iterator[str]:
 
 def _size_offences(op: Op) -> Iterator[str]:
     """Limits of the level on any tensor, and that the result has elements."""
+    if 0 in op.output.shape:
+        yield f"a result without elements: {op.output!r}"
     for value in (*op.inputs, op.output):
         if len(value.shape) > LEVEL_8K.max_rank:
             yield f"{len(value.shape)} dimensions in {value!r} ({LEVEL_8K.max_rank} at most); join some by a reshape"
