@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.pooling import cells
 
 aten = torch.ops.aten
 
@@ -333,20 +334,15 @@ def max_pool2d_with_indices(
     return maxima, index.to(torch.int32).to(torch.int64)
 
 
-def _cells(size: int, out: int) -> list[tuple[int, int]]:
-    """[start, end) of every output cell of an adaptive pool."""
-    return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
-
-
 @_composite(aten.adaptive_max_pool2d.default)
 def adaptive_max_pool2d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor | None]:
     """Every output cell is the largest of its part of the input; indices where the parts are of one size alone."""
     height, width = x.shape[-2:]
     if height % output_size[0] == 0 and width % output_size[1] == 0:
         return aten.max_pool2d_with_indices(x, [height // output_size[0], width // output_size[1]])
-    columns = [x[..., start:end].amax(-1, keepdim=True) for start, end in _cells(width, output_size[1])]
+    columns = [x[..., start:end].amax(-1, keepdim=True) for start, end in cells(width, output_size[1])]
     narrow = torch.cat(columns, -1)
-    rows = [narrow[..., start:end, :].amax(-2, keepdim=True) for start, end in _cells(height, output_size[0])]
+    rows = [narrow[..., start:end, :].amax(-2, keepdim=True) for start, end in cells(height, output_size[0])]
     return torch.cat(rows, -2), None
 
 
@@ -389,27 +385,32 @@ def avg_pool3d(
     return result.reshape(*x.shape[:-3], result.shape[-2], *flat.shape[-2:])
 
 
-@_composite(aten.upsample_linear1d.vec)
-def upsample_linear1d(
-    x: Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None = None
-) -> Tensor:
-    """x [N, C, L] as an image of one row."""
-    size = None if output_size is None else [1, *output_size]
-    scale = None if scale_factors is None else [1.0, *scale_factors]
-    return aten.upsample_bilinear2d.vec(x.unsqueeze(2), size, align_corners, scale).squeeze(2)
+def _one_row(images: OpOverload) -> Callable[..., Tensor]:
+    def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
+        *corners, factors = rest
+        size, factors = size and [1, *size], factors and [1.0, *factors]
+        result: Tensor = images(x.unsqueeze(2), size, *corners, factors).squeeze(2)
+        return result
+
+    return upsample
 
 
-@_composite(aten.upsample_trilinear3d.vec)
-def upsample_trilinear3d(
-    x: Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Sequence[float] | None = None
-) -> Tensor:
-    """x [N, C, D, H, W]: every picture, then along the depth."""
-    size = None if output_size is None else list(output_size)
-    scale = None if scale_factors is None else list(scale_factors)
-    batch, channels, depth = x.shape[:3]
-    flat = aten.upsample_bilinear2d.vec(x.flatten(1, 2), size and size[1:], align_corners, scale and scale[1:])
-    height, width = flat.shape[2:]
-    deep = flat.reshape(batch, channels, depth, height * width)
-    deep_size = size and [size[0], height * width]
-    result = aten.upsample_bilinear2d.vec(deep, deep_size, align_corners, scale and [scale[0], 1.0])
-    return result.reshape(batch, channels, -1, height, width)
+def _volume(images: OpOverload) -> Callable[..., Tensor]:
+    def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
+        *corners, factors = rest
+        pictures = images(x.flatten(1, 2), size and size[1:], *corners, factors and factors[1:])
+        height, width = pictures.shape[2:]
+        deep = pictures.reshape(*x.shape[:3], height * width)
+        size, factors = size and [size[0], height * width], factors and [factors[0], 1.0]
+        return images(deep, size, *corners, factors).unflatten(-1, (height, width))
+
+    return upsample
+
+
+for _image_rule, _row, _depth in (
+    (aten.upsample_bilinear2d.vec, aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec),
+    (aten.upsample_nearest2d.vec, aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec),
+    (aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact1d.vec, aten._upsample_nearest_exact3d.vec),
+):
+    _composite(_row)(_one_row(_image_rule))  # x [N, C, L] as an image of one row
+    _composite(_depth)(_volume(_image_rule))  # x [N, C, D, H, W]: every picture, then along the depth

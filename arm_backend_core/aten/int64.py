@@ -56,6 +56,8 @@ class Intervals:
         """The interval of a result from those of the operands; None where no rule tells."""
         overload, record = overload_of(node.target), find(node)
         name = "" if overload is None else overload._schema.name.removeprefix("aten::")
+        if name == "one_hot":
+            return 0, 1
         if name in ("argmax", "argmin"):
             return 0, _count(node)
         if name in ("sum", "cumsum"):

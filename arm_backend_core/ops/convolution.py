@@ -87,7 +87,7 @@ def convolution(
     return conv.lower(cx, x, weight, bias, stride, padding, dilation, groups)
 
 
-@op(aten.conv_transpose2d.input, **_CONV | {"weight_axis": lambda rank: 1})
+@op(aten.conv_transpose2d.input, aten.conv_transpose1d.default, **_CONV | {"weight_axis": lambda rank: 1})
 def conv_transpose(
     cx: Context,
     x: Tensor,
@@ -99,28 +99,36 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sequence[int] = (1,),
 ) -> Value:
-    """x [N, IC, H, W], weight [IC, OC / groups, KH, KW]; TOSA's out_pad crops what PyTorch calls padding."""
-    if weight.rank != 4:
-        raise Unsupported("transposed convolution in one or three dimensions")
-    if pair(dilation, 2, 1) != (1, 1):
+    """x [N, IC, (H,) W], weight [IC, OC / groups, (KH,) KW]; TOSA's out_pad crops what PyTorch calls padding."""
+    spatial = weight.rank - 2
+    if spatial not in (1, 2):
+        raise Unsupported(f"transposed convolution in {spatial} dimensions")
+    if pair(dilation, spatial, 1) != (1, 1):
         raise Unsupported("transposed convolution with dilation: TOSA's TRANSPOSE_CONV2D has none")
     if weight.q is not None and weight.q.axis not in (None, 1):
         raise Unsupported("transposed convolution whose weight is not quantized along its output channels (axis 1)")
-    crop, extra = pair(padding, 2, 0), pair(output_padding, 2, 0)
-    out_pad = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
-    image = to_nhwc(cx.b, x.value)
+    kernels = _constant(weight)
+    kernels = kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1])
+    crop, extra = pair(padding, spatial, 0), pair(output_padding, spatial, 0)
+    ends = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
+    # TOSA crops less than the kernel's size; what remains is cut off the result.
+    out_pad = [max(end, 1 - kernels.shape[2 + i // 2]) for i, end in enumerate(ends)]
+    image = _image(cx, x, weight)
     in_channels, out_channels = weight.shape[0] // groups, weight.shape[1]
     results = []
     for group in range(groups):
         part = _slice_last(cx, image, group * in_channels, in_channels)
-        rows = _constant(weight)[group * in_channels : (group + 1) * in_channels]
+        rows = kernels[group * in_channels : (group + 1) * in_channels]
         kernel = cx.b.const(rows.transpose(1, 2, 3, 0), weight.value.dtype)
         offsets = _bias(cx, x, weight, bias, slice(group * out_channels, (group + 1) * out_channels), out_channels)
         accumulator = cx.b.transpose_conv2d(
-            part, kernel, offsets, out_pad=out_pad, stride=pair(stride, 2, 1), zps=_zero_points(x, weight)
+            part, kernel, offsets, out_pad=out_pad, stride=pair(stride, spatial, 1), zps=_zero_points(x, weight)
         )
         results.append(_finish(cx, x, weight, accumulator, slice(None)))
-    return to_nchw(cx.b, cx.b.concat(results, 3))
+    whole = cx.b.concat(results, 3)
+    starts = [0, out_pad[0] - ends[0], out_pad[2] - ends[2], 0]
+    sizes = (whole.shape[0], *(1, *cx.shape[-spatial:])[-2:], whole.shape[3])
+    return cx.b.reshape(to_nchw(cx.b, cx.b.slice(whole, starts, sizes)), cx.shape)
 
 
 for _record in (conv, conv_same, convolution, conv_transpose):
@@ -132,13 +140,17 @@ def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geome
         raise Unsupported(f"convolution in {weight.rank - 2} dimensions")
     if weight.q is None and x.q is not None:
         raise Unsupported("its input is quantized but its weight is not")
-    batched = x.rank == weight.rank
-    value = x.value if batched else cx.b.reshape(x.value, (1, *x.shape))
-    image = to_nhwc(cx.b, as_image(cx.b, value))
+    image = _image(cx, x, weight)
     kernel = _constant(weight)
     kernel = kernel.reshape(*kernel.shape[:2], -1, kernel.shape[-1])
     result = _grouped(cx, x, weight, bias, image, kernel, geometry)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
+
+
+def _image(cx: Context, x: Tensor, weight: Tensor) -> Value:
+    """x [(N,) C, (H,) W] as [N, H, W, C]."""
+    value = x.value if x.rank == weight.rank else cx.b.reshape(x.value, (1, *x.shape))
+    return to_nhwc(cx.b, as_image(cx.b, value))
 
 
 def _grouped(

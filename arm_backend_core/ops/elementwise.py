@@ -126,9 +126,9 @@ def _inverse(x: Any, y: Any) -> float | None:
 
 @op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive, **_ARITHMETIC)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
-    """x * y."""
+    """x * y; of booleans, whether both hold."""
     left, right = _common(cx, x, y)
-    return cx.b.mul(left, right)
+    return cx.b.bitwise("LOGICAL_AND", left, right) if cx.dtype is DType.BOOL else cx.b.mul(left, right)
 
 
 @mul.integer
@@ -210,6 +210,23 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     return cx.result(cx.b.minimum(_steps(cx, x, scale), _steps(cx, y, scale)), scale)
 
 
+@op(aten.fmax.default)
+def fmax(cx: Context, x: Tensor, y: Tensor) -> Value:
+    """The other operand where one is not a number."""
+    return cx.b.maximum(*_common(cx, x, y), ignore_nan=True)
+
+
+@op(aten.fmin.default)
+def fmin(cx: Context, x: Tensor, y: Tensor) -> Value:
+    """The other operand where one is not a number."""
+    return cx.b.minimum(*_common(cx, x, y), ignore_nan=True)
+
+
+for _ignoring, _record in ((fmax, maximum), (fmin, minimum)):
+    assert _record.lower_integer is not None
+    _ignoring.integer(_record.lower_integer)
+
+
 @op(aten.pow.Tensor_Tensor, univariate=True, wide=True)
 def power(cx: Context, x: Tensor, y: Tensor) -> Value:
     """x ** y."""
@@ -221,7 +238,10 @@ def power(cx: Context, x: Tensor, y: Tensor) -> Value:
 
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)
 def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
-    """x [N, C, ...] where it is positive, weight [C] (or one) times x where it is negative."""
+    """x [N, C, ...] where it is positive, weight [C] (or one) times x where it is negative.
+
+    The weight of ``_prelu_kernel`` has been brought to a shape that broadcasts.
+    """
     negative = cx.b.minimum(x.value, cx.operand(0.0))
     return cx.b.add(cx.b.maximum(x.value, cx.operand(0.0)), cx.b.mul(negative, _per_channel(cx, x, weight)))
 
@@ -242,4 +262,6 @@ def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
 
 
 def _per_channel(cx: Context, x: Tensor, weight: Tensor) -> Value:
+    if cx.node.target is aten._prelu_kernel.default:
+        return weight.value
     return cx.b.reshape(weight.value, (weight.value.size, *(1,) * max(x.rank - 2, 0)))

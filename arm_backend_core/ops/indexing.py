@@ -1,30 +1,63 @@
-"""Rows picked by index."""
+"""Elements picked by index."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.casting import to_number
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.tosa.graph import Value
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
+_FEW_SLICES = 8  #: up to here copies of runs are taken for cheaper than a GATHER
 
 
-@op(aten.embedding.default, kind=Kind.SHARED)
-def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -> Value:
-    """table [rows, width], indices of any shape -> [*indices, width] (TOSA 1.0, GATHER)."""
+def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
+    """x[indices] along one axis, the indices known: slices of the runs among them, repetitions, or a GATHER."""
+    lead, size, trail = prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])
+    shape = (*x.shape[:axis], len(indices), *x.shape[axis + 1 :])
+    times = len(indices) // size
+    if times > 1 and list(indices) == [i // times for i in range(times * size)]:  # each one several times
+        return b.reshape(b.concat([b.reshape(x, (lead * size, 1, trail))] * times, 1), shape)
+    starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
+    if len(starts) - 1 > _FEW_SLICES:
+        values, picked = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
+        if b.refusal("GATHER", (values, picked), (lead, len(indices), trail), x.dtype) is None:
+            return b.reshape(b.gather(values, picked), shape)
+    return b.concat([_run(b, x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
+
+
+def _run(b: Builder, x: Value, axis: int, start: int, size: int) -> Value:
+    starts = [start if i == axis else 0 for i in range(x.rank)]
+    return b.slice(x, starts, [size if i == axis else whole for i, whole in enumerate(x.shape)])
+
+
+def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:
+    """x[indices] along one axis, the indices computed; one axis stands for all of theirs."""
     b = cx.b
-    if indices.is_constant and table.is_constant:
-        assert table.value.data is not None
-        assert indices.value.data is not None
-        return b.const(table.value.data[indices.value.data], table.value.dtype)
-    flat = reshape_indices(cx, b.cast(indices.value, DType.INT32), (1, indices.value.size))
-    return b.reshape(b.gather(b.reshape(table.value, (1, *table.shape)), flat), cx.shape)
+    order = [axis, *(i for i in range(x.rank) if i != axis)]
+    front = b.transpose(x, order)
+    flat = reshape_indices(cx, b.cast(indices, DType.INT32), (1, indices.size))
+    picked = b.gather(b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
+    back = b.reshape(picked, (indices.size, *front.shape[1:]))
+    return b.transpose(back, [order.index(i) for i in range(x.rank)])
+
+
+def _wrapped(cx: Context, indices: Value, size: int) -> Value:
+    """Negative indices count from the end."""
+    b, dtype = cx.b, DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
+    number = b.cast(indices, dtype)
+    negative = b.compare("GREATER", b.const(0, dtype), number)
+    return b.cast(b.select(negative, b.add(number, b.const(size, dtype)), number), DType.INT32)
 
 
 def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
@@ -35,3 +68,49 @@ def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
     if cx.target.integer or indices.data is not None or indices.shape == tuple(shape):
         return cx.b.reshape(indices, shape)
     return cx.b.cast(cx.b.reshape(cx.b.cast(indices, DType.FP32), shape), DType.INT32)
+
+
+@op(aten.embedding.default, kind=Kind.SHARED)
+def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -> Value:
+    """table [rows, width], indices of any shape -> [*indices, width] (TOSA 1.0, GATHER)."""
+    if indices.value.data is not None and table.value.data is not None:
+        return cx.b.const(table.value.data[indices.value.data], table.value.dtype)
+    return cx.b.reshape(_gathered(cx, table.value, 0, indices.value), cx.shape)
+
+
+@op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED)
+def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
+    """x[:, i]; several indices side by side are one into their axes' product, if they are known."""
+    axes = [axis for axis, picked in enumerate(indices) if picked is not None]
+    given = [picked.value for picked in indices if picked is not None]
+    if any(value.dtype is DType.BOOL for value in given):
+        raise Unsupported("selection by a mask, whose number of elements depends on data; use torch.where")
+    if len(given) == 1 and given[0].data is None:
+        wrapped = _wrapped(cx, given[0], x.shape[axes[0]])
+        return cx.b.reshape(_gathered(cx, x.value, axes[0], wrapped), cx.shape)
+    if any(value.data is None for value in given) or axes != list(range(axes[0], axes[-1] + 1)):
+        raise Unsupported("several indices that are computed, or dimensions apart; index one dimension after the other")
+    sizes = x.shape[axes[0] : axes[-1] + 1]
+    known = np.broadcast_arrays(*(np.asarray(value.data) % size for value, size in zip(given, sizes, strict=True)))
+    flat = np.ravel_multi_index(known, sizes).reshape(-1)
+    merged = cx.b.reshape(x.value, (*x.shape[: axes[0]], prod(sizes), *x.shape[axes[-1] + 1 :]))
+    return cx.b.reshape(take(cx.b, merged, axes[0], flat.tolist()), cx.shape)
+
+
+@op(aten.index_select.default, kind=Kind.SHARED)
+def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
+    """x[indices] along one dimension."""
+    if x.rank == 0:
+        return x.value
+    return index.lower(cx, x, [*[None] * (dim % x.rank), picked])
+
+
+@op(aten.one_hot.default, kind=Kind.PASSTHROUGH)
+def one_hot(cx: Context, x: Tensor, num_classes: int = -1) -> Value:
+    """1 where the class is x, along a new last dimension."""
+    if num_classes < 0:
+        raise Unsupported("one_hot without num_classes, which then depends on data")
+    dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares and reshapes no integers
+    column = cx.b.reshape(cx.b.cast(x.value, dtype), (*x.shape, 1))
+    hot = cx.b.compare("EQUAL", column, cx.b.const(np.arange(num_classes), dtype))
+    return cx.b.cast(to_number(cx.b, hot, dtype), DType.INT32)

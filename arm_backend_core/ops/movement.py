@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.casting import to_number
+from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
@@ -209,9 +210,30 @@ def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -
     return cx.b.pad(result, padding, fill)
 
 
+_SOURCE: dict[str, Callable[[int, int], int]] = {
+    "reflect": lambda i, size: size - 1 - abs(size - 1 - abs(i)),
+    "replicate": lambda i, size: min(max(i, 0), size - 1),
+    "circular": lambda i, size: i % size,
+}
+
+
 @op(aten.pad.default, **_SHARED)
 def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
-    """torch.nn.functional.pad; other modes than constant go through PyTorch's decomposition."""
-    if mode != "constant":
-        raise Unsupported(f"padding mode '{mode}'")
-    return constant_pad.lower(cx, x, pad, 0 if value is None else value)
+    """torch.nn.functional.pad; in other modes than constant the edges are elements of the tensor."""
+    if mode == "constant":
+        return constant_pad.lower(cx, x, pad, 0 if value is None else value)
+    result = x.value
+    for i in range(len(pad) // 2):
+        axis = x.rank - 1 - i
+        size, (before, after) = x.shape[axis], pad[2 * i : 2 * i + 2]
+        result = take(cx.b, result, axis, [_SOURCE[mode](j, size) for j in range(-before, size + after)])
+    return result
+
+
+@op(aten.flip.default, **_SHARED)
+def flip(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
+    """REVERSE along each dimension."""
+    value = x.value
+    for dim in dims if x.rank else ():
+        value = cx.b.reverse(value, dim % x.rank)
+    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -13,29 +14,52 @@ from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean
-from arm_backend_core.tosa.graph import Value
+from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
 
 
-def _windows(
-    cx: Context, size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int], spatial: int
-) -> tuple[int, int, int, int]:
-    """(top, bottom, left, right) padding after which the windows end exactly where PyTorch's last one does.
+@dataclass(frozen=True)
+class _Window:
+    """What slides over an image, height first.
 
-    A floor-mode pool leaves rows over: less padding, or negative padding (a cut). A ceil-mode pool needs more.
+    Attributes:
+        kernel: its size.
+        stride: its steps.
+        pad: (top, bottom, left, right) around the image, after which it ends exactly where PyTorch's last window does.
+            Less than 0 below or on the right: rows or columns that no window reaches.
     """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    pad: tuple[int, ...]
+
+
+def _window(
+    cx: Context, image: Value, spatial: int, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> _Window:
+    kernel, steps = pair(kernel_size, spatial, 1), pair(stride or kernel_size, spatial, 1)
+    before = pair(padding, spatial, 0)
     out = (1, *cx.shape[-spatial:])[-2:]
-    ends = [(out[i] - 1) * stride[i] + kernel[i] - size[i] - pad[i] for i in (0, 1)]
-    return pad[0], ends[0], pad[1], ends[1]
+    after = [(out[i] - 1) * steps[i] + kernel[i] - image.shape[1 + i] - before[i] for i in (0, 1)]
+    return _Window(kernel, steps, (before[0], after[0], before[1], after[1]))
 
 
-def _fit(cx: Context, image: Value, pads: tuple[int, int, int, int]) -> tuple[Value, tuple[int, int, int, int]]:
-    """Cut rows and columns for negative padding."""
+def _padded(cx: Context, image: Value, window: _Window, amounts: Sequence[int], zero: int) -> tuple[Value, _Window]:
+    """Write a part of the window's padding into the image."""
+    if not any(amounts):
+        return image, window
+    image = cx.b.pad(image, [(0, 0), (amounts[0], amounts[1]), (amounts[2], amounts[3]), (0, 0)], zero)
+    left = tuple(pad - amount for pad, amount in zip(window.pad, amounts, strict=True))
+    return image, replace(window, pad=left)
+
+
+def _cut(cx: Context, image: Value, window: _Window) -> tuple[Value, _Window]:
+    """Take off the rows and columns that no window reaches."""
     n, h, w, c = image.shape
-    cut_h, cut_w = max(-pads[1], 0), max(-pads[3], 0)
-    image = cx.b.slice(image, (0, 0, 0, 0), (n, h - cut_h, w - cut_w, c))
-    return image, (pads[0], max(pads[1], 0), pads[2], max(pads[3], 0))
+    _, bottom, _, right = window.pad
+    image = cx.b.slice(image, (0, 0, 0, 0), (n, h + min(bottom, 0), w + min(right, 0), c))
+    return image, replace(window, pad=tuple(max(pad, 0) for pad in window.pad))
 
 
 def _image(cx: Context, x: Tensor, spatial: int) -> Value:
@@ -57,12 +81,10 @@ def max_pool(
     spatial = 1 if "max_pool1d" in str(cx.node.target) else 2
     if pair(dilation, spatial, 1) != (1, 1):
         raise Unsupported("max pooling with dilation: TOSA's MAX_POOL2D has none")
-    kernel = pair(kernel_size, spatial, 1)
-    steps = pair(stride or kernel_size, spatial, 1)
     image = _image(cx, x, spatial)
-    pads = _windows(cx, image.shape[1:3], kernel, steps, pair(padding, spatial, 0), spatial)
-    image, pads = _fit(cx, image, pads)
-    return cx.b.reshape(to_nchw(cx.b, cx.b.max_pool2d(image, kernel, steps, pads)), cx.shape)
+    image, window = _cut(cx, image, _window(cx, image, spatial, kernel_size, stride, padding))
+    result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
+    return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
 @op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED)
@@ -76,32 +98,38 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Value:
-    """TOSA leaves padding out of the divisor; where PyTorch counts it, the zeros are written out."""
+    """TOSA divides by the number of elements inside the image; zeros that PyTorch counts are written into it."""
+    if divisor_override is not None and x.q is not None:
+        raise Unsupported("average pooling with divisor_override on integers; multiply the result instead")
     spatial = 1 if "avg_pool1d" in str(cx.node.target) else 2
-    if divisor_override is not None:
-        raise Unsupported("average pooling with divisor_override")
-    kernel = pair(kernel_size, spatial, 1)
-    steps = pair(stride or kernel_size, spatial, 1)
-    amount = pair(padding, spatial, 0)
     image = _image(cx, x, spatial)
-    zero = x.q.zero_point if x.q else 0
-    pads = _windows(cx, image.shape[1:3], kernel, steps, amount, spatial)
-    if count_include_pad and any(amount):
-        # ceil_mode may reach beyond the padding; what lies there never counts.
-        inside = (amount[0], min(max(pads[1], 0), amount[0]), amount[1], min(max(pads[3], 0), amount[1]))
-        image = cx.b.pad(image, [(0, 0), inside[:2], inside[2:], (0, 0)], zero)
-        pads = (0, pads[1] - inside[1], 0, pads[3] - inside[3])
-    image, pads = _fit(cx, image, pads)
-    whole = image.shape[1:3] == kernel and not any(pads)
-    result = None
-    if whole and x.q is not None and cx.target.hardware.averages_by_convolution:
-        result = spatial_mean(cx.b, image, x.q, (1, 2), x.q)
-    if result is None:
-        result = cx.b.avg_pool2d(image, kernel, steps, pads, (zero, zero))
+    window = _window(cx, image, spatial, kernel_size, stride, padding)
+    if divisor_override is not None:
+        counted = [max(pad, 0) for pad in window.pad]
+    elif count_include_pad:  # the padding that was asked for: ceil_mode may reach beyond it
+        rows, columns = pair(padding, spatial, 0)
+        limits = (rows, rows, columns, columns)
+        counted = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
+    else:
+        counted = [0, 0, 0, 0]
+    image, window = _cut(cx, *_padded(cx, image, window, counted, x.q.zero_point if x.q else 0))
+    result = _average(cx, x, image, window)
+    if divisor_override is not None:
+        result = cx.b.mul(result, cx.operand(prod(window.kernel) / divisor_override))
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _cells(size: int, out: int) -> list[tuple[int, int]]:
+def _average(cx: Context, x: Tensor, image: Value, window: _Window) -> Value:
+    whole = image.shape[1:3] == window.kernel and not any(window.pad)
+    if whole and x.q is not None and cx.target.hardware.averages_by_convolution:
+        result = spatial_mean(cx.b, image, x.q, (1, 2), x.q)
+        if result is not None:
+            return result
+    zero = x.q.zero_point if x.q else 0
+    return cx.b.avg_pool2d(image, window.kernel, window.stride, window.pad, (zero, zero))
+
+
+def cells(size: int, out: int) -> list[tuple[int, int]]:
     """[start, end) of every output cell of an adaptive pool."""
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
@@ -121,7 +149,7 @@ adaptive_avg_pool.integer(adaptive_avg_pool.lower)
 def _adaptive_cells(cx: Context, x: Tensor, spatial: int) -> Value:
     image = _image(cx, x, spatial)
     out = (1, *cx.shape)[-2:] if spatial == 2 else (1, cx.shape[-1])
-    rows, columns = _cells(image.shape[1], out[0]), _cells(image.shape[2], out[1])
+    rows, columns = cells(image.shape[1], out[0]), cells(image.shape[2], out[1])
     zero = x.q.zero_point if x.q else 0
     n, _, _, c = image.shape
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
-from arm_backend_core.ops.casting import to_number
+from arm_backend_core.ops.casting import to_bool, to_number
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.indexing import reshape_indices
 from arm_backend_core.ops.operands import Context, Tensor
@@ -148,6 +149,25 @@ def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
     """Smallest element over ``dim``."""
     x = vector(cx, x)
     return cx.b.reshape(_reduce(cx, "REDUCE_MIN", x.value, _axes(x, dim)), cx.shape)
+
+
+def _quantifier(kind: str, *overloads: OpOverload) -> None:
+    @op(*overloads, kind=Kind.PASSTHROUGH)
+    def rule(cx: Context, x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
+        x = vector(cx, Tensor(to_bool(cx.b, x.value)))
+        return cx.b.reshape(_reduce(cx, kind, x.value, _axes(x, dim)), cx.shape)
+
+
+_quantifier("REDUCE_ANY", aten.any.default, aten.any.dim, aten.any.dims)
+_quantifier("REDUCE_ALL", aten.all.default, aten.all.dim, aten.all.dims)
+
+
+@op(aten.prod.default, aten.prod.dim_int, wide=True)
+def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    """Product over ``dim``, all dimensions if None."""
+    x = vector(cx, Tensor(cx.b.cast(x.value, cx.dtype)))
+    axes = _axes(x, None if dim is None else [dim])
+    return cx.b.reshape(_reduce(cx, "REDUCE_PRODUCT", x.value, axes), cx.shape)
 
 
 @op(aten.argmax.default)

@@ -1,4 +1,4 @@
-"""Upsampling of images. TOSA 1.0, RESIZE; where hardware lacks it, copies or 1x1 convolutions."""
+"""Upsampling of images. TOSA 1.0, RESIZE; where it does not fit, copies, a GATHER, or products with the weights."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.images import to_nchw, to_nhwc
+from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.tosa.graph import Value
+from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class _Axis:
-    """Output element o is sampled at o * step + start of the input, both exact."""
+class _Sampling:
+    """Along one axis, output element o is sampled at o * step + start of the input, both exact."""
 
     size: int
     out: int
@@ -41,59 +42,82 @@ class _Axis:
         d, offset = int(self.step * n), int(self.start * n)
         return n, d, offset, (self.out - 1) * d - (self.size - 1) * n + offset
 
-    @property
-    def factor(self) -> int | None:
-        """The whole number of times that each element is repeated, if that is what nearest sampling does."""
-        return int(1 / self.step) if self.step.numerator == 1 and self.out * self.step == self.size else None
+    def nearest(self) -> list[int]:
+        """The elements that RESIZE picks in mode NEAREST: those at the positions, halves rounded up."""
+        half = Fraction(1, 2)
+        return [min(max(math.floor(o * self.step + self.start + half), 0), self.size - 1) for o in range(self.out)]
 
-    def weights(self) -> np.ndarray:
+    def weights(self, unit: int) -> np.ndarray:
         """[out, size]: how many of ``unit`` parts of each input element are in an output element (bilinear)."""
-        matrix = np.zeros((self.out, self.size), np.int64)
+        matrix = np.zeros((self.out, self.size))
         for o in range(self.out):
-            position = int((o * self.step + self.start) * self.unit)
-            below, part = divmod(position, self.unit)
-            matrix[o, min(max(below, 0), self.size - 1)] += self.unit - part
+            position = o * self.step + self.start
+            below = math.floor(position)
+            part = float((position - below) * unit)
+            matrix[o, min(max(below, 0), self.size - 1)] += unit - part
             matrix[o, min(max(below + 1, 0), self.size - 1)] += part
         return matrix
 
 
 def _step(size: int, out: int, factor: float | None) -> Fraction:
-    """Input elements for each output element: what the user gave, else the ratio of the sizes."""
-    return Fraction(size, out) if factor is None else 1 / Fraction(factor).limit_denominator(256)
+    """Input elements for each output element: what the user gave, else the ratio of the sizes.
+
+    A factor such as 1.6 is taken for the fraction that it is near, if no position moves by more than 2**-16 of a pixel.
+    """
+    if factor is None:
+        return Fraction(size, out)
+    exact, simple = 1 / Fraction(factor), 1 / Fraction(factor).limit_denominator(256)
+    return simple if abs(simple - exact) * out < Fraction(1, 1 << 16) else exact
 
 
-def _nearest(size: int, out: int, factor: float | None) -> _Axis:
-    """PyTorch takes floor(o * step); TOSA rounds half up, so it samples half an element earlier.
+def _parameters(samplings: Sequence[_Sampling]) -> dict[str, tuple[int, ...]]:
+    (yn, yd, oy, by), (xn, xd, ox, bx) = (sampling.parameters for sampling in samplings)
+    return {"scale": (yn, yd, xn, xd), "offset": (oy, ox), "border": (by, bx)}
+
+
+def _offence(cx: Context, image: Value, out: DType, samplings: Sequence[_Sampling], mode: str) -> str | None:
+    """Why the target cannot run the RESIZE, hardware limits included."""
+    shape = (image.shape[0], *(sampling.out for sampling in samplings), image.shape[3])
+    return cx.b.refusal("RESIZE", (image,), shape, out, mode=mode, **_parameters(samplings))
+
+
+def _resize(cx: Context, image: Value, samplings: Sequence[_Sampling], mode: str) -> Value:
+    return cx.b.resize(image, [sampling.out for sampling in samplings], mode=mode, **_parameters(samplings))
+
+
+# -- nearest ------------------------------------------------------------------------------------------------------
+
+
+def _picked(size: int, out: int, factor: float | None, shift: float) -> list[int]:
+    """The elements that PyTorch picks, its arithmetic being float32: floor((o + shift) * step)."""
+    step = np.float32(size) / np.float32(out) if factor is None else np.float32(1.0 / factor)
+    positions = (np.arange(out, dtype=np.float32) + np.float32(shift)) * step
+    return [int(position) for position in np.minimum(np.floor(positions), size - 1)]
+
+
+def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -> _Sampling:
+    """TOSA rounds half up where PyTorch rounds down, so it samples half an element earlier.
 
     For a whole factor the middle of that interval does as well, which is what Ethos-U has in hardware.
     """
     step = _step(size, out, factor)
-    return _Axis(size, out, step, (step - 1) / 2 if step.numerator == 1 else Fraction(-1, 2))
+    centred = shift or step.numerator == 1
+    return _Sampling(size, out, step, (step - 1) / 2 if centred else Fraction(-1, 2))
 
 
-def _linear(size: int, out: int, factor: float | None, align_corners: bool) -> _Axis:
-    """Corners on corners, or the pixels' centres evenly spread."""
-    if align_corners:
-        return _Axis(size, out, Fraction(size - 1, out - 1) if size > 1 and out > 1 else Fraction(1), Fraction(0))
-    step = _step(size, out, factor)
-    return _Axis(size, out, step, (step - 1) / 2)
+def _nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
+    sides = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
+    picked = [_picked(*side, shift) for side in sides]
+    samplings = [_nearest_sampling(*side, shift) for side in sides]
+    image = to_nhwc(cx.b, x.value)
+    exact = all(sampling.nearest() == wanted for sampling, wanted in zip(samplings, picked, strict=True))
+    if exact and _offence(cx, image, image.dtype, samplings, "NEAREST") is None:
+        return to_nchw(cx.b, _resize(cx, image, samplings, "NEAREST"))
+    return to_nchw(cx.b, take(cx.b, take(cx.b, image, 1, picked[0]), 2, picked[1]))
 
 
 def _factors(values: Sequence[float] | None) -> tuple[float | None, float | None]:
     return (values[0], values[1]) if values else (None, None)
-
-
-def _offence(cx: Context, image: Value, out: DType, axes: Sequence[_Axis], mode: str) -> str | None:
-    """Why the target cannot run the RESIZE, hardware limits included."""
-    (yn, yd, oy, by), (xn, xd, ox, bx) = (axis.parameters for axis in axes)
-    attrs = {"scale": (yn, yd, xn, xd), "offset": (oy, ox), "border": (by, bx), "mode": mode}
-    shape = (image.shape[0], *(axis.out for axis in axes), image.shape[3])
-    return cx.b.refusal("RESIZE", (image,), shape, out, **attrs)
-
-
-def _resize(cx: Context, image: Value, axes: Sequence[_Axis], mode: str) -> Value:
-    (yn, yd, oy, by), (xn, xd, ox, bx) = (axis.parameters for axis in axes)
-    return cx.b.resize(image, [axis.out for axis in axes], (yn, yd, xn, xd), (oy, ox), (by, bx), mode)
 
 
 @op(aten.upsample_nearest2d.default, kind=Kind.SHARED)
@@ -101,23 +125,7 @@ def nearest(
     cx: Context, x: Tensor, output_size: Sequence[int], scales_h: float | None = None, scales_w: float | None = None
 ) -> Value:
     """x [N, C, H, W]."""
-    axes = [_nearest(x.shape[i], cx.shape[i], f) for i, f in ((2, scales_h), (3, scales_w))]
-    image = to_nhwc(cx.b, x.value)
-    reason = _offence(cx, image, image.dtype, axes, "NEAREST")
-    if reason is None:
-        return to_nchw(cx.b, _resize(cx, image, axes, "NEAREST"))
-    if any(axis.factor is None for axis in axes):
-        raise Unsupported(reason)
-    return to_nchw(cx.b, _repeat(cx, image, [axis.factor or 1 for axis in axes]))
-
-
-def _repeat(cx: Context, image: Value, factors: Sequence[int]) -> Value:
-    """Every row, then every column, several times: copies laid side by side along a new dimension."""
-    n, h, w, c = image.shape
-    rows = cx.b.concat([cx.b.reshape(image, (n * h, 1, w * c))] * factors[0], 1)
-    h *= factors[0]
-    columns = cx.b.concat([cx.b.reshape(rows, (n * h * w, 1, c))] * factors[1], 1)
-    return cx.b.reshape(columns, (n, h, w * factors[1], c))
+    return _nearest(cx, x, (scales_h, scales_w), 0.0)
 
 
 @op(aten.upsample_nearest2d.vec, kind=Kind.SHARED)
@@ -125,7 +133,28 @@ def nearest_vec(
     cx: Context, x: Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None = None
 ) -> Value:
     """The form that torch.export writes."""
-    return nearest.lower(cx, x, cx.shape[2:], *_factors(scale_factors))
+    return _nearest(cx, x, _factors(scale_factors), 0.0)
+
+
+@op(aten._upsample_nearest_exact2d.vec, kind=Kind.SHARED)
+def nearest_exact_vec(
+    cx: Context, x: Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None = None
+) -> Value:
+    """The element at the middle of what an output element covers."""
+    return _nearest(cx, x, _factors(scale_factors), 0.5)
+
+
+# -- bilinear -----------------------------------------------------------------------------------------------------
+
+
+def _linear_sampling(size: int, out: int, factor: float | None, align_corners: bool) -> _Sampling:
+    """Corners on corners, or the pixels' centres evenly spread; of a single element there is nothing else to sample."""
+    if size == 1 or (out == 1 and align_corners):
+        return _Sampling(1, 1, Fraction(1), Fraction(0))
+    if align_corners:
+        return _Sampling(size, out, Fraction(size - 1, out - 1), Fraction(0))
+    step = _step(size, out, factor)
+    return _Sampling(size, out, step, (step - 1) / 2)
 
 
 @op(aten.upsample_bilinear2d.default, kind=Kind.SHARED)
@@ -138,41 +167,56 @@ def bilinear(
     scales_w: float | None = None,
 ) -> Value:
     """x [N, C, H, W]; on integers RESIZE counts in parts of a pixel, which a RESCALE divides away."""
-    axes = [_linear(x.shape[i], cx.shape[i], f, align_corners) for i, f in ((2, scales_h), (3, scales_w))]
-    kept = [1 if axis.out == 1 and align_corners else axis.size for axis in axes]  # corner 0 alone is sampled
-    value = cx.b.slice(x.value, (0, 0, 0, 0), (*x.shape[:2], *kept))
-    axes = [_Axis(size, axis.out, axis.step, axis.start) for size, axis in zip(kept, axes, strict=True)]
-    image = to_nhwc(cx.b, value)
+    b = cx.b
+    factors = ((2, scales_h), (3, scales_w))
+    samplings = [_linear_sampling(x.shape[i], cx.shape[i], f, align_corners) for i, f in factors]
+    image = to_nhwc(b, b.slice(x.value, (0, 0, 0, 0), (*x.shape[:2], *(sampling.size for sampling in samplings))))
     wide = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
-    reason = _offence(cx, image, wide, axes, "BILINEAR")
-    if reason is not None and (x.q is None or any(axis.unit > 127 for axis in axes)):
+    reason = _offence(cx, image, wide, samplings, "BILINEAR")
+    if reason is None:
+        result = _resize(cx, image, samplings, "BILINEAR")
+        if x.q is not None:
+            result = b.rescale(result, x.q.dtype, 1 / (samplings[0].unit * samplings[1].unit))
+    elif x.q is None:
+        result = _as_products(cx, image, samplings)
+    elif any(sampling.unit > 127 for sampling in samplings):
         raise Unsupported(reason)
-    if reason is not None:
-        return to_nchw(cx.b, _as_convolutions(cx, image, axes))
-    result = _resize(cx, image, axes, "BILINEAR")
-    if x.q is not None:
-        result = cx.b.rescale(result, x.q.dtype, 1 / (axes[0].unit * axes[1].unit))
-    return to_nchw(cx.b, result)
+    else:
+        result = _as_convolutions(cx, image, samplings)
+    result = to_nchw(b, result)
+    return b.tile(result, [wanted // size for wanted, size in zip(cx.shape, result.shape, strict=True)])
 
 
-def _as_convolutions(cx: Context, image: Value, axes: Sequence[_Axis]) -> Value:
+def _as_products(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
+    """Interpolation along an axis as a matrix product with its weights, for any scale."""
+    b = cx.b
+    for sampling in samplings:  # the axis in front of the last goes last, and comes back in front
+        image = b.transpose(image, (0, 2, 3, 1))
+        weights = b.const(sampling.weights(1).T[None], image.dtype)
+        rows = b.matmul(b.reshape(image, (1, prod(image.shape[:3]), sampling.size)), weights)
+        image = b.reshape(rows, (*image.shape[:3], sampling.out))
+    return b.transpose(image, (0, 2, 3, 1))
+
+
+def _as_convolutions(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
     """Interpolation along an axis is a matrix product with whole-number weights that sum to ``unit``.
 
     The axis becomes the channels of a 1x1 convolution. Between the two the value has 7 more bits (int8).
     """
     b, dtype = cx.b, image.dtype
     guard = 128 if dtype is DType.INT8 else 1
-    rows = _mix(cx, b.transpose(image, (0, 3, 2, 1)), axes[0])  # [N, C, W, OH]
-    rows = b.rescale(rows, DType.INT16, guard / axes[0].unit)
-    columns = _mix(cx, b.transpose(rows, (0, 1, 3, 2)), axes[1])  # [N, C, OH, OW]
-    result = b.rescale(columns, dtype, 1 / (axes[1].unit * guard))
+    rows = _mix(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
+    rows = b.rescale(rows, DType.INT16, guard / samplings[0].unit)
+    columns = _mix(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
+    result = b.rescale(columns, dtype, 1 / (samplings[1].unit * guard))
     return b.transpose(result, (0, 2, 3, 1))
 
 
-def _mix(cx: Context, x: Value, axis: _Axis) -> Value:
+def _mix(cx: Context, x: Value, sampling: _Sampling) -> Value:
     wide = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
-    weight = cx.b.const(axis.weights().reshape(axis.out, 1, 1, axis.size), DType.INT8)
-    return cx.b.conv2d(x, weight, cx.b.const(np.zeros(axis.out), wide), pad=(0, 0, 0, 0))
+    weights = sampling.weights(sampling.unit).reshape(sampling.out, 1, 1, sampling.size)
+    kernel = cx.b.const(weights, DType.INT8)
+    return cx.b.conv2d(x, kernel, cx.b.const(np.zeros(sampling.out), wide), pad=(0, 0, 0, 0))
 
 
 @op(aten.upsample_bilinear2d.vec, kind=Kind.SHARED)

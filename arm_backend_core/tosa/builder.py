@@ -13,6 +13,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value, constant, prod
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
+from arm_backend_core.tosa.operators.record import LEVEL_8K
 
 Array = np.ndarray[Any, Any]
 
@@ -219,13 +220,13 @@ class Builder:
         """INT32 division truncated towards zero."""
         return self._binary("INTDIV", a, b)
 
-    def maximum(self, a: Value, b: Value) -> Value:
-        """Elementwise maximum."""
-        return self._binary("MAXIMUM", a, b, nan_mode="PROPAGATE")
+    def maximum(self, a: Value, b: Value, *, ignore_nan: bool = False) -> Value:
+        """Elementwise maximum; not a number, or the other operand with ``ignore_nan``, where one is not a number."""
+        return self._binary("MAXIMUM", a, b, nan_mode="IGNORE" if ignore_nan else "PROPAGATE")
 
-    def minimum(self, a: Value, b: Value) -> Value:
-        """Elementwise minimum."""
-        return self._binary("MINIMUM", a, b, nan_mode="PROPAGATE")
+    def minimum(self, a: Value, b: Value, *, ignore_nan: bool = False) -> Value:
+        """Elementwise minimum; not a number, or the other operand with ``ignore_nan``, where one is not a number."""
+        return self._binary("MINIMUM", a, b, nan_mode="IGNORE" if ignore_nan else "PROPAGATE")
 
     def arithmetic_right_shift(self, a: Value, b: Value, *, round: bool = False) -> Value:
         """a >> b; with ``round``, half is added before the shift."""
@@ -277,9 +278,12 @@ class Builder:
     # -- data layout (section 2.10) ------------------------------------------------------------------------------
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
-        """Join along ``axis``."""
+        """Join along ``axis``; more values than an operator takes (TOSA 1.0, section 1.6) in several steps."""
         if len(values) == 1:
             return values[0]
+        most = LEVEL_8K.max_tensor_list_size
+        if len(values) > most:
+            return self.concat([self.concat(values[i : i + most], axis) for i in range(0, len(values), most)], axis)
         shape = list(values[0].shape)
         shape[axis] = sum(value.shape[axis] for value in values)
         return self.emit("CONCAT", values, shape, values[0].dtype, axis=axis)
