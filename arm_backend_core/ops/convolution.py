@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
+from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
@@ -119,12 +119,17 @@ def conv_transpose(
     for group in range(groups):
         part = _slice_last(cx, image, group * in_channels, in_channels)
         rows = kernels[group * in_channels : (group + 1) * in_channels]
-        kernel = cx.b.const(rows.transpose(1, 2, 3, 0), weight.value.dtype)
-        offsets = _bias(cx, x, weight, bias, slice(group * out_channels, (group + 1) * out_channels), out_channels)
-        accumulator = cx.b.transpose_conv2d(
-            part, kernel, offsets, out_pad=out_pad, stride=pair(stride, spatial, 1), zps=_zero_points(x, weight)
+        channels = slice(group * out_channels, (group + 1) * out_channels)
+        sums = accumulator(cx, x, weight, bias, rows.transpose(1, 2, 3, 0), channels)
+        value = cx.b.transpose_conv2d(
+            part,
+            cx.b.const(sums.weights, weight.value.dtype),
+            cx.b.const(sums.offsets, sums.dtype),
+            out_pad=out_pad,
+            stride=pair(stride, spatial, 1),
+            zps=zero_points(x, weight),
         )
-        results.append(_finish(cx, x, weight, accumulator, slice(None)))
+        results.append(cx.finished(value, sums))
     whole = cx.b.concat(results, 3)
     starts = [0, out_pad[0] - ends[0], out_pad[2] - ends[2], 0]
     sizes = (whole.shape[0], *(1, *cx.shape[-spatial:])[-2:], whole.shape[3])
@@ -169,50 +174,42 @@ def _grouped(
         "pad": geometry.pad,
         "stride": geometry.stride,
         "dilation": geometry.dilation,
-        "zps": _zero_points(x, weight),
+        "zps": zero_points(x, weight),
     }
     if groups > 1 and per_group == 1:
         # PyTorch's output channel is c * M + m, as TOSA's.
-        depthwise = kernel.reshape(groups, out_channels // groups, *kernel.shape[2:]).transpose(2, 3, 0, 1)
-        offsets = _bias(cx, x, weight, bias, slice(None), out_channels)
-        accumulator = cx.b.depthwise_conv2d(image, cx.b.const(depthwise, weight.value.dtype), offsets, **attrs)
-        return _finish(cx, x, weight, accumulator, slice(None))
+        sums = accumulator(cx, x, weight, bias, kernel, slice(None))
+        filters = sums.weights.reshape(groups, out_channels // groups, *kernel.shape[2:]).transpose(2, 3, 0, 1)
+        offsets = cx.b.const(sums.offsets, sums.dtype)
+        value = cx.b.depthwise_conv2d(image, cx.b.const(filters, weight.value.dtype), offsets, **attrs)
+        return cx.finished(value, sums)
     size = out_channels // groups
     results = []
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
         part = _slice_last(cx, image, group * per_group, per_group)
-        filters = cx.b.const(kernel[rows].transpose(0, 2, 3, 1), weight.value.dtype)
-        accumulator = cx.b.conv2d(part, filters, _bias(cx, x, weight, bias, rows, size), **attrs)
-        results.append(_finish(cx, x, weight, accumulator, rows))
+        sums = accumulator(cx, x, weight, bias, kernel[rows].transpose(0, 2, 3, 1), rows)
+        constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
+        # A group is finished before groups are joined: CONCAT takes no INT48.
+        results.append(cx.finished(cx.b.conv2d(part, *constants, **attrs), sums))
     return cx.b.concat(results, 3)
 
 
-def _finish(cx: Context, x: Tensor, weight: Tensor, accumulator: Value, rows: slice) -> Value:
-    """Bring the integer accumulator of some output channels to the result's parameters; float results are ready.
+def accumulator(
+    cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, filters: np.ndarray[Any, Any], rows: slice
+) -> Accumulator:
+    """Sums over x with some of the weight's output channels, ``filters`` [channels, ...], which are the bias' ``rows``.
 
-    A group is finished before groups are joined: CONCAT takes no INT48.
+    Raises:
+        Unsupported: see ``Accumulator.of``.
     """
+    real = np.zeros(len(filters)) if bias is None else bias.real[rows]
     if x.q is None or weight.q is None:
-        return accumulator
-    return cx.result(accumulator, float(x.q.scale) * _scales(weight, rows, accumulator.shape[-1]))
-
-
-def _scales(weight: Tensor, rows: slice, size: int) -> np.ndarray[Any, Any]:
-    """The weight's scale(s) for ``size`` output channels; in a transposed convolution all groups share them."""
-    assert weight.q is not None
-    scale = np.atleast_1d(weight.q.scale)
-    return scale[rows] if scale.size > size else scale
-
-
-def _bias(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, rows: slice, size: int) -> Value:
-    """Bias in the accumulator's type and scale; zeros when there is none."""
-    real = np.zeros(size) if bias is None else bias.real[rows]
-    if x.q is None or weight.q is None:
-        return cx.b.const(real, x.value.dtype)
-    steps = np.rint(real / (float(x.q.scale) * _scales(weight, rows, size)))
-    dtype = DType.INT48 if x.value.dtype is DType.INT16 else DType.INT32
-    return cx.b.const(np.clip(steps, *dtype.range), dtype)
+        return Accumulator(filters, real, x.value.dtype)
+    scales = np.atleast_1d(weight.q.scale)
+    if scales.size > len(filters):  # in a transposed convolution all groups share them
+        scales = scales[rows]
+    return Accumulator.of(cx.integer(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real, cx.q)
 
 
 def _constant(weight: Tensor) -> np.ndarray[Any, Any]:
@@ -221,7 +218,8 @@ def _constant(weight: Tensor) -> np.ndarray[Any, Any]:
     return weight.value.data
 
 
-def _zero_points(x: Tensor, weight: Tensor) -> tuple[int, int]:
+def zero_points(x: Tensor, weight: Tensor) -> tuple[int, int]:
+    """Those of input and weight, 0 for floats."""
     return (x.q.zero_point if x.q else 0, weight.q.zero_point if weight.q else 0)
 
 

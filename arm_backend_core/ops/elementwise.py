@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +14,9 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.expression import Float
+from arm_backend_core.ops.integers import aligned
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
-from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -27,58 +30,31 @@ def _common(cx: Context, *operands: Operand) -> list[Value]:
     return [cx.operand(x, cx.dtype) for x in operands]
 
 
-def _steps(cx: Context, x: Operand, scale: float) -> Value:
-    """A quantized operand as INT32, zero point removed, counting in steps of ``scale``."""
-    if not isinstance(x, Tensor):
-        return cx.b.const(np.rint(x / scale), DType.INT32)
-    if x.q is None:
-        raise Unsupported("one of its operands is quantized and the other is not")
-    if x.is_constant:
-        return cx.b.const(np.rint(x.real / scale), DType.INT32)
-    return cx.b.rescale(x.value, DType.INT32, float(x.q.scale) / scale, x.q.zero_point)
-
-
-def _fine_scale(*operands: Operand) -> float:
-    """A step that both operands can be counted in with guard bits.
-
-    The coarser operand is multiplied by 2**19 (int8: |x - zp| < 2**8, so a sum stays below 2**28) or by 2**14 (int16,
-    sum up to 2**30); the other by less. Rounding is then 2**-19 (2**-14) of the coarser operand's step.
-    """
-    quantized = [x.q for x in operands if isinstance(x, Tensor) and x.q is not None]
-    wide = any(q.dtype is DType.INT16 for q in quantized)
-    return max(float(q.scale) for q in quantized) * 2.0 ** -(14 if wide else 19)
-
-
-def _scaled(x: Operand, factor: float) -> Operand:
-    """factor * x by its scale alone; for a negative factor see ``_sum``."""
-    if not isinstance(x, Tensor):
-        return x * factor
-    if x.q is None or factor == 1:
-        return x
-    return Tensor(x.value, QParams(float(x.q.scale) * factor, x.q.zero_point, x.q.dtype, x.q.qmin, x.q.qmax))
-
-
 def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     """x + factor * y on quantized operands."""
     if factor == 0:
-        raise Unsupported("alpha=0")
-    y = _scaled(y, abs(factor))
-    scale = _fine_scale(x, y)
-    left, right = _steps(cx, x, scale), _steps(cx, y, scale)
-    total = cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
-    return cx.result(total, scale)
+        raise Unsupported("alpha=0 makes its second operand count for nothing; leave the operator out")
+    right = cx.integer(y)
+    left, right = aligned(cx.integer(x), right.in_steps_of(right.scale * abs(factor)), cx.q)
+    return (left + right if factor > 0 else left - right).to(cx.q)
+
+
+def _arithmetic(cx: Context, rule: Callable[[Value, Value], Value], x: Operand, y: Operand, *, single: bool) -> Value:
+    """``rule`` on plain operands; a ``single`` operator rounds once in any floating-point type."""
+
+    def evaluate(inner: Context, x: Operand, y: Operand) -> Value:
+        return rule(*_common(inner, x, y))
+
+    return evaluate(cx, x, y) if single and cx.dtype.is_float else cx.widened(evaluate, x, y)
 
 
 def _plain_sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
-    if abs(factor) != 1:
-        return cx.widened(_plain_scaled_sum, x, y, factor)
-    left, right = _common(cx, x, y)
-    return cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
+    def total(left: Value, right: Value) -> Value:
+        if abs(factor) != 1:
+            right = cx.b.mul(right, cx.b.const(np.full((), abs(factor)), right.dtype))
+        return cx.b.add(left, right) if factor > 0 else cx.b.sub(left, right)
 
-
-def _plain_scaled_sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
-    left, right = _common(cx, x, y)
-    return cx.b.add(left, cx.b.mul(right, cx.operand(factor)))
+    return _arithmetic(cx, total, x, y, single=abs(factor) == 1)
 
 
 @op(aten.add.Tensor, aten.add.Scalar, **_ARITHMETIC)
@@ -127,21 +103,16 @@ def _inverse(x: Any, y: Any) -> float | None:
 @op(aten.mul.Tensor, aten.mul.Scalar, factor=_positive, **_ARITHMETIC)
 def mul(cx: Context, x: Operand, y: Operand) -> Value:
     """x * y; of booleans, whether both hold."""
-    left, right = _common(cx, x, y)
-    return cx.b.bitwise("LOGICAL_AND", left, right) if cx.dtype is DType.BOOL else cx.b.mul(left, right)
+    if cx.dtype is DType.BOOL:
+        return cx.b.bitwise("LOGICAL_AND", *_common(cx, x, y))
+    return _arithmetic(cx, cx.b.mul, x, y, single=True)
 
 
 @mul.integer
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
-    return _multiply(cx, x, y)
-
-
-def _multiply(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """(x - zx) * (y - zy) < 2**31 for int16 operands (below 2**16 for int8), so INT32 holds it exactly."""
-    if x.q is None or y.q is None:
-        raise Unsupported("one of its operands is quantized and the other is not")
-    left, right = _steps(cx, x, float(x.q.scale)), _steps(cx, y, float(y.q.scale))
-    return cx.result(cx.b.mul(left, right), float(x.q.scale) * float(y.q.scale))
+    """The product of two int16 is exact in INT32."""
+    left, right = (cx.integer(z).in_steps() for z in (x, y))
+    return (left * right).to(cx.q)
 
 
 @op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, wide=True, **_ARITHMETIC)
@@ -168,46 +139,52 @@ def _may_be_tiny(divisor: Value) -> bool:
 def _(cx: Context, x: Operand, y: Tensor) -> Value:
     """x * sign(y) * (2**30 / abs(y)) in integers; the reciprocal has 16 significant bits whatever y is.
 
-    With abs(x) < 2**n, n = 8 or 16, the product is below 2**(30 + n): n bits are dropped. y = 0 gives 0.
+    x / 0 saturates, as infinity does in PyTorch's quantized graph: with sign(0) = 0 the quotient is 0 there, and
+    sign(x) * 2**29 is added. So many bits of the product are dropped that 2**29 is beyond the result's range. 0 / 0
+    is 0.
     """
-    if y.q is None:
-        raise Unsupported("one of its operands is quantized and the other is not")
     if not isinstance(x, Tensor):
         raise Unsupported("a number divided by a tensor, which must be one function of that tensor")
-    if x.q is None:
-        raise Unsupported("one of its operands is quantized and the other is not")
-    b = cx.b
-    dividend, divisor = _steps(cx, x, float(x.q.scale)), _steps(cx, y, float(y.q.scale))
-    one = b.const(1, DType.INT32)
-    sign = b.maximum(b.minimum(divisor, one), b.const(-1, DType.INT32))
-    inverse = fixed_point.reciprocal(b, b.maximum(b.unary("ABS", divisor), one))
-    bits = 8 if x.q.dtype is DType.INT8 else 16
-    quotient = b.mul(b.mul(dividend, sign), inverse, shift=bits)
-    return cx.result(quotient, float(x.q.scale) / float(y.q.scale) * 2.0 ** (bits - 30))
+    dividend, divisor = (cx.integer(z).in_steps().in_steps_of(1.0) for z in (x, y))
+    size = abs(divisor)
+    positive = size.maximum(1)
+    inverse = fixed_point.reciprocal(positive)
+    # One step over one step, in steps of the result.
+    unit = cx.integer(x).scale / cx.integer(y).scale / float(cx.q.scale)
+    span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
+    if unit > 2 * span:  # a reciprocal with which every dividend saturates may as well be less, which leaves more bits
+        inverse = inverse.minimum(math.ceil((1 << 31) * span / unit))
+    bits = max(0, (dividend.peak * inverse.high).bit_length() - 30)
+    bits = min(max(bits, math.ceil(math.log2(4 * span / unit))), 62)
+    quotient = (dividend * divisor.sign()).times(inverse, bits)
+    infinite = (positive - size).within(0, 1).times(1 << 29).in_steps_of(1.0) * dividend.sign()
+    total = quotient + infinite.in_steps_of(quotient.scale)
+    # All quotients but infinite ones round to 0 where the bits that would have to be dropped are more than 62.
+    return total.in_steps_of(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).to(cx.q)
 
 
 @op(aten.maximum.default, aten.clamp_min.Tensor, fuses=True, univariate=True)
 def maximum(cx: Context, x: Tensor, y: Tensor) -> Value:
     """Elementwise maximum."""
-    return cx.b.maximum(*_common(cx, x, y))
+    return _arithmetic(cx, cx.b.maximum, x, y, single=True)
 
 
 @maximum.integer
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
-    scale = _fine_scale(x, y)
-    return cx.result(cx.b.maximum(_steps(cx, x, scale), _steps(cx, y, scale)), scale)
+    left, right = aligned(cx.integer(x), cx.integer(y), cx.q)
+    return left.maximum(right).to(cx.q)
 
 
 @op(aten.minimum.default, aten.clamp_max.Tensor, fuses=True, univariate=True)
 def minimum(cx: Context, x: Tensor, y: Tensor) -> Value:
     """Elementwise minimum."""
-    return cx.b.minimum(*_common(cx, x, y))
+    return _arithmetic(cx, cx.b.minimum, x, y, single=True)
 
 
 @minimum.integer
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
-    scale = _fine_scale(x, y)
-    return cx.result(cx.b.minimum(_steps(cx, x, scale), _steps(cx, y, scale)), scale)
+    left, right = aligned(cx.integer(x), cx.integer(y), cx.q)
+    return left.minimum(right).to(cx.q)
 
 
 @op(aten.fmax.default)
@@ -249,16 +226,11 @@ def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
 @prelu.integer
 def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
     """The negative part times the weight in its own steps (8 bits, as calibrated), both parts in fine steps."""
-    if x.q is None or weight.q is None:
-        raise Unsupported("one of its operands is quantized and the other is not")
-    steps = cx.b.const(np.rint(weight.real / float(weight.q.scale)), DType.INT32)
-    value = cx.b.rescale(x.value, DType.INT32, 1.0, x.q.zero_point)
-    zero = cx.b.const(0, DType.INT32)
-    product = cx.b.mul(cx.b.minimum(value, zero), _per_channel(cx, x, Tensor(steps)))
-    scale = _fine_scale(x)
-    positive = cx.b.rescale(cx.b.maximum(value, zero), DType.INT32, float(x.q.scale) / scale)
-    negative = cx.b.rescale(product, DType.INT32, float(x.q.scale) * float(weight.q.scale) / scale)
-    return cx.result(cx.b.add(positive, negative), scale)
+    value = cx.integer(x).in_steps()
+    gain = cx.integer(weight).in_steps()
+    gain = replace(gain, value=_per_channel(cx, x, Tensor(gain.value)))
+    positive, negative = aligned(value.maximum(0), value.minimum(0) * gain, cx.q)
+    return (positive + negative).to(cx.q)
 
 
 def _per_channel(cx: Context, x: Tensor, weight: Tensor) -> Value:

@@ -9,6 +9,8 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.convolution import accumulator, zero_points
+from arm_backend_core.ops.integers import Int, requantized
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
@@ -27,17 +29,11 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     out_channels, in_channels = weight.shape
     rows = prod(x.shape[:-1])
     image = cx.b.reshape(x.value, (1, 1, rows, in_channels))
-    kernel = cx.b.const(weight.value.data.reshape(out_channels, 1, 1, in_channels), weight.value.dtype)
-    real = np.zeros(out_channels) if bias is None else bias.real
-    if x.q is None or weight.q is None:
-        result = cx.b.conv2d(image, kernel, cx.b.const(real, x.value.dtype), pad=(0, 0, 0, 0))
-        return cx.b.reshape(result, cx.shape)
-    scale = float(x.q.scale) * np.atleast_1d(weight.q.scale)
-    dtype = DType.INT48 if x.value.dtype is DType.INT16 else DType.INT32
-    offsets = cx.b.const(np.clip(np.rint(real / scale), *dtype.range), dtype)
-    zps = (x.q.zero_point, weight.q.zero_point)
-    result = cx.result(cx.b.conv2d(image, kernel, offsets, pad=(0, 0, 0, 0), zps=zps), scale)
-    return cx.b.reshape(result, cx.shape)
+    filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
+    sums = accumulator(cx, x, weight, bias, filters, slice(None))
+    kernel, offsets = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
+    value = cx.b.conv2d(image, kernel, offsets, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
+    return cx.b.reshape(cx.finished(value, sums), cx.shape)
 
 
 linear.integer(linear.lower)
@@ -47,17 +43,22 @@ def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
     """a [N, H, C] x b [N, C, W]."""
     if a.q is None or b.q is None:
         if a.q is not b.q:
-            raise Unsupported("one of its operands is quantized and the other is not")
-        return cx.b.matmul(a.value, b.value)
+            raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
+        return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)  # TOSA sums int8 in INT32 and BF16 in FP32
     if a.value.dtype is not b.value.dtype:
         raise Unsupported("matrix product of an int8 and an int16 operand")
-    scale = float(a.q.scale) * float(b.q.scale)
+    left, right = cx.integer(a), cx.integer(b)
     if a.value.dtype is DType.INT16 and refusal(cx.target, "MATMUL", (DType.INT16, DType.INT16), DType.INT48):
-        return _split_product(cx, a.value, b.value, scale)
-    return cx.result(cx.b.matmul(a.value, b.value, (a.q.zero_point, b.q.zero_point)), scale)
+        return _split_product(cx, left, right)
+    sums = cx.b.matmul(a.value, b.value, (a.q.zero_point, b.q.zero_point))
+    peak = float(left.peak * right.peak * a.shape[-1])
+    if peak > sums.dtype.range[1]:
+        name = sums.dtype.value
+        raise Unsupported(f"a matrix product over {a.shape[-1]} elements, which {name} might not hold; split it")
+    return requantized(cx.b, sums, peak, np.array([left.scale * right.scale]), cx.q)
 
 
-def _split_product(cx: Context, a: Value, b: Value, scale: float) -> Value:
+def _split_product(cx: Context, a: Int, b: Int) -> Value:
     """An int16 product by four int8 ones, for hardware without the former (Ethos-U55 and U65).
 
     x = r * high + low, r = 258, high = round(x / r), |low| <= 129. So a @ b = r**2 (ah @ bh) + r (ah @ bl + al @ bh) +
@@ -66,17 +67,33 @@ def _split_product(cx: Context, a: Value, b: Value, scale: float) -> Value:
     keeps the largest possible sum of K products below 2**29.
     """
     radix = 258
-    pairs = []
-    for x in (a, b):
-        high = cx.b.rescale(x, DType.INT8, 1 / radix)
-        rest = cx.b.sub(cx.b.rescale(x, DType.INT32, 1.0), cx.b.rescale(high, DType.INT32, float(radix)))
-        pairs.append((high, cx.b.rescale(rest, DType.INT8, 1.0)))
-    (a_high, a_low), (b_high, b_low) = pairs
-    step = max(float(cx.q.scale) * 2.0**-14, scale * a.shape[-1] * 2.0 ** (30 - 29))
-    total = cx.b.rescale(cx.b.matmul(a_high, b_high), DType.INT32, scale * radix**2 / step)
+
+    def parts(x: Int) -> tuple[Int, Int]:
+        high = x.in_steps_of(1.0).rescale(DType.INT8, 1 / radix, saturate=True)
+        whole = high.in_steps_of(1.0).rescale(DType.INT32, float(radix)).in_steps_of(1.0)
+        rest = (x.in_steps_of(1.0).rescale(DType.INT32, 1.0) - whole).within(-radix, radix)
+        return high, rest.rescale(DType.INT8, 1.0, saturate=True)
+
+    (a_high, a_low), (b_high, b_low) = parts(a), parts(b)
+    k, scale = a.shape[-1], a.scale * b.scale
+    step = max(float(cx.q.scale) * 2.0**-14, scale * k * 2.0 ** (30 - 29))
+
+    if step > float(cx.q.scale):
+        raise Unsupported(
+            f"a product over {k} int16 elements that {cx.target.name} sums in steps of {step:.2g}, its result has "
+            f"steps of {float(cx.q.scale):.2g}: calibrate with samples in which it is not constant"
+        )
+
+    def product(left: Int, right: Int, weight: int) -> Int:
+        sums = cx.b.matmul(left.value, right.value)
+        peak = left.peak * right.peak * k
+        whole = Int(cx.b, sums, -peak, peak, scale * weight)
+        return whole.rescale(DType.INT32, whole.scale / step).in_steps_of(step)
+
+    total = product(a_high, b_high, radix**2)
     for left, right, weight in ((a_high, b_low, radix), (a_low, b_high, radix), (a_low, b_low, 1)):
-        total = cx.b.add(total, cx.b.rescale(cx.b.matmul(left, right), DType.INT32, scale * weight / step))
-    return cx.result(total, step)
+        total = total + product(left, right, weight)
+    return total.to(cx.q)
 
 
 @op(aten.bmm.default, aten.mm.default, aten.matmul.default, fuses=True)

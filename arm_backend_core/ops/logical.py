@@ -11,32 +11,13 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.casting import to_bool, to_number
+from arm_backend_core.ops.integers import aligned
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float
-
-
-def _fine_steps(cx: Context, *operands: Operand) -> list[Value]:
-    """Quantized operands in one scale, INT32: 2**-19 of the coarser one's step (int16: 2**-14), as for ADD.
-
-    Operands of equal parameters stay exact; a number is saturated, which no operand reaches.
-    """
-    quantized = [x.q for x in operands if isinstance(x, Tensor) and x.q is not None]
-    wide = any(q.dtype is DType.INT16 for q in quantized)
-    scale = max(float(q.scale) for q in quantized) * 2.0 ** -(14 if wide else 19)
-
-    def steps(x: Operand) -> Value:
-        if isinstance(x, Tensor) and not x.is_constant:
-            if x.q is None:
-                raise Unsupported("one of its operands is quantized and the other is not")
-            return cx.b.rescale(x.value, DType.INT32, float(x.q.scale) / scale, x.q.zero_point)
-        real = x.real if isinstance(x, Tensor) else np.array(float(x))
-        return cx.b.const(np.clip(np.rint(real / scale), *DType.INT32.range), DType.INT32)
-
-    return [steps(x) for x in operands]
 
 
 def _numbers(cx: Context, *operands: Operand) -> list[Value]:
@@ -70,7 +51,8 @@ def _comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: b
 
     @plain.integer
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
-        return compare(cx, *_fine_steps(cx, x, y))
+        left, right = aligned(cx.integer(x), cx.integer(y))
+        return compare(cx, left.value, right.value)
 
 
 _comparison("EQUAL", aten.eq.Tensor, aten.eq.Scalar)

@@ -13,6 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.images import as_image, to_nchw, to_nhwc
+from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over, vector
 from arm_backend_core.ops.registry import op
@@ -83,19 +84,18 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)
     scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
-    wide = DType.INT48 if x.q.dtype is DType.INT16 else DType.INT32
-    bias = np.clip(np.rint(offset / scale), *wide.range)
+    sums = Accumulator.of(cx.integer(x), weight, 0, scale, offset, cx.q)
     shape = x.shape
     value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], -1))
     image = to_nhwc(cx.b, as_image(cx.b, value))
     accumulator = cx.b.depthwise_conv2d(
         image,
-        cx.b.const(weight.reshape(1, 1, -1, 1), DType.INT8),
-        cx.b.const(bias, wide),
+        cx.b.const(sums.weights.reshape(1, 1, -1, 1), DType.INT8),
+        cx.b.const(sums.offsets, sums.dtype),
         pad=(0, 0, 0, 0),
         zps=(x.q.zero_point, 0),
     )
-    return cx.b.reshape(to_nchw(cx.b, cx.result(accumulator, scale)), shape)
+    return cx.b.reshape(to_nchw(cx.b, cx.finished(accumulator, sums)), shape)
 
 
 for _record in (batch_norm, batch_norm_no_training):

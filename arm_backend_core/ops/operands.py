@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.integers import Accumulator, Int, requantized
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
@@ -131,27 +133,48 @@ class Context:
     def widened(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What ``rule`` gives, computed in FP32 and rounded once where operands or result are narrower floats.
 
-        PyTorch computes so too. Sums and formulas of several steps in FP16 would overflow and lose bits.
+        PyTorch computes so too. Sums and formulas of several steps in FP16 would overflow and lose bits. Integers are
+        computed in INT32, all that TOSA's arithmetic has; narrower ones wrap in the CAST back, as in PyTorch.
         """
+        kind, *narrows = (
+            (DType.FP32, DType.FP16, DType.BF16) if self.dtype.is_float else (DType.INT32, DType.INT8, DType.INT16)
+        )
 
         def wide(x: Any) -> Any:
             if isinstance(x, (list, tuple)):
                 return [wide(item) for item in x]
-            narrow = isinstance(x, Tensor) and x.value.dtype in (DType.FP16, DType.BF16)
-            return Tensor(self.b.cast(x.value, DType.FP32)) if narrow else x
+            narrow = isinstance(x, Tensor) and x.value.dtype in narrows
+            return Tensor(self.b.cast(x.value, kind)) if narrow else x
 
         def rounded(value: Value) -> Value:
-            return self.b.cast(value, self.dtype) if value.dtype is DType.FP32 else value
+            return self.b.cast(value, self.dtype) if value.dtype is kind else value
 
-        if not self.dtype.is_float or self.out is not None:
+        if self.dtype is DType.BOOL or self.out is not None:
             return rule(self, *args, **kwargs)
-        result = rule(replace(self, computed=DType.FP32), *wide(args), **{k: wide(x) for k, x in kwargs.items()})
+        result = rule(replace(self, computed=kind), *wide(args), **{k: wide(x) for k, x in kwargs.items()})
         return [rounded(value) for value in result] if isinstance(result, list) else rounded(result)
 
-    def result(self, accumulator: Value, scale: float | np.ndarray[Any, Any]) -> Value:
-        """Rescale integers that count in steps of ``scale`` to the result's parameters."""
-        factor = np.asarray(scale, dtype=np.float64) / np.asarray(self.q.scale, dtype=np.float64)
-        return self.b.rescale(accumulator, self.q.dtype, factor, 0, self.q.zero_point)
+    def integer(self, x: Tensor | float) -> Int:
+        """A quantized operand; a number is one step of its own size.
+
+        Raises:
+            Unsupported: a tensor that is not quantized, or a number that is none.
+        """
+        if isinstance(x, Tensor):
+            if x.q is None:
+                raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
+            return Int.of(self.b, x.value, x.q)
+        if math.isnan(x):
+            raise Unsupported("one of its operands is not a number (nan), which integers cannot hold")
+        sign = (x > 0) - (x < 0)
+        return Int.const(self.b, sign, DType.INT32, min(abs(float(x)), float(np.finfo(np.float32).max)))
+
+    def finished(self, value: Value, sums: Accumulator) -> Value:
+        """An operator's sums in the result's parameters; floating-point ones are ready."""
+        if sums.scales is None or sums.peaks is None:
+            return value
+        peaks = sums.peaks if sums.scales.size > 1 else float(sums.peaks.max())
+        return requantized(self.b, value, peaks, sums.scales, self.q)
 
     def requantize(self, x: Tensor, q: QParams) -> Value:
         """``x`` in other parameters; constants are converted at compile time."""
@@ -160,5 +183,4 @@ class Context:
             return x.value
         if x.is_constant:
             return self.b.const(q.quantize(x.real), q.dtype)
-        factor = float(x.q.scale) / float(q.scale)
-        return self.b.rescale(x.value, q.dtype, factor, x.q.zero_point, q.zero_point)
+        return Int.of(self.b, x.value, x.q).to(q)

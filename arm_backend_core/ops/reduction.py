@@ -134,13 +134,20 @@ def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     return cx.b.reshape(Float(cx.b, variance).sqrt().value, cx.shape)
 
 
+@std.integer
+def _(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
+    x = vector(cx, x)
+    assert x.q is not None
+    return cx.b.reshape(fixed_point.std(cx.b, x.value, x.q, *_spread(x, *args, **kwargs), cx.q), cx.shape)
+
+
 @op(aten.amax.default, kind=Kind.SHARED)
 def amax(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Value:
     """Largest element over ``dim``; order does not depend on scale and zero point."""
     x = vector(cx, x)
     axes = _axes(x, dim)
     if x.q is not None and axes == (x.rank - 1,):
-        return cx.b.reshape(fixed_point.largest(cx.b, x.value, axes[0]), cx.shape)
+        return cx.b.reshape(fixed_point.largest(cx.b, x.value, x.q, axes[0]), cx.shape)
     return cx.b.reshape(_reduce(cx, "REDUCE_MAX", x.value, axes), cx.shape)
 
 

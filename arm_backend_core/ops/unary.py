@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.operands import Context, Tensor
@@ -39,6 +40,8 @@ def unary(overload: OpOverload, formula: Formula | None, **facts: Any) -> Record
             floats = [Float(cx.b, cx.operand(x, inner.dtype), cx.dtype) if isinstance(x, Tensor) else x for x in args]
             return formula(*floats, **kwargs).value
 
+        if cx.dtype in (DType.INT8, DType.INT16):
+            return cast(Value, cx.widened(evaluate, *args, **kwargs))
         mark = len(cx.b.graph.ops)
         result = evaluate(cx, *args, **kwargs)
         if len(cx.b.graph.ops) > mark + 1:  # a single operator rounds once in any type

@@ -388,6 +388,8 @@ REDUCTION = [
     Case("var", lambda x: x.var(-1), one(2, 3, 16)),
     Case("var_all_biased", lambda x: torch.var(x, False), one(2, 3, 16)),
     Case("var_correction", lambda x: x.var((0, 2), correction=3, keepdim=True), one(2, 3, 16)),
+    Case("std", lambda x: x.std(-1), one(2, 3, 16)),
+    Case("std_biased", lambda x: x.std((1, 2), unbiased=False, keepdim=True), one(2, 3, 16)),
     Case("amax", lambda x: x.amax(-1), one(2, 3, 16)),
     Case("amax_keepdim", lambda x: x.amax((1, 2), keepdim=True), one(2, 3, 16)),
     Case("amin", lambda x: x.amin(1), one(2, 3, 16)),
@@ -506,6 +508,24 @@ LOGICAL = [
     Case("isinf", torch.isinf, one(2, 8), profiles=("fp",)),
 ]
 
+#: Functions of raw integers by the number of their operands; narrow ones wrap.
+_WHOLE: dict[int, dict[str, Callable[..., Any]]] = {
+    1: {
+        "relu": F.relu,
+        "clamp": lambda x: x.clamp(-3, 50),
+        "abs": torch.abs,
+        "neg": torch.neg,
+        "square": torch.square,
+        "rsub": lambda x: 3 - x,
+    },
+    2: {
+        "mul": torch.mul,
+        "add": torch.add,
+        "sub": lambda x, y: torch.sub(x, y, alpha=3),
+        "maximum": torch.maximum,
+    },
+}
+
 CASTING = [
     Case("to_int", lambda x: (x * 3).to(torch.int32), one(2, 8), profiles=("fp",)),
     Case("to_bool", lambda x: F.relu(x).bool(), one(2, 8), profiles=("fp",)),
@@ -514,6 +534,18 @@ CASTING = [
     Case("bool_to_float", lambda x: x.float() * 2, [Input((2, 8), dtype=torch.bool)], profiles=("fp",)),
     Case("to_same", lambda x: x.to(torch.float32) * 2, one(2, 8)),
     Case("type_as", lambda x, y: x.type_as(y) + y, two((2, 8), (2, 8))),
+    *(
+        Case(f"{name}_{str(dtype)[6:]}", function, [Input((2, 8), -100, 100, dtype)] * count, profiles=("int8",))
+        for dtype in (torch.int8, torch.int16, torch.int32)
+        for count, functions in _WHOLE.items()
+        for name, function in functions.items()
+    ),
+    Case(
+        "mm_int8",
+        torch.mm,
+        [Input((2, 8), -100, 100, torch.int8), Input((8, 3), -100, 100, torch.int8)],
+        profiles=("int8",),
+    ),
     Case("int32_to_int8", lambda x: (x + 1).to(torch.int8), [Input((2, 8), -50, 50, torch.int32)], profiles=("int8",)),
 ]
 

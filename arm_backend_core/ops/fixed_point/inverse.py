@@ -1,0 +1,76 @@
+"""1 / v, 1 / sqrt(v), sqrt(v) and ln(v) of positive integers, by a table of the mantissa.
+
+Real numbers are those of the integers alone: v counts in steps of one, whatever its scale.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.ops.integers import ONE, Int
+
+I16, I32 = DType.INT16, DType.INT32
+#: Where a table of int16 is given: every 128th value, and the one beyond the last.
+POINTS = np.arange(-32768, 32769, 128, dtype=np.float64)
+
+
+def reciprocal(v: Int) -> Int:
+    """1 / v in steps of 2**-30, int32, for int32 v in [1, 2**31).
+
+    v is normalized to m * 2**30, 1 <= m < 2, by its leading zeros z. 1 / m in Q15 comes from a 513-entry
+    table; its index, entries and interpolation are each rounded, together 2**-14 of the result at most. The
+    result is the table's value * 2**(z - 16), rounded, so a v near 2**30 leaves few bits.
+    """
+    zeros, mantissa = _normalized(v)
+    inverse = mantissa.tabulated((ONE + 1) / _OCTAVE, 2.0**-15)
+    wide = inverse.rescale(I32, 1.0).shifted_left(15)
+    peak = math.ceil((1 << 30) / v.low * (1 + 2.0**-13)) + 1
+    return wide.shifted_right(zeros.like(31) - zeros).within(0, peak).in_steps_of(2.0**-30)
+
+
+def rsqrt(v: Int) -> Int:
+    """1 / sqrt(v) in steps of 2**-29, int32, for int32 v in [1, 2**30).
+
+    v * 4**(h - 1) = m * 2**28 with 1 <= m < 4 and h half the leading zeros, rounded down. 1 / sqrt(m) in Q15
+    comes from a table; index, entries and interpolation are each rounded, together 2**-14 of the result at
+    most. The shift to the left by h - 1 is exact, so small and large v come out alike.
+    """
+    assert v.high < 1 << 30
+    less = v.leading_zeros() - 1
+    steps = less.shifted_right(less.like(1)) - 1  # (z - 1 + 1) >> 1, less one
+    normalized = v.in_steps_of(1.0).shifted_left(steps + steps, (1 << 30) - 1).within(1 << 28, 1 << 30)
+    index = (normalized - (5 << 27)).rescale(I16, 1 / (3 << 12), saturate=True)
+    root = index.tabulated((ONE + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)
+    peak = math.ceil((1 << 29) / math.sqrt(v.low) * (1 + 2.0**-13))
+    return root.rescale(I32, 1.0).shifted_left(steps, peak).in_steps_of(2.0**-29)
+
+
+def sqrt(v: Int) -> Int:
+    """Square root in steps of 2**-14, int32, for int32 v in [0, 2**30): as exact as ``rsqrt``."""
+    root = v.in_steps_of(1.0).times(rsqrt(v.maximum(1)), 15, peak=math.isqrt(v.high << 28) + (1 << 16))
+    return root.in_steps_of(2.0**-14)
+
+
+def logarithm(v: Int) -> Int:
+    """ln(v) in steps of 2**-20, int32, for int32 v in [1, 2**31).
+
+    ln(m) from a table in Q15, its entries and interpolation rounded (2**-15 together), plus (31 - z) * ln(2).
+    """
+    zeros, mantissa = _normalized(v)
+    fraction = mantissa.tabulated(np.log(_OCTAVE) * (ONE + 1), 2.0**-15)
+    octaves = (zeros.like(31) - zeros).times(round(math.log(2) * (1 << 20)))
+    return fraction.rescale(I32, 32.0) + octaves.in_steps_of(2.0**-20)
+
+
+_OCTAVE = 1.5 + POINTS / 65536
+
+
+def _normalized(v: Int) -> tuple[Int, Int]:
+    """Leading zeros, and the int16 index of v << (zeros - 1) in [2**30, 2**31); see ``_OCTAVE``."""
+    assert v.low >= 1
+    zeros = v.leading_zeros()
+    normalized = v.in_steps_of(1.0).shifted_left(zeros - 1, (1 << 31) - 1).within(1 << 30, 1 << 31)
+    return zeros, (normalized - (3 << 29)).rescale(I16, 2.0**-14, saturate=True)

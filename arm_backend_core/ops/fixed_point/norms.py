@@ -1,0 +1,234 @@
+"""Normalization: rows less their mean, divided by their deviation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.fixed_point.inverse import rsqrt, sqrt
+from arm_backend_core.ops.fixed_point.rows import Rows
+from arm_backend_core.ops.integers import Array, Int
+from arm_backend_core.qparams import QParams
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+
+I32 = DType.INT32
+
+
+def layer_norm(
+    b: Builder,
+    x: Value,
+    q: QParams,
+    axes: Sequence[int],
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    out: QParams,
+) -> Value:
+    """(x - mean) / sqrt(variance + eps) * weight + bias over ``axes``.
+
+    ``weight`` and ``bias`` are real, of the shape of these axes.
+
+    Raises:
+        Unsupported: x is neither int8 nor int16.
+    """
+    rows = Rows.of(b, x, q, axes, "layer_norm")
+    gain, offset = (None if p is None else rows.along(p) for p in (weight, bias))
+    return rows.restore(_affine(_standardized(rows, eps, centre=True), gain, offset, out))
+
+
+def rms_norm(
+    b: Builder, x: Value, q: QParams, axes: Sequence[int], weight: Array | None, eps: float, out: QParams
+) -> Value:
+    """x / sqrt(mean(x * x) + eps) * weight over ``axes``; ``weight`` is real, of the shape of these axes.
+
+    Raises:
+        Unsupported: x is neither int8 nor int16.
+    """
+    rows = Rows.of(b, x, q, axes, "rms_norm")
+    gain = None if weight is None else rows.along(weight)
+    return rows.restore(_affine(_standardized(rows, eps, centre=False), gain, None, out))
+
+
+def group_norm(
+    b: Builder,
+    x: Value,
+    q: QParams,
+    groups: int,
+    weight: Array | None,
+    bias: Array | None,
+    eps: float,
+    out: QParams,
+) -> Value:
+    """x [N, C, ...] normalized over C / groups channels and all positions; ``weight`` and ``bias`` [C].
+
+    Instance normalization is ``groups`` = C.
+
+    Raises:
+        Unsupported: x is neither int8 nor int16.
+    """
+    batch, channels = x.shape[:2]
+    grouped = (batch * groups, x.size // (batch * groups))
+    rows = Rows.of(b, b.reshape(x, grouped), q, (1,), "group_norm")
+    spread = _standardized(rows, eps, centre=True).reshape((batch, channels, x.size // (batch * channels)))
+    gain, offset = (None if p is None else p.reshape(1, channels, 1) for p in (weight, bias))
+    return b.reshape(_affine(spread, gain, offset, out), x.shape)
+
+
+def _affine(x: Int, weight: Array | None, bias: Array | None, out: QParams) -> Value:
+    """x * weight + bias in int32, then the result's parameters.
+
+    The product keeps 29 bits: weights are scaled to 2**30 at most and the product is shifted by 31. The bias
+    is rounded to the product's step.
+    """
+    if weight is None and bias is None:
+        return x.to(out)
+    factors = np.ones((1,) * x.value.rank) if weight is None else weight
+    peak = max(float(np.abs(factors).max()), 1e-30)
+    if bias is not None:  # a bias beyond what x * weight can reach coarsens the step
+        peak = max(peak, float(np.abs(bias).max()) / (x.scale * (1 << 30)))
+    gain = Int.const(x.b, np.rint(factors / peak * (1 << 30)).astype(np.int64), I32, peak * 2.0**-30)
+    y = x.times(gain, 31)
+    if bias is not None:
+        y = y + Int.const(x.b, np.rint(bias / y.scale).astype(np.int64), I32, y.scale)
+    return y.to(out)
+
+
+def _standardized(rows: Rows, eps: float, *, centre: bool) -> Int:
+    """(x - mean) / sqrt(variance + eps), or x / sqrt(mean(x * x) + eps), as int32."""
+    floor = eps / rows.x.scale**2  # eps in squared steps of x
+    if rows.x.dtype is DType.INT8:
+        return _standardized_int8(rows, floor, centre=centre)
+    energy = Energy.of(rows, centre=centre, floor=floor)
+    v = (energy.squares + energy.scaled(floor)).maximum(1)
+    # c / sqrt(sum(c * c)) is 1 at most.
+    y = energy.shifted.times(rsqrt(v.in_steps_of(1.0)), 14, peak=1 << 30)
+    return y.in_steps_of(math.sqrt(rows.n) * 2.0 ** (14 - 29 - energy.drop / 2))
+
+
+# -- int8 ----------------------------------------------------------------------------------------------------
+
+
+def squares_int8(rows: Rows, bits: int, *, centre: bool) -> tuple[Int, Int]:
+    """Sum of (x - mean)**2 (or of (x - zero point)**2) in units of 2**-bits, and the sum of x.
+
+    From whole numbers: Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a
+    64-bit product inside MUL; the mean's rounding moves the result by n * 2**-16 at most, so flat rows come
+    out right too. By Cauchy and Schwarz Q >= S * S / n but for that rounding.
+    """
+    x, n = rows.x.in_steps_of(1.0), rows.n
+    squares, total = rows.sum_of(x * x), rows.sum_of(x)
+    scaled = squares.shifted_left(bits) if bits else squares
+    if centre:
+        mean22 = total.rescale(I32, (1 << 22) / n).in_steps_of(2.0**-22)
+        difference = scaled - total.times(mean22, 22 - bits)
+        return difference.within(-n - 1, (n << 14 + bits) + n), total
+    unit = 2.0**-bits
+    cross = total.times(-2 * rows.zero_point * (1 << bits)).in_steps_of(unit)
+    square = scaled + cross + n * rows.zero_point**2 * (1 << bits)
+    return square.within(0, n << 16 + bits), total
+
+
+def _standardized_int8(rows: Rows, floor: float, *, centre: bool) -> Int:
+    """x * g - mean * g with g = rsqrt(V) and V = n * (variance + eps) * 2**bits, exact, below 2**30.
+
+    V >= 2**(bits - 1) wherever a row is not constant, so x * g < 2**(37 - bits / 2); the products are shifted
+    to 30 bits. Their difference is result * 2**(29 - shift) / sqrt(n * 2**bits), which leaves 16 bits below
+    one for n = 1024.
+    """
+    n, x = rows.n, rows.x.in_steps_of(1.0)
+    bits = min(14, math.floor(29.9 - math.log2(n * ((1 << 14 if centre else 1 << 16) + floor))))
+    if bits < 0:
+        raise _too_long(n, floor)
+    squares, total = squares_int8(rows, bits, centre=centre)
+    v = (squares + round(n * floor * (1 << bits))).maximum(1 << max(bits - 1, 0))
+    g = rsqrt(v)
+    shift = max(0, 7 - bits // 2)
+    product = x.widened(6).times(g, shift + 6)
+    if centre:
+        mean = total.in_steps_of(n).rescale(I32, (1 << 13) / n)
+        product = product - mean.times(g, shift + 13).in_steps_of(product.scale)
+    elif rows.zero_point:
+        product = product - g.like(rows.zero_point << 6).times(g, shift + 6).in_steps_of(product.scale)
+    scale = math.sqrt(n * 2.0**bits) * 2.0 ** (shift - 29)
+    peak = math.ceil(1.01 * math.sqrt(n) / scale) + (1 << 16)  # |x - mean| <= sqrt(n) * deviation, and roundings
+    return product.within(-peak, peak).in_steps_of(scale)
+
+
+def _too_long(n: int, floor: float) -> Unsupported:
+    return Unsupported(
+        f"normalization over {n} elements with an eps of {floor:.3g} squared steps of its input; normalize fewer "
+        "elements, or calibrate with samples whose values are not that small"
+    )
+
+
+# -- int16 ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Sum of squares along rows of int16, which would not fit: each row is first shifted to full scale.
+
+    c = x - mean with ``bits`` fractional bits; A = sum(abs(c)) <= 2**29; ``shift`` brings A into [2**28, 2**29).
+    Then sum((c << shift)**2) lies in [A * A / n, A * A / 2], and its terms are rounded to multiples of 2**drop.
+
+    Attributes:
+        shifted: c << shift.
+        squares: sum(shifted**2) >> drop; below 2**29 and a rounding for each element.
+    """
+
+    shifted: Int
+    shift: Int
+    squares: Int
+    bits: int
+    drop: int
+    n: int
+
+    @classmethod
+    def of(cls, rows: Rows, *, centre: bool, floor: float = 0.0) -> Energy:
+        """Energy about the mean, or about zero, where ``floor`` squared steps of x for each element can be added.
+
+        Raises:
+            Unsupported: ``floor`` is too large.
+        """
+        n, x = rows.n, rows.x.in_steps_of(1.0)
+        drop = 28 if centre else 29
+        exponent, _ = _amount(n, floor)
+        bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
+        if bits < -8:
+            raise _too_long(n, floor)
+        c = x.widened(bits)
+        if centre:
+            mean = rows.sum_of(x).in_steps_of(float(n)).rescale(I32, 2.0**bits / n)
+            c = c - mean.in_steps_of(c.scale)
+        size = abs(c).sum(rows.axis, peak=1 << 29)
+        shift = (size.leading_zeros() - 3).minimum(min(28, -(exponent + 2 * bits - drop) // 2)).maximum(0)
+        shifted = c.in_steps_of(1.0).shifted_left(shift, 1 << 29)
+        squares = shifted.times(shifted, drop).sum(rows.axis, peak=(1 << 29) + n)
+        return cls(shifted, shift, squares, bits, drop, n)
+
+    def scaled(self, floor: float) -> Int:
+        """n * floor in the units of ``squares``: a mantissa that follows the shift of each row."""
+        exponent, mantissa = _amount(self.n, floor)
+        exponent += 2 * self.bits - self.drop
+        falls = self.shift.like(-exponent) - (self.shift + self.shift)
+        falls = falls.minimum(31).maximum(0)
+        whole = Int.const(self.shift.b, np.full(self.shift.shape, mantissa), I32)
+        return whole.shifted_right(falls).in_steps_of(self.squares.scale)
+
+    def root(self) -> Int:
+        """sqrt(sum(c * c)) in steps of x."""
+        root = sqrt(self.squares.in_steps_of(1.0))  # 2**shift times as much, in steps of c
+        return root.shifted_right(self.shift).in_steps_of(2.0 ** (-self.bits + self.drop / 2 - 14))
+
+
+def _amount(n: int, floor: float) -> tuple[int, int]:
+    """n * floor as mantissa * 2**exponent, the mantissa below 2**28."""
+    amount = max(n * floor, 2.0**-60)
+    exponent = math.floor(math.log2(amount)) - 27
+    return exponent, math.floor(amount * 2.0**-exponent)

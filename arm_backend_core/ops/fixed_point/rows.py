@@ -1,0 +1,103 @@
+"""A tensor as rows that are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.integers import Array, Int
+from arm_backend_core.qparams import QParams
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value, prod
+
+I32 = DType.INT32
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A quantized tensor of which one axis, of size ``n``, is reduced.
+
+    A single axis stays where it is: a RESHAPE may cost a copy of the tensor. Several become one; axes that
+    are not neighbours are moved to the end.
+
+    Attributes:
+        x: the integers, zero point included: it does not count where rows are compared with their own elements.
+        zero_point: what stands for 0.
+    """
+
+    x: Int
+    zero_point: int
+    axis: int
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(cls, b: Builder, x: Value, q: QParams, axes: Sequence[int], operator: str) -> Rows:
+        """Rows of a tensor along ``axes``.
+
+        Raises:
+            Unsupported: it is neither int8 nor int16, or rows have more than 65536 elements.
+        """
+        if q.dtype not in (DType.INT8, DType.INT16) or np.ndim(q.scale):
+            raise Unsupported(f"{operator} of {q.dtype.value}; its input must be int8 or int16 with one scale")
+        axes = sorted(axis % x.rank for axis in axes)
+        n = prod(x.shape[axis] for axis in axes)
+        if n > 65536:
+            raise Unsupported(f"a reduction over {n} elements (65536 at most); reduce in two steps")
+        order = tuple(range(x.rank))
+        whole = Int(b, x, *x.dtype.range, float(q.scale))
+        if len(axes) == 1:
+            return cls(whole, q.zero_point, axes[0], x.shape, order)
+        if axes != list(range(axes[0], axes[0] + len(axes))):
+            order = (*(axis for axis in order if axis not in axes), *axes)
+        moved = b.transpose(x, order)
+        start = order.index(axes[0])
+        before, after = moved.shape[:start], moved.shape[start + len(axes) :]
+        value = b.reshape(moved, (prod(before), n, *after))
+        return cls(replace(whole, value=value), q.zero_point, 1, x.shape, order)
+
+    @property
+    def n(self) -> int:
+        """Elements of a row."""
+        return self.x.shape[self.axis]
+
+    def restore(self, y: Value) -> Value:
+        """Undo the view for a result of the same size."""
+        y = self.x.b.reshape(y, [self.shape[axis] for axis in self.order])
+        return self.x.b.transpose(y, [self.order.index(axis) for axis in range(len(self.order))])
+
+    def along(self, weights: Array) -> Array:
+        """Weights of the reduced axes in a shape that broadcasts against the view."""
+        after = self.x.value.rank - self.axis - 1
+        return np.asarray(weights, dtype=np.float64).reshape((1,) * self.axis + (self.n,) + (1,) * after)
+
+    def max(self) -> Int:
+        """Maximum of each row.
+
+        Along the last dimension it takes the maximum of both halves of the rows, which share an element if
+        their length is odd, until one element is left: n operations an element in all, a quarter of
+        REDUCE_MAX's cycles.
+        """
+        b, x, n = self.x.b, self.x, self.n
+        if self.axis != x.value.rank - 1:
+            return replace(x, value=b.reduce("REDUCE_MAX", x.value, self.axis))
+        lead = (0,) * self.axis
+        while n > 1:
+            half = (n + 1) // 2
+            starts = [(*lead, start) for start in (0, n - half)]
+            parts = [replace(x, value=b.slice(x.value, start, (*x.shape[:-1], half))) for start in starts]
+            first, second = (part.rescale(I32, 1.0) for part in parts)
+            x, n = first.maximum(second).rescale(self.x.dtype, 1.0), half
+        return x
+
+    def sum(self, zero_point: int = 0) -> Int:
+        """Sum of each row less the zero point, int32."""
+        return self.sum_of(self.x.less(zero_point))
+
+    def sum_of(self, x: Int) -> Int:
+        """Sum along the rows of something else than the tensor itself, int32."""
+        return (x if x.dtype is I32 else x.rescale(I32, 1.0)).sum(self.axis)

@@ -1,0 +1,174 @@
+"""Softmax and its logarithm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.fixed_point.inverse import POINTS, logarithm, reciprocal
+from arm_backend_core.ops.fixed_point.rows import Rows
+from arm_backend_core.ops.integers import ONE, Array, Int
+from arm_backend_core.qparams import QParams
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+
+I16, I32 = DType.INT16, DType.INT32
+#: exp(-NEPERS) * ONE < 0.5, so nothing further below the maximum counts.
+NEPERS = math.log(2 * ONE)
+#: The longest row whose lost halves (at most n / 2 of ONE) cannot move an int8 probability by a step.
+PLAIN_ROW = 224
+#: Gain of the table for the small terms of a long sum.
+GAIN = 64
+
+
+def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
+    """exp(x - max) / sum over ``axis``.
+
+    The product of two int16: the exponential e, and r = K / sum(e) with K such that r <= ONE. Each rounding
+    moves a probability by at most 2**-16; what the sum may lack is told in ``_summed``.
+
+    Raises:
+        Unsupported: x is neither int8 nor int16.
+    """
+    rows = Rows.of(b, x, q, (axis,), "softmax")
+    _require(out, 2.0**-16, "softmax")
+    grid, e, total = _exponential(rows, precise=out.dtype is not DType.INT8)
+    k = grid.least * ONE
+    r = reciprocal(total).rescale(I16, k / (1 << 30), saturate=True).in_steps_of(grid.one / k)
+    return rows.restore((e * r).to(out))
+
+
+def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
+    """x - max - ln(sum(exp(x - max))) over ``axis``, added in int32 in units of 2**-20 or coarser.
+
+    Raises:
+        Unsupported: x is neither int8 nor int16.
+    """
+    rows = Rows.of(b, x, q, (axis,), "log_softmax")
+    if rows.n == 1:  # 0, whatever x is
+        wide = rows.x.rescale(I32, 1.0)
+        return rows.restore((wide - wide).to(out))
+    grid, _, total = _exponential(rows, precise=out.dtype is not DType.INT8)
+    scale = float(q.scale)
+    unit = 2.0 ** min(20, 28 - math.ceil(math.log2(scale * (rows.x.high - rows.x.low))))
+    _require(out, max(2.0**-15, 1 / unit), "log_softmax")
+    log_sum = logarithm(total)
+    log_sum = log_sum - round(math.log(grid.one) * (1 << 20))
+    offset = _in_units(grid.reference, scale, unit) + _in_units(log_sum, 2.0**-20, unit)
+    return rows.restore((_in_units(rows.x, scale, unit) - offset).to(out))
+
+
+def _require(out: QParams, step: float, operator: str) -> None:
+    if float(out.scale) < step * 0.99:
+        raise Unsupported(
+            f"{operator} in steps of {float(out.scale):.2g}, finer than the {step:.2g} of its sums; leave the "
+            "result's range as the quantizer sets it"
+        )
+
+
+def _in_units(x: Int, scale: float, unit: float) -> Int:
+    """Integers in steps of ``scale`` as INT32 in steps of 1 / unit."""
+    return x.rescale(I32, scale * unit).in_steps_of(1 / unit)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """How x - reference becomes the index of a table: (x - reference + distance) * factor.
+
+    Attributes:
+        reference: the row's maximum, or up to one step of x from it; int32 in steps of x.
+        start: the reference less the distance, in steps of ``stride`` x.
+        one: what exp(0) is in a table.
+        least: the smallest value that the row's maximum takes.
+        exact: one * exp(x - reference) at the table's points.
+    """
+
+    rows: Rows
+    reference: Int
+    start: Int
+    stride: int
+    factor: float
+    one: float
+    least: float
+    exact: Array
+
+    def table(self, values: Array, variant: int) -> Int:
+        """A table's values in place of ``exact``.
+
+        A SUB that one TABLE alone reads is one operation with it, and so are the RESCALEs that one SUB alone
+        reads. So each table gets its own, written in another way lest they be merged as equal: int8 with
+        another zero point, int16 with other powers of two.
+        """
+        narrow = self.rows.x.dtype is DType.INT8
+        gain, zero_point = (1.0, variant) if narrow else (2.0**variant, 0)
+        x = self.rows.x.less(zero_point).rescale(I32, gain)
+        start = self.start.less(zero_point).rescale(I32, self.stride * gain)
+        index = (x.in_steps_of(1.0) - start.in_steps_of(1.0)).rescale(I16, self.factor / gain, saturate=True)
+        return index.tabulated(values, 1 / self.one)
+
+
+def _exponential(rows: Rows, *, precise: bool) -> tuple[_Grid, Int, Int]:
+    """The grid, exp(x - reference) as int16, and its sum along the rows."""
+    split = rows.n > (8 if precise else PLAIN_ROW)
+    grid = _grid_int8(rows) if rows.x.dtype is DType.INT8 else _grid_int16(rows, NEPERS + split * math.log(GAIN))
+    value = grid.table(grid.exact, 0)
+    # The maximum's own exponential is in the sum; the few hundredths are for what entries are rounded.
+    return grid, value, _summed(grid, value, split).within(max(1, int(0.98 * grid.least)), (1 << 31) - 1)
+
+
+def _summed(grid: _Grid, value: Int, split: bool) -> Int:
+    """Sum of the exponentials.
+
+    The halves that rounding drops may add up to n / 2, that is n * 2**-16 of the sum. Where that matters they
+    come back from further tables. int8: the remainders of the first one, in Q29. int16, where interpolation
+    makes remainders uneven: the sum is taken from two tables that share the range at e = 1 / GAIN, the lower
+    one times GAIN, which leaves 2**-12 of the sum to lose.
+    """
+    rows, exact = grid.rows, grid.exact
+    if not split:
+        return rows.sum_of(value)
+    if rows.x.dtype is DType.INT8:
+        remainder = rows.sum_of(grid.table((exact - np.rint(exact)) * (1 << 14), 1))
+        return rows.sum_of(value) + remainder.rescale(I32, 2.0**-14).in_steps_of(value.scale)
+    if rows.n > 64000:
+        raise Unsupported(f"a softmax over {rows.n} int16 elements (64000 at most)")
+    tail = exact < ONE / GAIN
+    upper = rows.sum_of(grid.table(np.where(tail, 0, exact), 1))
+    lower = rows.sum_of(grid.table(np.where(tail, GAIN * exact, 0), 2))
+    return upper + lower.rescale(I32, 1 / GAIN).in_steps_of(value.scale)
+
+
+def _grid_int8(rows: Rows) -> _Grid:
+    """x - max has 256 values, each with its own table entry, so e errs by 2**-16 only."""
+    maximum = rows.max()
+    with np.errstate(over="ignore"):
+        exact = np.minimum(np.exp(POINTS / 128 * rows.x.scale) * ONE, ONE)
+    return _Grid(rows, maximum.rescale(I32, 1.0), maximum, 1, 128.0, float(ONE), float(ONE), exact)
+
+
+def _grid_int16(rows: Rows, nepers: float) -> _Grid:
+    """512 intervals span ``nepers``, each of h = 0.022 or so, and the maximum is near the upper end of int16.
+
+    Interpolation errs by h * h / 8 = 2**-14 of e, halved by lowering the points, and the index by 2**-13.5 of
+    e at most. The start must be int16 for SUB to be one operation, so it is halved; where the maximum is odd
+    the row starts one step of x lower. Not where such a step counts.
+    """
+    scale = min(rows.x.scale, 2 * nepers)  # one step more is nothing either way
+    top = rows.max().rescale(I32, 1.0)
+    factor = min(max(1.0, scale * 65535 / nepers), float(ONE))
+    distance = math.floor(ONE / factor)
+    start, stride, reference = top - distance, 1, top
+    one = least = ONE * math.exp((distance * factor - 32768) * scale / factor)
+    if scale < 1 / 16:
+        start, stride = start.rescale(I16, 0.5), 2
+        reference = start.rescale(I32, 2.0) + distance
+        least = one * math.exp(-scale)
+    exact = np.minimum(np.exp((POINTS / factor - distance) * scale) * one, ONE)
+    if factor < ONE:  # else the maximum and all that counts beside it meet points
+        exact *= 1 - (128 * scale / factor) ** 2 / 16
+    exact[0] *= factor == 1.0  # where anything smaller saturates
+    return _Grid(rows, reference, start, stride, factor, one, least, exact)

@@ -1,0 +1,99 @@
+"""Sums, means, extremes and variances."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.fixed_point.inverse import sqrt
+from arm_backend_core.ops.fixed_point.norms import Energy, squares_int8
+from arm_backend_core.ops.fixed_point.rows import Rows
+from arm_backend_core.ops.integers import Int
+from arm_backend_core.qparams import QParams
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+
+I32 = DType.INT32
+
+
+def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
+    """Mean over ``axes``, kept with size 1. Exact up to the result's rounding.
+
+    Raises:
+        Unsupported: x is neither int8 nor int16.
+    """
+    rows = Rows.of(b, x, q, axes, "mean")
+    total = rows.sum(q.zero_point)
+    return _kept(x, axes, total.in_steps_of(total.scale / rows.n), out)
+
+
+def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
+    """Sum over ``axes``, kept with size 1. Exact up to the result's rounding.
+
+    Raises:
+        Unsupported: x is neither int8 nor int16.
+    """
+    return _kept(x, axes, Rows.of(b, x, q, axes, "sum").sum(q.zero_point), out)
+
+
+def largest(b: Builder, x: Value, q: QParams, axis: int) -> Value:
+    """Maximum of int8 or int16 along one axis, kept with size 1, in fewer cycles than one REDUCE_MAX."""
+    return Rows.of(b, x, q, (axis,), "amax").max().value
+
+
+def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
+    """Sum of (x - mean)**2 over ``axes`` divided by (count - correction); axes kept with size 1.
+
+    int8 is exact up to 2**-6 squared steps. int16 squares lose log2(n) bits below the largest possible
+    square, which is below an int16 result's step unless its range is a small part of the input's.
+
+    Raises:
+        Unsupported: x is neither int8 nor int16.
+    """
+    rows = Rows.of(b, x, q, axes, "var")
+    n = rows.n
+    if q.dtype is DType.INT8:
+        squares, bits = _squares_int8(rows)
+    else:
+        x2 = rows.x.in_steps_of(1.0).widened(2)
+        mean2 = rows.sum().in_steps_of(float(n)).rescale(I32, 4.0 / n)
+        c = x2 - mean2.in_steps_of(x2.scale)  # Q2, up to 2**18
+        bits = 30 - 32 - max(0, math.ceil(math.log2(n)) - 2)  # sum <= n / 4 * 2**32
+        squares = c.times(c, 4 - bits).sum(rows.axis, peak=1 << 30)
+    squares = squares.in_steps_of(float(q.scale) ** 2 * 2.0**-bits / (n - correction))
+    if squares.scale > float(out.scale) and q.dtype is DType.INT16:
+        raise Unsupported(
+            f"a variance in steps of {float(out.scale):.2g}, finer than the {squares.scale:.2g} of its sums; "
+            "subtract the mean first, or take the standard deviation"
+        )
+    return _kept(x, axes, squares, out)
+
+
+def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
+    """Square root of the variance; axes kept with size 1. For int16 each row has its own precision.
+
+    Raises:
+        Unsupported: x is neither int8 nor int16.
+    """
+    rows = Rows.of(b, x, q, axes, "std")
+    if q.dtype is DType.INT8:
+        squares, bits = _squares_int8(rows)
+        root = sqrt(squares.maximum(0).in_steps_of(1.0))
+        root = root.in_steps_of(root.scale * 2.0 ** (-bits / 2))
+    else:
+        root = Energy.of(rows, centre=True).root()
+    return _kept(x, axes, root.in_steps_of(root.scale * float(q.scale) / math.sqrt(rows.n - correction)), out)
+
+
+def _squares_int8(rows: Rows) -> tuple[Int, int]:
+    """Sum of (x - mean)**2 in units of 2**-bits, below 2**30, and the bits."""
+    bits = max(0, min(14, math.floor(29.9 - math.log2(rows.n * (1 << 14)))))
+    return squares_int8(rows, bits, centre=True)[0], bits
+
+
+def _kept(x: Value, axes: Sequence[int], y: Int, out: QParams) -> Value:
+    """The result of a reduction, its axes with size 1."""
+    axes = [axis % x.rank for axis in axes]
+    return y.b.reshape(y.to(out), [1 if axis in axes else size for axis, size in enumerate(x.shape)])

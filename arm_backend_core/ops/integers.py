@@ -1,0 +1,402 @@
+"""Integer arithmetic that carries its range: formulas in fixed point that cannot overflow unnoticed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.qparams import QParams
+from arm_backend_core.tosa.builder import Builder, quantized_multipliers
+from arm_backend_core.tosa.graph import Value
+
+Array = np.ndarray[Any, Any]
+#: What a value shifted to the left may reach, so that RESCALE takes it.
+SHIFTED = 1 << 29
+#: 1.0 of a table of int16 entries; the largest int16.
+ONE = (1 << 15) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class Int:
+    """(value - zero_point) * scale are real numbers; low <= value - zero_point <= high for every element.
+
+    Python integers mix in. Operators compute the interval of their result, in Python's integers.
+
+    Raises:
+        OverflowError: from every operator, when its result could leave its type. The rule that is being built is wrong.
+    """
+
+    b: Builder
+    value: Value
+    low: int
+    high: int
+    scale: float = 1.0
+    zero_point: int = 0
+
+    def __post_init__(self) -> None:
+        low, high = self.value.dtype.range
+        if self.low + self.zero_point < low or self.high + self.zero_point > high:
+            kind = self.value.producer.kind if self.value.producer is not None else "a constant"
+            raise OverflowError(f"{kind} in [{self.low}, {self.high}] as {self.value.dtype.value}")
+
+    @classmethod
+    def of(cls, b: Builder, value: Value, q: QParams) -> Int:
+        """A quantized tensor with one scale; of a constant the interval is what its elements are."""
+        low, high = value.dtype.range
+        if value.data is not None and value.data.size:
+            low, high = int(value.data.min()), int(value.data.max())
+        return cls(b, value, low - q.zero_point, high - q.zero_point, float(q.scale), q.zero_point)
+
+    @classmethod
+    def const(cls, b: Builder, numbers: Array | int, dtype: DType = DType.INT32, scale: float = 1.0) -> Int:
+        """Whole numbers known at compile time."""
+        numbers = np.asarray(numbers)
+        low, high = int(numbers.min()), int(numbers.max())
+        if low < dtype.range[0] or high > dtype.range[1]:
+            raise OverflowError(f"a constant in [{low}, {high}] as {dtype.value}")
+        return cls(b, b.const(numbers, dtype), low, high, scale)
+
+    # -- facts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the value."""
+        return self.value.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions of the value."""
+        return self.value.shape
+
+    @property
+    def peak(self) -> int:
+        """The largest magnitude, at least 1."""
+        return max(abs(self.low), abs(self.high), 1)
+
+    @property
+    def real_peak(self) -> float:
+        """The largest magnitude as a real number."""
+        return self.peak * self.scale
+
+    def within(self, low: int, high: int) -> Int:
+        """The same, where more is known of its range than arithmetic on intervals tells."""
+        return replace(self, low=max(low, self.low), high=min(high, self.high))
+
+    def in_steps_of(self, scale: float) -> Int:
+        """The same integers, standing for other real numbers."""
+        return replace(self, scale=scale)
+
+    def less(self, zero_point: int) -> Int:
+        """The integers minus a number, which RESCALE takes away."""
+        low, high = self.low - zero_point, self.high - zero_point
+        return replace(self, low=low, high=high, zero_point=self.zero_point + zero_point)
+
+    def reshape(self, shape: Sequence[int]) -> Int:
+        """The same elements in another shape."""
+        return replace(self, value=self.b.reshape(self.value, shape))
+
+    def like(self, number: int) -> Int:
+        """A constant that broadcasts against this."""
+        return Int.const(self.b, np.full((1,) * self.value.rank, number), self.dtype, self.scale)
+
+    def in_steps(self) -> Int:
+        """INT32 without zero point, in the same steps."""
+        if self.value.data is not None:
+            return _in_steps(self, self.scale)
+        return self.rescale(DType.INT32, 1.0)
+
+    # -- arithmetic, INT32 ---------------------------------------------------------------------------------------
+
+    def _of(self, x: Int | int) -> Int:
+        x = x if isinstance(x, Int) else self.like(x)
+        assert self.zero_point == x.zero_point == 0, "a zero point is taken away before arithmetic"
+        return x
+
+    def _like_terms(self, x: Int | int, emit: Callable[[Value, Value], Value], ends: tuple[int, int]) -> Int:
+        x = self._of(x)
+        assert math.isclose(self.scale, x.scale, rel_tol=1e-6), (self.scale, x.scale)
+        return Int(self.b, emit(self.value, x.value), ends[0], ends[1], self.scale)
+
+    def __add__(self, x: Int | int) -> Int:
+        low, high = _ends(x)
+        return self._like_terms(x, self.b.add, (self.low + low, self.high + high))
+
+    def __sub__(self, x: Int | int) -> Int:
+        low, high = _ends(x)
+        return self._like_terms(x, self.b.sub, (self.low - high, self.high - low))
+
+    def __mul__(self, x: Int | int) -> Int:
+        return self.times(x)
+
+    def times(self, x: Int | int, shift: int = 0, peak: int | None = None) -> Int:
+        """The product, rounded to a multiple of 2**shift; inside MUL it has 64 bits. A number only makes steps smaller.
+
+        Args:
+            peak: the largest magnitude, where more is known of it than intervals tell.
+        """
+        scale = self.scale * x.scale if isinstance(x, Int) else self.scale / (abs(x) or 1)
+        ends = [a * b for a in (self.low, self.high) for b in _ends(x)]
+        least = 0 if x is self else min(ends)
+        low, high = (_rounded(end, shift) for end in (least, max(ends)))
+        if peak is not None:
+            low, high = max(low, -peak), min(high, peak)
+        return Int(self.b, self.b.mul(self.value, self._of(x).value, shift), low, high, scale * 2.0**shift)
+
+    def maximum(self, x: Int | int) -> Int:
+        """Elementwise."""
+        low, high = _ends(x)
+        return self._like_terms(x, self.b.maximum, (max(self.low, low), max(self.high, high)))
+
+    def minimum(self, x: Int | int) -> Int:
+        """Elementwise."""
+        low, high = _ends(x)
+        return self._like_terms(x, self.b.minimum, (min(self.low, low), min(self.high, high)))
+
+    def __abs__(self) -> Int:
+        low = 0 if self.low <= 0 <= self.high else min(abs(self.low), abs(self.high))
+        return Int(self.b, self.b.unary("ABS", self.value), low, max(abs(self.low), abs(self.high)), self.scale)
+
+    def sign(self) -> Int:
+        """-1, 0 or 1, in the same steps; INT32."""
+        return self.in_steps().maximum(-1).minimum(1)
+
+    def sum(self, axis: int, peak: int | None = None) -> Int:
+        """Along one axis, which stays with size 1; for ``peak`` see ``times``."""
+        ends = (self.shape[axis] * end for end in (self.low, self.high))
+        low, high = ends if peak is None else (min(max(end, -peak), peak) for end in ends)
+        return Int(self.b, self.b.reduce("REDUCE_SUM", self.value, axis), low, high, self.scale)
+
+    # -- bits ----------------------------------------------------------------------------------------------------
+
+    def leading_zeros(self) -> Int:
+        """CLZ of integers that are not negative."""
+        assert self.low >= 0, "leading zeros of negative numbers"
+        ends = (32 - self.high.bit_length(), 32 - self.low.bit_length())
+        return Int(self.b, self.b.unary("CLZ", self.value), *ends)
+
+    def shifted_left(self, bits: Int | int, peak: int | None = None) -> Int:
+        """value << bits; for ``peak`` see ``times``. Only a number of bits keeps the real numbers: scale / 2**bits."""
+        _, most = _ends(bits)
+        low, high = (min(self.low, 0) << most, max(self.high, 0) << most)
+        if peak is not None:
+            low, high = max(low, -peak), min(high, peak)
+        scale = self.scale if isinstance(bits, Int) else self.scale * 2.0**-bits
+        return Int(self.b, self.b.logical_left_shift(self.value, self._of(bits).value), low, high, scale)
+
+    def shifted_right(self, bits: Int) -> Int:
+        """value >> bits, 0 <= bits < 32, rounded half up."""
+        assert bits.low >= 0
+        assert bits.high < 32
+        shifts = (bits.low, bits.high)
+        low, high = min(_rounded(self.low, s) for s in shifts), max(_rounded(self.high, s) for s in shifts)
+        value = self.b.arithmetic_right_shift(self.value, bits.value, round=True)
+        return Int(self.b, value, low, high, self.scale)
+
+    # -- scale ---------------------------------------------------------------------------------------------------
+
+    def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> Int:
+        """round(value * factor) without zero point: the same real numbers in steps of scale / factor.
+
+        Args:
+            saturate: results beyond ``dtype`` become its ends; otherwise they are an error.
+        """
+        span = dtype.range[1] - dtype.range[0]
+        x = self._bounded(factor, span) if saturate else self
+        low, high = x._scaled_ends(factor)
+        if saturate:
+            low, high = max(low, dtype.range[0]), min(high, dtype.range[1])
+        value = x.b.rescale(x.value, dtype, factor, x.zero_point)
+        return Int(x.b, value, low, high, x.scale / factor if factor else x.scale)
+
+    def widened(self, power: int) -> Int:
+        """int8 or int16 times 2**power as INT32, by MUL: one operation where a RESCALE is two."""
+        if power < 0:
+            return self.rescale(DType.INT32, 2.0**power)
+        return self.times(1 << power)
+
+    def to(self, out: QParams) -> Value:
+        """In parameters ``out``: rounded once and saturated.
+
+        Raises:
+            Unsupported: see ``requantized``.
+        """
+        return requantized(self.b, self.value, float(self.peak), np.array([self.scale]), out, self.zero_point)
+
+    def _bounded(self, factor: float, span: int) -> Int:
+        """Values that saturate ``span`` anyway are made small enough for RESCALE."""
+        if self.peak <= _limit(np.array([factor]))[0]:
+            return self
+        bound = math.ceil(2 * span / factor)
+        return self.maximum(-bound).minimum(bound)
+
+    def _scaled_ends(self, factor: float) -> tuple[int, int]:
+        """Interval after RESCALE. Raises OverflowError where it may not have such a value."""
+        if not -(_limit(np.array([factor]))[0] + 1) <= self.low <= self.high <= _limit(np.array([factor]))[0]:
+            raise OverflowError(f"RESCALE of [{self.low}, {self.high}] by {factor:g}")
+        multiplier, shift = (int(x[0]) for x in quantized_multipliers(np.array([factor]), 32))
+        low, high = (_rounded(end * multiplier, shift) for end in (self.low, self.high))
+        return low, high
+
+    # -- tables --------------------------------------------------------------------------------------------------
+
+    def tabulated(self, values: Array, scale: float) -> Int:
+        """int16 -> int16 through a table of 513 points, interpolated; results in steps of ``scale``.
+
+        TABLE followed by this RESCALE is one operation on Ethos-U55; a TABLE whose INT32 result is used otherwise is
+        six.
+        """
+        entries = np.clip(np.rint(values), -ONE - 1, ONE)
+        y = self.b.rescale(self.b.table(self.value, entries), DType.INT16, 1 / 128)
+        return Int(self.b, y, int(entries.min()), int(entries.max()), scale)
+
+
+def _limit(factors: Array) -> Array:
+    """The largest values that RESCALE takes; the smallest are one further from 0 (REQUIRE in apply_scale_32)."""
+    _, shifts = quantized_multipliers(factors, 32)
+    return (np.int64(1) << (shifts.astype(np.int64) - 1)) - 1
+
+
+def _ends(x: Int | int) -> tuple[int, int]:
+    return (x.low, x.high) if isinstance(x, Int) else (x, x)
+
+
+def _rounded(x: int, shift: int) -> int:
+    return (x + (1 << shift - 1)) >> shift if shift else x
+
+
+def requantized(b: Builder, x: Value, peaks: Array | float, scales: Array, out: QParams, zero_point: int = 0) -> Value:
+    """(x - zero_point) * scales in parameters ``out``: rounded once and saturated.
+
+    One step of x that is beyond all that ``out`` can hold saturates whatever its size, so it may be taken for less; and
+    x may be cut where it saturates, so that RESCALE can take it.
+
+    Args:
+        peaks: what abs(x - zero_point) may reach, one number or of the shape of ``scales``.
+        scales: real numbers in a step of x, [1] or one for each channel, the last dimension.
+
+    Raises:
+        Unsupported: x is INT48, which TOSA can only rescale, and too large for it.
+    """
+    span = out.dtype.range[1] - out.dtype.range[0]
+    factors = np.minimum(scales / np.asarray(out.scale, dtype=np.float64), 2.0 * span)
+    if x.dtype is DType.INT48 and float((peaks * factors).max()) >= 1 << 31:
+        raise Unsupported(
+            f"its result was calibrated to a range {float((peaks * factors).max()) / span:.0e} times smaller than what "
+            "it can reach, more than RESCALE can saturate; calibrate with samples in which it is not constant"
+        )
+    if x.dtype is not DType.INT48 and np.any(peaks > _limit(factors) + 1):
+        bounds = np.minimum(np.ceil(2 * span / np.maximum(factors, 2.0**-20)), 2.0**31 - 1)
+        shape = (*(1,) * (x.rank - 1), bounds.size)
+        x = b.minimum(b.maximum(x, b.const(-bounds.reshape(shape), x.dtype)), b.const(bounds.reshape(shape), x.dtype))
+    y = b.rescale(x, out.dtype, factors, zero_point, out.zero_point)
+    return y if (out.qmin, out.qmax) == out.dtype.range else b.clamp(y, out.qmin, out.qmax)
+
+
+@dataclass(frozen=True)
+class Accumulator:
+    """What an operator with constant weights sums up for each output channel, and how the sums are finished.
+
+    Attributes:
+        weights: [out_channels, ...], integers or floats.
+        offsets: the bias in the sums' steps, [out_channels].
+        dtype: element type of sums and offsets.
+        scales: real numbers in a step of the sums, [1] or [out_channels]; None for floats, which are ready.
+        peaks: what the sums may come to, [out_channels].
+    """
+
+    weights: Array
+    offsets: Array
+    dtype: DType
+    scales: Array | None = None
+    peaks: Array | None = None
+
+    @classmethod
+    def of(cls, x: Int, weights: Array, zero_point: int, scales: Array, bias: Array, out: QParams) -> Accumulator:
+        """Sums of x times (``weights`` - zero_point), plus a real ``bias``.
+
+        Where a channel's sums are in such small steps that they cannot hold the bias, it is the bias alone: what x
+        adds is below a quarter of the result's step.
+
+        Raises:
+            Unsupported: it is not, or sums might leave their type.
+        """
+        dtype = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
+        top = dtype.range[1]
+        flat = np.abs(weights.reshape(len(weights), -1).astype(np.float64) - zero_point)
+        sums = flat.sum(1) * x.peak
+        if np.any(sums > top):
+            raise Unsupported(f"a sum of {flat.shape[1]} products, which {dtype.value} might not hold; split channels")
+        lost = np.abs(bias) > (top - sums) * scales
+        if np.any(lost & (sums * scales > float(out.scale) / 4)):
+            raise Unsupported(
+                f"its bias is beyond the {dtype.value} sums, which count in steps of {scales.min():.2g}; calibrate "
+                "with samples in which its input is not constant"
+            )
+        weights = np.where(lost.reshape(-1, *(1,) * (weights.ndim - 1)), zero_point, weights).astype(weights.dtype)
+        if np.any(lost):
+            scales = np.where(lost, np.abs(bias) * 2.0**-24, scales)
+        offsets = np.rint(bias / scales)
+        return cls(weights, offsets, dtype, scales, np.where(lost, 0.0, sums) + np.abs(offsets))
+
+
+def aligned(x: Int, y: Int, out: QParams | None = None) -> tuple[Int, Int]:
+    """Operands of an addition or a comparison as INT32 in one step, fine enough for the result.
+
+    The coarser operand is multiplied by 2**g, g = 19 for int8 and 14 for int16, so that sums stay below 2**30; the
+    other by less. Rounding is then 2**-g of the coarser operand's step.
+
+    Args:
+        out: the result's parameters, None where it has no scale.
+
+    Raises:
+        Unsupported: the result's step is finer than this.
+    """
+    x, y = _tamed(x, y, out)
+    step = max(z.scale * 2.0 ** -_guard(z) for z in (x, y))
+    exact = all(math.isclose(round(z.scale / step), z.scale / step, rel_tol=1e-9) for z in (x, y))
+    if out is not None and not exact and step > float(out.scale):
+        raise Unsupported(
+            f"its operands count in steps of {x.scale:.2g} and {y.scale:.2g}, its result in steps of "
+            f"{float(out.scale):.2g}, too fine for 32 bits; calibrate with samples in which it is not constant"
+        )
+    return _in_steps(x, step), _in_steps(y, step)
+
+
+def _tamed(x: Int, y: Int, out: QParams | None) -> tuple[Int, Int]:
+    """The operands with less extreme scales, where that cannot change the result.
+
+    Where one step of an operand exceeds all of the other, and all that ``out`` can hold beyond it, its sign is enough.
+    """
+    if x.scale > y.scale:
+        return _tamed(y, x, out)[::-1]
+    if y.scale <= 2 * x.real_peak:
+        return x, y
+    room = 0.0 if out is None else max(out.zero_point - out.qmin, out.qmax - out.zero_point) * float(out.scale)
+    if 0 < 2 * room < x.scale:
+        x = x.sign().in_steps_of(2 * room)
+    most = 2 * (x.real_peak + room)
+    return x, y.sign().in_steps_of(most) if y.scale > most else y
+
+
+def _guard(x: Int) -> int:
+    """Bits that an operand is shifted to the left by; constants are not shifted but written in fine steps."""
+    room = SHIFTED.bit_length() - 1 - (x.peak - 1).bit_length()
+    return room if x.value.data is not None else min(19, room)
+
+
+#: Constants of more elements stay int8 in the program, and are brought to steps while it runs.
+_SMALL = 64
+
+
+def _in_steps(x: Int, step: float) -> Int:
+    """INT32 in steps of ``step``."""
+    if x.value.data is not None and (x.dtype is not DType.INT8 or x.value.size <= _SMALL):
+        steps = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / step))
+        return Int.const(x.b, steps.astype(np.int64), DType.INT32, step)
+    return x.rescale(DType.INT32, x.scale / step).in_steps_of(step)

@@ -1,0 +1,355 @@
+"""Integer rules on every calibration, the degenerate ones included: at most a step from the quantized graph in float64.
+
+Scales lie between 1e-30 and 1e30 and have extreme ratios to one another, as where a tensor was zero in all samples.
+A rule may refuse; it may not overflow, which ``Int`` raises when the rule is built.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch._ops import OpOverload
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.integers import Int, aligned
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import records
+from arm_backend_core.qparams import QParams
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa import reference
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.serialize import serialize
+from tests.graphs import EVERYTHING, family
+
+aten = torch.ops.aten
+Array = np.ndarray[Any, Any]
+I8, I16 = DType.INT8, DType.INT16
+SHAPE = (4, 64)
+
+
+def draw(rng: np.random.Generator, near: float | None = None, dtype: DType | None = None) -> QParams:
+    """Parameters of a tensor: any scale, or one that is at most 2**24 times as large or small as ``near``."""
+    exponent = rng.uniform(-30, 30) if near is None else np.log10(near) + rng.uniform(-7, 7)
+    dtype = dtype or (I8 if rng.random() < 0.5 else I16)
+    zero_point = int(rng.integers(-128, 128)) if dtype is I8 else 0
+    scale = float(np.float32(10.0 ** np.clip(exponent, -30, 30)))
+    return QParams(scale, zero_point, dtype, *dtype.range)
+
+
+def integers(rng: np.random.Generator, q: QParams) -> Array:
+    """Elements over the whole range, some at its ends and some that are 0 or next to it."""
+    x = rng.integers(q.qmin, q.qmax, SHAPE, endpoint=True)
+    x[0, :20] = q.zero_point
+    x[0, 20:30], x[0, 30:40] = q.qmin, q.qmax
+    x[1] = np.clip(q.zero_point + rng.integers(-2, 3, SHAPE[1]), q.qmin, q.qmax)
+    x[2, :32] = q.zero_point
+    return rng.permutation(x.T).T if rng.random() < 0.5 else x
+
+
+def evaluate(
+    overload: OpOverload,
+    operands: Sequence[tuple[Array, QParams]],
+    out: QParams | None,
+    shape: Sequence[int],
+    *arguments: Any,
+    constant: Sequence[int] = (),
+    target: Target = EVERYTHING,
+) -> Array:
+    """The integer rule of an operator on the TOSA reference model; operands in ``constant`` are no inputs."""
+    graph = Graph()
+    tensors, fed = [], []
+    for i, (x, q) in enumerate(operands):
+        array = x.astype(q.dtype.numpy)
+        if i in constant:
+            tensors.append(Tensor(Value(array.shape, q.dtype, f"c{i}", array), q))
+        else:
+            tensors.append(Tensor(graph.add_input(array.shape, q.dtype, f"x{i}"), q))
+            fed.append(array)
+    result = torch.empty(tuple(shape), dtype=torch.float32)
+    node: Any = types.SimpleNamespace(meta={"val": result}, target=overload)
+    rule = records()[overload].lower_integer
+    assert rule is not None
+    graph.outputs = [rule(Context(Builder(graph, target), node, out), *tensors, *arguments)]
+    graph.remove_dead()
+    return np.asarray(reference.run(serialize(graph), fed)[0])
+
+
+def check(got: Array, real: Array, out: QParams, steps: float = 1) -> None:
+    defined = ~np.isnan(real)
+    expected = out.quantize(np.where(defined, real, 0.0))
+    error = np.abs(got.astype(np.int64) - expected)[defined]
+    worst = int(error.argmax()) if error.size else 0
+    assert error.size == 0 or error.max() <= steps, (error.max(), got[defined][worst], expected[defined][worst], out)
+
+
+def _divide(x: Array, y: Array) -> Array:
+    """As torch.div has it: the zero that a quantized graph divides by is positive."""
+    with np.errstate(all="ignore"):
+        return x / np.where(y == 0, 0.0, y)
+
+
+BINARY: dict[OpOverload, Callable[[Array, Array], Array]] = {
+    aten.add.Tensor: np.add,
+    aten.sub.Tensor: np.subtract,
+    aten.rsub.Tensor: lambda x, y: y - x,
+    aten.mul.Tensor: np.multiply,
+    aten.div.Tensor: _divide,
+    aten.maximum.default: np.maximum,
+    aten.minimum.default: np.minimum,
+}
+
+
+@pytest.mark.parametrize("overload", BINARY, ids=str)
+@pytest.mark.parametrize("near", [True, False])
+def test_binary(overload: OpOverload, near: bool) -> None:
+    rng, refused = np.random.default_rng(0), 0
+    for _ in range(150):
+        p = draw(rng)
+        q = draw(rng, float(p.scale) if near else None)
+        x, y = integers(rng, p), integers(rng, q)
+        with np.errstate(over="ignore"):
+            exact = BINARY[overload](p.dequantize(x), q.dequantize(y))
+        spread = float(np.abs(exact[np.isfinite(exact)]).max())
+        out = draw(rng, spread / 100 if near else None)
+        constant = (1,) if rng.random() < 0.3 else ()
+        # The reciprocal in a division has 14 bits: two steps of a result of 16.
+        steps = 3 if overload is aten.div.Tensor and out.dtype is I16 else 1
+        try:
+            check(evaluate(overload, [(x, p), (y, q)], out, SHAPE, constant=constant), exact, out, steps)
+        except Unsupported:
+            refused += 1
+    assert refused <= 30
+
+
+# -- functions of one tensor ---------------------------------------------------------------------------------
+
+
+def _softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def _log_softmax(x: Array) -> Array:
+    shifted = x - x.max(1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
+
+
+def _layer_norm(x: Array) -> Array:
+    centred = x - x.mean(1, keepdims=True)
+    return centred / np.sqrt((centred * centred).mean(1, keepdims=True) + 1e-5)
+
+
+def _rms_norm(x: Array) -> Array:
+    return x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5)
+
+
+#: Operator: its arguments after the tensor, and the same in float64.
+ROWS: dict[OpOverload, tuple[tuple[Any, ...], Callable[[Array], Array]]] = {
+    aten.mean.dim: (([1], True), lambda x: x.mean(1, keepdims=True)),
+    aten.sum.dim_IntList: (([1], True), lambda x: x.sum(1, keepdims=True)),
+    aten.var.dim: (([1], True, True), lambda x: x.var(1, keepdims=True, ddof=1)),
+    aten.std.dim: (([1], True, True), lambda x: x.std(1, keepdims=True, ddof=1)),
+    aten.softmax.int: ((1,), _softmax),
+    aten.log_softmax.int: ((1,), _log_softmax),
+    aten.layer_norm.default: (([SHAPE[1]],), _layer_norm),
+    aten.rms_norm.default: (([SHAPE[1]], None, 1e-5), _rms_norm),
+}
+
+
+@pytest.mark.parametrize("overload", ROWS, ids=str)
+@pytest.mark.parametrize("result", [I8, I16])
+def test_rows(overload: OpOverload, result: DType) -> None:
+    """An int16 result may err by a part in 2**12 of the row's largest besides: tables have 14 bits."""
+    rng, refused = np.random.default_rng(1), 0
+    arguments, function = ROWS[overload]
+    for i in range(60):
+        p = draw(rng, 10.0 ** rng.uniform(-4, 1) if i % 2 else None)
+        x = integers(rng, p)
+        with np.errstate(all="ignore"):
+            exact = function(p.dequantize(x))
+        out = draw(rng, float(np.abs(exact).max()) / 100 if i % 2 else None, result)
+        if overload is aten.softmax.int and i % 4:
+            out = QParams(1 / 256, -128, I8, -128, 127) if result is I8 else QParams(2.0**-15, 0, I16, -32768, 32767)
+        error = 0.0 if result is I8 else float(np.abs(exact).max() / float(out.scale)) * 2.0**-12
+        try:
+            check(evaluate(overload, [(x, p)], out, exact.shape, *arguments), exact, out, 1 + error)
+        except Unsupported:
+            refused += 1
+    assert refused <= 25
+
+
+COMPARISONS: dict[OpOverload, Callable[[Array, Array], Array]] = {
+    aten.eq.Tensor: np.equal,
+    aten.ne.Tensor: np.not_equal,
+    aten.gt.Tensor: np.greater,
+    aten.ge.Tensor: np.greater_equal,
+    aten.lt.Tensor: np.less,
+    aten.le.Tensor: np.less_equal,
+}
+
+
+@pytest.mark.parametrize("overload", COMPARISONS, ids=str)
+def test_comparison(overload: OpOverload) -> None:
+    """Operands that differ by less than a thousandth of the coarser one's step may compare either way."""
+    rng = np.random.default_rng(2)
+    for i in range(40):
+        p = draw(rng)
+        q = p if i % 4 == 0 else draw(rng, float(p.scale) if i % 2 else None)
+        x, y = integers(rng, p), integers(rng, q)
+        left, right = p.dequantize(x), q.dequantize(y)
+        got = evaluate(overload, [(x, p), (y, q)], None, SHAPE)
+        clear = (np.abs(left - right) > 1e-3 * max(float(p.scale), float(q.scale))) | (left == right)
+        np.testing.assert_array_equal(got[clear], COMPARISONS[overload](left, right)[clear])
+
+
+# -- products ------------------------------------------------------------------------------------------------
+
+
+def _weights(rng: np.random.Generator) -> tuple[Array, QParams]:
+    w = rng.integers(-127, 128, (8, SHAPE[1]))
+    w[0], w[1], w[2] = 0, 127, -127
+    return w, QParams(10.0 ** (rng.uniform(-28, 28) + rng.uniform(-2, 2, 8)), 0, I8, -127, 127, 0)
+
+
+@pytest.mark.parametrize("dtype", [I8, I16])
+def test_linear(dtype: DType) -> None:
+    rng, refused = np.random.default_rng(3), 0
+    for i in range(60):
+        p, (w, wq) = draw(rng, None, dtype), _weights(rng)
+        if i % 2:
+            wq = QParams(float(10.0 ** rng.uniform(-30, 30)), 0, I8, -127, 127)
+        x = integers(rng, p)
+        exact = ((x - p.zero_point) @ w.T) * (float(p.scale) * np.asarray(wq.scale))
+        out = draw(rng, float(np.abs(exact).max()) / 100 if i % 4 else None, dtype)
+        # TOSA rescales the 48-bit sums of int16 by 15-bit multipliers.
+        steps = 1 if dtype is I8 else 2
+        try:
+            got = evaluate(aten.linear.default, [(x, p), (w, wq)], out, exact.shape, constant=(1,))
+            check(got, exact, out, steps)
+        except Unsupported:
+            refused += 1
+    assert refused <= 25
+
+
+@pytest.mark.parametrize("target", [EVERYTHING, family("ethos-u55")], ids=["tosa", "u55"])
+@pytest.mark.parametrize("dtype", [I8, I16])
+def test_matmul(dtype: DType, target: Target) -> None:
+    rng, refused = np.random.default_rng(4), 0
+    for i in range(40):
+        p, q = draw(rng, None, dtype), draw(rng, None, dtype)
+        x, y = integers(rng, p), integers(rng, q).T.copy()
+        exact = ((x - p.zero_point) @ (y - q.zero_point)) * (float(p.scale) * float(q.scale))
+        out = draw(rng, float(np.abs(exact).max()) / 100 if i % 2 else None, dtype)
+        try:
+            got = evaluate(aten.mm.default, [(x, p), (y, q)], out, exact.shape, target=target)
+            error = 0.0 if dtype is I8 else float(np.abs(exact).max() / float(out.scale)) * 2.0**-13
+            check(got, exact, out, 1 + error)
+        except Unsupported:
+            refused += 1
+    assert refused <= 25
+
+
+@pytest.mark.parametrize("dtype", [I8, I16])
+def test_bias_that_sums_cannot_hold(dtype: DType) -> None:
+    """An input that was zero in all samples has such small steps that its products cannot add up to the bias."""
+    rng = np.random.default_rng(5)
+    p = QParams(2.0**-60, 0, dtype, *dtype.range)
+    x, (w, _) = integers(rng, p), _weights(rng)
+    bias = rng.normal(0.0, 1.0, 8).astype(np.float32)
+    graph = Graph()
+    tensors = [
+        Tensor(graph.add_input(x.shape, dtype, "x"), p),
+        Tensor(Value(w.shape, I8, "w", w.astype(np.int8)), QParams(0.01, 0, I8, -127, 127)),
+        Tensor(Value(bias.shape, DType.FP32, "b", bias)),
+    ]
+    out = QParams(3 / dtype.range[1], 0, dtype, *dtype.range)
+    node: Any = types.SimpleNamespace(meta={"val": torch.empty(SHAPE[0], 8)})
+    rule = records()[aten.linear.default].lower_integer
+    assert rule is not None
+    graph.outputs = [rule(Context(Builder(graph, EVERYTHING), node, out), *tensors)]
+    got = reference.run(serialize(graph), [x.astype(dtype.numpy)])[0]
+    check(got, np.broadcast_to(bias.astype(np.float64), got.shape), out)
+
+
+# -- the arithmetic itself -----------------------------------------------------------------------------------
+
+
+def _operand(builder: Builder, low: int, high: int, dtype: DType = DType.INT32) -> Int:
+    return Int(builder, builder.graph.add_input((2, 8), dtype, "x"), low, high)
+
+
+def _builder() -> Builder:
+    return Builder(Graph(), EVERYTHING)
+
+
+@pytest.mark.parametrize(
+    "overflow",
+    [
+        lambda x: x + x,
+        lambda x: x - x * -1,
+        lambda x: x * x,
+        lambda x: x.sum(1),
+        lambda x: x.rescale(I16, 1.0),
+        lambda x: x.rescale(DType.INT32, 1.0),
+        lambda x: x.shifted_left(1),
+        lambda x: x.times(1 << 8, shift=7),
+    ],
+)
+def test_overflow_is_an_error_when_the_rule_is_built(overflow: Callable[[Int], Int]) -> None:
+    with pytest.raises(OverflowError):
+        overflow(_operand(_builder(), -(1 << 30), 1 << 30))
+
+
+def test_interval_beyond_the_type() -> None:
+    with pytest.raises(OverflowError, match=r"\[0, 128\] as int8"):
+        _operand(_builder(), 0, 128, I8)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x + 5,
+        lambda x: x - 7,
+        lambda x: x * x,
+        lambda x: x * -3,
+        lambda x: x.times(12345, shift=6),
+        lambda x: abs(x),
+        lambda x: x.maximum(3),
+        lambda x: x.minimum(-3),
+        lambda x: x.sign(),
+        lambda x: x.sum(1),
+        lambda x: x.rescale(DType.INT32, 0.37),
+        lambda x: x.rescale(I8, 0.37, saturate=True),
+        lambda x: x.shifted_left(3),
+        lambda x: abs(x).leading_zeros(),
+        lambda x: x.shifted_right(x.like(3)),
+    ],
+)
+def test_intervals_hold_what_the_reference_model_computes(operation: Callable[[Int], Int]) -> None:
+    """And the ends are reached where the operand's are, but for correlations that intervals do not know."""
+    builder = _builder()
+    x = np.linspace(-1000, 700, 16).astype(np.int32).reshape(2, 8)
+    x[1] = x[0, 0], x[0, 0], -1, 0, 1, 2, 700, 700
+    y = operation(_operand(builder, -1000, 700))
+    builder.graph.outputs = [y.value]
+    got = reference.run(serialize(builder.graph), [x])[0]
+    assert y.low <= got.min()
+    assert got.max() <= y.high
+    if got.shape == x.shape:
+        assert (y.low, y.high) == (got.min(), got.max())
+
+
+def test_operands_with_one_scale_are_added_exactly() -> None:
+    builder = _builder()
+    q = QParams(0.1, 3, I8, -128, 127)
+    x, y = (Int.of(builder, builder.graph.add_input((4,), I8, "x"), q) for _ in range(2))
+    left, right = aligned(x, y, QParams(1e-30, 0, I8, -128, 127))
+    assert left.scale == right.scale
+    assert left.high == 124 << 19
