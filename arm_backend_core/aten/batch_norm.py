@@ -27,12 +27,12 @@ def batch_norm_to_convolution(module: GraphModule) -> None:
         gain = torch.rsqrt(variance + eps) * (1.0 if tensors[0] is None else tensors[0])
         offset = (0.0 if tensors[1] is None else tensors[1]) - mean * gain
         with module.graph.inserting_before(node):
-            weight = _constant(module, f"{node.name}_gain", gain.reshape(-1, 1, *(1,) * max(rank - 2, 1)))
-            bias = _constant(module, f"{node.name}_offset", offset)
-            image = x if rank > 2 else _call(node, aten.unsqueeze.default, x, -1)
+            weight = constant(module, f"{node.name}_gain", gain.reshape(-1, 1, *(1,) * max(rank - 2, 1)))
+            bias = constant(module, f"{node.name}_offset", offset)
+            image = x if rank > 2 else call(node, aten.unsqueeze.default, x, -1)
             result = _convolution(node, rank, image, weight, bias, gain.numel())
             if rank == 2:
-                result = _call(node, aten.squeeze.dim, result, -1)
+                result = call(node, aten.squeeze.dim, result, -1)
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)
     module.graph.eliminate_dead_code()
@@ -42,19 +42,17 @@ def _convolution(origin: Node, rank: int, image: Node, weight: Node, bias: Node,
     spatial = max(rank - 2, 1)
     ones, zeros = [1] * spatial, [0] * spatial
     operator = aten.conv1d.default if spatial == 1 else aten.conv2d.default
-    return _call(origin, operator, image, weight, bias, ones, zeros, ones, channels)
+    return call(origin, operator, image, weight, bias, ones, zeros, ones, channels)
 
 
-def _call(origin: Node, operator: Any, *args: Any) -> Node:
+def call(origin: Node, operator: Any, *args: Any) -> Node:
     """An operator in the place of ``origin``, with its trace and its fake tensor."""
     node = origin.graph.call_function(operator, args)
     node.meta = dict(origin.meta)
     values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
     like = next(value for value in values if isinstance(value, torch.Tensor))
-    shape = torch.empty(like.shape, device="meta")
-    if operator in (aten.unsqueeze.default, aten.squeeze.dim):
-        shape = operator(shape, *args[1:])
-    node.meta["val"] = like.new_empty(shape.shape)
+    shapes = [torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x for x in values]
+    node.meta["val"] = like.new_empty(operator(*shapes).shape)
     return node
 
 
@@ -63,7 +61,8 @@ def _attribute(module: GraphModule, node: Any) -> Any:
     return attrgetter(str(node.target))(module).detach() if isinstance(node, Node) else None
 
 
-def _constant(module: GraphModule, name: str, tensor: torch.Tensor) -> Node:
+def constant(module: GraphModule, name: str, tensor: torch.Tensor) -> Node:
+    """A buffer of the module, read where nodes are inserted."""
     module.register_buffer(name, tensor.detach().clone())
     node = module.graph.get_attr(name)
     node.meta["val"] = tensor

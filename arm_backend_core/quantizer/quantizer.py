@@ -12,6 +12,7 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantize
 from arm_backend_core.aten.batch_norm import batch_norm_to_convolution
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.nodes import is_float
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect
 from arm_backend_core.quantizer.config import QuantizationConfig
@@ -77,6 +78,7 @@ class _ArmQuantizer(Quantizer):
         functionalize(model.graph)
         _give_values(model)
         batch_norm_to_convolution(model)
+        normalize_to_rms_norm(model)
         decompose(model, quantized=True)
         _give_values(model)
         model.recompile()

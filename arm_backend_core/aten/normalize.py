@@ -1,0 +1,57 @@
+"""``F.normalize`` is one operator where it is quantized: an RMS norm, which keeps precision inside.
+
+Step by step, squares and their sum would be quantized for all rows alike, and rows of small numbers divided by 0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.fx import GraphModule, Node
+
+from arm_backend_core.aten.batch_norm import call, constant
+
+aten = torch.ops.aten
+
+
+def normalize_to_rms_norm(module: GraphModule) -> None:
+    """Replace x / max(norm(x), eps) over one dimension of n elements by x / sqrt(mean(x * x) + eps**2 / n) / sqrt(n).
+
+    The two differ only where the norm is near ``eps`` (1e-12), which no quantized tensor can hold beside 0.
+    """
+    for node in module.graph.find_nodes(op="call_function", target=aten.div.Tensor):
+        found = _normalized(node)
+        if found is None:
+            continue
+        x, dim, eps = found
+        shape = x.meta["val"].shape
+        dim, last = dim % len(shape), len(shape) - 1
+        n = int(shape[dim])
+        with module.graph.inserting_before(node):
+            weight = constant(module, f"{node.name}_weight", torch.full((n,), 1 / math.sqrt(n)))
+            rows = x if dim == last else call(node, aten.transpose.int, x, dim, last)
+            result = call(node, aten.rms_norm.default, rows, [n], weight, eps * eps / n)
+            if dim != last:
+                result = call(node, aten.transpose.int, result, dim, last)
+        node.replace_all_uses_with(result)
+        module.graph.erase_node(node)
+    module.graph.eliminate_dead_code()
+
+
+def _normalized(node: Node) -> tuple[Node, int, float] | None:
+    """x, the dimension and eps where ``node`` is the division that ends ``F.normalize`` (p = 2)."""
+    x, divisor = node.args[:2]
+    if isinstance(divisor, Node) and divisor.target in (aten.expand_as.default, aten.expand.default):
+        divisor = divisor.args[0]
+    if not isinstance(divisor, Node) or divisor.target is not aten.clamp_min.default:
+        return None
+    norm, eps = divisor.args
+    if not isinstance(norm, Node) or norm.target is not aten.linalg_vector_norm.default or norm.args[0] is not x:
+        return None
+    if len(norm.args) != 4 or norm.kwargs or not isinstance(x, Node):
+        return None
+    order, dims, keep = norm.args[1:]
+    if order != 2 or not keep or not isinstance(dims, (list, tuple)) or len(dims) != 1 or not x.meta["val"].dim():
+        return None
+    return x, int(dims[0]), float(eps)  # type: ignore[arg-type]
