@@ -12,8 +12,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value, constant, prod
 from arm_backend_core.tosa.legality import op_refusal
-from arm_backend_core.tosa.operators import OPERATORS
-from arm_backend_core.tosa.operators.record import LEVEL_8K
+from arm_backend_core.tosa.operators import LEVEL_8K, OPERATORS
 
 Array = np.ndarray[Any, Any]
 
@@ -180,9 +179,18 @@ class Builder:
         stride: Sequence[int],
         zps: tuple[int, int] = (0, 0),
     ) -> Value:
-        """x [N, H, W, IC], weight [OC, KH, KW, IC]; out_pad (top, bottom, left, right), negative to crop."""
+        """x [N, H, W, IC], weight [OC, KH, KW, IC]; out_pad (top, bottom, left, right), negative to crop.
+
+        The operator crops less than its kernel; what is left of it is a SLICE of the result.
+        """
         n, h, w, _ = x.shape
         oc, kh, kw, _ = weight.shape
+        cropped = [max(amount, 1 - (kh, kw)[i // 2]) for i, amount in enumerate(out_pad)]
+        if cropped != list(out_pad):
+            whole = self.transpose_conv2d(x, weight, bias, out_pad=cropped, stride=stride, zps=zps)
+            top, bottom, left, right = (more - less for more, less in zip(cropped, out_pad, strict=True))
+            size = (n, whole.shape[1] - top - bottom, whole.shape[2] - left - right, oc)
+            return self.slice(whole, (0, top, left, 0), size)
         out_h = (h - 1) * stride[0] + out_pad[0] + out_pad[1] + kh
         out_w = (w - 1) * stride[1] + out_pad[2] + out_pad[3] + kw
         attrs = {"out_pad": list(out_pad), "stride": list(stride)}

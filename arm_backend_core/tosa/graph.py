@@ -6,8 +6,10 @@ Operands that TOSA wants as constants (zero points, shapes, shifts, tables, resc
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,14 @@ class Value:
     def rank(self) -> int:
         """Number of dimensions."""
         return len(self.shape)
+
+    @cached_property
+    def content(self) -> tuple[tuple[int, ...], DType, bytes]:
+        """What equal constants have in common: shape, element type, and their bytes or a digest of them."""
+        assert self.data is not None, f"{self!r} is not constant"
+        data = np.ascontiguousarray(self.data)
+        short = data.nbytes <= 64
+        return self.shape, self.dtype, data.tobytes() if short else hashlib.blake2b(data.data, digest_size=32).digest()
 
     @property
     def size(self) -> int:

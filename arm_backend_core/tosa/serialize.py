@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.operators import OPERATORS
 
 
 def serialize(graph: Graph, *, locations: bool = False) -> bytes:
-    """Write ``graph``; inputs and outputs keep their order, constants that are equal to the bit are written once.
+    """Write ``graph``; inputs and outputs keep their order, equal constants are written once.
 
     Args:
         locations: write each operator's fx node, ATen operator and source line beside it.
@@ -33,7 +33,6 @@ class _Writer:
         self.tensors: dict[Value, Any] = {}
         self.constants: dict[tuple[Any, ...], str] = {}
         self.shapes: dict[tuple[int, ...], str] = {}
-        self.kept: list[np.ndarray[Any, Any]] = []  # alive, so that an id stands for one array
 
     def write(self) -> bytes:
         for value in self.graph.inputs:
@@ -66,7 +65,7 @@ class _Writer:
         if value.data is None:
             name: str = self.tensors[value].name
             return name
-        return self._const(value.data, value.dtype)
+        return self._const(value)
 
     def _constant_operand(self, op: Op, name: str, how: str) -> str:
         attr = op.attrs[name]
@@ -74,19 +73,19 @@ class _Writer:
             return self._shape(tuple(int(v) for v in attr))
         data = np.atleast_1d(np.asarray(attr))
         if how == "multiplier":
-            return self._const(data, DType.INT32 if op.attrs["scale32"] else DType.INT16)
-        if how in ("input0", "input1", "output"):
-            value = op.output if how == "output" else op.inputs[int(how[-1])]
-            return self._const(data, value.dtype)
-        return self._const(data, DType(how))
+            dtype = DType.INT32 if op.attrs["scale32"] else DType.INT16
+        elif how in ("input0", "input1", "output"):
+            dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
+        else:
+            dtype = DType(how)
+        return self._const(constant(data, dtype))
 
-    def _const(self, data: np.ndarray[Any, Any], dtype: DType) -> str:
-        data = np.asarray(data, dtype=dtype.numpy, order="C")
-        key = (data.shape, dtype, data.tobytes() if data.nbytes <= 4096 else id(data))
-        if key not in self.constants:
-            self.constants[key] = self.out.addConst(list(data.shape), self._dtype(dtype), data).name
-            self.kept.append(data)
-        return self.constants[key]
+    def _const(self, value: Value) -> str:
+        if value.content not in self.constants:
+            data = np.asarray(value.data, dtype=value.dtype.numpy, order="C")
+            written = self.out.addConst(list(value.shape), self._dtype(value.dtype), data)
+            self.constants[value.content] = written.name
+        return self.constants[value.content]
 
     def _shape(self, values: tuple[int, ...]) -> str:
         if values not in self.shapes:

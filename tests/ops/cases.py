@@ -507,6 +507,8 @@ LOGICAL = [
     Case("bitwise_not", lambda x: ~x, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
     Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)], refused=_NO_BOOL),
     Case("lt_int", torch.lt, [Input((2, 8), -6, 6, torch.int32)] * 2, refused=_NO_BOOL),
+    Case("lt_large_int", torch.lt, [Input((2, 64), -(2**31), 2**31 - 1, torch.int32)] * 2, refused=_NO_BOOL),
+    Case("ge_close_ints", torch.ge, [Input((2, 64), 2**30, 2**30 + 5, torch.int32)] * 2, refused=_NO_BOOL),
     Case("isnan", torch.isnan, one(2, 8), profiles=("fp",)),
     Case("isinf", torch.isinf, one(2, 8), profiles=("fp",)),
 ]

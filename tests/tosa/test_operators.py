@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 import tosa_serializer
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph
+from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legality import refusal
-from arm_backend_core.tosa.operators import OPERATORS
+from arm_backend_core.tosa.operators import OPERATORS, evaluate
 from arm_backend_core.tosa.operators.record import ANY, define, same_shape
+from arm_backend_core.tosa.passes import run
+from arm_backend_core.tosa.serialize import serialize
+from tests.graphs import EVERYTHING, Body, Input, graph, program
+from tests.tosa.drawn import tosa_opt
 
 FP = Target.from_tosa_spec("TOSA-1.0+FP")
 
@@ -76,3 +83,100 @@ def test_seven_dimensions_are_refused() -> None:
 def test_an_npu_says_how_many_multipliers_it_has() -> None:
     with pytest.raises(ValueError, match="macs: ethos-u55 needs"):
         Target("ethos-u55", frozenset({"INT"}), frozenset(), "ethos-u55")
+
+
+def test_an_evaluated_rescale_of_a_scalar_keeps_its_shape() -> None:
+    (rescale,) = graph(lambda b, x: b.rescale(x, DType.INT32, 1.3), ((), DType.INT8)).ops
+    result = evaluate(rescale, [np.array(7, np.int8)])
+    assert result is not None
+    assert (result.shape, int(result)) == ((), 9)
+
+
+# -- what the builder makes of what one operator cannot be ---------------------------------------------------
+
+
+def built(body: Body, *inputs: Input, target: Target = EVERYTHING) -> list[str]:
+    """Kinds of the operators that ``body`` wrote; both judges must accept the graph."""
+    written = graph(body, *inputs, target=target)
+    flatbuffer = serialize(written)
+    assert tosa_opt(flatbuffer, target) is None
+    arrays = [np.ones(value.shape, value.dtype.numpy) for value in written.inputs]
+    if not any(value.dtype is DType.BF16 for value in written.inputs):
+        reference.run(flatbuffer, arrays)
+    return [op.kind for op in written.ops]
+
+
+@pytest.mark.parametrize("passes", [False, True])
+def test_many_values_are_joined_in_groups(passes: bool) -> None:
+    def body(b: Builder, x: Value) -> Value:
+        return b.concat([b.reverse(x, i % 2) for i in range(70)], 0)
+
+    written = graph(body, ((2, 3), DType.INT8))
+    if passes:
+        run(written, EVERYTHING)
+    assert [op.kind for op in written.ops].count("CONCAT") == 3
+    assert tosa_opt(serialize(written), EVERYTHING) is None
+    x = np.arange(6, dtype=np.int8).reshape(2, 3)
+    expected = np.concatenate([np.flip(x, i % 2) for i in range(70)])
+    np.testing.assert_array_equal(reference.run(serialize(written), [x])[0], expected)
+
+
+@pytest.mark.parametrize(("kernel", "crop"), [(1, 1), (3, 4)])
+def test_a_transposed_convolution_crops_as_much_as_its_kernel_by_a_slice(kernel: int, crop: int) -> None:
+    weight = np.arange(kernel * kernel).reshape(1, kernel, kernel, 1) + 1
+
+    def body(b: Builder, x: Value) -> Value:
+        zeros = b.const(np.zeros(1), DType.INT32)
+        pad = (-crop,) * 4
+        return b.transpose_conv2d(x, b.const(weight, DType.INT8), zeros, out_pad=pad, stride=(2, 2))
+
+    kinds = built(body, ((1, 6, 7, 1), DType.INT8))
+    assert kinds == ["TRANSPOSE_CONV2D", "SLICE"]
+    x = np.arange(42, dtype=np.int8).reshape(1, 6, 7, 1)
+    (result,) = reference.run(program(body, ((1, 6, 7, 1), DType.INT8)), [x])
+    expected = torch.nn.functional.conv_transpose2d(
+        torch.from_numpy(x.transpose(0, 3, 1, 2)).double(),
+        torch.from_numpy(weight.transpose(3, 0, 1, 2)).double(),
+        stride=2,
+        padding=crop,
+    )
+    np.testing.assert_array_equal(result.transpose(0, 3, 1, 2), expected.numpy())
+
+
+def test_bf16_convolutions_and_products_accumulate_in_fp32() -> None:
+    target = Target.from_tosa_spec("TOSA-1.0+FP+bf16")
+
+    def body(b: Builder, x: Value) -> Value:
+        weight, bias = b.const(np.ones((2, 3, 3, 1)), DType.BF16), b.const(np.zeros(2), DType.BF16)
+        y = b.conv2d(x, weight, bias, pad=(1,) * 4)
+        y = b.avg_pool2d(y, (2, 2), (2, 2), (0,) * 4)
+        y = b.reshape(y, (1, 4, 2))
+        return b.matmul(y, b.transpose(y, (0, 2, 1)))
+
+    assert "MATMUL" in built(body, ((1, 4, 4, 1), DType.BF16), target=target)
+
+
+def resized(size: tuple[int, int], n: int, d: int, offset: int, border: int) -> Body:
+    return lambda b, x: b.resize(x, size, (n, d, n, d), (offset,) * 2, (border,) * 2, "NEAREST")
+
+
+@pytest.mark.parametrize(
+    ("body", "shape", "dtype", "reason"),
+    [
+        (resized((300, 300), 300, 1, 0, 299), (1, 1, 1, 1), DType.INT8, r"scale 300/1 in height \(256 at most\)"),
+        (resized((2, 2), 1, 15, 7, 1), (1, 23, 23, 1), DType.INT8, r"border 1 in height \(-16 to 0\)"),
+        (lambda b, x: b.pow(b.const([[-2.0]], DType.FP32), x), (2, 3), DType.FP32, "a base that is negative"),
+        (lambda b, x: b.rescale(x, DType.INT32, 2.0**23), (2, 3), DType.INT8, "leave the range of its shift"),
+        (lambda b, x: b.rescale(x, DType.INT16, 1.0, 0, 5), (2, 3), DType.INT16, "output_zp 5 for int16"),
+        (lambda b, x: b.rescale(x, DType.INT8, 1.0, 5, 0), (2, 3), DType.INT16, "input_zp 5 for int16"),
+        (lambda b, x: b.table(x, np.tile([-32768, 32767], 257)[:513]), (2, 3), DType.INT16, "32767 apart"),
+        (lambda b, x: b.avg_pool2d(x, (2, 2), (1, 1), (2, 0, 0, 0)), (1, 4, 4, 1), DType.INT8, "less than the kernel"),
+        (lambda b, x: b.clamp(x, 3, -3), (2, 3), DType.INT8, "bounds 3 to -3"),
+    ],
+)
+def test_what_the_specification_forbids_is_refused_with_its_limit(
+    body: Body, shape: tuple[int, ...], dtype: DType, reason: str
+) -> None:
+    target = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16")
+    with pytest.raises(Unsupported, match=reason):
+        graph(body, (shape, dtype), target=target)

@@ -13,14 +13,15 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import RULES, run, simplify
+from arm_backend_core.tosa.passes import check as legal
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.merge import groups
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.permute import through_reshape
-from arm_backend_core.tosa.passes.rewrite import sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, settle, sweep
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.serialize import serialize
 
@@ -318,6 +319,71 @@ def test_outputs_are_distinct_results() -> None:
     y = net.table(x)
     same = net.b.reshape(net.b.reshape(x, (8,)), (2, 4))
     assert check(net, same, y, y) == ["TABLE", "IDENTITY", "IDENTITY"]
+
+
+def test_one_result_can_be_three_outputs() -> None:
+    """The hardware passes share equal operators, and must leave each output one of its own."""
+    net = Net()
+    y = net.table(net.input(2, 4))
+    npu = Target("ethos-u55-128", frozenset({"INT"}), frozenset(), "ethos-u55", 128)
+    net.graph.outputs = [y, y, y]
+    run(net.graph, npu)
+    assert len(set(net.graph.outputs)) == 3
+    assert net.kinds() == ["TABLE", "IDENTITY", "IDENTITY"]
+
+
+def test_a_graph_that_no_target_may_have_is_not_left_by_the_passes() -> None:
+    net = Net()
+    y = net.table(net.input(2, 4))
+    net.graph.outputs = [y, y]
+    with pytest.raises(AssertionError, match="two outputs are one value"):
+        legal(net.graph, TARGET)
+    net.graph.outputs = [y]
+    net.graph.ops[0].attrs["table"] = np.zeros(3, np.int8)
+    with pytest.raises(AssertionError, match="a table of shape"):
+        legal(net.graph, TARGET)
+
+
+def test_rules_that_undo_each_other_are_found() -> None:
+    net = Net()
+    net.graph.outputs = [net.b.unary("BITWISE_NOT", net.input(2, 4))]
+
+    def swap(op: Op, rewriter: Rewriter) -> Value:
+        return rewriter.build.unary("BITWISE_NOT", op.inputs[0])
+
+    with pytest.raises(AssertionError, match="rules for BITWISE_NOT undo each other"):
+        settle(net.graph, TARGET, {"BITWISE_NOT": [swap]})
+
+
+def test_equal_constants_are_written_once() -> None:
+    """Also large ones, in arrays of their own."""
+    table = np.arange(30000, dtype=np.int8).reshape(100, 300)
+    sizes = []
+    for copies in (1, 4):
+        net = Net()
+        total = net.input(100, 300)
+        for _ in range(copies):
+            total = net.b.concat([total, net.b.const(table.copy(), DType.INT8)], 0)
+        net.graph.outputs = [total]
+        sizes.append(len(serialize(net.graph)))
+    assert sizes[1] - sizes[0] < 5000
+
+
+def test_equal_operators_on_large_constants_are_shared() -> None:
+    net = Net()
+    x = net.input(300, 300)
+    weights = net.rng.integers(-128, 128, (300, 300))
+    parts = [net.b.concat([x, net.b.const(weights, DType.INT8)], 0) for _ in range(2)]
+    kinds = check(net, net.b.concat([net.b.reverse(part, 0) for part in parts], 1), passes=share_common)
+    assert kinds == ["CONCAT", "REVERSE", "CONCAT"]
+
+
+def test_a_large_int8_constant_is_stored_as_int8() -> None:
+    net = Net()
+    wide = net.b.rescale(net.random((64, 256), DType.INT8), DType.INT32, 1024.0, 3)
+    total = net.b.add(wide, net.b.rescale(net.input(64, 256), DType.INT32, 512.0, 1))
+    assert check(net, net.b.rescale(total, DType.INT8, 1e-3)).count("RESCALE") == 3
+    assert len(serialize(net.graph)) < 2 * 64 * 256
 
 
 def test_constant_output() -> None:

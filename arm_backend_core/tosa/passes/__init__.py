@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
+from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import fold, fuse, merge, split, transpose
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
-from arm_backend_core.tosa.passes.rewrite import sweep
+from arm_backend_core.tosa.passes.rewrite import settle, sweep
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
@@ -22,15 +23,11 @@ Pass = Callable[[Graph, Target], None]
 #: Rules by operator: constants first, then fewer data movements, then fusion, then what moves a TRANSPOSE.
 _FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
 RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in OPERATORS}
-#: Bounds on the repetitions below; graphs of real models need about a third of each.
-_SWEEPS, _ROUNDS = 50, 6
 
 
 def simplify(graph: Graph, target: Target) -> None:
     """Apply all local rules until none does anything; each removes an operator or moves one downstream."""
-    for _ in range(_SWEEPS):
-        if not sweep(graph, target, RULES):
-            return
+    settle(graph, target, RULES)
 
 
 def merge_reshapes(graph: Graph, target: Target) -> None:
@@ -44,7 +41,6 @@ PASSES: tuple[tuple[Pass, str], ...] = (
     (choose_layouts, "on the merged graph; in the next round PAD, CONV2D, RESHAPE and arithmetic meet"),
     (compose_tables, "after the TRANSPOSEs are gone: only whole elementwise chains become tables"),
     (move_narrow_elements, "undoes what simplify let sink in vain, so it comes after all that could merge"),
-    (make_outputs_distinct, "last: the rules above remove IDENTITY"),
 )
 
 #: Once, after the others: they write more operators than they remove, for hardware that runs these faster.
@@ -54,28 +50,49 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (choose_transpose_forms, "needs each TRANSPOSE that will be there"),
     (share_common, "several readers of one input ask for the same TRANSPOSE"),
     (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
+    (make_outputs_distinct, "last: the others remove IDENTITY and share equal results"),
 )
 
 
 def run(graph: Graph, target: Target) -> None:
     """Optimise ``graph`` in place for ``target``; integer results keep every bit.
 
-    The general passes are repeated while they remove operators or data movement.
+    The general passes are repeated until neither of two rounds lowers the cost of data movement or, at no more of it,
+    the number of operators: both are bounded from below.
 
     Raises:
-        AssertionError: a pass left a graph that is not in single-assignment form; the pass is wrong.
+        AssertionError: a pass left a graph that is not in single-assignment form, an operator that its record or the
+            hardware refuses, or one value for two outputs; the pass is wrong.
     """
-    before = None
-    for _ in range(_ROUNDS):
-        for transform, _reason in PASSES:
-            transform(graph, target)
-            graph.remove_dead()
-            graph.verify()
-        after = (len(graph.ops), movement_cost(graph))
-        if after == before:
+    best, vain = (float("inf"), 0), 0
+    last = best
+    while vain < 2:
+        _apply(PASSES, graph, target)
+        cost = (movement_cost(graph), len(graph.ops))
+        if cost == last:
             break
-        before = after
-    for transform, _reason in HARDWARE_PASSES:
+        vain = 0 if cost < best else vain + 1
+        best, last = min(best, cost), cost
+    _apply(HARDWARE_PASSES, graph, target)
+    check(graph, target)
+
+
+def _apply(passes: Sequence[tuple[Pass, str]], graph: Graph, target: Target) -> None:
+    for transform, _reason in passes:
         transform(graph, target)
         graph.remove_dead()
         graph.verify()
+
+
+def check(graph: Graph, target: Target) -> None:
+    """What every graph that is written must be.
+
+    Raises:
+        AssertionError: an operator is refused by its record or by the hardware, or an output is no operator's result or
+            is there twice.
+    """
+    for op in graph.ops:
+        reason = op_refusal(target, op)
+        assert reason is None, f"{op!r}: {reason}"
+    assert all(value.producer is not None for value in graph.outputs), "an output is an input or a constant"
+    assert len(set(graph.outputs)) == len(graph.outputs), "two outputs are one value"

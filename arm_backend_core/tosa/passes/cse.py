@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,15 @@ import numpy as np
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
 
-#: Constants up to this size are compared by content, larger ones by identity of their array.
-_COMPARED_BYTES = 64 * 1024
-
 
 def share_common(graph: Graph, target: Target) -> None:
     """Keep the first of equal operators; every reader of the others reads the first's result."""
     first: dict[Any, Value] = {}
-    constants: dict[Value, Any] = {}
     replaced: dict[Value, Value] = {}
     kept: list[Op] = []
     for op in graph.ops:
         op.inputs = [replaced.get(value, value) for value in op.inputs]
-        operands = (_operand(value, constants) for value in op.inputs)
+        operands: Iterator[Any] = (value if value.data is None else value.content for value in op.inputs)
         key = (op.kind, op.output.dtype, op.output.shape, *operands)
         key += tuple((name, _frozen(attr)) for name, attr in sorted(op.attrs.items()))
         result = first.setdefault(key, op.output)
@@ -31,17 +28,6 @@ def share_common(graph: Graph, target: Target) -> None:
             replaced[op.output] = result
     graph.ops = kept
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
-
-
-def _operand(value: Value, known: dict[Value, Any]) -> Any:
-    """Something hashable that equal operands share."""
-    if value.data is None:
-        return value
-    if value not in known:
-        small = value.data.nbytes <= _COMPARED_BYTES
-        content = value.data.tobytes() if small else id(value.data)
-        known[value] = (value.shape, value.dtype, content)
-    return known[value]
 
 
 def _frozen(attr: Any) -> Any:

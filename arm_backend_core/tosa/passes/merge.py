@@ -8,7 +8,7 @@ from operator import mul
 import numpy as np
 
 from arm_backend_core.tosa.graph import Op, Value, prod
-from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
+from arm_backend_core.tosa.operators import ELEMENTWISE, LEVEL_8K, UNARY
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
 
 Groups = list[tuple[list[int], list[int]]]
@@ -133,8 +133,11 @@ def merge_concat(op: Op, rewriter: Rewriter) -> Value | None:
         nested = inner is not None and inner.attrs["axis"] == axis and rewriter.single_use(value)
         for part in inner.inputs if inner is not None and nested else (value,):
             joined = _join_slices(parts[-1], part, axis, rewriter) if parts else None
-            parts = [*parts[:-1], joined] if joined is not None else [*parts, part]
-    if parts == op.inputs and len(parts) > 1:
+            if joined is None:
+                parts.append(part)
+            else:
+                parts[-1] = joined
+    if len(parts) > LEVEL_8K.max_tensor_list_size or (parts == op.inputs and len(parts) > 1):
         return None
     return rewriter.build.concat(parts, axis)
 

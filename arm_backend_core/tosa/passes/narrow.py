@@ -5,13 +5,12 @@ from __future__ import annotations
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import UNARY
-from arm_backend_core.tosa.passes.rewrite import Rewriter, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, settle
 
 
 def move_narrow_elements(graph: Graph, target: Target) -> None:
     """RESHAPE(widen(x)) becomes widen(RESHAPE(x)); where hardware copies for a RESHAPE, it copies less."""
-    while sweep(graph, target, {"RESHAPE": [raise_reshape]}):
-        pass  # ends: a RESHAPE only moves towards the inputs
+    settle(graph, target, {"RESHAPE": [raise_reshape]})
 
 
 def raise_reshape(op: Op, rewriter: Rewriter) -> Value | None:

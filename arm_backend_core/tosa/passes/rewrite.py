@@ -70,6 +70,21 @@ def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
     return bool(replaced)
 
 
+def settle(graph: Graph, target: Target, rules: Rules) -> None:
+    """Repeat ``sweep`` until no rule does anything.
+
+    A rule must remove an operator or move one past another in the direction of all rules, which each operator can do at
+    most as often as there are operators.
+
+    Raises:
+        AssertionError: the rules do not come to rest: two of them undo each other.
+    """
+    for _ in range(len(graph.ops) + 2):
+        if not sweep(graph, target, rules):
+            return
+    raise AssertionError(f"rules for {', '.join(rules)} undo each other")
+
+
 def _first(rules: Sequence[Rule], op: Op, rewriter: Rewriter) -> Value | None:
     for rule in rules:
         try:
