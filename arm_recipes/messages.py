@@ -18,7 +18,14 @@ class ArmRecipesWarning(UserWarning):
 
 
 class ExportError(RuntimeError):
-    """The model could not be captured. ``__cause__`` is the original exception."""
+    """The model could not be exported: the message names the stage, the operator or module, and the line.
+
+    ``__cause__`` is the original exception.
+    """
+
+
+class NotRunnableError(ExportError):
+    """``require_runnable`` was asked for, and what is left on the CPU has no kernel."""
 
 
 def warn(message: str) -> None:

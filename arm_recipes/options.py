@@ -33,6 +33,10 @@ def _is_bool(value: Any) -> str | None:
     return None if isinstance(value, bool) else "not a bool"
 
 
+def _is_bool_or_warn(value: Any) -> str | None:
+    return None if isinstance(value, bool) or value == "warn" else "none of these"
+
+
 def _is_macs(value: Any) -> str | None:
     # bool is a subclass of int; macs=True is a mistake, not one MAC.
     if isinstance(value, bool) or not isinstance(value, int):
@@ -105,6 +109,7 @@ OPTIONS: dict[str, Option] = {
         Option("calibration", "int", _CALIBRATION, _is_calibration),
         Option("quantized_io", "int", "a bool", _is_bool, default=False),
         Option("require_full_delegation", "all", "a bool", _is_bool, default=False),
+        Option("require_runnable", "all", 'True, False or "warn"', _is_bool_or_warn, default="warn"),
         Option("dump_dir", "all", "a directory for intermediate artefacts", _is_directory),
     )
 }

@@ -21,10 +21,12 @@ from executorch.export.stages import (
     ToEdgeStage,
 )
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from arm_recipes import report
+from arm_recipes.failure import describe, is_told
 from arm_recipes.inputs import Examples, Model
-from arm_recipes.messages import warn
+from arm_recipes.messages import ExportError, warn
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.sample import Pattern
@@ -33,6 +35,19 @@ from arm_recipes.stages.quantization import FastQuantizeStage
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejected
+
+
+#: What a stage does to the methods, for messages.
+_DOING = {
+    StageType.SOURCE_TRANSFORM: "transforming",
+    StageType.QUANTIZE: "quantizing",
+    StageType.TORCH_EXPORT: "capturing",
+    StageType.TO_EDGE_TRANSFORM_AND_LOWER: "lowering",
+    StageType.TO_EDGE: "lowering",
+    StageType.TO_BACKEND: "lowering",
+    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: "preparing the boundary of",
+    StageType.TO_EXECUTORCH: "writing the program of",
+}
 
 
 class Progress:
@@ -86,7 +101,7 @@ class Pipeline:
         strict: bool | None,
         progress: bool,
     ) -> None:
-        self._recipe = recipe
+        self._recipe, self._models = recipe, models
         self._progress = Progress(progress)
         # A recipe says strict=True also when it says nothing, so only strict=False is taken at its word.
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
@@ -124,22 +139,45 @@ class Pipeline:
                 self._snapshot(self._artifact.data)
             stage = self._stage(kind)
             start = time.perf_counter()
-            stage.run(self._artifact)
+            self._run(kind, stage)
             self._seconds[kind.value] = time.perf_counter() - start
             self._artifact = stage.get_artifacts()
             if kind is StageType.TORCH_EXPORT:
                 self._keep_programs()
                 self._warn_about_boundary()
 
+    def _run(self, kind: StageType, stage: Stage) -> None:
+        """Run a stage; whatever it raises that is no message to the user yet becomes one.
+
+        Raises:
+            ExportError: names the stage, and what of the model it was working on.
+        """
+        from arm_backend_core.errors import ArmBackendError
+
+        try:
+            stage.run(self._artifact)
+        except (ArmBackendError, ExportError):
+            raise
+        except Exception as error:
+            if is_told(error):
+                raise
+            models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
+            graphs = [graph.graph for graph in self._graphs.values()]
+            methods = ", ".join(f"'{name}'" for name in self._models)
+            raise ExportError(describe(f"{_DOING[kind]} {methods}", error, models, graphs)) from error
+
     def result(self, rejected: list[Rejected], notes: list[str]) -> ExportResult:
         """The program with its report; ``notes`` come before those of the stages."""
+        from arm_recipes.stages.runnable import not_runnable
+
         manager = self._artifact.data
         methods = []
         for name, graph in self._graphs.items():
             ours, others, boundary, cpu = report.describe_graph(graph, rejected)
             quantization = report.describe_quantization(self._programs[name], self._progress.samples.get(name))
             tensors = self._tensors[name]
-            methods.append(report.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization))
+            lacking = not_runnable(graph.graph)
+            methods.append(report.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization, lacking))
         record = report.Report(
             recipe=self._recipe.name or "unnamed",
             methods=tuple(methods),
@@ -187,6 +225,7 @@ class Pipeline:
         self._programs = dict(self._artifact.data)
         copies = {name: copied(program) for name, program in self._programs.items()}
         for name, program in copies.items():
+            _check_outputs(name, program)
             self._out_specs[name] = program.call_spec.out_spec
             self._patterns[name] = pattern = Pattern.of_program(program)
             for constant, value in pattern.constants.items():
@@ -233,6 +272,23 @@ class Pipeline:
                     f"it returns the new value as output {index}, before what the model returns"
                 )
         store_named_data(manager, NAMES_KEY, stored_names(self._tensors))
+
+
+def _check_outputs(method: str, program: ExportedProgram) -> None:
+    """Find results that a program cannot have.
+
+    Raises:
+        ExportError: there is one, or no tensor among them.
+    """
+    found = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    for index, value in enumerate(found):
+        if isinstance(value, ConstantArgument) and isinstance(value.value, str):
+            raise ExportError(
+                f"output {index} of '{method}' is {value.value!r} (str): a program returns tensors, numbers and None; "
+                "leave it out, or export it as constant_methods={'name': value}"
+            )
+    if not any(isinstance(value, TensorArgument) for value in found):
+        raise ExportError(f"'{method}' returns no tensor, so that there is nothing to compile; return one")
 
 
 def _describe(

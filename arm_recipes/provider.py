@@ -52,6 +52,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
     from arm_recipes.stages import edge_manager
     from arm_recipes.stages.lowering import lowering_recipe
     from arm_recipes.stages.quantization import quantization_recipe
+    from arm_recipes.stages.runnable import CheckRunnable
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
@@ -69,6 +70,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
             passes.append(edge_manager.quantized_io)
         if target != "VGF":  # VGF runtimes have ExecuTorch's own kernels, which the partitioner loads
             passes.append(edge_manager.cortex_m_boundary)
+    passes.append(CheckRunnable(given["require_runnable"]))
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"]
     )

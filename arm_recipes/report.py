@@ -104,6 +104,7 @@ class MethodReport:
         other_delegates: backend id -> number of delegates that another backend made (combined recipes).
         boundary: operators around the delegates that only convert types, by name.
         cpu: every other operator outside the delegates.
+        not_runnable: operators outside the delegates that ExecuTorch's library cannot execute, and why.
     """
 
     name: str
@@ -114,6 +115,7 @@ class MethodReport:
     boundary: dict[str, int]
     cpu: tuple[CpuOperator, ...]
     quantization: Quantization | None
+    not_runnable: tuple[CpuOperator, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -224,8 +226,14 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
         )
     yield (
         f"Operators on the CPU{of}: {sum(operator.count for operator in method.cpu)}",
-        [(f"{o.count} x {o.operator}", o.reason, "; ".join(o.sources)) for o in method.cpu] or [("none",)],
+        _operator_rows(method.cpu) or [("none",)],
     )
+    if method.not_runnable:
+        yield f"Without a kernel that can execute it{of}", _operator_rows(method.not_runnable)
+
+
+def _operator_rows(operators: Sequence[CpuOperator]) -> list[tuple[str, ...]]:
+    return [(f"{o.count} x {o.operator}", o.reason, "; ".join(o.sources)) for o in operators]
 
 
 def _operators(delegate: Delegate) -> int:
@@ -271,6 +279,7 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
         "other_delegates": method.other_delegates,
         "boundary": method.boundary,
         "cpu": [plain(operator) for operator in method.cpu],
+        "not_runnable": [plain(operator) for operator in method.not_runnable],
         "quantization": plain(method.quantization),
     }
 
@@ -300,6 +309,8 @@ def describe_graph(
     """Delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
+    from arm_backend_core.nodes import operator_name
+
     ours: list[Delegate] = []
     others: Counter[str] = Counter()
     boundary: Counter[str] = Counter()
@@ -315,20 +326,14 @@ def describe_graph(
                     others[module.backend_id] += 1
         if node.op != "call_function":
             continue
-        name = _operator_name(node)
+        name = operator_name(node)
         if name.split(".")[-1] in _NOT_OPERATORS:
             continue
         if any(part in _CONVERSIONS for part in name.split(".")):
             boundary[name] += 1
         else:
             cpu.append((name, *_reason(node, name, rejected)))
-    return tuple(ours), dict(others), dict(boundary), _grouped(cpu)
-
-
-def _operator_name(node: torch.fx.Node) -> str:
-    if callable(node.target) and not hasattr(node.target, "_schema"):
-        return str(getattr(node.target, "__name__", node.target))
-    return str(node.target).removeprefix("<EdgeOpOverload: ").split(">")[0]
+    return tuple(ours), dict(others), dict(boundary), grouped(cpu)
 
 
 def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejected]) -> tuple[str, str]:
@@ -353,7 +358,8 @@ def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejected]) -> tup
     return ("", source) if found is None else (found.reason, source or found.source)
 
 
-def _grouped(operators: Iterable[tuple[str, str, str]]) -> tuple[CpuOperator, ...]:
+def grouped(operators: Iterable[tuple[str, str, str]]) -> tuple[CpuOperator, ...]:
+    """Operators as (name, reason, source line), those of one name and reason as one."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name, reason, source in operators:
         groups.setdefault((name, reason), []).append(source)

@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
 from executorch.export.stages import PipelineArtifact, TorchExportStage
 from torch.export import ExportedProgram
 
+from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
 from arm_recipes.sample import Inputs
-
-#: Frames below these folders, and generated code such as "<eval_with_key>", are not the user's.
-_NOT_THE_USER = (str(Path(torch.__file__).parent.parent), str(Path(__file__).parent.parent), "<")
 
 
 class Capture:
@@ -54,7 +50,7 @@ class Capture:
                 else:
                     self.notes.append(f"method '{method}' was captured with strict=True, as strict=False failed")
                     return program
-            raise ExportError(_describe(method, model, error)) from error
+            raise ExportError(describe(f"tracing method '{method}'", error, [model])) from error
 
     @staticmethod
     def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
@@ -86,20 +82,3 @@ class FastTorchExportStage(TorchExportStage):
                 model = transform(method, model)
             programs[method] = model
         self._artifact = artifact.copy_with_new_data(programs)
-
-
-def _describe(method: str, model: torch.nn.Module, error: Exception) -> str:
-    """Which submodule and which line of the user's code raised."""
-    names = {id(module): name for name, module in model.named_modules()}
-    line, owner = "", ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        module = frame.f_locals.get("self")
-        if isinstance(module, torch.nn.Module) and id(module) in names:
-            path = names[id(module)]
-            owner = f"'{path}' ({type(module).__name__})" if path else type(module).__name__
-        if not file.startswith(_NOT_THE_USER):
-            line = f"{file}:{number}"
-    where = (f" in {owner}" if owner else "") + (f" at {line}" if line else "")
-    reason = str(error).strip().splitlines()
-    return f"tracing method '{method}' failed{where}: {type(error).__name__}: {reason[0] if reason else ''}"

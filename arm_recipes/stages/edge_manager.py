@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from executorch.exir import EdgeProgramManager, ExportedProgram
 from executorch.exir.dialects._ops import ops as exir_ops
 from torch.export.graph_signature import OutputKind, TensorArgument
@@ -71,8 +72,8 @@ def initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
 def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
     """Turn quantize and dequantize outside the delegates into ``cortex_m`` ones, as firmware has them.
 
-    What there is no such kernel for (weights of an operator on the CPU, per channel) keeps ExecuTorch's own,
-    which the partitioner has loaded.
+    What there is no such kernel for (weights of an operator on the CPU, per channel; real numbers of another type than
+    float32) keeps ExecuTorch's own, which the partitioner has loaded.
     """
     from arm_recipes.stages import cortex_m
 
@@ -81,7 +82,10 @@ def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
         module = manager.exported_program(method).graph_module
         for node in module.graph.nodes:
             # The operators have the same arguments and results, so the node's metadata stays true.
-            if node.target in operators and not node.kwargs and node.args[5] in cortex_m.DTYPES:
+            if node.target not in operators or node.kwargs or node.args[5] not in cortex_m.DTYPES:
+                continue
+            real = node.args[0] if node.target is _QUANTIZE else node
+            if real.meta["val"].dtype is torch.float32:
                 node.target = operators[node.target]
         module.recompile()
     return []

@@ -16,7 +16,7 @@ from executorch.export import export as executorch_export
 from torch import Tensor, nn
 
 from arm_backend_core.errors import FullDelegationError
-from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export, pipeline
 from tests.recipes.models import Small, Sorting, images, run, vectors
 
 INT8, FP = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP
@@ -265,6 +265,82 @@ def test_data_dependent_control_flow_is_quiet_and_named(capfd: pytest.CaptureFix
     with pytest.raises(ExportError, match=r"failed in Branching at .*test_export.py"):
         export(Branching().eval(), get(FP), [(torch.ones(1, 4),)])
     assert capfd.readouterr().err == ""
+
+
+class Filtered(nn.Module):
+    """The number of results depends on the input's values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0] * 2
+
+
+def test_an_exception_while_quantizing_names_stage_operator_line_and_remedy() -> None:
+    with pytest.raises(
+        ExportError,
+        match=r"quantizing 'forward' failed at aten\.\S+ \(.*test_export.py:\d+\): .*; .* use torch.where, a mask",
+    ) as caught:
+        export(Filtered().eval(), get(INT8), vectors())
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ("EdgeTransformAndLowerStage", r"lowering 'forward' failed at .*test_export.py:\d+: KeyError: 'broken'"),
+        (
+            "EdgeProgramManagerTransformStage",
+            r"preparing the boundary of 'forward' failed at .*test_export.py:\d+: KeyError: 'broken'",
+        ),
+        ("ExecutorchStage", r"writing the program of 'forward' failed at .*test_export.py:\d+: KeyError: 'broken'"),
+    ],
+)
+def test_every_stage_is_named(stage: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(getattr(pipeline, stage), "run", fail)
+    with pytest.raises(ExportError, match=message) as caught:
+        export(Small().eval(), get(FP), images(1))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_operator_that_an_exception_names_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("Missing out variants: {'aten::topk'}")
+
+    monkeypatch.setattr(pipeline.ExecutorchStage, "run", fail)
+    where = (
+        r"writing the program of 'forward' failed at aten.topk.default \(.*models.py:\d+\): .*; ExecuTorch cannot emit"
+    )
+    with pytest.raises(ExportError, match=where):
+        export(Sorting().eval(), get(FP), vectors(1))
+
+
+def test_an_exception_of_the_calibration_data_is_named_with_its_line() -> None:
+    def samples() -> Any:
+        yield from vectors(1)
+        raise OSError("the disk is full")
+
+    with pytest.raises(
+        ExportError, match=r"quantizing 'forward' failed at .*test_export.py:\d+: OSError: the disk is full"
+    ):
+        export(Sorting().eval(), get(INT8, calibration=samples), vectors(1))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (lambda x: (x, "name"), r"output 1 of 'forward' is 'name' \(str\): a program returns tensors"),
+        (lambda x: 3, "'forward' returns no tensor"),
+    ],
+)
+def test_results_that_a_program_cannot_have(value: Any, message: str) -> None:
+    class Returning(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return value(x + 1)
+
+    with pytest.raises(ExportError, match=message):
+        export(Returning().eval(), get(FP), vectors(1))
 
 
 def test_strict_is_the_fallback() -> None:

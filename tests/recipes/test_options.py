@@ -27,7 +27,11 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"zzzzz": 1}, r"unknown argument 'zzzzz' \(allowed: macs, .*dump_dir\)"),
         (ArmRecipeType.TOSA_INT8, {"macs": 128}, "unknown argument 'macs'; it belongs to Ethos-U recipes"),
         (ArmRecipeType.TOSA_FP, {"calibration": []}, "'calibration'; it belongs to quantizing recipes"),
-        (ArmRecipeType.VGF_FP, {"quantised_io": True}, r"\(allowed: require_full_delegation, dump_dir\)"),
+        (
+            ArmRecipeType.VGF_FP,
+            {"quantised_io": True},
+            r"\(allowed: require_full_delegation, require_runnable, dump_dir\)",
+        ),
         (U85, {"macs": True}, "macs must be an int that the family has; got True: not an int"),
         (U85, {"macs": "256"}, "got '256': not an int"),
         (U85, {"macs": -256}, "got -256: not positive"),
@@ -48,6 +52,12 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"per_channel": 1}, "per_channel must be a bool; got 1: not a bool"),
         (U85, {"quantized_io": "yes"}, "quantized_io must be a bool; got 'yes': not a bool"),
         (U85, {"require_full_delegation": None}, "require_full_delegation must be a bool; got None"),
+        (
+            U85,
+            {"require_runnable": "yes"},
+            "require_runnable must be True, False or \"warn\"; got 'yes': none of these",
+        ),
+        (U85, {"require_runnable": 1}, "require_runnable must be .*; got 1: none of these"),
         (U85, {"dump_dir": 4}, "dump_dir must be a directory for intermediate artefacts; got 4: not a path"),
         (
             U85,
@@ -84,7 +94,7 @@ def test_a_long_value_is_shortened() -> None:
 
 @pytest.mark.parametrize("recipe", list(ArmRecipeType))
 def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
-    expected = {"require_full_delegation", "dump_dir"}
+    expected = {"require_full_delegation", "require_runnable", "dump_dir"}
     if not recipe.name.endswith("FP"):
         expected |= {"per_channel", "calibration", "quantized_io"}
     if recipe in ETHOS_U:
@@ -99,5 +109,6 @@ def test_defaults_are_filled_in() -> None:
         "calibration": None,
         "quantized_io": True,
         "require_full_delegation": False,
+        "require_runnable": "warn",
         "dump_dir": None,
     }

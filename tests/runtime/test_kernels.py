@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from arm_recipes import RunError
 from arm_recipes.runtime.program import Program
+from arm_recipes.stages.cortex_m import QUANTIZE
 from arm_recipes.stages.edge_manager import cortex_m_boundary
 
 #: The processes and the exported programs that they share are made once.
@@ -164,8 +166,13 @@ def test_bad_arguments(
 
 def test_half_precision_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     x = torch.ones(4, dtype=torch.float16)
+    edge = to_edge(torch.export.export(_Quantize(), (x,)), compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    assert cortex_m_boundary(edge) == []  # which leaves half precision to ExecuTorch's own kernel
+    (node,) = (node for node in edge.exported_program().graph.nodes if node.op == "call_function")
+    assert Program(bytes(copy.deepcopy(edge).to_executorch().buffer)).run(x)[0].dtype == torch.int8
+    node.target = QUANTIZE
     with pytest.raises(RunError, match="error 0x12"):
-        Program(_serialized("quantize", torch.float16)).run(x)
+        Program(bytes(edge.to_executorch().buffer)).run(x)
     assert "cortex_m::quantize_per_tensor.out: the real numbers must be float32" in capfd.readouterr().err
 
 
