@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from arm_backend_core.permutation import Layout, identity
 
@@ -49,6 +49,15 @@ def is_constant(node: Node, constants: Container[Node]) -> bool:
         return False
     known = all(source in constants for source in node.all_input_nodes)
     return known and first_result(node) is not None
+
+
+def constant_nodes(graph: Graph) -> set[Node]:
+    """Parameters, buffers and what is computed from them alone, of a graph that has them as attributes."""
+    constants: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "get_attr" or (node.op == "call_function" and is_constant(node, constants)):
+            constants.add(node)
+    return constants
 
 
 def memory_order(tensor: torch.Tensor) -> Layout:

@@ -10,7 +10,8 @@ import math
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import call, constant
+from arm_backend_core.aten.batch_norm import call
+from arm_backend_core.aten.constants import attribute
 
 aten = torch.ops.aten
 
@@ -29,7 +30,7 @@ def normalize_to_rms_norm(module: GraphModule) -> None:
         dim, last = dim % len(shape), len(shape) - 1
         n = int(shape[dim])
         with module.graph.inserting_before(node):
-            weight = constant(module, f"{node.name}_weight", torch.full((n,), 1 / math.sqrt(n)))
+            weight = attribute(module, f"{node.name}_weight", torch.full((n,), 1 / math.sqrt(n)))
             rows = x if dim == last else call(node, aten.transpose.int, x, dim, last)
             result = call(node, aten.rms_norm.default, rows, [n], weight, eps * eps / n)
             if dim != last:

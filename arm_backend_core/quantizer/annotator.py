@@ -17,7 +17,7 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from arm_backend_core.nodes import is_constant, is_float, overload_of, source_line
+from arm_backend_core.nodes import constant_nodes, is_float, overload_of, source_line
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
 from arm_backend_core.quantizer.observer import RangeObserver, WeightObserver
@@ -36,7 +36,7 @@ class Annotator:
 
     def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
         self.nodes = [node for node in graph.nodes if node.op == "call_function" and _is_real(node)]
-        self.constants = _constant_nodes(graph)
+        self.constants = constant_nodes(graph)
         self.records: dict[Node, Record] = {}
         self.configs: dict[Node, QuantizationConfig] = {}
         for node in self.nodes:
@@ -103,13 +103,13 @@ class Annotator:
         return node in self.merged or node in self.chained
 
     def _tensors(self, node: Node) -> list[Node]:
-        """Floating-point operands that are quantized as activations; constants of one element count as numbers."""
+        """float32 operands that are quantized as activations; constants of one element count as numbers."""
         record = self.records[node]
         args = list(node.args) if record.activations is None else [node.args[i] for i in record.activations]
         found: list[Node] = []
         for arg in _flat(args):
             scalar = arg in self.constants and arg.meta["val"].numel() == 1 and record.univariate
-            if is_float(arg) and not scalar and arg not in found:
+            if is_float(arg) and arg.meta["val"].dtype is torch.float32 and not scalar and arg not in found:
                 found.append(arg)
         return found
 
@@ -228,13 +228,13 @@ def connect(model: GraphModule, observers: Mapping[Node | tuple[Node, Node], Any
     Args:
         observers: by the node whose result, or by the source and the reader of the operand, that they observe.
     """
-    constants = _constant_nodes(model.graph)
+    constants = constant_nodes(model.graph)
     sources: dict[RangeObserver, list[Node]] = {}
     for place, observer in observers.items():
         if isinstance(observer, RangeObserver):
             sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
     for observer, nodes in sources.items():
-        observer.tensor = _in_words(nodes[0])
+        observer.tensor = in_words(nodes[0])
         observer.exact = all(node in constants for node in nodes)
     for node in model.graph.nodes:
         record = find(node)
@@ -248,7 +248,8 @@ def connect(model: GraphModule, observers: Mapping[Node | tuple[Node, Node], Any
             weight.accumulates(activation, attrgetter(str(bias.target))(model))
 
 
-def _in_words(node: Node) -> str:
+def in_words(node: Node) -> str:
+    """What a user may know ``node`` by."""
     if node.op != "call_function":
         return f"{'input' if node.op == 'placeholder' else 'parameter'} '{node.target}'"
     line = source_line(node)
@@ -280,15 +281,6 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
         quant_max=spec.quant_max,
         qscheme=torch.per_tensor_affine,
     )
-
-
-def _constant_nodes(graph: Graph) -> set[Node]:
-    """Parameters, buffers and what is computed from them alone."""
-    constants: set[Node] = set()
-    for node in graph.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and is_constant(node, constants)):
-            constants.add(node)
-    return constants
 
 
 def _flat(items: Any) -> list[Node]:

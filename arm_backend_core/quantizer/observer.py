@@ -7,6 +7,7 @@ zero, a constant, 1e-30 and 1e30 all give a positive finite scale.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,18 @@ class NotFinite(ValueError):
     """Calibration met a value that has no place on any scale."""
 
 
+@dataclass
+class _Seen:
+    """What was seen of a tensor. ``values`` are float32, 1-D; ``stride``: of the elements of which one is kept."""
+
+    low: Tensor
+    high: Tensor
+    count: int = 0
+    values: list[Tensor] = field(default_factory=list)
+    stride: int = 1
+    parameters: tuple[Tensor, Tensor] | None = None
+
+
 class RangeObserver(UniformQuantizationObserverBase):
     """Keeps the extremes of a tensor; a subclass says which range they give.
 
@@ -41,9 +54,7 @@ class RangeObserver(UniformQuantizationObserverBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tensor, self.exact = "a tensor", False
-        self.low = self.high = torch.zeros(())
-        self.count = 0
-        self._known: tuple[Tensor, Tensor] | None = None
+        self._seen = _Seen(torch.zeros(()), torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor; returned as it is.
@@ -52,29 +63,31 @@ class RangeObserver(UniformQuantizationObserverBase):
             NotFinite: it holds NaN or an infinity.
         """
         if x.numel():
+            seen = self._seen
             low, high = self._extremes(x.detach().float())
-            if not bool((low.isfinite() & high.isfinite()).all()):
+            if not bool((low.double() + high.double()).isfinite().all()):
                 what = "NaN" if bool(x.isnan().any()) else "an infinity"
                 raise NotFinite(f"{self.tensor} holds {what}, which no scale can represent")
-            if self.count:
-                low, high = torch.minimum(low, self.low), torch.maximum(high, self.high)
-            self.low, self.high, self._known = low, high, None
-            self.count += x.numel()
+            if seen.count:
+                low, high = torch.minimum(low, seen.low), torch.maximum(high, seen.high)
+            seen.low, seen.high, seen.parameters = low, high, None
+            seen.count += x.numel()
         return x
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale (float32) and zero point (int64), of one element or one for each channel."""
-        if self._known is None:
-            self._known = self._scale_and_zero_point(*self._range())
-        return self._known
+        seen = self._seen
+        if seen.parameters is None:
+            seen.parameters = self._scale_and_zero_point(*self._range(seen))
+        return seen.parameters
 
     def _extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         low, high = torch.aminmax(x)
         return low, high
 
-    def _range(self) -> tuple[Tensor, Tensor]:
+    def _range(self, seen: _Seen) -> tuple[Tensor, Tensor]:
         """The real numbers that the integers span."""
-        return self.low, self.high
+        return seen.low, seen.high
 
     def _scale_and_zero_point(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         """0 is always in the range, exactly: padding and relu give it."""
@@ -96,30 +109,28 @@ class HeadroomObserver(RangeObserver):
     Rounding to 15 bits is far below the noise of int8 weights; clipping one value is not.
     """
 
-    def _range(self) -> tuple[Tensor, Tensor]:
-        return 2 * self.low.double(), 2 * self.high.double()
+    def _range(self, seen: _Seen) -> tuple[Tensor, Tensor]:
+        return 2 * seen.low.double(), 2 * seen.high.double()
 
 
 class ActivationObserver(RangeObserver):
     """The range with the least squared error; while few values were seen, their widened extremes."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._stride = 1
-        self._values: list[Tensor] = []
-
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor; returned as it is. See ``RangeObserver``."""
         super().forward(x)
+        seen = self._seen
         # An odd stride meets every row and channel of a tensor whose sizes are powers of two.
-        stride = max(self._stride, x.numel() // _KEPT) | 1
-        self._values.append(x.detach().reshape(-1)[::stride].float())
+        stride = seen.stride * max(x.numel() * 4 // _KEPT, 1) | 1
+        seen.values.append(x.detach().reshape(-1)[::stride].float())
+        if sum(map(len, seen.values)) > _KEPT:
+            seen.values, seen.stride = [torch.cat(seen.values)[::2]], 2 * seen.stride
         return x
 
-    def _range(self) -> tuple[Tensor, Tensor]:
-        if self.count < _MANY and not self.exact:
-            return widened(self.low, self.high, self.count)
-        return least_error(torch.cat(self._values), self.low, self.high, self.quant_max - self.quant_min)
+    def _range(self, seen: _Seen) -> tuple[Tensor, Tensor]:
+        if seen.count < _MANY and not self.exact:
+            return widened(seen.low, seen.high, seen.count)
+        return least_error(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
 
 
 def widened(low: Tensor, high: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -171,10 +182,13 @@ def _moments_below(values: Tensor, edges: Array) -> Array:
     first, last = float(edges[0]), float(edges[-1])
     counts = torch.histc(values, len(edges) - 1, first, last).numpy()
     centres = (edges[1:] + edges[:-1]) / 2
-    outside = [values[values < first], values[values > last]]
-    under, over = (np.array([float((x.double() ** power).sum()) for power in range(3)]) for x in outside)
+    under, over = (_moments(values[far]) if bool(far.any()) else np.zeros(3) for far in (values < first, values > last))
     bins = np.stack([counts, counts * centres, counts * centres**2])
     return np.cumsum(np.column_stack([under, bins, over]), axis=1)
+
+
+def _moments(x: Tensor) -> Array:
+    return np.array([float((x.double() ** power).sum()) for power in range(3)])
 
 
 def _rounding(moments: Array, edges: Array, step: Array) -> Array:

@@ -9,12 +9,15 @@ import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
-from arm_backend_core.aten.batch_norm import batch_norm_to_convolution
+from arm_backend_core.aten.batch_norm import remove_batch_norms
+from arm_backend_core.aten.constants import fold_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.aten.masks import bound_masks
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.nodes import is_float
-from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect
+from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect, in_words
 from arm_backend_core.quantizer.config import QuantizationConfig
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,
@@ -26,7 +29,7 @@ from arm_backend_core.targets.compile_spec import (
 Config = QuantizationConfig | None
 
 
-class _ArmQuantizer(Quantizer):
+class ArmQuantizer(Quantizer):
     """Annotates what the target runs as integers.
 
     The most specific setting wins: module name, then module type, then global. None leaves a part in floating point.
@@ -77,21 +80,27 @@ class _ArmQuantizer(Quantizer):
         """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
         functionalize(model.graph)
         _give_values(model)
-        batch_norm_to_convolution(model)
+        fold_weights(model)
+        remove_batch_norms(model)
         normalize_to_rms_norm(model)
         decompose(model, quantized=True)
+        fold_weights(model)
+        bound_masks(model)
         _give_values(model)
-        model.recompile()
-        return model
+        return model  # prepare_pt2e makes a module of its own from the graph
 
     def annotate(self, model: GraphModule) -> GraphModule:
         """Write annotations; called by ``prepare_pt2e``.
 
         Raises:
-            ValueError: a module name or type matches nothing in the model.
+            ValueError: a module name or type matches nothing in the model, or an operator that is to be quantized
+                computes in another type than float32.
         """
         stacks = {node: _modules(node) for node in model.graph.nodes}
         self._check_filters(stacks)
+        for node in model.graph.nodes:
+            if self._config(stacks[node]) is not None:
+                _check_type(node)
         self._annotate_io(model)
         Annotator(model.graph, lambda node: self._config(stacks[node])).run()
         return model
@@ -136,22 +145,35 @@ class _ArmQuantizer(Quantizer):
                 node.meta[ANNOTATION] = QuantizationAnnotation(dict(inputs), _annotated=True)
 
 
-class TOSAQuantizer(_ArmQuantizer):
+class TOSAQuantizer(ArmQuantizer):
     """Quantizes for a ``TosaCompileSpec``."""
 
     spec_class = TosaCompileSpec
 
 
-class EthosUQuantizer(_ArmQuantizer):
+class EthosUQuantizer(ArmQuantizer):
     """Quantizes for an ``EthosUCompileSpec``."""
 
     spec_class = EthosUCompileSpec
 
 
-class VgfQuantizer(_ArmQuantizer):
+class VgfQuantizer(ArmQuantizer):
     """Quantizes for a ``VgfCompileSpec``."""
 
     spec_class = VgfCompileSpec
+
+
+def _check_type(node: Node) -> None:
+    record = find(node)
+    if record is None or record.kind is Kind.PASSTHROUGH or not is_float(node):
+        return
+    values = node.meta["val"]
+    dtype = (values[0] if isinstance(values, (list, tuple)) else values).dtype
+    if dtype is not torch.float32:
+        raise ValueError(
+            f"{in_words(node)} is {dtype}, and integer programs are quantized from torch.float32: "
+            "convert the model and its inputs with .float()"
+        )
 
 
 def _give_values(model: GraphModule) -> None:

@@ -45,7 +45,8 @@ def is_quantized(graph: torch.fx.Graph) -> bool:
 class FastQuantizeStage(QuantizeStage):
     """ExecuTorch's stage, but faster, for exported programs too, and leaving alone what is quantized already.
 
-    It captures with ``strict=False`` first and calibrates without autograd.
+    It captures with ``strict=False`` first and calibrates without autograd. With a recipe of ours the captured program
+    itself is quantized, so that nothing has to be captured again; torchao's passes do it for other quantizers.
     """
 
     def __init__(self, recipe: QuantizationRecipe, capture: Capture, progress: Progress) -> None:
@@ -67,23 +68,45 @@ class FastQuantizeStage(QuantizeStage):
             if graph is not None and is_quantized(graph):
                 quantized[method] = model
                 continue
-            if not isinstance(model, ExportedProgram):
-                model = self._capture(method, model, examples[method][0], shapes.get(method))
-            quantized[method] = self._quantize(method, model.module(), examples[method])
+            from arm_backend_core.program import copied
+
+            if isinstance(model, ExportedProgram):
+                program = copied(model)
+            else:
+                program = self._capture(method, model, examples[method][0], shapes.get(method))
+            with torch.no_grad():
+                quantize = self._quantize if self._is_ours() else self._quantize_by_torchao
+                quantized[method] = quantize(method, program, examples[method])
         self._artifact = artifact.copy_with_new_data(quantized)
 
-    def _quantize(self, method: str, model: GraphModule, examples: list[Inputs]) -> GraphModule:
+    def _is_ours(self) -> bool:
+        from arm_backend_core.quantizer.quantizer import ArmQuantizer
+
+        recipe = self._quantization_recipe
+        own = all(isinstance(quantizer, ArmQuantizer) for quantizer in recipe.quantizers)
+        return own and len(recipe.quantizers) == 1 and not recipe.pre_prepare_passes and not recipe.post_convert_passes
+
+    def _quantize(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> ExportedProgram:
+        from arm_backend_core.quantizer.post_training import Observed
+
+        model = Observed(program, self._quantization_recipe.quantizers[0])
+        return self._calibrated(method, model, examples).quantized()
+
+    def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
         recipe = self._quantization_recipe
-        with torch.no_grad():
-            model = self._apply_passes(model, recipe.pre_prepare_passes)
-            model = prepare_pt2e(model, self._get_quantizer_for_prepare_pt2e(recipe.quantizers))
-            model = self._apply_passes(model, recipe.post_prepare_passes)
-            for sample in self._progress(_samples(recipe.calibration_inputs_fn, model, examples), method):
-                model(*sample, **getattr(sample, "keywords", {}))
-            model = self._apply_passes(model, recipe.pre_convert_passes)
-            return self._apply_passes(convert_pt2e(model), recipe.post_convert_passes)
+        model = self._apply_passes(program.module(check_guards=False), recipe.pre_prepare_passes)
+        model = prepare_pt2e(model, self._get_quantizer_for_prepare_pt2e(recipe.quantizers))
+        model = self._calibrated(method, model, examples)
+        return self._apply_passes(convert_pt2e(model), recipe.post_convert_passes)
+
+    def _calibrated(self, method: str, model: Any, examples: list[Inputs]) -> Any:
+        recipe = self._quantization_recipe
+        model = self._apply_passes(model, recipe.post_prepare_passes)
+        for sample in self._progress(_samples(recipe.calibration_inputs_fn, model, examples), method):
+            model(*sample, **getattr(sample, "keywords", {}))
+        return self._apply_passes(model, recipe.pre_convert_passes)
 
 
 def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]) -> Iterable[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -85,9 +86,9 @@ def test_parameters_are_computed_once_until_more_is_seen(monkeypatch: pytest.Mon
     calls = []
     original = ActivationObserver._range
 
-    def counted(self: ActivationObserver) -> tuple[Tensor, Tensor]:
-        calls.append(self)
-        return original(self)
+    def counted(self: ActivationObserver, seen: Any) -> tuple[Tensor, Tensor]:
+        calls.append(seen)
+        return original(self, seen)
 
     monkeypatch.setattr(ActivationObserver, "_range", counted)
     observer = ActivationObserver(**_INT8)

@@ -1,0 +1,59 @@
+"""What a graph computes from parameters and buffers alone."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from arm_backend_core.nodes import constant_nodes
+from arm_backend_core.ops.registry import Kind, find
+
+
+class Constants:
+    """Nodes of a module's graph that are parameters or buffers, or computed from these alone, and their values."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._nodes = constant_nodes(module.graph)
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._nodes
+
+    def value(self, node: Node) -> Tensor:
+        """The tensor; to be asked only of nodes that are in here."""
+        if node.op == "get_attr":
+            tensor: Tensor = attrgetter(str(node.target))(self._module)
+            return tensor.detach()
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.value)
+        with torch.no_grad():
+            result: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+        return result
+
+
+def attribute(module: GraphModule, name: str, tensor: Tensor) -> Node:
+    """A node, where the graph inserts, that reads ``tensor``; it becomes a buffer called ``name`` or similar."""
+    while hasattr(module, name):
+        name += "_"
+    module.register_buffer(name, tensor)
+    node = module.graph.get_attr(name)
+    node.meta["val"] = tensor
+    return node
+
+
+def fold_weights(module: GraphModule) -> None:
+    """Compute weights and biases that a model computes from its parameters (weight standardization)."""
+    constants = Constants(module)
+    for node in list(module.graph.nodes):
+        record = find(node)
+        if record is None or record.kind is not Kind.CONV:
+            continue
+        for place in (record.weight, record.bias):
+            source: Any = node.args[place] if place < len(node.args) else None
+            if isinstance(source, Node) and source.op == "call_function" and source in constants:
+                with module.graph.inserting_before(source):
+                    folded = attribute(module, f"{source.name}_value", constants.value(source).clone())
+                source.replace_all_uses_with(folded)

@@ -1,0 +1,224 @@
+"""Post-training quantization of an exported program, which is edited: no module is made, traced or exported again.
+
+It gives what torchao's ``prepare_pt2e``, a run over the samples and ``convert_pt2e`` give: annotations and observers
+are the same, and quantize and dequantize operators take the observers' places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
+from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.utils import _pytree as pytree
+from torchao.quantization.pt2e import prepare
+from torchao.quantization.pt2e.quantizer import Quantizer
+from torchao.quantization.pt2e.utils import is_per_channel
+
+from arm_backend_core.aten.constants import attribute
+from arm_backend_core.quantizer.annotator import ANNOTATION
+from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
+
+_Q = torch.ops.quantized_decomposed
+_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+class Observed(torch.nn.Module):
+    """A program that observes its tensors while it runs, and can then be quantized.
+
+    Its graph has the user's inputs alone as placeholders; parameters and buffers are attributes.
+
+    Args:
+        program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
+        quantizer: annotates it.
+
+    Raises:
+        ValueError: the quantizer cannot annotate this program.
+    """
+
+    def __init__(self, program: ExportedProgram, quantizer: Quantizer) -> None:
+        super().__init__()
+        self._program = program
+        self._mode = _mode(program)
+        self._specs = _unlift(self._program)
+        self._model = quantizer.transform_for_annotation(self._program.graph_module)
+        self._in_spec = program.call_spec.in_spec
+        quantizer.annotate(self._model)
+        quantizer.validate(self._model)
+        places = prepare._get_edge_or_node_to_qspec(self._model)
+        groups = prepare._get_edge_or_node_to_group_id(places)
+        self._observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
+        quantizer.prepare_obs_or_fq_callback(self._model, self._observers)
+        self._samples = 0
+        self.meta: dict[str, Any] = {}
+
+    @property
+    def graph(self) -> Graph:
+        """The annotated graph."""
+        return self._model.graph
+
+    def forward(self, *args: Any, **keywords: Any) -> None:
+        """Observe one sample.
+
+        Raises:
+            NotFinite: a tensor holds NaN or an infinity; names the sample and the tensor.
+        """
+        ordered = {name: keywords[name] for name in self._in_spec.children()[1].context}
+        # A model may write into its inputs.
+        values = [x.clone() if isinstance(x, Tensor) else x for x in pytree.tree_leaves((args, ordered))]
+        try:
+            _Watch(self._model, self._observers, constants=self._samples == 0).run(*values)
+        except NotFinite as error:
+            raise NotFinite(f"calibration sample {self._samples}: {error}") from None
+        self._samples += 1
+
+    def quantized(self) -> ExportedProgram:
+        """The program with quantize and dequantize operators; to be asked for once."""
+        graph = self._model.graph
+        for node in list(graph.nodes):
+            users, output = list(node.users), self._observers.get(node)
+            source = node if output is None else self._rounded(node, node, output, users)
+            readers: dict[Any, list[Node]] = {}
+            for user in users:
+                observer = self._observers.get((node, user))
+                if observer is not None and observer is not output:
+                    readers.setdefault(observer, []).append(user)
+            for observer, group in readers.items():
+                self._rounded(node, source, observer, group)
+        for node in graph.nodes:
+            node.meta.pop(ANNOTATION, None)
+        graph.eliminate_dead_code()
+        return _lifted(self._program, self._specs, self._mode)
+
+    def _rounded(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
+        """Let ``users`` read ``source``, which is ``node`` or rounded already, quantized and dequantized.
+
+        A constant is quantized here and now.
+        """
+        graph, model, meta = self._model.graph, self._model, node.meta
+        scale, zero_point = observer.calculate_qparams()
+        limits = (observer.quant_min, observer.quant_max, observer.dtype)
+        place = source.next
+        while place.op == "placeholder":
+            place = place.next
+        with graph.inserting_before(place):
+            if is_per_channel(observer.qscheme):
+                quantize, dequantize = _Q.quantize_per_channel.default, _Q.dequantize_per_channel.default
+                known: tuple[Any, ...] = (scale, zero_point, observer.ch_axis, *limits)
+                held = [attribute(model, f"{node.name}_{i}", known[i]) for i in range(2)]
+                parameters = (*held, *known[2:])
+            else:
+                quantize, dequantize = _Q.quantize_per_tensor.default, _Q.dequantize_per_tensor.default
+                known = parameters = (float(scale), int(zero_point), *limits)
+            if source.op == "get_attr":
+                tensor = attrgetter(str(source.target))(model)
+                integers = attribute(model, f"{node.name}_quantized", quantize(tensor, *known))
+            else:
+                integers = graph.call_function(quantize, (source, *parameters))
+                integers.meta = {**meta, "val": _fake(self._mode, meta["val"], observer.dtype)}
+            result = graph.call_function(dequantize, (integers, *parameters))
+            result.meta = dict(meta)
+        for user in users:
+            user.replace_input_with(source, result)
+        return result
+
+
+class _Watch(Interpreter):
+    """Runs a graph and shows its tensors, ``constants`` too if asked for, to their observers."""
+
+    def __init__(self, model: GraphModule, observers: dict[Any, Any], *, constants: bool) -> None:
+        super().__init__(model)
+        self._watched: dict[Node, dict[RangeObserver, None]] = {}
+        for place, observer in observers.items():
+            if isinstance(observer, RangeObserver) and (constants or not observer.exact):
+                self._watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        for observer in self._watched.get(n, ()):
+            observer(value)
+        return value
+
+
+def _unlift(program: ExportedProgram) -> dict[str, InputSpec]:
+    """Parameters, buffers and constants become attributes of the program's module; how they were declared, by name."""
+    module, graph = program.graph_module, program.graph
+    placeholders = graph.find_nodes(op="placeholder")
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    specs = {}
+    for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
+        if spec.kind not in _HELD:
+            continue
+        store = program.state_dict if spec.target in program.state_dict else program.constants
+        tensor = store[str(spec.target)].detach()
+        with graph.inserting_before(first):  # a buffer may be written: calibration writes a copy
+            twin = attribute(module, node.name, tensor.clone() if spec.kind is InputKind.BUFFER else tensor)
+        twin.meta = dict(node.meta)
+        node.replace_all_uses_with(twin)
+        graph.erase_node(node)
+        specs[str(twin.target)] = spec
+    return specs
+
+
+def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensorMode | None) -> ExportedProgram:
+    """The program with its attributes declared as inputs again; those in ``specs`` as they were."""
+    module, graph = program.graph_module, program.graph
+    attributes: dict[str, list[Node]] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        if isinstance(attrgetter(str(node.target))(module), Tensor):
+            attributes.setdefault(str(node.target), []).append(node)
+    first = next(iter(graph.nodes))
+    inputs, constants = [], dict(program.constants)
+    for name in sorted(attributes, key=lambda name: name not in specs):
+        nodes, tensor = attributes[name], attrgetter(name)(module)
+        with graph.inserting_before(first):
+            placeholder = graph.placeholder(name)
+        placeholder.meta = {**nodes[0].meta, "val": _fake(mode, tensor, tensor.dtype)}
+        for node in nodes:
+            node.replace_all_uses_with(placeholder)
+            graph.erase_node(node)
+        argument = TensorArgument(placeholder.name)
+        if name in specs:
+            inputs.append(replace(specs[name], arg=argument))
+        else:
+            inputs.append(InputSpec(InputKind.CONSTANT_TENSOR, argument, name, None))
+            constants[name] = tensor.detach()
+    for name in [*attributes, *specs]:
+        if hasattr(module, name):
+            delattr(module, name)
+    used = {spec.target for spec in inputs}
+    signature = program.graph_signature
+    users = [spec for spec in signature.input_specs if spec.kind not in _HELD]
+    results = pytree.tree_leaves(graph.output_node().args[0])
+    outputs = [
+        replace(spec, arg=TensorArgument(node.name)) if isinstance(spec.arg, TensorArgument) else spec
+        for spec, node in zip(signature.output_specs, results, strict=True)
+    ]
+    return ExportedProgram(
+        root=module,
+        graph=graph,
+        graph_signature=ExportGraphSignature(inputs + users, outputs),
+        state_dict={name: tensor for name, tensor in program.state_dict.items() if name in used},
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        constants={name: tensor for name, tensor in constants.items() if name in used},
+        verifiers=[program.verifier],
+    )
+
+
+def _mode(program: ExportedProgram) -> FakeTensorMode | None:
+    values = (node.meta.get("val") for node in program.graph.nodes)
+    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+
+
+def _fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:
+    """A fake tensor of this shape; PyTorch's own ways to it take half a millisecond."""
+    empty = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device="meta")
+    return empty if mode is None else FakeTensor(mode, empty, like.device)

@@ -1,0 +1,155 @@
+"""Quantizing an exported program directly gives what torchao's prepare, calibration and convert give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+from arm_backend_core.quantizer import (
+    QuantizationConfig,
+    TOSAQuantizer,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+)
+from arm_backend_core.quantizer.observer import NotFinite
+from arm_backend_core.quantizer.post_training import Observed
+from arm_recipes import ArmRecipeType, export
+from tests.ops.runner import export as exported
+from tests.ops.runner import spec
+
+Config = Callable[[], QuantizationConfig]
+CONFIGS: list[Config] = [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config]
+Samples = list[tuple[Tensor, ...]]
+
+
+def _quantizer(config: Config) -> TOSAQuantizer:
+    return TOSAQuantizer(spec("int")).set_global(config())
+
+
+def _directly(module: nn.Module, samples: Samples, config: Config) -> ExportedProgram:
+    model = Observed(exported(module, samples[0]), _quantizer(config))
+    with torch.no_grad():
+        for sample in samples:
+            model(*sample)
+        return model.quantized()
+
+
+def _by_torchao(module: nn.Module, samples: Samples, config: Config) -> nn.Module:
+    model = prepare_pt2e(exported(module, samples[0]).module(check_guards=False), _quantizer(config))
+    with torch.no_grad():
+        for sample in samples:
+            model(*sample)
+    converted: nn.Module = convert_pt2e(model)
+    return converted
+
+
+class _Branches(nn.Module):
+    """Tied weights, a concatenation, a constant operand, data movement, an output that is read on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.scale: Tensor
+        self.register_buffer("scale", torch.linspace(0.5, 2.0, 8))
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        joined = torch.cat([self.first(x), self.second(y)], 1)
+        return joined.transpose(1, 2).sigmoid(), F.silu(joined * self.scale)
+
+
+class _Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+def _models() -> dict[str, tuple[nn.Module, list[tuple[int, ...]]]]:
+    torch.manual_seed(0)
+    convolutions = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.Hardswish(), nn.Flatten()
+    )
+    normalized = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    return {
+        "branches": (_Branches(), [(2, 3, 8), (2, 5, 8)]),
+        "attention": (_Attention(), [(1, 6, 16)]),
+        "convolutions": (convolutions, [(1, 3, 9, 9)]),
+        "batch norm": (normalized, [(2, 3, 9, 9)]),
+        "no operator": (nn.Identity(), [(2, 3)]),
+    }
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("name", _models())
+def test_the_same_values_as_by_torchaos_passes(name: str, config: Config) -> None:
+    module, shapes = _models()[name]
+    generator = torch.Generator().manual_seed(0)
+    samples = [tuple(torch.randn(shape, generator=generator) for shape in shapes) for _ in range(3)]
+    ours = _directly(module.eval(), samples, config)
+    theirs = _by_torchao(module.eval(), samples, config)
+    with torch.no_grad():
+        results = ours.module(check_guards=False)(*samples[0]), theirs(*samples[0])
+    for one, other in zip(*(torch.utils._pytree.tree_leaves(result) for result in results), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_are_kept_as_integers_alone() -> None:
+    module, _ = _models()["branches"]
+    program = _directly(
+        module.eval(), [(torch.randn(2, 3, 8), torch.randn(2, 5, 8))], get_symmetric_quantization_config
+    )
+    held = {**program.state_dict, **program.constants}
+    assert all(tensor.dtype is not torch.float32 for tensor in held.values() if tensor.dim() == 2)
+    assert sum(tensor.dtype is torch.int8 and tensor.dim() == 2 for tensor in held.values()) == 1
+
+
+class _Writes(nn.Module):
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.full((2,), 5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls.add_(1.0)
+        y = x.add_(1.0)
+        return y * self.calls
+
+
+def test_calibration_leaves_inputs_and_buffers_as_they_were() -> None:
+    module = _Writes().eval()
+    samples: Samples = [(torch.zeros(2),) for _ in range(3)]
+    program = _directly(module, samples, get_symmetric_quantization_config)
+    assert all(torch.equal(sample[0], torch.zeros(2)) for sample in samples)
+    assert torch.equal(module.calls, torch.full((2,), 5.0))
+    assert torch.equal(program.state_dict["calls"], torch.full((2,), 5.0))
+
+
+def test_recipes_calibrate_so() -> None:
+    module = _Writes().eval()
+    samples: Samples = [(torch.zeros(2),) for _ in range(3)]
+    export(module, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples)
+    assert all(torch.equal(sample[0], torch.zeros(2)) for sample in samples)
+    assert torch.equal(module.calls, torch.full((2,), 5.0))
+
+
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8])
+def test_what_is_not_finite_names_tensor_and_sample(recipe: ArmRecipeType) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.log(x) * y
+
+    samples: Samples = [(torch.full((2, 3), value), torch.ones(2, 3)) for value in (2.0, 1.0, -1.0)]
+    name = r"aten.log.default \('log', .*test_post_training.py:\d+\)"
+    with pytest.raises(NotFinite, match=f"calibration sample 2: the result of {name} holds NaN"):
+        export(Model(), ExportRecipe.get_recipe(recipe), samples)

@@ -1,0 +1,112 @@
+"""Models that must be quantized well, or refused by name: masks, weight standardization, 3-d batch norms, types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, export
+from tests.models.exported import sqnr
+
+LENGTH = 12
+
+
+def _causal(value: float) -> Tensor:
+    return torch.full((LENGTH, LENGTH), value).triu(1)
+
+
+MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "-inf added": lambda scores, keep: scores + _causal(-torch.inf),
+    "finfo.min added": lambda scores, keep: scores + _causal(torch.finfo(torch.float32).min),
+    "-10000 added": lambda scores, keep: scores + _causal(-1e4),
+    "-inf filled": lambda scores, keep: scores.masked_fill(~keep, -torch.inf),
+    "finfo.min filled": lambda scores, keep: scores.masked_fill(~keep, torch.finfo(torch.float32).min),
+    "where": lambda scores, keep: torch.where(keep, scores, -1e9),
+    "where, moved": lambda scores, keep: torch.where(keep, scores, torch.tensor(-1e9)).unsqueeze(0).squeeze(0),
+    "1 - mask": lambda scores, keep: scores + (1.0 - keep.float()) * -10000.0,
+    "made of a mask": lambda scores, keep: scores + torch.zeros(LENGTH, LENGTH).masked_fill(~keep, -torch.inf),
+}
+
+
+class _Attention(nn.Module):
+    def __init__(self, mask: str) -> None:
+        super().__init__()
+        self.mask = mask
+        self.query, self.key = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(-2, -1) * 0.25
+        return F.softmax(MASKS[self.mask](scores, keep), -1) @ x
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_masks_that_a_model_writes_itself(mask: str) -> None:
+    torch.manual_seed(0)
+    model = _Attention(mask).eval()
+    samples = [(torch.randn(2, LENGTH, 16), torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()) for _ in range(3)]
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples)
+    assert not result.report.cpu, result.report.cpu
+    with torch.no_grad():
+        assert sqnr([model(*samples[0])], [result.run(*samples[0])]) > 30
+
+
+class _StandardizedConv(nn.Conv2d):
+    """As NFNets have it: the weight is normalized at every call."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        flat = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0, eps=1e-6).reshape_as(self.weight)
+        return self._conv_forward(input, weight, self.bias)
+
+
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8])
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(_StandardizedConv(3, 8, 3), nn.ReLU(), _StandardizedConv(8, 4, 3)), (1, 3, 9, 9)),
+        (nn.Sequential(nn.BatchNorm3d(4), nn.ReLU()), (2, 4, 3, 5, 6)),
+    ],
+    ids=["weight standardization", "batch norm in 3-d"],
+)
+def test_models_that_are_delegated_whole(model: nn.Module, shape: tuple[int, ...], recipe: ArmRecipeType) -> None:
+    torch.manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm3d):
+            assert module.running_mean is not None
+            assert module.running_var is not None
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+    samples = [(torch.randn(shape),) for _ in range(3)]
+    model.eval()
+    result = export(model, ExportRecipe.get_recipe(recipe), samples)
+    assert not result.report.cpu, result.report.cpu
+    with torch.no_grad():
+        assert sqnr([model(*samples[0])], [result.run(*samples[0])]) > 35
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_types_that_are_not_quantized_are_named(dtype: torch.dtype) -> None:
+    model = nn.Linear(4, 4).to(dtype).eval()
+    with pytest.raises(ValueError, match=rf"aten.linear.default .* is {dtype}, .* \.float\(\)"):
+        export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.randn(2, 4, dtype=dtype),)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_an_input_of_another_type_may_be_cast(dtype: torch.dtype) -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x.float())
+
+    model, x = Model().eval(), torch.randn(2, 4, dtype=dtype)
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(x,)])
+    with torch.no_grad():
+        assert sqnr([model(x)], [result.run(x)]) > 30
