@@ -52,7 +52,7 @@ class Value:
     @property
     def size(self) -> int:
         """Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return prod(self.shape)
 
     def __repr__(self) -> str:
         return f"{self.name or 'const'}:{self.dtype.value}{list(self.shape)}"

@@ -701,3 +701,12 @@ def test_int16_accumulators_are_never_transposed() -> None:
     weight = net.random((8, 1, 1, 16), DType.INT8)
     y = net.b.rescale(net.b.conv2d(y, weight, bias, pad=[0] * 4), DType.INT16, 1e-3)
     assert transposes(net, net.b.transpose(y, NCHW)) == 2
+
+
+def test_a_concat_of_many_values_is_left_alone() -> None:
+    """CONCAT takes 64 values; merging what the builder had split would go on for ever."""
+    net = Net()
+    joined = net.b.concat([net.input(1, 2) for _ in range(150)], 0)
+    net.graph.outputs = [joined]
+    assert [len(op.inputs) for op in net.graph.ops] == [64, 64, 22, 3]
+    assert not sweep(net.graph, TARGET, RULES)

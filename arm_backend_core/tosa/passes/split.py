@@ -23,11 +23,6 @@ _THINNEST = 8
 
 def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """SLICE of channels, behind data movement and elementwise operators, as a CONV2D of those channels alone."""
-    siblings = rewriter.users(op.inputs[0]) or []
-    if any(user.kind != "SLICE" for user in siblings) or not siblings:
-        return None
-    if sum(user.output.size for user in siblings) > op.inputs[0].size:
-        return None
     spans: list[Span] | None = list(zip(op.attrs["start"], op.attrs["size"], strict=True))
     steps: list[tuple[Op, list[Span]]] = []
     value = op.inputs[0]
@@ -42,6 +37,11 @@ def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     conv, channels = value.producer, spans[-1]
     if not _splits(conv, spans):
+        return None
+    siblings = rewriter.users(op.inputs[0]) or []
+    if any(user.kind != "SLICE" for user in siblings) or not siblings:
+        return None
+    if sum(user.output.size for user in siblings) > op.inputs[0].size:
         return None
     result = _convolve(conv, channels, rewriter)
     for step, taken in reversed(steps):
