@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -144,9 +145,20 @@ def _io(node: Node, value: Value, walk: Lowering) -> events.Io:
 def _executor(flatbuffer: bytes, orders: Sequence[Layout]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = [
-            tensor.detach().cpu().permute(order).contiguous().numpy()
+            _array(tensor.detach().cpu().permute(order).contiguous())
             for tensor, order in zip(tensors, orders, strict=True)
         ]
-        return [torch.from_numpy(np.array(array)) for array in reference.run(flatbuffer, arrays)]
+        return [_tensor(np.array(array)) for array in reference.run(flatbuffer, arrays)]
 
     return execute
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """numpy has no bfloat16: its bits stand for it."""
+    return np.asarray((tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy())
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    return (
+        torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype == "V2" else torch.from_numpy(array)
+    )

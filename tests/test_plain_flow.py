@@ -34,6 +34,7 @@ from arm_backend_core.quantizer import (
     get_symmetric_quantization_config,
 )
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
+from arm_recipes import load
 
 Samples = Sequence[tuple[Tensor, ...]]
 INT8, A16W8 = get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config
@@ -524,3 +525,17 @@ def test_xnnpack_takes_what_is_left(config: Callable[[], Any] | None) -> None:
     with torch.no_grad():
         assert_close(lowered.run(*images()[0]), program.module()(*images()[0]), 1 / 100)
     assert len(lowered.manager.to_executorch().buffer) > 0
+
+
+def test_bfloat16_crosses_a_delegates_boundary() -> None:
+    class Doubled(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * 2, y.to(torch.bfloat16) + 1
+
+    inputs = torch.tensor([1.0, 2.5, -3.0]).bfloat16(), torch.tensor([1.0, 2.5, -3.0])
+    edge = to_edge_transform_and_lower(
+        torch.export.export(Doubled(), inputs), partitioner=[TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP+bf16"))]
+    )
+    expected = Doubled()(*inputs)
+    for got in (edge.exported_program().module()(*inputs), load(bytes(edge.to_executorch().buffer)).run(*inputs)):
+        assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))

@@ -54,6 +54,7 @@ class _ExecutorStruct(ctypes.Structure):
 
 #: Numpy's name of each executorch::aten::ScalarType that a delegate can have at its boundary.
 _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 11: "bool"}
+_SCALAR_TYPES |= {15: "bfloat16"}  # which numpy knows as two bytes only, and the reference model gives so
 
 _failures = threading.local()
 
@@ -128,7 +129,7 @@ def _view(backend: str, tensor: Any, expected: TensorInfo) -> Array:
             f"{backend}: the program gives '{expected.name}' of a delegate as {kind or 'an unknown type'}{list(shape)} "
             f"(in memory order), its payload has {expected}. They do not belong together: export the program again."
         )
-    dtype = np.dtype(kind)
+    dtype = np.dtype("V2" if kind == "bfloat16" else kind)
     size = dtype.itemsize * math.prod(shape)
     if size == 0:
         return np.empty(shape, dtype)
