@@ -1,10 +1,15 @@
-"""Functions of one quantized tensor: kept as functions until they are quantized, then one TABLE or less."""
+"""Which operators are computed as one in integers: the quantizer asks it where to quantize, the lowering what to merge.
+
+Two rules say it, for a graph of real numbers and for one with quantize and dequantize operators alike:
+``merging_reader`` and ``common_base``. ``Regions`` applies them to a graph that is going to be quantized. A function of
+one quantized tensor is ``Univariate`` until the lowering meets where it is quantized: then it is one TABLE or less.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,10 +20,145 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_float, overload_of
 from arm_backend_core.ops.lookup import lookup
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.registry import Record
+from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
+
+Base = TypeVar("Base")
+
+
+def merging_reader(node: Node) -> Node | None:
+    """The only reader of ``node``, if it is a clamp or a product with a positive number.
+
+    It then merges into the RESCALE that the producer's integers leave through.
+    """
+    users = list(node.users)
+    record = find(users[0]) if len(users) == 1 else None
+    if record is None or not users[0].args or users[0].args[0] is not node:
+        return None
+    return users[0] if record.clamp is not None or _factor(users[0], record) is not None else None
+
+
+def common_base(
+    node: Node, record: Record, bases: Iterable[Base], shape: Callable[[Base], Iterable[Any]]
+) -> Base | None:
+    """The one tensor that ``node`` is an elementwise function of, None if it is not.
+
+    Args:
+        bases: the tensors that its operands are, or are functions of; numbers left out.
+    """
+    distinct = set(bases)
+    if not record.univariate or len(distinct) != 1:
+        return None
+    if not is_float(node):  # comparisons and casts to integers have no scale to be quantized with
+        return None
+    (base,) = distinct
+    return base if tuple(shape(base)) == tuple(node.meta["val"].shape) else None
+
+
+class Regions:
+    """What will be computed as one of a graph that is going to be quantized.
+
+    Attributes:
+        merged: producers that merge with their only reader: {producer: reader}.
+        readers: these readers.
+        origin: for every elementwise function: the tensor it is a function of.
+        interior: nodes that are computed together with their reader, so that they have no parameters of their own:
+            producers in ``merged``, and all but the last of a chain of functions of one tensor.
+        wide: nodes whose result is int16 in an int8 program, as some reader keeps precision inside.
+
+    Args:
+        records: the operators that will be quantized, in program order.
+        constants: nodes that are parameters or computed from them alone.
+        may_be_wide: whether the configuration of a node has int16 for such results.
+    """
+
+    def __init__(
+        self, records: Mapping[Node, Record], constants: Container[Node], may_be_wide: Callable[[Node], bool]
+    ) -> None:
+        self._records = records
+        self._constants = constants
+        self.merged = self._merged_producers()
+        self.readers = set(self.merged.values())
+        self.origin, chained = self._chains()
+        self.interior = chained | self.merged.keys()
+        self.wide = self._wide(may_be_wide)
+
+    def operands(self, node: Node) -> list[Node]:
+        """float32 operands that are quantized as activations; constants of one element count as numbers."""
+        record = self._records[node]
+        args = list(node.args) if record.activations is None else [node.args[i] for i in record.activations]
+        found: list[Node] = []
+        for arg in _nodes(args):
+            number = arg in self._constants and arg.meta["val"].numel() == 1 and record.univariate
+            if is_float(arg) and arg.meta["val"].dtype is torch.float32 and not number and arg not in found:
+                found.append(arg)
+        return found
+
+    def has_integer_rule(self, node: Node) -> bool:
+        """Whether ``node`` can be lowered on integers by itself; a function of one tensor is a TABLE."""
+        record = self._records[node]
+        return record.lower_integer is not None and not (record.univariate and len(self.operands(node)) == 1)
+
+    def reads_wide(self, user: Node) -> bool:
+        """Whether int16 operands are worth having for ``user`` in an int8 program."""
+        return self._reads_wide(user, self.wide)
+
+    def _merged_producers(self) -> dict[Node, Node]:
+        merged: dict[Node, Node] = {}
+        readers: set[Node] = set()
+        for node, record in self._records.items():
+            reader = merging_reader(node) if record.fuses and node not in readers else None
+            if reader in self._records and reader is not None and self.has_integer_rule(node):
+                merged[node] = reader
+                readers.add(reader)
+        return merged
+
+    def _chains(self) -> tuple[dict[Node, Node], set[Node]]:
+        """Origins, and the functions that are interior.
+
+        Starts with all of them interior and takes out, until nothing changes, those that someone reads who is not a
+        function of the same tensor.
+        """
+        members = [node for node, record in self._records.items() if record.univariate and node not in self.readers]
+        interior = set(members)
+        while True:
+            origin: dict[Node, Node] = {}
+            for node in members:
+                bases = [origin.get(x, x) if x in interior else x for x in self.operands(node)]
+                base = common_base(node, self._records[node], bases, lambda x: x.meta["val"].shape)
+                if base is not None:
+                    origin[node] = base
+            kept = {
+                node
+                for node in interior
+                if node in origin and node.users and all(origin.get(user) is origin[node] for user in node.users)
+            }
+            if kept == interior:
+                return origin, interior
+            interior = kept
+
+    def _wide(self, may_be: Callable[[Node], bool]) -> set[Node]:
+        """Layer normalization and softmax keep precision inside, and so do additions that are wide themselves.
+
+        These are the residual stream of a transformer. A reader that needs int8 (a matrix product) quantizes its own
+        operand once more.
+        """
+        wide: set[Node] = set()
+        for node in reversed(list(self._records)):
+            readers = [user for user in node.users if user in self._records]
+            free = self._records[node].fixed_range is None and may_be(node)
+            if free and any(self._reads_wide(user, wide) for user in readers):
+                wide.add(node)
+        return wide
+
+    def _reads_wide(self, user: Node, wide: set[Node]) -> bool:
+        record = self._records[user]
+        if record.reads_int16:
+            return True
+        arithmetic = record.fuses and record.univariate and user not in self.origin
+        return (arithmetic or record.kind is Kind.SHARED) and (user in wide or self.merged.get(user) in wide)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +233,9 @@ class Univariate:
 def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:
     """``node`` as a function of the one quantized tensor that its operands are, or are functions of, if so it is."""
     operands = _operands(args, kwargs)
-    bases = {x.base if isinstance(x, Univariate) else x for x in operands if not _is_number(x)}
-    if not record.univariate or len(bases) != 1:
-        return None
-    (base,) = bases
-    if base.q is None or base.q.axis is not None or base.shape != tuple(node.meta["val"].shape):
-        return None
-    if not is_float(node):  # comparisons and casts to integers have no scale to be quantized with
+    bases = [x.base if isinstance(x, Univariate) else x for x in operands if not _is_number(x)]
+    base = common_base(node, record, bases, lambda x: x.shape)
+    if base is None or base.q is None or base.q.axis is not None:
         return None
     function = Univariate(base, overload_of(node.target), tuple(args), kwargs)
     if args[0] is not base:
@@ -107,12 +243,17 @@ def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, An
     return replace(function, clamp=record.clamp and record.clamp(*args, **kwargs), factor=_factor(node, record))
 
 
-def scaled_by_reader(node: Node, record: Record, q: QParams) -> QParams | None:
-    """Parameters of what ``node`` reads if its own result has ``q`` and it merges into its operand's rescale."""
-    if record.clamp is not None:
-        return q
-    factor = _factor(node, record)
-    return None if factor is None else _scaled(q, 1 / factor)
+def before_reader(reader: Node, q: QParams) -> QParams:
+    """Parameters of the operand of a ``merging_reader`` whose result has ``q``."""
+    record = find(reader)
+    factor = None if record is None or record.clamp is not None else _factor(reader, record)
+    return q if factor is None else _scaled(q, 1 / factor)
+
+
+def _nodes(items: Any) -> list[Node]:
+    if isinstance(items, (list, tuple)):
+        return [node for item in items for node in _nodes(item)]
+    return [items] if isinstance(items, Node) else []
 
 
 def _factor(node: Node, record: Record) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import traceback
 from collections.abc import Collection, Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.fx import Node
 from arm_backend_core.aten.int64 import INT32, Intervals
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, fault
-from arm_backend_core.fusion import Univariate, scaled_by_reader, univariate
+from arm_backend_core.fusion import Univariate, before_reader, merging_reader, univariate
 from arm_backend_core.nodes import (
     DECLINED,
     boundary_order,
@@ -307,22 +308,16 @@ class Lowering:
 
     def result_qparams(self, node: Node) -> QParams | None:
         """Parameters that ``node``'s result is quantized with: by its users, or through one that merges into it."""
-        readers: list[tuple[Node, Record]] = []
-        while True:
-            users = list(node.users)
-            if users and all(is_quantize(user) for user in users):
-                break
-            record = find(users[0]) if len(users) == 1 else None
-            if record is None:
+        readers: list[Node] = []
+        while not node.users or not all(is_quantize(user) for user in node.users):
+            reader = merging_reader(node)
+            if reader is None:
                 return None
-            node = users[0]
-            readers.append((node, record))
-        q: QParams | None = self.node_qparams(users[0])
-        if any(q is None or not q.same(self.node_qparams(user)) for user in users[1:]):
+            readers.append(node := reader)
+        first, *others = (self.node_qparams(user) for user in node.users)
+        if not all(first.same(other) for other in others):
             return None
-        for node, record in reversed(readers):
-            q = q and scaled_by_reader(node, record, q)
-        return q
+        return reduce(lambda q, reader: before_reader(reader, q), reversed(readers), first)
 
 
 def _settle(x: Any) -> Any:

@@ -17,6 +17,7 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
+from arm_backend_core.fusion import Regions
 from arm_backend_core.nodes import constant_nodes, is_float, overload_of, source_line
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
@@ -27,12 +28,7 @@ ConfigOf = Callable[[Node], QuantizationConfig | None]
 
 
 class Annotator:
-    """Annotates one graph.
-
-    Three things leave a result without parameters of its own ("interior"), because lowering computes it together with
-    its reader: the producer of a relu (or of a multiplication by a number), which merges into the producer's rescale,
-    and all but the last of a chain of elementwise functions of one tensor, which become one TABLE.
-    """
+    """Annotates one graph; ``Regions`` says which results have no parameters of their own."""
 
     def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
         self.nodes = [node for node in graph.nodes if node.op == "call_function" and _is_real(node)]
@@ -48,99 +44,11 @@ class Annotator:
 
     def run(self) -> None:
         """Write ``quantization_annotation`` into the nodes' metadata."""
-        self.merged = self._merged_producers()
-        self.origin, self.chained = self._chains()
-        self.wide = self._wide()
+        self.regions = Regions(self.records, self.constants, lambda node: self.configs[node].inner is not None)
         for node in self.nodes:
             annotated = node.meta.get(ANNOTATION)
             if node in self.records and not (annotated and annotated._annotated):
                 self._annotate(node)
-
-    # -- what is interior ----------------------------------------------------------------------------------------
-
-    def _merged_producers(self) -> dict[Node, Node]:
-        """Producers that merge with their only reader: {producer: reader}."""
-        merged: dict[Node, Node] = {}
-        for node, record in self.records.items():
-            users = list(node.users)
-            if not record.fuses or len(users) != 1 or users[0] not in self.records or node in merged.values():
-                continue
-            reader = self.records[users[0]]
-            factor = reader.factor and reader.factor(*users[0].args, **users[0].kwargs)
-            if (reader.clamp or factor) and users[0].args[0] is node and self._has_integer_rule(node):
-                merged[node] = users[0]
-        return merged
-
-    def _has_integer_rule(self, node: Node) -> bool:
-        record = self.records[node]
-        return record.lower_integer is not None and not (record.univariate and len(self._tensors(node)) == 1)
-
-    def _chains(self) -> tuple[dict[Node, Node], set[Node]]:
-        """For every elementwise function: the tensor it is a function of; and the ones that are interior.
-
-        Starts with all of them interior and takes out, until nothing changes, those that someone reads who is not a
-        function of the same tensor.
-        """
-        ends = set(self.merged.values())
-        members = [node for node, record in self.records.items() if record.univariate and node not in ends]
-        interior = set(members)
-        while True:
-            origin: dict[Node, Node] = {}
-            for node in members:
-                sources = {origin.get(x, x) if x in interior else x for x in self._tensors(node)}
-                if len(sources) == 1 and _same_shape(node, *sources):
-                    origin[node] = sources.pop()
-            kept = {
-                node
-                for node in interior
-                if node in origin and node.users and all(origin.get(user) is origin[node] for user in node.users)
-            }
-            if kept == interior:
-                return origin, interior
-            interior = kept
-
-    def _is_interior(self, node: Node) -> bool:
-        return node in self.merged or node in self.chained
-
-    def _tensors(self, node: Node) -> list[Node]:
-        """float32 operands that are quantized as activations; constants of one element count as numbers."""
-        record = self.records[node]
-        args = list(node.args) if record.activations is None else [node.args[i] for i in record.activations]
-        found: list[Node] = []
-        for arg in _flat(args):
-            scalar = arg in self.constants and arg.meta["val"].numel() == 1 and record.univariate
-            if is_float(arg) and arg.meta["val"].dtype is torch.float32 and not scalar and arg not in found:
-                found.append(arg)
-        return found
-
-    # -- where int16 pays ----------------------------------------------------------------------------------------
-
-    def _wide(self) -> set[Node]:
-        """Nodes whose result is int16 in an int8 program: some reader keeps precision inside.
-
-        Layer normalization and softmax are such readers, and so are additions that are wide themselves: the residual
-        stream of a transformer. A reader that needs int8 (a matrix product) then quantizes its own operand once more.
-        """
-        wide: set[Node] = set()
-        for node in reversed(self.nodes):
-            config = self.configs.get(node)
-            if config is None or config.inner is None or self.records[node].fixed_range is not None:
-                continue
-            readers = [self._reader(user) for user in node.users]
-            if any(self._reads_wide(user, wide) for user in readers if user is not None):
-                wide.add(node)
-        return wide
-
-    def _reader(self, user: Node) -> Node | None:
-        return user if user in self.records else None
-
-    def _reads_wide(self, user: Node, wide: set[Node]) -> bool:
-        record = self.records[user]
-        if record.reads_int16:
-            return True
-        arithmetic = record.fuses and record.univariate and user not in self.origin
-        merges = self.merged.get(user) if user in self.merged else None
-        return (arithmetic or record.kind is Kind.SHARED) and (user in wide or merges in wide)
 
     # -- annotation ----------------------------------------------------------------------------------------------
 
@@ -149,10 +57,14 @@ class Annotator:
         if record.kind is Kind.SHARED:
             self._annotate_shared(node)
             return
-        if node not in self.origin and not self._has_integer_rule(node) and node not in self.merged.values():
+        regions = self.regions
+        reads = node in regions.origin or node in regions.readers or regions.has_integer_rule(node)
+        if not reads:
             return  # stays in floating point: an integer-only target will say why
         inputs: dict[Node, QuantizationSpecBase | None] = {
-            source: self._input_spec(node, source) for source in self._tensors(node) if not self._is_interior(source)
+            source: self._input_spec(node, source)
+            for source in regions.operands(node)
+            if source not in regions.interior
         }
         if record.kind is Kind.CONV:
             weight = node.args[record.weight]
@@ -160,7 +72,7 @@ class Annotator:
             if isinstance(weight, Node) and spec is not None:
                 inputs[weight] = along(spec, record.weight_axis(weight.meta["val"].dim()))
                 inputs |= self._bias_spec(node, weight)
-        output = None if self._is_interior(node) or not is_float(node) else self._output_spec(node)
+        output = None if node in regions.interior or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
@@ -195,22 +107,23 @@ class Annotator:
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpec:
         """The producer's parameters where both can have them, else int8 (or what the configuration says)."""
         config = self.configs[node]
-        reads_wide = self._reads_wide(node, self.wide) or (node in self.wide and self.records[node].kind is Kind.SHARED)
-        if config.inner is not None and reads_wide and (source in self.wide or source in self.constants):
+        wide = self.regions.wide
+        reads_wide = self.regions.reads_wide(node) or (node in wide and self.records[node].kind is Kind.SHARED)
+        if config.inner is not None and reads_wide and (source in wide or source in self.constants):
             return config.inner
         return config.activation
 
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
-        spec = config.inner if node in self.wide and config.inner is not None else config.activation
+        spec = config.inner if node in self.regions.wide and config.inner is not None else config.activation
         if record.fixed_range is None:
             return spec
         return _fixed_spec(spec, *record.fixed_range)
 
     def _annotate_shared(self, node: Node) -> None:
         """Data movement: the result and all operands have the parameters of the first operand."""
-        sources = self._tensors(node)
-        if not sources or any(self._is_interior(source) for source in sources):
+        sources = self.regions.operands(node)
+        if not sources or not self.regions.interior.isdisjoint(sources):
             return
         first, *others = sources
         shared = SharedQuantizationSpec((first, node))
@@ -283,18 +196,8 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
     )
 
 
-def _flat(items: Any) -> list[Node]:
-    if isinstance(items, (list, tuple)):
-        return [node for item in items for node in _flat(item)]
-    return [items] if isinstance(items, Node) else []
-
-
 def _is_real(node: Node) -> bool:
     """Whether ``node`` makes real numbers, or is an operator with parameters of its own (a comparison) on some."""
     record = find(node)
     compares = record is not None and record.kind is Kind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))
     return is_float(node) or compares
-
-
-def _same_shape(*nodes: Node) -> bool:
-    return len({tuple(node.meta["val"].shape) for node in nodes}) == 1

@@ -1,9 +1,12 @@
-"""What lowering computes as one: functions of one tensor."""
+"""What is computed as one: functions of one tensor, and what merges into a rescale."""
 
 from __future__ import annotations
 
 import torch
 
+from arm_backend_core.fusion import Regions
+from arm_backend_core.nodes import constant_nodes
+from arm_backend_core.ops.registry import find
 from tests.ops.runner import Case, Input, check_steps, lower, output_scales, quantized
 from tests.ops.runner import export as exported
 
@@ -25,3 +28,47 @@ def test_a_long_chain_of_functions_is_one_table() -> None:
     check_steps(lowered.run(case.sample()), [module(*case.sample())], output_scales(program), 1)
     (delegate,) = lowered.log.delegates
     assert delegate.tosa_operators == ("TABLE",)
+
+
+class _Block(torch.nn.Module):
+    """A convolution with what merges into it, a function of one tensor in several steps, and what is neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        halved = self.conv(x) * 0.5
+        swish = halved * torch.sigmoid(halved) + 1.0
+        kept = torch.tanh(x)
+        return torch.relu(swish + x), torch.exp(kept) - kept * 2.0, kept
+
+
+def test_regions_of_a_graph() -> None:
+    program = exported(_Block(), (torch.randn(1, 4, 5, 5),))
+    graph = program.module(check_guards=False).graph
+    records = {node: record for node in graph.nodes if (record := find(node)) is not None}
+    regions = Regions(records, constant_nodes(graph), lambda node: False)
+    assert {a.name: b.name for a, b in regions.merged.items()} == {"conv2d": "mul", "add_1": "relu"}
+    # swish's steps but the last; tanh is an output, so what is computed of it starts anew.
+    assert {node.name for node in regions.interior} == {"conv2d", "sigmoid", "mul_1", "add_1", "exp", "mul_2"}
+    origins = {node.name: base.name for node, base in regions.origin.items()}
+    assert origins == {
+        **dict.fromkeys(("sigmoid", "mul_1", "add"), "mul"),
+        "tanh": "x",
+        **dict.fromkeys(("exp", "mul_2", "sub"), "tanh"),
+    }
+
+
+def test_the_lowering_finds_the_regions_that_the_quantizer_made() -> None:
+    """Nothing but the ends of regions is quantized, and each region is one operator or two."""
+    case = Case("block", _Block(), (Input((1, 4, 5, 5)),))
+    module = quantized(case, wide=False)
+    program = exported(module, case.sample())
+    lowered = lower(program, "int")
+    lowered.check_delegated()
+    check_steps(lowered.run(case.sample()), list(module(*case.sample())), output_scales(program), 1)
+    (delegate,) = lowered.log.delegates
+    assert delegate.tosa_operators.count("TABLE") == 3
+    assert "MUL" not in delegate.tosa_operators
+    assert "CLAMP" not in delegate.tosa_operators
