@@ -1,4 +1,4 @@
-"""Convolutions. TOSA 1.0, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D."""
+"""Convolutions. TOSA 1.0, CONV2D, DEPTHWISE_CONV2D, TRANSPOSE_CONV2D; volumes as images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.tosa.graph import Value
+from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
 _CONV: dict[str, Any] = {"kind": Kind.CONV, "activations": (0,), "fuses": True}
@@ -68,6 +68,54 @@ def conv_same(
     return _convolve(cx, x, weight, bias, _Geometry(pair(stride, spatial, 1), pad, steps, groups))
 
 
+@op(aten.conv3d.default, **_CONV)
+def conv3d(
+    cx: Context,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Value:
+    """x [(N,) C, D, H, W], weight [OC, C / groups, KD, KH, KW]: the window's depth becomes channels of an image.
+
+    Exact on every target. TOSA's CONV3D is not: Ethos-U55 and U65 have none that is deeper than 1.
+    """
+    steps, pads, spread = (list(values) * (3 if len(values) == 1 else 1) for values in (stride, padding, dilation))
+    kernel = _constant(weight)
+    slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * spread[0] for k in range(kernel.shape[2])])
+    if groups == 1:
+        image = cx.b.concat(slices, 3)
+        kernel = kernel.transpose(0, 2, 1, 3, 4)
+    else:  # each group needs its own channels of all slices side by side
+        image = cx.b.concat([cx.b.reshape(value, (*value.shape, 1)) for value in slices], 4)
+        image = cx.b.reshape(image, (*slices[0].shape[:3], slices[0].shape[3] * len(slices)))
+    kernel = kernel.reshape(kernel.shape[0], -1, *kernel.shape[3:])
+    pad = (pads[1], pads[1], pads[2], pads[2])
+    geometry = _Geometry((steps[1], steps[2]), pad, (spread[1], spread[2]), groups)
+    result = _grouped(cx, x, weight, bias, image, kernel, geometry)
+    voxels, channels = prod(cx.shape[-3:]), result.shape[3]
+    rows = cx.b.reshape(result, (result.size // (voxels * channels), voxels, channels))
+    return cx.b.reshape(cx.b.transpose(rows, (0, 2, 1)), cx.shape)
+
+
+def _depth_slices(cx: Context, x: Tensor, weight: Tensor, step: int, pad: int, starts: Sequence[int]) -> list[Value]:
+    """For each depth of the window what it reads for every depth of the result: [N * OD, H, W, C]."""
+    b, depth = cx.b, cx.shape[-3]
+    c, d, h, w = x.shape[-4:]
+    n, image = x.value.size // (c * d * h * w), h * w * c
+    value = b.transpose(b.reshape(x.value, (n, c, d * h * w)), (0, 2, 1))
+    behind = max(starts[-1] + depth * step - d - pad, 0)  # whole steps, the last one included
+    value = b.pad(b.reshape(value, (n, d, image)), [(0, 0), (pad, behind), (0, 0)], zero_points(x, weight)[0])
+    slices = []
+    for start in starts:
+        span = b.reshape(b.slice(value, (0, start, 0), (n, depth * step, image)), (n * depth, step, image))
+        slices.append(b.reshape(b.slice(span, (0, 0, 0), (n * depth, 1, image)), (n * depth, h, w, c)))
+    return slices
+
+
 @op(aten.convolution.default, **_CONV)
 def convolution(
     cx: Context,
@@ -84,6 +132,8 @@ def convolution(
     """The core ATen form of all of them."""
     if transposed:
         return conv_transpose.lower(cx, x, weight, bias, stride, padding, output_padding, groups, dilation)
+    if weight.rank == 5:
+        return conv3d.lower(cx, x, weight, bias, stride, padding, dilation, groups)
     return conv.lower(cx, x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -136,7 +186,7 @@ def conv_transpose(
     return cx.b.reshape(to_nchw(cx.b, cx.b.slice(whole, starts, sizes)), cx.shape)
 
 
-for _record in (conv, conv_same, convolution, conv_transpose):
+for _record in (conv, conv_same, conv3d, convolution, conv_transpose):
     _record.integer(_record.lower)  # one rule: operands say whether they are quantized
 
 
