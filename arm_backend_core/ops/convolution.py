@@ -259,7 +259,7 @@ def accumulator(
     scales = np.atleast_1d(weight.q.scale)
     if scales.size > len(filters):  # in a transposed convolution all groups share them
         scales = scales[rows]
-    return Accumulator.of(cx.integer(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real, cx.q)
+    return Accumulator.of(cx.integer(x), filters, weight.q.zero_point, float(x.q.scale) * scales, real)
 
 
 def _constant(weight: Tensor) -> np.ndarray[Any, Any]:

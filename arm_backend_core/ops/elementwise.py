@@ -14,7 +14,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.integers import aligned
+from arm_backend_core.ops.integers import Int, aligned
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value
@@ -137,7 +137,7 @@ def _may_be_tiny(divisor: Value) -> bool:
 
 @div.integer
 def _(cx: Context, x: Operand, y: Tensor) -> Value:
-    """x * sign(y) * (2**30 / abs(y)) in integers; the reciprocal has 16 significant bits whatever y is.
+    """x * sign(y) * (2**30 / abs(y)) in integers; the reciprocal has 14 bits, 16 for an int16 result.
 
     x / 0 saturates, as infinity does in PyTorch's quantized graph: with sign(0) = 0 the quotient is 0 there, and
     sign(x) * 2**29 is added. So many bits of the product are dropped that 2**29 is beyond the result's range. 0 / 0
@@ -147,20 +147,30 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
         raise Unsupported("a number divided by a tensor, which must be one function of that tensor")
     dividend, divisor = (cx.integer(z).in_steps().in_steps_of(1.0) for z in (x, y))
     size = abs(divisor)
-    positive = size.maximum(1)
-    inverse = fixed_point.reciprocal(positive)
-    # One step over one step, in steps of the result.
+    # One step over one step, in steps of the result; and the quotient from which on results saturate.
     unit = cx.integer(x).scale / cx.integer(y).scale / float(cx.q.scale)
     span = cx.q.dtype.range[1] - cx.q.dtype.range[0]
-    if unit > 2 * span:  # a reciprocal with which every dividend saturates may as well be less, which leaves more bits
-        inverse = inverse.minimum(math.ceil((1 << 31) * span / unit))
-    bits = max(0, (dividend.peak * inverse.high).bit_length() - 30)
-    bits = min(max(bits, math.ceil(math.log2(4 * span / unit))), 62)
-    quotient = (dividend * divisor.sign()).times(inverse, bits)
-    infinite = (positive - size).within(0, 1).times(1 << 29).in_steps_of(1.0) * dividend.sign()
+    most = math.ceil(2 * span / unit)
+    bits = min(max(most, dividend.peak).bit_length() + 1, 62)
+    if unit * 2.0 ** (bits - 30) > 1 / 8 and most < dividend.peak:  # too coarse: leave no room for larger quotients
+        bits = most.bit_length() + 1
+        dividend = dividend.minimum(size.times(most).in_steps_of(1.0)).maximum(size.times(-most).in_steps_of(1.0))
+    peak = min(max(most, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
+    quotient = (dividend * divisor.sign()).times(_inverse_of(size.maximum(1), cx.q.dtype), bits, peak)
+    signs = cx.integer(x).in_steps().sign().in_steps_of(1.0)
+    infinite = (size.maximum(1) - size).within(0, 1).times(1 << 29).in_steps_of(1.0) * signs
     total = quotient + infinite.in_steps_of(quotient.scale)
     # All quotients but infinite ones round to 0 where the bits that would have to be dropped are more than 62.
     return total.in_steps_of(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).to(cx.q)
+
+
+def _inverse_of(v: Int, result: DType) -> Int:
+    """2**30 / v; for int16 with a step of Newton's method, r + r * (1 - v * r)."""
+    inverse = fixed_point.reciprocal(v)
+    if result is not DType.INT16:
+        return inverse
+    rest = inverse.like(1 << 30) - inverse.times(v, peak=(1 << 30) + (1 << 17)).in_steps_of(inverse.scale)
+    return inverse + inverse.times(rest.within(-(1 << 17), 1 << 17), 30).in_steps_of(inverse.scale)
 
 
 @op(aten.maximum.default, aten.clamp_min.Tensor, fuses=True, univariate=True)
@@ -236,4 +246,4 @@ def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
 def _per_channel(cx: Context, x: Tensor, weight: Tensor) -> Value:
     if cx.node.target is aten._prelu_kernel.default:
         return weight.value
-    return cx.b.reshape(weight.value, (weight.value.size, *(1,) * max(x.rank - 2, 0)))
+    return cx.b.reshape(weight.value, (weight.value.size, *(1,) * max(x.rank - 2, 0))[: x.rank])

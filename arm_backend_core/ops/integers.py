@@ -107,6 +107,8 @@ class Int:
 
     def in_steps(self) -> Int:
         """INT32 without zero point, in the same steps."""
+        if self.dtype is DType.INT32:
+            return self
         if self.value.data is not None:
             return _in_steps(self, self.scale)
         return self.rescale(DType.INT32, 1.0)
@@ -292,7 +294,7 @@ def requantized(b: Builder, x: Value, peaks: Array | float, scales: Array, out: 
         )
     if x.dtype is not DType.INT48 and np.any(peaks > _limit(factors) + 1):
         bounds = np.minimum(np.ceil(2 * span / np.maximum(factors, 2.0**-20)), 2.0**31 - 1)
-        shape = (*(1,) * (x.rank - 1), bounds.size)
+        shape = (*(1,) * (x.rank - 1), bounds.size)[: x.rank]
         x = b.minimum(b.maximum(x, b.const(-bounds.reshape(shape), x.dtype)), b.const(bounds.reshape(shape), x.dtype))
     y = b.rescale(x, out.dtype, factors, zero_point, out.zero_point)
     return y if (out.qmin, out.qmax) == out.dtype.range else b.clamp(y, out.qmin, out.qmax)
@@ -308,6 +310,7 @@ class Accumulator:
         dtype: element type of sums and offsets.
         scales: real numbers in a step of the sums, [1] or [out_channels]; None for floats, which are ready.
         peaks: what the sums may come to, [out_channels].
+        late: a real bias that is added to the rescaled sums, [out_channels].
     """
 
     weights: Array
@@ -315,16 +318,16 @@ class Accumulator:
     dtype: DType
     scales: Array | None = None
     peaks: Array | None = None
+    late: Array | None = None
 
     @classmethod
-    def of(cls, x: Int, weights: Array, zero_point: int, scales: Array, bias: Array, out: QParams) -> Accumulator:
+    def of(cls, x: Int, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
         """Sums of x times (``weights`` - zero_point), plus a real ``bias``.
 
-        Where a channel's sums are in such small steps that they cannot hold the bias, it is the bias alone: what x
-        adds is below a quarter of the result's step.
+        Where sums are in such small steps that they cannot hold the bias, it is added to them later.
 
         Raises:
-            Unsupported: it is not, or sums might leave their type.
+            Unsupported: sums might leave their type.
         """
         dtype = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
         top = dtype.range[1]
@@ -332,17 +335,32 @@ class Accumulator:
         sums = flat.sum(1) * x.peak
         if np.any(sums > top):
             raise Unsupported(f"a sum of {flat.shape[1]} products, which {dtype.value} might not hold; split channels")
-        lost = np.abs(bias) > (top - sums) * scales
-        if np.any(lost & (sums * scales > float(out.scale) / 4)):
-            raise Unsupported(
-                f"its bias is beyond the {dtype.value} sums, which count in steps of {scales.min():.2g}; calibrate "
-                "with samples in which its input is not constant"
-            )
-        weights = np.where(lost.reshape(-1, *(1,) * (weights.ndim - 1)), zero_point, weights).astype(weights.dtype)
-        if np.any(lost):
-            scales = np.where(lost, np.abs(bias) * 2.0**-24, scales)
+        if np.any(np.abs(bias) > (top - sums) * scales):
+            return cls(weights, np.zeros(len(weights)), dtype, scales, sums, bias)
         offsets = np.rint(bias / scales)
-        return cls(weights, offsets, dtype, scales, np.where(lost, 0.0, sums) + np.abs(offsets))
+        return cls(weights, offsets, dtype, scales, sums + np.abs(offsets))
+
+    def finished(self, b: Builder, value: Value, out: QParams) -> Value:
+        """The operator's sums in parameters ``out``.
+
+        Raises:
+            Unsupported: see ``requantized``; or 32 bits cannot hold sums and bias in steps that are fine enough.
+        """
+        assert self.scales is not None
+        assert self.peaks is not None
+        if self.late is None:
+            peaks = self.peaks if self.scales.size > 1 else float(self.peaks.max())
+            return requantized(b, value, peaks, self.scales, out)
+        most = max(float((self.peaks * self.scales).max()), float(np.abs(self.late).max()))
+        step = max(float(out.scale) * 2.0**-12, most * 2.0**-28)
+        if step > float(out.scale) / 4:
+            raise Unsupported(
+                f"its bias is beyond the {self.dtype.value} sums, which count in steps of {self.scales.min():.2g}; "
+                "calibrate with samples in which its input is not constant"
+            )
+        fine = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / step, 0.0))
+        bias = Int.const(b, np.rint(self.late / step).astype(np.int64), DType.INT32, step)
+        return (Int(b, fine, -(1 << 28) - 1, (1 << 28) + 1, step) + bias).to(out)
 
 
 def aligned(x: Int, y: Int, out: QParams | None = None) -> tuple[Int, Int]:
@@ -386,7 +404,7 @@ def _tamed(x: Int, y: Int, out: QParams | None) -> tuple[Int, Int]:
 
 def _guard(x: Int) -> int:
     """Bits that an operand is shifted to the left by; constants are not shifted but written in fine steps."""
-    room = SHIFTED.bit_length() - 1 - (x.peak - 1).bit_length()
+    room = SHIFTED.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
     return room if x.value.data is not None else min(19, room)
 
 

@@ -17,7 +17,7 @@ from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over, vector
 from arm_backend_core.ops.registry import op
-from arm_backend_core.tosa.graph import Value
+from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
 
@@ -84,9 +84,9 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
     assert x.q is not None
     weight = np.where(gain < 0, -127, 127)
     scale = np.maximum(np.abs(gain), 1e-30) / 127 * float(x.q.scale)
-    sums = Accumulator.of(cx.integer(x), weight, 0, scale, offset, cx.q)
+    sums = Accumulator.of(cx.integer(x), weight, 0, scale, offset)
     shape = x.shape
-    value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], -1))
+    value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], prod(shape[3:])))
     image = to_nhwc(cx.b, as_image(cx.b, value))
     accumulator = cx.b.depthwise_conv2d(
         image,

@@ -12,7 +12,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.integers import Accumulator, Int, requantized
+from arm_backend_core.ops.integers import Accumulator, Int
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
@@ -171,10 +171,7 @@ class Context:
 
     def finished(self, value: Value, sums: Accumulator) -> Value:
         """An operator's sums in the result's parameters; floating-point ones are ready."""
-        if sums.scales is None or sums.peaks is None:
-            return value
-        peaks = sums.peaks if sums.scales.size > 1 else float(sums.peaks.max())
-        return requantized(self.b, value, peaks, sums.scales, self.q)
+        return value if sums.scales is None else sums.finished(self.b, value, self.q)
 
     def requantize(self, x: Tensor, q: QParams) -> Value:
         """``x`` in other parameters; constants are converted at compile time."""

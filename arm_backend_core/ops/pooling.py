@@ -13,7 +13,7 @@ from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.ops.spatial_mean import spatial_mean
+from arm_backend_core.ops.spatial_mean import spatial_mean, window_means
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
@@ -150,25 +150,25 @@ def _adaptive_cells(cx: Context, x: Tensor, spatial: int) -> Value:
     image = _image(cx, x, spatial)
     out = (1, *cx.shape)[-2:] if spatial == 2 else (1, cx.shape[-1])
     rows, columns = cells(image.shape[1], out[0]), cells(image.shape[2], out[1])
-    zero = x.q.zero_point if x.q else 0
     n, _, _, c = image.shape
 
+    def means(part: Value, kernel: Sequence[int], stride: Sequence[int]) -> Value:
+        if x.q is None:
+            return cx.b.avg_pool2d(part, kernel, stride, (0, 0, 0, 0))
+        return window_means(cx.b, part, x.q, kernel, stride, cx.q)
+
     def pool(y: tuple[int, int], z: tuple[int, int]) -> Value:
-        part = cx.b.slice(image, (0, y[0], z[0], 0), (n, y[1] - y[0], z[1] - z[0], c))
         kernel = (y[1] - y[0], z[1] - z[0])
-        return cx.b.avg_pool2d(part, kernel, kernel, (0, 0, 0, 0), (zero, zero))
+        return means(cx.b.slice(image, (0, y[0], z[0], 0), (n, *kernel, c)), kernel, (1, 1))
 
     steps = [_uniform(cells) for cells in (rows, columns)]
-    if all(steps):
-        kernel = (rows[0][1], columns[0][1])
-        strides = [step or 1 for step in steps]
+    if all(steps) and (x.q is None or max(step or 1 for step in steps) <= 3):  # a depthwise convolution's on Ethos-U55
         used = [cells[-1][1] for cells in (rows, columns)]
         part = cx.b.slice(image, (0, 0, 0, 0), (n, *used, c))
-        result = cx.b.avg_pool2d(part, kernel, strides, (0, 0, 0, 0), (zero, zero))
+        result = means(part, (rows[0][1], columns[0][1]), [step or 1 for step in steps])
     else:
         result = cx.b.concat([cx.b.concat([pool(y, z) for z in columns], 2) for y in rows], 1)
-    moved = cx.b.reshape(to_nchw(cx.b, result), cx.shape)
-    return moved if x.q is None else cx.requantize(Tensor(moved, x.q), cx.q)
+    return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
 def _uniform(cells: Sequence[tuple[int, int]]) -> int | None:

@@ -45,6 +45,21 @@ def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QPa
     return b.reshape(result, kept)  # only the channel is left, so order does not matter
 
 
+def window_means(
+    b: Builder, image: Value, q: QParams, kernel: Sequence[int], stride: Sequence[int], out: QParams
+) -> Value:
+    """Mean of each window of int8 or int16 ``image`` [N, H, W, C], rounded once, in parameters ``out``.
+
+    Raises:
+        Unsupported: the target has no such depthwise convolution.
+    """
+    x, area, channels = Int.of(b, image, q), prod(kernel), image.shape[3]
+    ones = b.const(np.ones((*kernel, channels, 1)), DType.INT8)
+    zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)
+    sums = b.depthwise_conv2d(image, ones, zeros, pad=(0, 0, 0, 0), stride=stride, zps=(x.zero_point, 0))
+    return requantized(b, sums, float(x.peak * area), np.array([x.scale / area]), out)
+
+
 def _parts(size: int, longest: int) -> list[int]:
     """``size`` as a sum of kernel lengths, ``longest`` at most, that differ by one at most, the largest first."""
     count = -(-size // longest)

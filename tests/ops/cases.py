@@ -177,7 +177,7 @@ class Recurrent(nn.Module):
 def _batch_norm(module: nn.Module) -> nn.Module:
     """With statistics that are not the initial ones; one gain is negative, one is zero."""
     for part in module.modules():
-        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.InstanceNorm2d)):
+        if isinstance(part, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.InstanceNorm2d)):
             size = part.num_features
             part.running_mean = torch.linspace(-0.5, 0.5, size)
             part.running_var = torch.linspace(0.5, 2, size)
@@ -309,11 +309,12 @@ ARITHMETIC = [
     Case("mul_constant", Constant(torch.mul, 3, 1), one(2, 3, 8)),
     Case("mul_", lambda x, y: (x + y).mul_(y), two((2, 8), (2, 8)), steps=3),
     Case("square_by_mul", lambda x: x * x, one(2, 8)),
-    Case("div", torch.div, [Input((2, 8)), Input((2, 8), 0.5, 4)], steps=4),
-    Case("div_broadcast", torch.div, [Input((2, 3, 8)), Input((3, 1), 0.5, 4)], steps=4),
+    Case("div", torch.div, [Input((2, 8)), Input((2, 8), 0.5, 4)]),
+    Case("div_by_zero", lambda x, y: x / torch.clamp(y, min=0), [Input((2, 8), 0.5, 1), Input((2, 8), 0.001, 4)]),
+    Case("div_broadcast", torch.div, [Input((2, 3, 8)), Input((3, 1), 0.5, 4)]),
     Case("div_scalar", lambda x: x / 3, one(2, 8)),
     Case("div_scalar_by_tensor", lambda x: 3 / x, one(2, 8, low=0.5), tabulated=True),
-    Case("div_constant", Constant(lambda x, c: x / (c + 3), 8), one(2, 8), steps=4),
+    Case("div_constant", Constant(lambda x, c: x / (c + 3), 8), one(2, 8)),
     Case("maximum", torch.maximum, two((2, 3, 8), (2, 3, 8))),
     Case("maximum_broadcast", torch.maximum, two((2, 3, 8), (3, 1))),
     Case("maximum_constant", Constant(torch.maximum, 8), one(2, 8)),
@@ -333,6 +334,7 @@ NORMALIZATION = [
     Case("batch_norm1d_sequence", _batch_norm(nn.BatchNorm1d(4)), one(3, 4, 6)),
     Case("batch_norm_relu", _batch_norm(nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())), image()),
     Case("batch_norm_no_affine", nn.BatchNorm2d(4, affine=False), image()),
+    Case("batch_norm3d", _batch_norm(nn.BatchNorm3d(4)), one(1, 4, 2, 3, 5)),
     Case("layer_norm", nn.LayerNorm(16), one(2, 3, 16), steps=2),
     Case("layer_norm_two_dimensions", nn.LayerNorm((3, 16)), one(2, 3, 16), steps=2),
     Case("layer_norm_no_affine", nn.LayerNorm(16, elementwise_affine=False), one(2, 3, 16), steps=2),
@@ -371,8 +373,13 @@ POOLING = [
     Case("avg_pool2d_ceil_padding", nn.AvgPool2d(3, 2, 1, ceil_mode=True), image(4, 10, 12)),
     Case("avg_pool1d", nn.AvgPool1d(3, stride=2), one(2, 4, 12)),
     Case("adaptive_avg_pool2d_1", nn.AdaptiveAvgPool2d(1), image(), wide_steps=2),
-    Case("adaptive_avg_pool2d_3", nn.AdaptiveAvgPool2d(3), image(4, 9, 12), steps=2),
-    Case("adaptive_avg_pool2d_uneven", nn.AdaptiveAvgPool2d((4, 3)), image(4, 9, 10), wide_steps=2),
+    Case("adaptive_avg_pool2d_3", nn.AdaptiveAvgPool2d(3), image(4, 9, 12)),
+    Case("adaptive_avg_pool2d_uneven", nn.AdaptiveAvgPool2d((4, 3)), image(4, 9, 10)),
+    Case(
+        "adaptive_avg_pool2d_padded",
+        lambda x: F.adaptive_avg_pool2d(F.pad(x, (3, 3, 3, 3)), (6, 5)),
+        one(2, 5, 7, 1, low=0),
+    ),
     Case("adaptive_avg_pool2d_rows", nn.AdaptiveAvgPool2d((None, 1)), image()),
     Case("adaptive_avg_pool2d_identity", nn.AdaptiveAvgPool2d((9, 10)), image()),
     Case("adaptive_avg_pool1d", nn.AdaptiveAvgPool1d(1), one(2, 4, 12)),
