@@ -40,6 +40,14 @@ def is_dequantize(node: Node) -> bool:
     return overload is not None and overload.name().split(".")[0] in _DEQUANTIZE
 
 
+def is_sole_reader(node: Node) -> bool:
+    """Whether nothing but ``node`` reads its first operand, be that dequantized for each reader or not."""
+    source = node.all_input_nodes[0]
+    if is_dequantize(source):
+        source = source.all_input_nodes[0]
+    return sum(len(user.users) if is_dequantize(user) else 1 for user in source.users) == 1
+
+
 def is_constant(node: Node, constants: Container[Node]) -> bool:
     """Whether ``node`` computes tensors from constants alone, by an operator that always gives the same."""
     if node.target is operator.getitem:

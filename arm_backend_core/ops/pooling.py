@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.nodes import is_sole_reader
 from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
@@ -122,7 +123,7 @@ def avg_pool(
 def _average(cx: Context, x: Tensor, image: Value, window: _Window) -> Value:
     whole = image.shape[1:3] == window.kernel and not any(window.pad)
     if whole and x.q is not None and cx.target.hardware.averages_by_convolution:
-        result = spatial_mean(cx.b, image, x.q, (1, 2), x.q)
+        result = spatial_mean(cx.b, image, x.q, (1, 2), x.q, alone=is_sole_reader(cx.node))
         if result is not None:
             return result
     zero = x.q.zero_point if x.q else 0

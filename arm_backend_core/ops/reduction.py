@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.nodes import is_sole_reader
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.casting import to_bool, to_number
 from arm_backend_core.ops.expression import Float
@@ -42,7 +43,7 @@ def vector(cx: Context, x: Tensor) -> Tensor:
 def mean_over(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
     """Mean with the axes kept as size 1."""
     if x.q is not None:
-        spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q)
+        spatial = spatial_mean(cx.b, x.value, x.q, axes, cx.q, alone=is_sole_reader(cx.node))
         return fixed_point.mean(cx.b, x.value, x.q, tuple(axes), cx.q) if spatial is None else spatial
     count = prod(x.shape[axis] for axis in axes)
     total = _reduce(cx, "REDUCE_SUM", cx.b.cast(x.value, cx.dtype), axes)

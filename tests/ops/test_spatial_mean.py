@@ -1,0 +1,68 @@
+"""Means over rows and columns: the numbers, and the channels that they are summed in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.nodes import is_sole_reader
+from arm_backend_core.ops.spatial_mean import spatial_mean
+from arm_backend_core.qparams import QParams
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa import reference
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph
+from arm_backend_core.tosa.serialize import serialize
+
+TARGET = Target.from_tosa_spec("TOSA-1.0+INT+int16")
+OUT = QParams(0.011, 5, DType.INT8, -128, 127)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
+@pytest.mark.parametrize(
+    ("shape", "channels"),
+    [
+        ((1, 7, 7, 32), [16]),
+        ((2, 7, 7, 24), [24, 24]),
+        ((1, 13, 13, 1000), [1000, 40]),
+        ((1, 14, 14, 120), [120, 24]),
+        ((1, 7, 7, 5), [5, 5]),
+        ((1, 1, 30, 16), [16]),
+        ((1, 9, 12, 16), [16, 16]),
+        ((1, 70, 3, 16), [16, 16, 16, 16]),  # two halves of 35, their sum, then three columns
+        ((3, 1, 1, 16), []),
+    ],
+)
+def test_mean_of_an_image(shape: tuple[int, ...], channels: list[int], dtype: DType, alone: bool) -> None:
+    low, high = dtype.range
+    zero_point = -3 if dtype is DType.INT8 else 0
+    q = QParams(0.01 if dtype is DType.INT8 else 0.01 / 256, zero_point, dtype, low, high)
+    graph = Graph()
+    x = graph.add_input(shape, dtype, "x")
+    mean = spatial_mean(Builder(graph, TARGET), x, q, (1, 2), OUT, alone=alone)
+    assert mean is not None
+    graph.outputs = [mean]
+    values = np.random.default_rng(0).integers(low, high + 1, shape).astype(dtype.numpy)
+    (found,) = reference.run(serialize(graph), [values])
+    exact = (values - float(zero_point)).mean((1, 2), keepdims=True) * q.scale / OUT.scale + OUT.zero_point
+    assert found.shape == exact.shape
+    assert np.abs(found - np.clip(exact, -128, 127)).max() <= 0.51
+    weights = [op.inputs[1] for op in graph.ops if op.kind == "DEPTHWISE_CONV2D"]
+    if alone:
+        assert [weight.shape[2] for weight in weights] == channels
+
+
+class _Gated(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * x.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(("module", "alone"), [(_Gated(), False), (nn.AdaptiveAvgPool2d(1), True)])
+def test_who_else_reads(module: nn.Module, alone: bool) -> None:
+    program = torch.export.export(module, (torch.randn(1, 3, 4, 4),))
+    (mean,) = (node for node in program.graph.nodes if "mean" in node.name or "pool" in node.name)
+    assert is_sole_reader(mean) is alone
