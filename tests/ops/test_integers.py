@@ -6,6 +6,7 @@ A rule may refuse; it may not overflow, which ``Int`` raises when the rule is bu
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -207,6 +208,19 @@ def test_comparison(overload: OpOverload) -> None:
         np.testing.assert_array_equal(got[clear], COMPARISONS[overload](left, right)[clear])
 
 
+@pytest.mark.parametrize("number", [0, 1.5, -1e30, 1e-30, math.inf, -math.inf])
+def test_numbers(number: float) -> None:
+    """Beside a tensor, in a comparison and where they are added."""
+    rng = np.random.default_rng(6)
+    for q in (QParams(1.0, 3, I8, -128, 127), QParams(2.0**-60, 0, I16, -32768, 32767)):
+        x = integers(rng, q)
+        for overload, compare in ((aten.gt.Scalar, np.greater), (aten.le.Scalar, np.less_equal)):
+            got = evaluate(overload, [(x, q)], None, SHAPE, number)
+            np.testing.assert_array_equal(got, compare(q.dequantize(x), number))
+        for out in (q, QParams(100.0, 0, I8, -128, 127)):
+            check(evaluate(aten.add.Scalar, [(x, q)], out, SHAPE, number), q.dequantize(x) + number, out)
+
+
 # -- products ------------------------------------------------------------------------------------------------
 
 
@@ -254,11 +268,12 @@ def test_matmul(dtype: DType, target: Target) -> None:
     assert refused <= 25
 
 
+@pytest.mark.parametrize("scale", [2.0**-60, 1e-9])
 @pytest.mark.parametrize("dtype", [I8, I16])
-def test_bias_that_sums_cannot_hold(dtype: DType) -> None:
+def test_bias_that_sums_cannot_hold(dtype: DType, scale: float) -> None:
     """An input that was zero in all samples has such small steps that its products cannot add up to the bias."""
     rng = np.random.default_rng(5)
-    p = QParams(2.0**-60, 0, dtype, *dtype.range)
+    p = QParams(scale, 0, dtype, *dtype.range)
     x, (w, _) = integers(rng, p), _weights(rng)
     bias = rng.normal(0.0, 1.0, 8).astype(np.float32)
     graph = Graph()
@@ -273,7 +288,7 @@ def test_bias_that_sums_cannot_hold(dtype: DType) -> None:
     assert rule is not None
     graph.outputs = [rule(Context(Builder(graph, EVERYTHING), node, out), *tensors)]
     got = reference.run(serialize(graph), [x.astype(dtype.numpy)])[0]
-    check(got, np.broadcast_to(bias.astype(np.float64), got.shape), out)
+    check(got, p.dequantize(x) @ w.T * 0.01 + bias, out)
 
 
 # -- the arithmetic itself -----------------------------------------------------------------------------------
