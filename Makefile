@@ -10,6 +10,10 @@ PIP_ARGS ?=
 RECIPE ?= ETHOSU_U85_INT8
 MACS ?=
 WORKERS ?= 2
+MINUTES ?= 10
+TARGET ?=
+SEED ?= 0
+REVISION = $(shell git describe --always --dirty)
 
 # What Debian has and PyPI has not: a Vulkan driver for the CPU and a loader that is new enough for it (the one in
 # chromium-common; Debian 12's own is 1.3), a compiler for the plugin of ExecuTorch's runtime; for the tests, those of
@@ -33,6 +37,14 @@ test: debian-test lint
 
 record: $(READY_TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record
+
+# Random graphs: MINUTES of TARGET's, or the numbers that a release is checked with (hours; taken up where it stopped).
+fuzz: $(READY_TEST)
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
+	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
+
+verify: $(READY_TEST)
+	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
 
 lint: $(READY_TEST)
 	$(BIN)/ruff check .

@@ -33,7 +33,7 @@ _PER_TENSOR = "quantized_decomposed::{}_per_tensor"
 _PER_CHANNEL = "quantized_decomposed::{}_per_channel"
 
 
-class _Float64(Interpreter):
+class Float64(Interpreter):
     """Runs a graph with every floating-point tensor in float64."""
 
     def placeholder(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -47,6 +47,10 @@ class _Float64(Interpreter):
         name = overload.name().split(".")[0] if overload is not None else ""
         if name == _PER_TENSOR.format("quantize"):
             return _quantize(*args)
+        if name == _PER_CHANNEL.format("quantize"):
+            x, scales, zero_points, axis, *rest = args
+            shape = [-1 if i == axis else 1 for i in range(x.dim())]
+            return _quantize(x, scales.double().reshape(shape), zero_points.reshape(shape), *rest)
         if name == _PER_TENSOR.format("dequantize"):
             x, scale, zero_point = args[:3]
             return (x.double() - int(zero_point)) * float(scale)
@@ -54,14 +58,14 @@ class _Float64(Interpreter):
             x, scales, _, axis = args[:4]
             return x.double() * scales.double().reshape([-1 if i == axis else 1 for i in range(x.dim())])
         args, kwargs = torch.fx.node.map_aggregate((args, kwargs), _wide_dtype)
-        return _wide(super().call_function(target, args, kwargs))
+        return torch.fx.node.map_aggregate(super().call_function(target, args, kwargs), _wide)
 
 
 def _quantize(
     x: Tensor, scale: float | Tensor, zero_point: int | Tensor, low: int, high: int, dtype: torch.dtype
 ) -> Tensor:
     """Nearest integers, ties to even."""
-    return (torch.round(x / float(scale)) + int(zero_point)).clamp(low, high).to(dtype)
+    return (torch.round(x / scale) + zero_point).clamp(low, high).to(dtype)
 
 
 def _wide(x: Any) -> Any:
@@ -69,7 +73,7 @@ def _wide(x: Any) -> Any:
 
 
 def _wide_dtype(x: Any) -> Any:
-    return torch.float64 if x is torch.float32 else x
+    return torch.float64 if isinstance(x, torch.dtype) and x.is_floating_point else x
 
 
 def evaluate(program: ExportedProgram, *inputs: Tensor) -> Tensor:
@@ -80,7 +84,7 @@ def evaluate(program: ExportedProgram, *inputs: Tensor) -> Tensor:
         inputs: as the model takes them.
     """
     with torch.no_grad():
-        output = _Float64(program.module(check_guards=False)).run(*inputs)
+        output = Float64(program.module(check_guards=False)).run(*inputs)
     first = output[0] if isinstance(output, (tuple, list)) else output
     assert isinstance(first, Tensor)
     return first
@@ -146,7 +150,7 @@ class Judge:
 
     def __init__(self, program: ExportedProgram) -> None:
         self._program = program
-        self._exposed = _with_all_outputs(program)
+        self._exposed = with_all_outputs(program)
         self._ours = delegate(self._exposed, TosaCompileSpec()).module(check_guards=False)
 
     def __call__(self, *inputs: Tensor) -> Judgement:
@@ -160,7 +164,7 @@ class Judge:
         return Judgement(interpreter.found, (interpreter.theirs[quantize.name].double() - zero_point) * scale)
 
 
-class _Judging(_Float64):
+class _Judging(Float64):
     """Goes on with the target's integers after every quantize, and notes its own and where they were others."""
 
     def __init__(self, module: GraphModule, ours: dict[str, Tensor]) -> None:
@@ -200,7 +204,8 @@ def _output_quantize(program: ExportedProgram) -> tuple[Node, float, int]:
     return quantize, float(scale), int(zero_point)
 
 
-def _with_all_outputs(program: ExportedProgram) -> ExportedProgram:
+def with_all_outputs(program: ExportedProgram) -> ExportedProgram:
+    """A copy that returns every tensor that it quantizes."""
     program = copied(program)
     graph = program.graph
     nodes = [node for node in graph.nodes if is_quantize(node)]

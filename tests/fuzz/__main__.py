@@ -1,0 +1,96 @@
+"""``python -m tests.fuzz``: draws programs, checks each, prints every distinct failure made small, and a table."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from tests.fuzz import campaign
+from tests.fuzz.campaign import Campaign, Summary
+from tests.fuzz.oracle import TARGETS
+
+#: Graphs for each target that ``--verify`` checks.
+VERIFY = {
+    "TOSA_FP": 10_000,
+    "TOSA_INT8": 10_000,
+    "TOSA_A16W8": 2_000,
+    "ETHOSU_U55_INT8": 2_000,
+    "ETHOSU_U65_INT8": 2_000,
+    "ETHOSU_U85_INT8": 2_000,
+}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--target", choices=TARGETS, nargs="*", default=["TOSA_FP", "TOSA_INT8"])
+    parser.add_argument("--seed", type=int, default=0, help="graph number n of a seed is always the same")
+    parser.add_argument("--graphs", type=int, default=10**6)
+    parser.add_argument("--only", type=int, help="this graph alone")
+    parser.add_argument("--minutes", type=float, default=1e6, help="for all targets together")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--shrink", type=float, default=20, help="seconds of computing to make one failure small")
+    parser.add_argument("--record", type=Path, help="folder of results; a run takes up what is there")
+    parser.add_argument("--verify", action="store_true", help=f"so many graphs: {VERIFY}")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _quiet() -> None:
+    """Nothing but the answers leaves a child: what libraries print goes to its standard error."""
+    logging.disable(logging.ERROR)
+    torch.set_num_threads(1)
+    campaign._ANSWERS = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+
+def _campaign(args: argparse.Namespace, target: str, folder: Path) -> Summary:
+    graphs = VERIFY[target] if args.verify else args.graphs
+    summary = Summary(target)
+    path = folder / f"{target}-{args.seed}.jsonl"
+    for verdict in Campaign(
+        target, args.seed, graphs, path, args.workers, args.minutes / len(args.target), args.shrink
+    ).run():
+        if summary.add(verdict):
+            print(
+                f"--- {target} {args.seed}/{verdict.index} {verdict.detail or verdict.cause}\n{verdict.small}",
+                flush=True,
+            )
+        if summary.graphs % 500 == 0:
+            print(summary, flush=True)
+    return summary
+
+
+def main() -> int:
+    """The exit status is 1 if anything failed."""
+    os.environ["ARM_BACKEND_CORE_STRICT"] = "1"  # a fault of the compiler is an error here, no refusal
+    os.environ["OMP_NUM_THREADS"] = "1"
+    args = _arguments()
+    if args.verify:
+        args.target = list(VERIFY)
+    if args.serve:
+        _quiet()
+        campaign.serve(args.target[0], args.seed, args.shrink)
+        return 0
+    if args.only is not None:
+        for target in args.target:
+            verdict = campaign.attempt(target, args.seed, args.only)
+            print(target, verdict.kind, verdict.detail or verdict.cause)
+        return 0
+    folder = args.record or Path("build/fuzz")
+    summaries = [_campaign(args, target, folder) for target in args.target]
+    for summary in summaries:
+        print(f"\n{summary.target}: why operators stay on the CPU")
+        print("\n".join(summary.reasons()))
+        for title, alike in sorted(summary.failures.items(), key=lambda item: -len(item[1])):
+            print(f"{len(alike):7d}  {' | '.join(title)}  (graph {alike[0].index})")
+    print("\n" + "\n".join([Summary.HEADER, *map(str, summaries)]))
+    return 1 if any(summary.failures for summary in summaries) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

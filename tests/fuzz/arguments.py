@@ -1,0 +1,694 @@
+"""What can be drawn: every operator with a record, by its ATen schema and the constraints below; modules; functions.
+
+``OPERATORS`` is the one place for what a schema does not say. An operator that is not in it is drawn from its schema
+alone, so a new record is drawn without an entry here if its arguments are plain tensors, numbers and dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from arm_backend_core.ops.registry import records
+from tests.fuzz.generator import ANY, BOOL, FLOATS, INTEGERS, Draw, Impossible, Make, Reference, Shape
+
+Arguments = dict[str, Any]
+Strategy = Callable[[Draw, Arguments], Any]
+
+
+def _first(a: Arguments) -> Reference:
+    for value in a.values():
+        if isinstance(value, Reference):
+            return value
+        if isinstance(value, list) and value and isinstance(value[0], Reference):
+            return value[0]
+    raise Impossible
+
+
+# -- strategies --------------------------------------------------------------------------------------------------
+
+
+def _always(value: Any) -> Strategy:
+    return lambda d, a: value
+
+
+def _one(*values: Any) -> Strategy:
+    return lambda d, a: d.choose(values)
+
+
+def _of(dtypes: Sequence[torch.dtype]) -> Strategy:
+    return lambda d, a: d.tensor(dtypes=dtypes)
+
+
+def _like(dtypes: Sequence[torch.dtype] | None = None) -> Strategy:
+    return lambda d, a: d.like(_first(a), dtypes)
+
+
+def _rank(*ranks: int) -> Strategy:
+    return lambda d, a: d.tensor(lambda x: x.dim() in ranks, lambda: d.shape(d.choose(ranks)))
+
+
+def _same(dtypes: Sequence[torch.dtype] = FLOATS) -> Strategy:
+    return lambda d, a: d.tensor(shape=_first(a).shape, dtypes=(_first(a).tensor.dtype, *dtypes))
+
+
+def _positions(count: int, low: int, high: int) -> Strategy:
+    """Window sizes, strides and the like: one for each of ``count`` dimensions."""
+    return lambda d, a: [d.size(low, high) for _ in range(count)]
+
+
+def _padding(count: int) -> Strategy:
+    """At most half a window."""
+    return lambda d, a: [d.size(0, size // 2) for size in a["kernel_size"]]
+
+
+def _reshaped(d: Draw, a: Arguments) -> list[int]:
+    numel = _first(a).tensor.numel()
+    shape: list[int] = []
+    while len(shape) < d.size(0, 5) and numel > 0:
+        shape.append(d.choose([n for n in range(1, numel + 1) if numel % n == 0 and n <= 64]))
+        numel //= shape[-1]
+    shape.append(numel)
+    d.rng.shuffle(shape)
+    if 0 not in shape and d.chance(0.3):
+        shape[d.rng.randrange(len(shape))] = -1
+    return shape
+
+
+def _permutation(d: Draw, a: Arguments) -> list[int]:
+    rank = _first(a).rank
+    return [axis - rank if d.chance(0.2) else axis for axis in d.rng.sample(range(rank), rank)]
+
+
+def _expanded(d: Draw, a: Arguments) -> list[int]:
+    sizes = [d.size(1, 4) if size == 1 else d.choose((size, size, -1)) for size in _first(a).shape]
+    return [d.size(1, 3) for _ in range(d.choose((0, 0, 1)))] + sizes
+
+
+def _pad(d: Draw, a: Arguments) -> list[int]:
+    if a.get("mode", "constant") != "constant":
+        x = _first(a)
+        sizes = x.shape[::-1][: d.size(1, min(2, max(1, x.rank - 1)))]
+        return [d.size(0, max(0, size - 1)) for size in sizes for _ in range(2)]
+    count = d.size(1, max(1, _first(a).rank))
+    return [d.size(-1, 3) if d.chance(0.2) else d.size(0, 3) for _ in range(2 * count)]
+
+
+def _joined(*, equal: bool) -> Strategy:
+    """Tensors for ``stack``, or for ``cat`` along an axis that is noted for ``dim``."""
+
+    def strategy(d: Draw, a: Arguments) -> list[Reference]:
+        first = d.tensor(lambda x: x.dim() > 0 or equal, lambda: d.shape(d.size(0 if equal else 1, 4)))
+        axis = d.axis(first) % max(1, first.rank)
+        others = []
+        for _ in range(d.size(0, 3)):
+            length = first.shape[axis : axis + 1] if equal else (d.size(1, 4),)
+            shape = partial(tuple, (*first.shape[:axis], *length, *first.shape[axis + 1 :]))
+            others.append(d.tensor(partial(_equal_but, first.shape, None if equal else axis), shape))
+        if not equal:
+            a["dim"] = d.choose((axis, axis - first.rank))
+        return [first, *others]
+
+    return strategy
+
+
+def _equal_but(shape: Shape, axis: int | None, x: torch.Tensor) -> bool:
+    return len(shape) == x.dim() and all(
+        i == axis or n == m for i, (n, m) in enumerate(zip(shape, x.shape, strict=True))
+    )
+
+
+def _along(low: int, high: Callable[[int], int]) -> Strategy:
+    """An integer that depends on how long the dimension ``dim`` is."""
+
+    def strategy(d: Draw, a: Arguments) -> int:
+        if "dim" not in a:
+            a["dim"] = d.axis(_first(a))
+        x = _first(a)
+        length = x.shape[a["dim"]] if x.rank else 1
+        return d.size(low, max(low, high(length)))
+
+    return strategy
+
+
+def _parts(d: Draw, a: Arguments) -> list[int]:
+    a["dim"] = d.axis(_first(a))
+    left, sizes = _first(a).shape[a["dim"]], []
+    while left:
+        sizes.append(d.size(1, left))
+        left -= sizes[-1]
+    return sizes or [0]
+
+
+def _bounds(d: Draw, a: Arguments) -> int | None:
+    if "dim" not in a:
+        a["dim"] = d.axis(_first(a))
+    length = _first(a).shape[a["dim"]]
+    return d.choose((None, d.size(0, length), d.size(-length, length), 2**63 - 1))
+
+
+def _picked(d: Draw, a: Arguments) -> list[Reference | None]:
+    """Indices for some of the dimensions, the same shape for all."""
+    x = _first(a)
+    shape = d.shape(d.size(1, 2))
+    picked = [d.size(0, x.rank - 1) for _ in range(d.size(1, 2))] if x.rank else []
+    return [
+        d.tensor(shape=shape, dtypes=(torch.int64,), span=(0, size), constant=0.7) if axis in picked else None
+        for axis, size in enumerate(x.shape[: max(picked, default=-1) + 1])
+    ]
+
+
+def _channels(*, positive: bool = False, optional: bool = True) -> Strategy:
+    def strategy(d: Draw, a: Arguments) -> Reference | None:
+        if optional and d.chance(0.15):
+            return None
+        return d.constant(_first(a).shape[1], span=(0.5, 2) if positive else (-1, 1))
+
+    return strategy
+
+
+def _suffix(d: Draw, a: Arguments) -> list[int]:
+    x = _first(a)
+    return list(x.shape[-d.size(1, max(1, min(2, x.rank))) :])
+
+
+def _normalized(d: Draw, a: Arguments) -> Reference | None:
+    return None if d.chance(0.3) else d.constant(*a["normalized_shape"])
+
+
+def _image(spatial: int) -> Strategy:
+    return lambda d, a: d.tensor(
+        lambda x: x.dim() == spatial + 2 or (x.dim() == spatial + 1 and d.chance(0.2)),
+        lambda: (d.size(1, 2), d.size(1, 6), *(d.size(1, 12) for _ in range(spatial))),
+    )
+
+
+def _filter(spatial: int | None, *, transposed: bool = False) -> Strategy:
+    """The weight of a convolution; notes ``groups`` for later, and ``transposed`` where the operator has it."""
+
+    def strategy(d: Draw, a: Arguments) -> Reference:
+        x = _first(a)
+        count = x.rank - 2 if spatial is None else spatial
+        turned = d.chance(0.3) if spatial is None else transposed
+        if spatial is None:
+            a["transposed"] = turned
+        channels = x.shape[-count - 1]
+        groups = d.choose([1, 1, channels, d.choose([n for n in range(1, channels + 1) if channels % n == 0])])
+        a["groups"] = groups
+        out = groups * d.size(1, 4)
+        kernel = [d.size(1, 4) for _ in range(count)]
+        shape = (channels, out // groups, *kernel) if turned else (out, channels // groups, *kernel)
+        a["_out"] = out
+        return d.constant(*shape)
+
+    return strategy
+
+
+def _bias(d: Draw, a: Arguments) -> Reference | None:
+    return None if d.chance(0.3) else d.constant(a["_out"])
+
+
+def _spatial(low: int, high: int) -> Strategy:
+    return lambda d, a: [d.size(low, high) for _ in range(a["weight"].rank - 2)]
+
+
+def _convolution(spatial: int | None, **more: Strategy) -> dict[str, Strategy]:
+    image = _image(spatial) if spatial else (lambda d, a: _image(d.choose((1, 2, 2, 3)))(d, a))
+    return {
+        "input": image,
+        "weight": _filter(spatial),
+        "bias": _bias,
+        "stride": _spatial(1, 3),
+        "padding": _spatial(0, 2),
+        "dilation": _spatial(1, 2),
+        "output_padding": _spatial(0, 1),
+        **more,
+    }
+
+
+def _inner(*, transposed: bool = False, ranks: Sequence[int] = (1, 2)) -> Strategy:
+    """The second factor of a matrix product: the first one's last dimension meets its last but one."""
+
+    def strategy(d: Draw, a: Arguments) -> Reference:
+        x = _first(a)
+        k, n = x.shape[-1], d.size(1, 8)
+        lead = x.shape[:-2] if 3 in ranks else ()
+        a["_out"] = n
+        shape = (*lead, *((n, k) if transposed else (k, n)))
+        if x.rank == 2 and 1 in ranks and d.chance(0.2):
+            shape = (k,)
+        return d.constant(*shape) if d.chance(0.5) else d.tensor(shape=shape)
+
+    return strategy
+
+
+def _pool(spatial: int, *ranks: int) -> dict[str, Strategy]:
+    return {
+        "self": lambda d, a: d.tensor(
+            lambda x: x.dim() in ranks and min(x.shape) > 0,
+            lambda: (1, d.size(1, 6), *(d.size(1, 14) for _ in range(spatial)))[-d.choose(ranks) :],
+        ),
+        "kernel_size": _positions(spatial, 1, 4),
+        "stride": lambda d, a: d.choose(([], [d.size(1, 3) for _ in range(spatial)])),
+        "padding": _padding(spatial),
+        "dilation": _one([1] * spatial, [1] * spatial, [2] * spatial),
+        "divisor_override": _one(None, None, 3),
+    }
+
+
+def _upsample(*, vec: bool) -> dict[str, Strategy]:
+    def output(d: Draw, a: Arguments) -> list[int] | None:
+        if vec and d.chance(0.5):
+            a["scale_factors"] = [d.choose((2.0, 0.5, 1.5, 3.0)) for _ in range(2)]
+            return None
+        a["scale_factors"] = None
+        return [d.size(1, 16), d.size(1, 16)]
+
+    first = "input" if vec else "self"
+    return {first: _image(2), "output_size": output, "scales_h": _always(None), "scales_w": _always(None)}
+
+
+def _ordered(d: Draw, a: Arguments) -> float | None:
+    return None if a["min"] is not None and d.chance(0.2) else d.choose((0, 0.5, 1.0, 6, 2.5))
+
+
+# -- the table ---------------------------------------------------------------------------------------------------
+
+_LOGIC = {"self": _of(INTEGERS + BOOL), "other": _like(INTEGERS + BOOL)}
+_LOGIC_NUMBER = {"other": _one(0, 1, 3, 5, -1)}
+_SHIFT = {"self": _of((torch.int32, torch.int8, torch.int16)), "other": _one(0, 1, 3)}
+_BATCH_NORM: dict[str, Strategy] = {
+    "input": lambda d, a: d.tensor(lambda x: x.dim() >= 2, lambda: d.shape(d.size(2, 4))),
+    "weight": _channels(),
+    "bias": _channels(),
+    "running_mean": _channels(optional=False),
+    "running_var": _channels(positive=True, optional=False),
+    "training": _always(False),
+    "momentum": _always(0.1),
+    "eps": _one(1e-5, 1e-3),
+}
+_CAT = {"tensors": _joined(equal=False)}
+_CONVERT: dict[str, Strategy] = {"self": _of(ANY), "dtype": _one(*ANY[:2], *INTEGERS, *BOOL, torch.float32)}
+
+#: Constraints by operator (all its overloads, or one) and argument; ``dim`` and other usual names are below.
+OPERATORS: dict[str, dict[str, Strategy]] = {
+    "_to_copy": _CONVERT,
+    "to": {**_CONVERT, "device": _always(torch.device("cpu")), "other": _of(ANY)},
+    "type_as": {"self": _of(ANY), "other": _of(ANY)},
+    "conv1d": _convolution(1),
+    "conv2d": _convolution(2),
+    "conv3d": _convolution(3),
+    "conv1d.padding": _convolution(1, padding=_one("same", "valid")),
+    "conv2d.padding": _convolution(2, padding=_one("same", "valid")),
+    "conv3d.padding": _convolution(3, padding=_one("same", "valid")),
+    "convolution": _convolution(None),
+    "conv_transpose1d": _convolution(1, weight=_filter(1, transposed=True)),
+    "conv_transpose2d": _convolution(2, weight=_filter(2, transposed=True)),
+    "add.Tensor": {"self": _of(FLOATS + INTEGERS)},
+    "sub.Tensor": {"self": _of(FLOATS + INTEGERS)},
+    "mul.Tensor": {"self": _of(ANY)},
+    "pow.Tensor_Tensor": {"other": _like(FLOATS)},
+    "prelu": {"weight": lambda d, a: d.constant(d.choose((1, _first(a).shape[1] if _first(a).rank > 1 else 1)))},
+    "_prelu_kernel": {"weight": _like()},
+    "embedding": {
+        "weight": lambda d, a: d.constant(d.size(4, 9), d.size(1, 8)),
+        "indices": lambda d, a: d.tensor(
+            shape=lambda: d.shape(d.size(0, 3)), dtypes=(torch.int64, torch.int32), span=(0, 4)
+        ),
+        "padding_idx": _one(-1, 0),
+    },
+    "index": {"indices": _picked},
+    "_unsafe_index": {"indices": _picked},
+    "index_select": {
+        "index": lambda d, a: d.tensor(
+            shape=(d.size(1, 6),), dtypes=(torch.int64,), span=(0, max(1, _first(a).shape[a["dim"]])), constant=0.7
+        ),
+    },
+    "linear": {"input": _rank(1, 2, 2, 3, 4), "weight": _inner(transposed=True), "bias": _bias},
+    "mm": {"self": _rank(2), "mat2": _inner(ranks=())},
+    "bmm": {"self": _rank(3), "mat2": _inner(ranks=(3,))},
+    "matmul": {"self": _rank(1, 2, 3, 4), "other": lambda d, a: _inner(ranks=d.choose(((1,), (3,))))(d, a)},
+    "where": {"condition": _of(BOOL)},
+    "bitwise_and": _LOGIC,
+    "bitwise_or": _LOGIC,
+    "bitwise_xor": _LOGIC,
+    "__and__": _LOGIC,
+    "__or__": _LOGIC,
+    "__xor__": _LOGIC,
+    "bitwise_and.Scalar": _LOGIC_NUMBER,
+    "bitwise_or.Scalar": _LOGIC_NUMBER,
+    "bitwise_xor.Scalar": _LOGIC_NUMBER,
+    "bitwise_not": {"self": _of(INTEGERS + BOOL)},
+    "logical_and": {"self": _of(ANY), "other": _like(ANY)},
+    "logical_or": {"self": _of(ANY), "other": _like(ANY)},
+    "logical_xor": {"self": _of(ANY), "other": _like(ANY)},
+    "logical_not": {"self": _of(ANY)},
+    "eq": {"self": _of(ANY)},
+    "ne": {"self": _of(ANY)},
+    "view": {"self": _of(ANY), "size": _reshaped},
+    "reshape": {"shape": _reshaped},
+    "_unsafe_view": {"size": _reshaped},
+    "view_copy": {"size": _reshaped},
+    "unflatten": {
+        "sizes": lambda d, a: [1, -1] if d.chance(0.5) else [-1],
+        "self": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),
+    },
+    "dropout": {"train": _always(False), "p": _always(0.5)},
+    "feature_dropout": {"train": _always(False), "p": _always(0.5)},
+    "permute": {"dims": _permutation},
+    "permute_copy": {"dims": _permutation},
+    "t": {"self": _rank(0, 1, 2, 2)},
+    "t_copy": {"self": _rank(0, 1, 2, 2)},
+    "numpy_T": {"self": _rank(0, 1, 2, 2)},
+    "expand": {"size": _expanded, "implicit": _always(False)},
+    "expand_copy": {"size": _expanded, "implicit": _always(False)},
+    "expand_as": {
+        "self": lambda d, a: d.tensor(lambda x: 1 in x.shape, lambda: (1, d.size(), 1)[d.size(0, 2) :]),
+        "other": lambda d, a: d.tensor(shape=tuple(n if n > 1 else d.size(1, 5) for n in _first(a).shape)),
+    },
+    "repeat": {"repeats": lambda d, a: [d.size(1, 3) for _ in range(_first(a).rank + d.choose((0, 0, 1)))]},
+    "cat": _CAT,
+    "concat": _CAT,
+    "concatenate": _CAT,
+    "stack": {"tensors": _joined(equal=True)},
+    "slice": {"start": _bounds, "end": _bounds, "step": _one(1, 1, 2, 3)},
+    "slice_copy": {"start": _bounds, "end": _bounds, "step": _one(1, 1, 2, 3)},
+    "roll": {
+        "dims": lambda d, a: a["_dims"],
+        "shifts": lambda d, a: (
+            [d.size(-5, 5) for _ in a.setdefault("_dims", d.axes(_first(a)) if d.chance(0.8) else [])]
+            or [d.size(-5, 5)]
+        ),
+    },
+    "select": {"index": _along(0, lambda n: n - 1)},
+    "select_copy": {"index": _along(0, lambda n: n - 1)},
+    "split.Tensor": {"split_size": _along(1, lambda n: n)},
+    "split_copy.Tensor": {"split_size": _along(1, lambda n: n)},
+    "split.sizes": {"split_size": _parts},
+    "split_with_sizes": {"split_sizes": _parts},
+    "split_with_sizes_copy": {"split_sizes": _parts},
+    "chunk": {"chunks": _along(1, lambda n: 4)},
+    "constant_pad_nd": {"pad": _pad},
+    "pad": {"mode": _one("constant", "constant", "reflect", "replicate", "circular"), "pad": _pad},
+    "batch_norm": _BATCH_NORM,
+    "_native_batch_norm_legit_no_training": _BATCH_NORM,
+    "layer_norm": {
+        "input": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),
+        "normalized_shape": _suffix,
+        "weight": _normalized,
+        "bias": _normalized,
+        "eps": _one(1e-5, 1e-3),
+    },
+    "rms_norm": {"normalized_shape": _suffix, "weight": _normalized, "eps": _one(1e-5, None)},
+    "native_layer_norm": {"normalized_shape": _suffix, "weight": _normalized, "bias": _normalized, "eps": _one(1e-5)},
+    "group_norm": {
+        "input": lambda d, a: d.tensor(lambda x: x.dim() >= 2, lambda: d.shape(d.size(3, 4))),
+        "num_groups": lambda d, a: d.choose([n for n in range(1, 13) if _first(a).shape[1] % n == 0]),
+        "weight": _channels(),
+        "bias": _channels(),
+        "eps": _one(1e-5),
+    },
+    "instance_norm": {
+        **_BATCH_NORM,
+        "running_mean": _always(None),  # it would be written to
+        "running_var": _always(None),
+        "use_input_stats": _always(True),
+    },
+    "_softmax": {"half_to_float": _always(False)},
+    "_log_softmax": {"half_to_float": _always(False)},
+    "max_pool2d": _pool(2, 4, 4, 3),
+    "max_pool1d": _pool(1, 3, 3, 2),
+    "max_pool2d_with_indices": _pool(2, 4, 4, 3),
+    "avg_pool2d": _pool(2, 4, 4, 3),
+    "avg_pool1d": _pool(1, 3, 3, 2),
+    "adaptive_avg_pool2d": {"self": _rank(4, 4, 3), "output_size": _positions(2, 1, 6)},
+    "_adaptive_avg_pool2d": {"self": _rank(4, 4, 3), "output_size": _positions(2, 1, 6)},
+    "adaptive_avg_pool1d": {"self": _rank(3, 3, 2), "output_size": _positions(1, 1, 6)},
+    "upsample_nearest2d": _upsample(vec=False),
+    "_upsample_nearest_exact2d": _upsample(vec=False),
+    "_upsample_nearest_exact2d.vec": _upsample(vec=True),
+    "upsample_nearest2d.vec": _upsample(vec=True),
+    "upsample_bilinear2d": _upsample(vec=False),
+    "upsample_bilinear2d.vec": _upsample(vec=True),
+    "clamp": {"min": _one(None, -1, -0.5, 0, -2.5), "max": _ordered},
+    "hardtanh": {"min_val": _one(-1, -0.5, 0), "max_val": _one(1, 0.5, 6)},
+    "gelu": {"approximate": _one("none", "tanh")},
+    "round.decimals": {"decimals": _one(0, 1, 2, -1)},
+    "leaky_relu": {"negative_slope": _one(0.01, 0.2, 1.5, 0)},
+    "elu": {"alpha": _one(1, 0.5), "scale": _one(1, 2), "input_scale": _one(1, 0.5)},
+    "softplus": {"beta": _one(1, 2.0), "threshold": _one(20, 3.0)},
+    "hardshrink": {"lambd": _one(0.5, 0)},
+    "softshrink": {"lambd": _one(0.5, 0)},
+    "celu": {"alpha": _one(1.0, 0.5)},
+    "logit": {"eps": _one(None, 0.1)},
+    "bitwise_left_shift": _SHIFT,
+    "bitwise_right_shift": _SHIFT,
+}
+
+#: Arguments that mean the same wherever they occur.
+NAMED: dict[str, Strategy] = {
+    "dtype": _one(None, None, None, torch.float32),
+    "memory_format": _one(None, None, torch.contiguous_format),
+    "layout": _always(None),
+    "device": _always(None),
+    "pin_memory": _always(None),
+    "non_blocking": _always(False),
+    "copy": _one(False, True),
+    "alpha": _one(1, 1, 2, 0.5),
+    "cudnn_enabled": _always(True),
+    "cudnn_enable": _always(True),
+}
+
+
+def _by_type(kind: str, d: Draw, a: Arguments) -> Any:
+    """An argument of which only the type in the schema is known."""
+    if kind.startswith("Optional[") and d.chance(0.3):
+        return None
+    kind = kind.removeprefix("Optional[").rstrip("]") if kind.startswith("Optional[") else kind
+    if kind == "Tensor":
+        first = not any(isinstance(value, Reference) for value in a.values())
+        return d.tensor(dtypes=FLOATS if d.chance(0.9) else ANY) if first else _like()(d, a)
+    if kind == "List[Tensor]":
+        return _joined(equal=True)(d, a)
+    if kind == "int":
+        return d.axis(_first(a))
+    if kind == "List[int]":
+        return d.axes(_first(a))
+    if kind == "bool":
+        return d.chance(0.4)
+    if kind in ("number", "float", "Scalar"):
+        return d.number()
+    raise Impossible
+
+
+def call(overload: OpOverload, d: Draw) -> tuple[str, str]:
+    """A call of an ATen operator as source."""
+    packet, _, name = str(overload).removeprefix("aten.").partition(".")
+    table = OPERATORS.get(packet, {}) | OPERATORS.get(f"{packet}.{name}", {})
+    a: Arguments = {}
+    for argument in overload._schema.arguments:
+        strategy = table.get(argument.name) or NAMED.get(argument.name)
+        if argument.name in a:  # decided together with an earlier one
+            continue
+        if strategy is None and argument.has_default_value() and d.chance(0.3):
+            a[argument.name] = argument.default_value
+        else:
+            a[argument.name] = strategy(d, a) if strategy else _by_type(str(argument.type), d, a)
+    names = [argument.name for argument in overload._schema.arguments if not argument.kwarg_only]
+    words = [argument for argument in overload._schema.arguments if argument.kwarg_only]
+    given = [repr(a[name]) for name in names]
+    given += [f"{x.name}={a[x.name]!r}" for x in words if not x.has_default_value() or a[x.name] != x.default_value]
+    return f"{overload}({', '.join(given)})", ""
+
+
+# -- modules and functions ---------------------------------------------------------------------------------------
+
+
+def _filled(template: str, d: Draw) -> str:
+    """A template with its fields drawn: see ``FUNCTIONS``."""
+    a: Arguments = {}
+
+    class Fields(dict[str, Any]):
+        def __missing__(self, name: str) -> Any:
+            kind, rank = name[0], int(name[1:] or -1)
+            if kind == "x":
+                a[name] = d.tensor() if rank < 0 else _rank(rank)(d, a)
+            elif kind == "y":
+                a[name] = _like()(d, a)
+            elif kind == "z":
+                a[name] = _same()(d, a)
+            elif kind == "b":
+                a[name] = _like(BOOL)(d, a) if a else d.tensor(dtypes=BOOL)
+            elif kind == "i":
+                a[name] = d.tensor(dtypes=INTEGERS)
+            elif kind == "n":
+                return d.number()
+            elif kind == "k":
+                return d.size(1, 4)
+            elif kind == "d":
+                return d.axis(_first(a))
+            elif kind == "c":
+                return _first(a).shape[1 if rank < 0 else -rank]
+            else:
+                return bool(d.chance(0.5))
+            self[name] = a[name]
+            return a[name]
+
+    return template.format_map(Fields())
+
+
+#: Source of functions: {x} any tensor, {x3} one of rank 3, {y} broadcasts with it, {z} is of its shape, {b} likewise
+#: of booleans, {i} integers, {d} a dimension, {n} a number, {k} 1 to 4, {t} True or False.
+FUNCTIONS = (
+    "{x}[..., :{k}].mul_({n}).sum()",
+    "{x}.view(-1)[:{k}].add_(1.5)",
+    "{x}.transpose(0, -1).mul_({n})",
+    "aten.add_.Tensor({x}, {z})",
+    "aten.relu_({x})",
+    "aten.clamp_({x}, -0.5, 0.5)",
+    "aten.copy_({x}, {z})",
+    "aten.fill_.Scalar({x}[:1], {n})",
+    "{x}.select({d}, 0).zero_()",
+    "F.dropout({x}, 0.5, False).add_({n})",
+    "{x}[1:, None]",
+    "{x}[:, ::2]",
+    "{x}[..., -1]",
+    "{x}.flip({d})",
+    "{x}.unfold({d}, 2, 1)",
+    "torch.diagonal({x2})",
+    "torch.tril({x2})",
+    "torch.std({x}, {d})",
+    "torch.var({x}, {d}, unbiased={t}, keepdim={t1})",
+    "torch.var_mean({x}, {d})",
+    "torch.cumsum({x}, {d})",
+    "torch.prod({x}, {d})",
+    "torch.norm({x}, dim={d})",
+    "torch.logsumexp({x}, {d})",
+    "torch.max({x}, {d})",
+    "torch.min({x})",
+    "torch.argmin({x}, {d})",
+    "torch.topk({x2}, 1, 1)",
+    "torch.sort({x}, {d})",
+    "torch.lerp({x}, {y}, {n})",
+    "torch.addcmul({x}, {y}, {y2}, value={n})",
+    "torch.where({x} > {n}, {x}, {n1})",
+    "torch.where({b}, {n}, {n1}) + {b}",
+    "torch.masked_fill({x}, {x} < 0, {n})",
+    "{n} - {x} * {n1}",
+    "{n} / ({x}.abs() + 1)",
+    "{x} / ({y}.abs() + 0.5)",
+    "{x} // 2",
+    "{x} % 3",
+    "{i} * 3 + 1",
+    "{i} + {x}.shape[0]",
+    "({x} > {y}).float() * {x}",
+    "({x} * 10).to(torch.int32)",
+    "{x} * {x}.shape[-1]",
+    "{x}.numel() + {x}",
+    "torch.atan2({x}, {y})",
+    "torch.einsum('bij,bkj->bik', {x3}, {x3})",
+    "torch.outer({x1}, {x1})",
+    "torch.addmm({x2}[0], {x2}, {x2}.t())",
+    "torch.full_like({x}, {n}) + {x}",
+    "torch.arange({x}.shape[-1]) + {x}",
+    "torch.zeros({k}, {k}) + {k1}",
+    "F.normalize({x}, dim={d})",
+    "F.interpolate({x4}, scale_factor={k}, mode='nearest')",
+    "F.interpolate({x4}, size=({k}, {k1}), mode='bilinear', align_corners={t})",
+    "F.interpolate({x3}, scale_factor={k}, mode='linear')",
+    "F.interpolate({x4}, size=({k}, {k1}), mode='bicubic')",
+    "F.pixel_shuffle({x4}.repeat(1, 4, 1, 1), 2)",
+    "F.pixel_unshuffle(F.pad({x4}.repeat(1, 1, 2, 2), (0, 0)), 2)",
+    "F.glu({x}, {d})",
+    "F.unfold({x4}, 2)",
+    "F.one_hot({i}.abs() % 4, 4)",
+    "F.scaled_dot_product_attention({x4}, {x4}, {x4})",
+    "F.scaled_dot_product_attention({x3}, {x3}, {x3}, is_causal=True)",
+    "F.softmax({x}.masked_fill({x} > 1, -1e4), {d})",
+    "F.cosine_similarity({x}, {z}, dim={d})",
+    "F.layer_norm({x}, {x}.shape[-1:])",
+    "F.group_norm({x3}, 1)",
+    "F.adaptive_max_pool2d({x4}, {k})",
+    "F.max_pool2d({x4}, 2, 1, return_indices=True)",
+    "F.lp_pool2d({x4}, 2.0, {k})",
+    "F.local_response_norm({x4}, 3)",
+    "torch.cat([{x}, {x}], {d})",
+    "torch.cdist({x3}, {x3})",
+    "torch.movedim({x3}, 0, 2)",
+    "torch.tile({x}, (2,))",
+    "torch.repeat_interleave({x}, 2, {d})",
+    "torch.index_select({x}, {d}, torch.tensor([0, 0]))",
+    "torch.gather({x2}, 1, torch.zeros_like({x2}, dtype=torch.int64))",
+    "torch.meshgrid({x1}, {x1}, indexing='ij')",
+    "torch.narrow({x}, {d}, 0, 1)",
+    "torch.ones_like({x}).logical_not()",
+)
+
+#: (constructor, call) of modules; {c} is the size of dimension 1 of the operand, {c1} of the last, {c2} the last but 1.
+MODULES = (
+    ("nn.Conv2d({c}, {k}, {k1}, stride={k2}, padding={k3}, bias={t})", "self.m({x4})"),
+    ("nn.Conv2d({c}, {c}, 3, padding=1, groups={c})", "self.m({x4})"),
+    ("nn.Conv2d({c}, 4, 3, padding='same', padding_mode='reflect')", "self.m({x4})"),
+    ("nn.Conv1d({c}, {k}, {k1}, padding={k2}, dilation={k3})", "self.m({x3})"),
+    ("nn.Conv3d({c}, {k}, {k1}, padding=1)", "self.m({x5})"),
+    ("nn.ConvTranspose1d({c}, {k}, {k1}, stride=2)", "self.m({x3})"),
+    ("nn.ConvTranspose2d({c}, {k}, {k1}, stride={k2}, padding={k3})", "self.m({x4})"),
+    ("nn.Linear({c1}, {k}, bias={t})", "self.m({x})"),
+    ("nn.Bilinear({c1}, {c1}, {k})", "self.m({x}, {z})"),
+    ("nn.BatchNorm1d({c})", "self.m({x3})"),
+    ("nn.BatchNorm2d({c}, affine={t})", "self.m({x4})"),
+    ("nn.BatchNorm3d({c})", "self.m({x5})"),
+    ("nn.LayerNorm({c1}, bias={t})", "self.m({x})"),
+    ("nn.RMSNorm({c1})", "self.m({x})"),
+    ("nn.GroupNorm(1, {c})", "self.m({x4})"),
+    ("nn.InstanceNorm1d({c})", "self.m({x3})"),
+    ("nn.InstanceNorm2d({c}, affine={t})", "self.m({x4})"),
+    ("nn.MultiheadAttention({c1}, 1, batch_first={t})", "self.m({x3}, {x3}, {x3})[0]"),
+    ("nn.TransformerEncoderLayer({c1}, 1, 8, batch_first=True, norm_first={t})", "self.m({x3})"),
+    ("nn.LSTM({c1}, {k}, batch_first={t}, bidirectional={t1})", "self.m({x3})[0]"),
+    ("nn.LSTM({c1}, {k} + 1, proj_size=1)", "self.m({x3})[1][0]"),
+    ("nn.GRU({c1}, {k})", "self.m({x3})[0]"),
+    ("nn.RNN({c1}, {k})", "self.m({x3})[0]"),
+    ("nn.Embedding(4, {k})", "self.m({i}.abs() % 4)"),
+    ("nn.MaxPool2d({k}, stride={k1}, ceil_mode={t})", "self.m({x4})"),
+    ("nn.MaxPool1d({k})", "self.m({x3})"),
+    ("nn.AvgPool2d({k}, stride={k1}, padding=1, count_include_pad={t})", "self.m({x4})"),
+    ("nn.AvgPool3d({k})", "self.m({x5})"),
+    ("nn.AdaptiveAvgPool2d({k})", "self.m({x4})"),
+    ("nn.AdaptiveAvgPool3d(1)", "self.m({x5})"),
+    ("nn.PReLU({c})", "self.m({x4})"),
+    ("nn.Softmax({d})", "self.m({x})"),
+    ("nn.Softmin({d})", "self.m({x})"),
+    ("nn.ReLU(inplace=True)", "self.m({x} * 2)"),
+    ("nn.Hardswish()", "self.m({x})"),
+    ("nn.SiLU(inplace=True)", "self.m({x} + 1)"),
+    ("nn.Upsample(scale_factor={k}, mode='bilinear')", "self.m({x4})"),
+    ("nn.ReflectionPad2d({k})", "self.m({x4})"),
+    ("nn.ZeroPad2d({k})", "self.m({x4})"),
+    ("nn.Flatten()", "self.m({x})"),
+    ("nn.Unfold(2)", "self.m({x4})"),
+    ("nn.Fold(2, 1)", "self.m({x3})"),
+)
+
+
+def _module(constructor: str, template: str, d: Draw) -> tuple[str, str]:
+    # The operand is drawn first: the constructor's sizes are its.
+    expression, _, made = _filled(f"{template} @ {constructor}", d).partition(" @ ")
+    return expression, made
+
+
+def _function(template: str, d: Draw) -> tuple[str, str]:
+    return _filled(template, d), ""
+
+
+@cache
+def menu() -> list[list[tuple[str, Make]]]:
+    """What steps are drawn from: records make up two thirds, modules and functions a sixth each."""
+    operators: list[tuple[str, Make]] = [(str(overload), partial(call, overload)) for overload in records()]
+    modules: list[tuple[str, Make]] = [(c.split("(")[0], partial(_module, c, t)) for c, t in MODULES]
+    functions: list[tuple[str, Make]] = [(t, partial(_function, t)) for t in FUNCTIONS]
+    return [operators] * 4 + [modules, functions]

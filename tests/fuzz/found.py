@@ -1,0 +1,135 @@
+"""Programs that random graphs were reduced to when they failed: each is checked on every run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tests.ops.runner import Case, Input
+
+aten = torch.ops.aten
+_EVERY = ("TOSA_FP", "TOSA_INT8", "TOSA_A16W8")
+_FP = ("TOSA_FP",)
+_INT = ("TOSA_INT8", "TOSA_A16W8")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A program that failed once.
+
+    Attributes:
+        name: the test's name.
+        model: a module or a function of the inputs.
+        inputs: what it is called with.
+        targets: those that are checked.
+        fails: how it still fails: target -> a pattern; random graphs that fail so are excused.
+        because: why it still fails.
+    """
+
+    name: str
+    model: Callable[..., Any]
+    inputs: tuple[Input, ...]
+    targets: tuple[str, ...] = _EVERY
+    fails: Mapping[str, str] = field(default_factory=dict)
+    because: str = ""
+
+    def module(self) -> nn.Module:
+        """The model, in eval mode."""
+        return Case(self.name, self.model, self.inputs).module()
+
+    def samples(self) -> list[tuple[torch.Tensor, ...]]:
+        """Three samples; the first is what it is run with."""
+        return [Case(self.name, self.model, self.inputs).sample(seed) for seed in range(3)]
+
+
+def _x(*shape: int, low: float = -2, high: float = 2, dtype: torch.dtype = torch.float32) -> Input:
+    return Input(shape, low, high, dtype)
+
+
+def _indices(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    i = torch.sort(x, 2)[1]
+    return F.one_hot(i.abs() % 4, 4), i
+
+
+class _Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(7, 4, proj_size=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.lstm(x)[1][0]
+        return hidden
+
+
+FOUND = [
+    Found("softmax_rank_0", lambda x: torch.softmax(x, -1), (_x(),)),
+    Found(
+        "logsumexp_rank_0",
+        lambda x: torch.logsumexp(x, -1),
+        (_x(),),
+        fails={"TOSA_INT8": "in place of torch.float32\\[\\]", "TOSA_A16W8": "in place of torch.float32\\[\\]"},
+        because="arithmetic of rank 0",
+    ),
+    Found("prelu_kernel_weight_like_input", lambda x: aten._prelu_kernel(x, x), (_x(2, 2),)),
+    Found(
+        "prelu_kernel_broadcasts",
+        lambda x, w: F.adaptive_avg_pool2d(aten._prelu_kernel(x, w), (6, 6)),
+        (_x(), _x(7, 7, 1, 6)),
+        fails={"TOSA_A16W8": "OverflowError in integers.py"},
+        because="a sum of int16 that could leave int32",
+    ),
+    Found("pow_of_negative", lambda x: torch.pow(x, torch.zeros(1, 1)), (_x(3, 4),)),
+    Found(
+        "bilinear_1_to_2",
+        lambda x: F.interpolate(x, size=(2, 2), mode="bilinear", align_corners=True),
+        (_x(1, 1, 2, 1),),
+    ),
+    Found("conv_transpose_padding_beyond_kernel", nn.ConvTranspose2d(6, 3, 3, stride=4, padding=4), (_x(1, 6, 3, 4),)),
+    Found("conv_transpose_1x1_padding", nn.ConvTranspose2d(6, 1, 1, stride=3, padding=2), (_x(5, 6, 3, 8),)),
+    Found(
+        "tanh_tiny",
+        torch.tanh,
+        (_x(12, low=1e-6, high=2e-6),),
+        _FP,
+        fails={"TOSA_FP": "float values"},
+        because="the formula of tanh cancels",
+    ),
+    Found("max_pool2d_indices", lambda x: F.max_pool2d(x, 2, 1, return_indices=True), (_x(8, 1, 2, 6),)),
+    Found("max_pool2d_indices_alone", lambda x: F.max_pool2d(x, 2, 1, return_indices=True)[1], (_x(8, 1, 2, 6),)),
+    Found("empty_to_other_dtype", lambda x, y: x.type_as(y), (_x(8, 7, 5, 0), _x(4, dtype=torch.float16)), _FP),
+    Found("empty_slice_returned_twice", lambda x: (x[:, :, 1:].split(1, 2)[0], x[:, :, 1:]), (_x(1, 1, 1),)),
+    Found("dropout_then_write", lambda x: F.dropout(x * 2, 0.5, False).add_(1.5), (_x(4),)),
+    Found("batch_norm_3d", nn.BatchNorm3d(4), (_x(2, 4, 3, 3, 3),)),
+    Found("lstm_projection", _Projected(), (_x(1, 1, 7),)),
+    Found(
+        "addmm_computed_bias",
+        lambda x: torch.addmm(x[0], x, x.t()),
+        (_x(14, 14),),
+        fails={"TOSA_INT8": "only length-1 arrays", "TOSA_A16W8": "only length-1 arrays"},
+        because="a computed bias is quantized per channel",
+    ),
+    Found("int8_product", lambda x: x * x, (_x(9, 15, low=-100, high=100, dtype=torch.int8),)),
+    Found("one_hot_of_indices", _indices, (_x(6, 4, 4, 4),)),
+    Found("normalize_tiny", lambda x: F.normalize(x, dim=-2), (_x(10, 9, low=1e-6, high=2e-6),), _INT),
+    Found(
+        "adaptive_pool_of_padded",
+        lambda x: F.adaptive_avg_pool2d(F.pad(x, (3, 3, 3, 3)), (6, 5)),
+        (_x(2, 5, 7, 1, low=0, high=1),),
+        _INT,
+        fails={"TOSA_INT8": "steps at aten._?adaptive_avg_pool2d", "TOSA_A16W8": "steps at aten._?adaptive_avg_pool2d"},
+        because="cells of unequal size",
+    ),
+    Found("asin_to_the_end_of_its_domain", torch.asin, (_x(12, 1, 3, 1, low=0, high=1),), _INT),
+    Found(
+        "masked_fill_rank_0",
+        lambda x: torch.masked_fill(x, x < 0, 1),
+        (_x(),),
+        fails={"TOSA_INT8": "ZeroDivisionError in integers.py", "TOSA_A16W8": "ZeroDivisionError in integers.py"},
+        because="a scale of 0",
+    ),
+]

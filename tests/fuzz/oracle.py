@@ -1,0 +1,454 @@
+"""What a program must compute on a target, and everything else that an export of it must be.
+
+**Floating point.** The program is evaluated in float64, and again a few times with every operator that rounds slightly
+wrong: operands and result are off by a random relative error of some float32 roundings (mixed forward-backward
+stability: the most that can be asked of an implementation). What these evaluations are apart is what the target may be
+off; where they are far apart, or of different kinds (a comparison of numbers that are equal but for rounding), the
+program has no number to compare with. Operators that are exact in float32 (movement, comparison, relu) are not moved.
+
+**Integer.** Every tensor that the quantized graph quantizes is made an output: each must be within one step of what
+PyTorch computes from the target's own earlier tensors, in float32, in float64, or perturbed likewise; an int16 TABLE
+may be anywhere between two of its points. The program itself must then return what these tensors give.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sysconfig
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+from torch.fx import Interpreter
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+import arm_recipes
+from arm_backend_core import events
+from arm_backend_core.delegate import delegate
+from arm_backend_core.errors import InternalError
+from arm_backend_core.nodes import is_dequantize, overload_of
+from arm_backend_core.ops.registry import find
+from arm_backend_core.quantizer import (
+    TOSAQuantizer,
+    get_symmetric_a16w8_quantization_config,
+    get_symmetric_quantization_config,
+)
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
+from arm_recipes import ArmRecipeType
+from arm_recipes.runtime.errors import RunError
+from tests.models import quantized_reference
+from tests.ops.runner import export, flat
+
+#: Relative error that an operator may make, by the element type of its result.
+_PRECISION = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+_FLOAT32 = 2.0**-20
+_EVALUATIONS = 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a program is compiled for, and how it is quantized."""
+
+    spec: str
+    wide: bool | None = None
+    """int16 activations; None: not quantized."""
+
+    @property
+    def profile(self) -> str:
+        """Arguments of tosa-opt."""
+        return (
+            "profiles=pro_fp"
+            if self.wide is None
+            else "profiles=pro_int extensions=int16,int4,doubleround,inexactround"
+        )
+
+
+TARGETS = {
+    "TOSA_FP": Target("TOSA-1.0+FP"),
+    "TOSA_INT8": Target("TOSA-1.0+INT+int16", wide=False),
+    "TOSA_A16W8": Target("TOSA-1.0+INT+int16", wide=True),
+    "ETHOSU_U55_INT8": Target("ethos-u55-128", wide=False),
+    "ETHOSU_U65_INT8": Target("ethos-u65-256", wide=False),
+    "ETHOSU_U85_INT8": Target("ethos-u85-256", wide=False),
+}
+
+
+@cache
+def compile_spec(name: str) -> ArmCompileSpec:
+    """How to compile for a target."""
+    spec = TARGETS[name].spec
+    return EthosUCompileSpec(spec) if spec.startswith("ethos") else TosaCompileSpec(spec)
+
+
+class Failure(Exception):
+    """A program is not as it must be.
+
+    Attributes:
+        kind: ``crashed``, ``wrong``, ``illegal`` or ``unstable`` (two exports differ).
+        cause: what failures of one cause have in common; a smaller program has failed alike if it is the same.
+    """
+
+    def __init__(self, kind: str, cause: str, detail: str = "") -> None:
+        super().__init__(f"{kind}: {cause}" + (f"\n{detail}" if detail else ""))
+        self.kind = kind
+        self.cause = cause
+
+
+class Undefined(Exception):
+    """torch.export or torchao cannot make a program of it: nothing to test."""
+
+
+@dataclass
+class Outcome:
+    """What is known of a program that passed: operators that ran on the target, and why others did not."""
+
+    delegated: int = 0
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program, what it was made from, and what its delegation recorded."""
+
+    captured: ExportedProgram
+    program: ExportedProgram
+    log: events.Log
+
+    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Outputs; delegates run on the reference model."""
+        with torch.no_grad():
+            return flat(self.program.module(check_guards=False)(*_copies(inputs)))
+
+
+def compiled(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str) -> Compiled:
+    """Capture, quantize with ``samples``, delegate.
+
+    Raises:
+        Undefined: PyTorch does not get as far as our code.
+        Failure: our code raised.
+    """
+    try:
+        captured = export(model, _copies(samples[0]))
+        captured.module(check_guards=False)(*_copies(samples[0]))
+    except Exception as error:
+        raise Undefined(f"torch.export: {type(error).__name__}: {str(error).splitlines()[0][:80]}") from error
+    try:
+        if TARGETS[target].wide is not None:
+            captured = quantized(captured, samples, wide=bool(TARGETS[target].wide))
+        with events.record() as log:
+            program = delegate(captured, compile_spec(target))
+    except Exception as error:
+        raise Failure("crashed", _where(error)) from error
+    return Compiled(captured, program, log)
+
+
+def quantized(program: ExportedProgram, samples: Sequence[tuple[Tensor, ...]], *, wide: bool) -> ExportedProgram:
+    """PyTorch's own quantized graph, calibrated on ``samples``."""
+    config = get_symmetric_a16w8_quantization_config() if wide else get_symmetric_quantization_config()
+    quantizer = TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config)
+    prepared = prepare_pt2e(program.module(check_guards=False), quantizer)
+    with torch.no_grad():
+        for sample in samples:
+            prepared(*_copies(sample))
+    return export(convert_pt2e(prepared), _copies(samples[0]))
+
+
+def check(
+    model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str, *, again: bool = True, validated: bool = True
+) -> Outcome:
+    """Compile a model for ``target``, run it, and check all that must hold.
+
+    Args:
+        samples: calibrate it; the first one is what it is run with.
+        again: compile it twice.
+        validated: give the flatbuffers to tosa-opt.
+
+    Raises:
+        Failure: something does not hold.
+        Undefined: it cannot be captured.
+    """
+    first = compiled(model, samples, target)
+    if validated:
+        for made in first.log.delegates:
+            validate(made.tosa, TARGETS[target].profile)
+    try:
+        outputs = first.run(samples[0])
+    except Exception as error:
+        raise Failure("crashed", f"at run: {_where(error)}") from error
+    with torch.no_grad():
+        eager = flat(first.captured.module(check_guards=False)(*_copies(samples[0])))
+    _check_signature(outputs, eager)
+    if TARGETS[target].wide is None:
+        _check_float(first.captured, samples[0], outputs, eager)
+    else:
+        _check_integer(first.captured, samples[0], outputs, target)
+    if again:
+        second = compiled(model, samples, target)
+        if [made.tosa for made in first.log.delegates] != [made.tosa for made in second.log.delegates]:
+            raise Failure("unstable", "two exports differ")
+    outcome = Outcome(sum(len(made.operators) for made in first.log.delegates))
+    for refused in first.log.rejected:
+        if not refused.reason.strip():
+            raise Failure("crashed", f"{refused.operator} is refused without a reason")
+        outcome.refused[refused.operator, refused.reason] += 1
+    return outcome
+
+
+def _where(error: BaseException) -> str:
+    """Kind of the exception and the innermost line of ours that it went through."""
+    if isinstance(error, InternalError) and error.__cause__ is not None:
+        error = error.__cause__
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "arm_backend_core" in f.filename]
+    line = f"{Path(frames[-1].filename).name}:{frames[-1].name}" if frames else ""
+    text = str(error).strip().splitlines()
+    said = text[0].partition("reported: ")[2] or text[0] if text else ""
+    said = said[:160]
+    return f"{type(error).__name__} in {line}: {said}"
+
+
+def _copies(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """What a program writes to its inputs stays its own."""
+    return tuple(x.clone() for x in inputs)
+
+
+def validate(flatbuffer: bytes, profile: str) -> None:
+    """Strict validation by tosa-opt against TOSA 1.0."""
+    with tempfile.TemporaryDirectory() as folder:
+        file, empty = Path(folder, "f.tosa"), Path(folder, "empty.mlir")
+        file.write_bytes(flatbuffer)
+        empty.touch()
+        pipeline = (
+            f"builtin.module(tosa-deserialize{{tosa-flatbuffer-filename={file}}},"
+            f"tosa-attach-target{{specification_version=1.0 {profile}}},tosa-validate{{strict-op-spec-alignment}})"
+        )
+        tool = Path(sysconfig.get_path("scripts"), "tosa-opt")
+        done = subprocess.run([tool, empty, f"--pass-pipeline={pipeline}"], capture_output=True, text=True, check=False)
+    if done.returncode or "error:" in done.stderr:
+        lines = [line for line in done.stderr.splitlines() if "error:" in line] or [done.stderr[:200]]
+        raise Failure("illegal", lines[0].partition("error:")[2].strip()[:160] or lines[0])
+
+
+def _check_signature(outputs: Sequence[Tensor], eager: Sequence[Tensor]) -> None:
+    ours, theirs = ([(tuple(x.shape), x.dtype) for x in tensors] for tensors in (outputs, eager))
+    if ours != theirs:
+        raise Failure("wrong", "shapes or dtypes", f"{ours}\ninstead of\n{theirs}")
+
+
+def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str) -> None:
+    """Export with the recipe of that name and run in ExecuTorch: the outputs must be those of the core.
+
+    Raises:
+        Failure: they are not, or the export raises.
+        Undefined: the runtime has no kernel for an operator that stays on the CPU.
+    """
+    expected = compiled(model, samples, target).run(samples[0])
+    recipe = ExportRecipe.get_recipe(ArmRecipeType[target])
+    try:
+        result = arm_recipes.export(model, recipe, [_copies(sample) for sample in samples])
+    except Exception as error:
+        raise Failure("crashed", f"export: {_where(error)}") from error
+    try:
+        outputs = flat(result.run(*_copies(samples[0]), via="tosa" if target.startswith("ETHOS") else None))
+    except RunError as error:
+        raise Undefined(f"runtime: {str(error).splitlines()[0][:80]}") from error
+    except Exception as error:
+        raise Failure("crashed", f"runtime: {_where(error)}") from error
+    _check_signature(outputs, expected)
+    for ours, theirs in zip(outputs, expected, strict=True):
+        if not torch.allclose(ours.double(), theirs.double(), rtol=1e-4, atol=1e-30, equal_nan=True):
+            raise Failure("wrong", "the runtime's outputs are not the core's")
+
+
+# -- floating point ----------------------------------------------------------------------------------------------
+
+
+class _Perturbed(quantized_reference.Float64):
+    """float64, with every operator that rounds in float32 slightly off. ``seed`` None: as it is."""
+
+    def __init__(self, module: torch.fx.GraphModule, seed: int | None, precision: float) -> None:
+        super().__init__(module)
+        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._precision = precision
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        overload = overload_of(target)
+        if self._generator is None or overload is None or overload._schema.is_mutable:
+            return super().call_function(target, args, kwargs)
+        if overload.namespace == "quantized_decomposed":  # a product with the scale rounds, whatever it is
+            return self._noisy(super().call_function(target, args, kwargs))
+        if self._exact(target, args, kwargs):
+            return super().call_function(target, args, kwargs)
+        args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._noisy)
+        return torch.fx.node.map_aggregate(super().call_function(target, args, kwargs), self._noisy)
+
+    def _exact(self, target: Any, args: Any, kwargs: Any) -> bool:
+        """Whether float32 gives the number that float64 gives."""
+        args, kwargs = torch.fx.node.map_aggregate((args, kwargs), _narrow)
+        pair = flat(target(*args, **kwargs)), flat(super().call_function(target, *_widened(args, kwargs)))
+        return all(torch.equal(x.double(), y.double()) for x, y in zip(*pair, strict=True))
+
+    def _noisy(self, x: Any) -> Any:
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            return x
+        noise = torch.rand(x.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
+        return x * (1 + noise * self._precision)
+
+
+def _narrow(x: Any) -> Any:
+    return x.float() if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+def _widened(*arguments: Any) -> Any:
+    return torch.fx.node.map_aggregate(
+        arguments, lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x
+    )
+
+
+def _check_float(
+    program: ExportedProgram, inputs: Sequence[Tensor], outputs: Sequence[Tensor], eager: Sequence[Tensor]
+) -> None:
+    module = program.module(check_guards=False)
+    metas = [node.meta.get("val") for node in program.graph.nodes]
+    precision = max(_PRECISION.get(getattr(meta, "dtype", None), _FLOAT32) for meta in metas)  # type: ignore[arg-type]
+    seeds = [None, *range(_EVALUATIONS)]
+    evaluations = [_evaluated(_Perturbed(module, seed, precision), inputs) for seed in seeds]
+    for i, (ours, theirs) in enumerate(zip(outputs, eager, strict=True)):
+        exact, *others = [evaluation[i].double() for evaluation in evaluations]
+        spread = torch.stack([(other - exact).abs() for other in others]).amax(0)
+        # What float32 itself cannot hold, or loses on the way, is not asked for.
+        allowed = 8 * spread + 4 * (theirs.double() - exact).abs() + precision * exact.abs() + 1e-36
+        wrong = ~_equal(ours, theirs) & ~((ours.double() - exact).abs() <= allowed) & allowed.isfinite()
+        if theirs.dtype.is_floating_point:
+            wrong &= exact.isfinite() & (exact.abs() < torch.finfo(theirs.dtype).max)
+            wrong |= theirs.isinf() & (exact == theirs.double()) & (ours != theirs)
+        if wrong.any():
+            at = int(wrong.flatten().nonzero()[0])
+            detail = " ".join(
+                f"{name} {float(x.flatten()[at]):.9g}"
+                for name, x in (("got", ours), ("eager", theirs), ("float64", exact), ("allowed", allowed))
+            )
+            raise Failure("wrong", "float values", f"output {i}, {int(wrong.sum())} of {wrong.numel()}: {detail}")
+
+
+def _evaluated(interpreter: Interpreter, inputs: Sequence[Tensor]) -> list[Tensor]:
+    try:
+        with torch.no_grad():
+            return flat(interpreter.run(*_copies(inputs)))
+    except Exception as error:  # some operators take float32 alone, or are stricter in float64
+        raise Undefined(f"{type(interpreter).__name__}: {type(error).__name__}: {str(error)[:80]}") from error
+
+
+def _equal(x: Tensor, y: Tensor) -> Tensor:
+    return (x == y) | (x.isnan() & y.isnan())
+
+
+# -- integer -----------------------------------------------------------------------------------------------------
+
+
+class _Follows(Interpreter):
+    """Goes on with the target's integers wherever the graph quantizes, and keeps what PyTorch had there."""
+
+    ours: dict[str, Tensor]
+    theirs: dict[str, list[Tensor]]
+    """Integers by node; where PyTorch has no number, the target's."""
+
+    def following(self, ours: dict[str, Tensor]) -> _Follows:
+        """Set the target's integers."""
+        self.ours, self.theirs = ours, {}
+        self.garbage_collect_values = False
+        return self
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        value = super().run_node(n)
+        if n.name not in self.ours or n.op != "call_function":
+            return value
+        ours, real = self.ours[n.name], self.env[n.all_input_nodes[0]]
+        values = [value, *self._between_points(n)] if value.dtype is torch.int16 else [value]
+        self.theirs[n.name] = [torch.where(real.isnan(), ours, x).long() for x in values]
+        return ours
+
+    def _between_points(self, quantize: torch.fx.Node) -> list[Tensor]:
+        """A function of one int16 tensor at the two of 513 points around each value: a TABLE interpolates there."""
+        region = _function_of_one(quantize)
+        if region is None:
+            return []
+        base = region[0].all_input_nodes[0]
+        below = self.env[base].long().div(128, rounding_mode="floor") * 128
+        return [self._again(region, base, (below + more).clamp(-32768, 32767).to(torch.int16)) for more in (0, 128)]
+
+    def _again(self, region: list[torch.fx.Node], base: torch.fx.Node, value: Tensor) -> Tensor:
+        env = {base: value}
+        for node in region:
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: env.get(x, self.env.get(x)))
+            env[node] = self.call_function(node.target, args, kwargs)
+        return env[region[-1]]
+
+
+class _Plain(_Follows):
+    """In float32."""
+
+
+class _Exact(_Follows, _Perturbed):
+    """In float64, or perturbed."""
+
+
+def _function_of_one(quantize: torch.fx.Node) -> list[torch.fx.Node] | None:
+    """The nodes from the dequantize to ``quantize`` if all between is elementwise in one int16 tensor, else None."""
+    region, todo, bases = {quantize}, list(quantize.all_input_nodes), set()
+    while todo:
+        node = todo.pop()
+        if node in region or node.op == "get_attr":
+            continue
+        region.add(node)
+        if is_dequantize(node):
+            bases.add(node.all_input_nodes[0])
+            continue
+        record = find(node)
+        if record is None or not record.univariate:
+            return None
+        todo += node.all_input_nodes
+    if len(bases) != 1 or not isinstance(next(iter(bases)).meta.get("val"), Tensor):
+        return None
+    if next(iter(bases)).meta["val"].dtype is not torch.int16:
+        return None
+    return [node for node in quantize.graph.nodes if node in region]
+
+
+def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: str) -> None:
+    exposed = quantized_reference.with_all_outputs(program)
+    nodes = list(exposed.graph.output_node().args[0])
+    try:
+        with torch.no_grad():
+            values = delegate(exposed, compile_spec(target)).module(check_guards=False)(*_copies(inputs))
+    except Exception as error:
+        raise Failure("crashed", f"exposed: {_where(error)}") from error
+    ours = {node.name: value for node, value in zip(nodes, values, strict=True)}
+    module = program.module(check_guards=False)
+    judges: list[_Follows] = [_Plain(module), *(_Exact(module, seed, _FLOAT32) for seed in (None, 0, 1))]
+    expected, *_ = [_evaluated(judge.following(ours), inputs) for judge in judges]
+    for node in nodes:
+        found = [value for judge in judges for value in judge.theirs.get(node.name, [])]
+        if not found:
+            continue
+        theirs, mine = torch.stack(found), ours[node.name].long()
+        apart = torch.maximum(mine - theirs.amax(0), theirs.amin(0) - mine)
+        if (apart > 1).any():
+            steps = f"{int(apart.max())} steps of {node.args[1]} ({ours[node.name].dtype})"
+            share = f"{int((apart > 1).sum())} of {apart.numel()} elements"
+            raise Failure("wrong", f"steps at {node.args[0].target}", f"{node.name}: {steps}, {share}")
+    for i, (got, wanted) in enumerate(zip(outputs, expected, strict=True)):
+        close = _equal(got, wanted) | torch.isclose(got.double(), wanted.double(), rtol=1e-5, atol=0)
+        if not close.all():
+            at = int((~close).flatten().nonzero()[0])
+            pair = f"{float(got.flatten()[at]):.9g} instead of {float(wanted.flatten()[at]):.9g}"
+            count = int((~close).sum())
+            raise Failure("wrong", "not its own intermediate values", f"output {i}, {count} elements: {pair}")

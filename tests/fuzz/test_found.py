@@ -1,0 +1,22 @@
+"""What random graphs found stays found."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.fuzz import oracle
+from tests.fuzz.found import FOUND, Found
+
+
+@pytest.mark.parametrize(
+    ("found", "target"), [pytest.param(f, t, id=f"{f.name}-{t}") for f in FOUND for t in f.targets]
+)
+def test_found(found: Found, target: str) -> None:
+    if target not in found.fails:
+        oracle.check(found.module(), found.samples(), target)
+        return
+    with pytest.raises(oracle.Failure) as failure:  # where this does not raise, the row's ``fails`` can go
+        oracle.check(found.module(), found.samples(), target)
+    assert re.search(found.fails[target], str(failure.value))

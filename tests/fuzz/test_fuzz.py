@@ -1,0 +1,134 @@
+"""A few graphs of each target on every run, and that the fuzzer sees what it is there to see."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from arm_backend_core.ops.registry import records
+from arm_backend_core.tosa import reference
+from tests.fuzz import campaign, oracle
+from tests.fuzz.arguments import call, menu
+from tests.fuzz.found import FOUND
+from tests.fuzz.generator import draw, draw_with
+from tests.fuzz.program import Program
+from tests.fuzz.shrink import shrink
+from tests.ops.runner import Input
+
+#: Graphs that are checked, from number 0 on.
+GRAPHS = {"TOSA_FP": 24, "TOSA_INT8": 20, "TOSA_A16W8": 10, "ETHOSU_U55_INT8": 6, "ETHOSU_U85_INT8": 6}
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """torch.export logs every metadata that it makes; to format that takes as long as the export."""
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize(("target", "index"), [(target, i) for target, count in GRAPHS.items() for i in range(count)])
+def test_graph(target: str, index: int) -> None:
+    verdict = campaign.attempt(target, 0, index)
+    for found in FOUND:
+        if any(re.search(pattern, verdict.detail) for pattern in found.fails.values()):
+            pytest.xfail(found.because)
+    wide = oracle.TARGETS[target].wide
+    source = draw(0, index, integer=wide is not None).source
+    assert verdict.kind in ("right", "undefined"), f"{verdict.detail}\n{source}"
+
+
+@pytest.mark.parametrize("overload", records(), ids=str)
+def test_every_operator_with_a_record_can_be_drawn(overload: torch._ops.OpOverload) -> None:
+    program = draw_with(str(overload), lambda d: call(overload, d), 0, integer=True)
+    assert program is not None, "give its arguments in OPERATORS (tests/fuzz/arguments.py)"
+    assert program.steps[-1].operator == str(overload)
+
+
+def test_every_module_and_function_can_be_drawn() -> None:
+    kinds = menu()[-2:]
+    missing = [name for kind in kinds for name, make in kind if draw_with(name, make, 0, integer=True) is None]
+    assert not missing
+
+
+def test_a_graph_is_a_function_of_its_number() -> None:
+    first, second = _program(7), _program(7)
+    assert first == second
+    assert _program(8) != first
+    for ours, theirs in zip(first.samples(1), second.samples(1), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_shrinking_leaves_what_the_failure_needs() -> None:
+    program = next(p for p in map(_program, range(100)) if len(p.steps) > 8 and _has_writes(p))
+    step = next(step for step in program.steps if step.writes)
+
+    def fails(candidate: Program) -> bool:
+        return any(step.operator == other.operator for other in candidate.steps)
+
+    small = shrink(program, fails)
+    assert [other.operator for other in small.steps] == [step.operator]
+
+
+def _has_writes(program: Program) -> bool:
+    return any(step.writes for step in program.steps)
+
+
+def _program(index: int) -> Program:
+    return draw(0, index, integer=True)
+
+
+class _Model(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(x) * x
+
+
+_SAMPLES = [(Input((2, 8)).sample(torch.Generator().manual_seed(seed)),) for seed in range(3)]
+
+
+@pytest.mark.parametrize(("target", "error"), [("TOSA_FP", 1e-3), ("TOSA_INT8", 2), ("TOSA_A16W8", 1e4)])
+def test_a_wrong_number_is_seen(monkeypatch: pytest.MonkeyPatch, target: str, error: float) -> None:
+    oracle.check(_Model(), _SAMPLES, target)
+    run = reference.run
+
+    def wrong(flatbuffer: bytes, inputs: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+        first, *others = run(flatbuffer, inputs)
+        first = first.copy()
+        first.flat[3] = first.flat[3] + np.array(error, first.dtype) if first.flat[3] < 0 else first.flat[3] - error
+        return [first, *others]
+
+    monkeypatch.setattr(reference, "run", wrong)
+    with pytest.raises(oracle.Failure) as failure:
+        oracle.check(_Model(), _SAMPLES, target)
+    assert failure.value.kind == "wrong"
+
+
+def test_an_unstable_export_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = oracle.compiled
+    models = iter((_Model(), torch.nn.Sigmoid()))
+    monkeypatch.setattr(oracle, "compiled", lambda model, *rest: compiled(next(models), *rest))
+    with pytest.raises(oracle.Failure, match="two exports differ"):
+        oracle.check(_Model(), _SAMPLES, "TOSA_FP")
+
+
+def test_an_illegal_flatbuffer_is_seen() -> None:
+    with pytest.raises(oracle.Failure, match="illegal") as failure:
+        oracle.validate(oracle.compiled(_Model(), _SAMPLES, "TOSA_FP").log.delegates[0].tosa, "profiles=pro_int")
+    assert failure.value.kind == "illegal"
+
+
+def test_a_step_that_float32_cannot_decide_is_not_judged() -> None:
+    """The sum is 0 but for rounding: what the comparison and the division make of it is no number to compare with."""
+
+    class Undecided(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            rest = (x.sin() ** 2 + x.cos() ** 2) - 1
+            return rest > 0, rest / rest.abs().clamp_min(1e-30)
+
+    oracle.check(Undecided(), _SAMPLES, "TOSA_FP")
