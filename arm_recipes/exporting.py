@@ -34,9 +34,11 @@ def export(
             of these by method name. A module in training mode is exported in evaluation mode, with a warning.
             What is quantized already is not quantized again.
         recipe: from ``ExportRecipe.get_recipe`` or ``ExportRecipe.combine``.
-        example_inputs: a list of input tuples (or one tuple, or one tensor); for several methods a dict of
-            lists. The first is captured; all of them calibrate, unless the recipe has calibration data. An
-            ``ExportedProgram`` brings its own.
+        example_inputs: samples: a list of input tuples (or one tuple, or one tensor), of dicts of keyword inputs or
+            of ``Inputs``, any other iterable of them, a function that returns one, or a ``DataLoader``; for several
+            methods a dict of these. Inputs are tensors or NumPy arrays; numbers, booleans, strings and None become
+            constants of the program. The first sample is captured; all of them calibrate, unless the recipe has
+            calibration data. An ``ExportedProgram`` brings its own.
         output: where to write the ``.pte``; checked before any work starts.
         dynamic_shapes: as ``torch.export.export`` takes them; refused unless the recipe has another backend.
         constant_methods: values that the program returns by name.
@@ -49,7 +51,8 @@ def export(
     Raises:
         ValueError: the model's inputs, the dynamic shapes or the output path cannot be used.
         TypeError: ``model`` or ``recipe`` is something else.
-        ExportError: the model raises while it is traced; names the module and the line.
+        ExportError: a stage failed, for example because the model raises while it is traced, or ``require_runnable``
+            found operators without a kernel; names the module or operator and the line.
         ArmBackendError: compilation failed, or ``require_full_delegation`` found operators on the CPU.
     """
     _check_recipe(recipe)

@@ -1,0 +1,66 @@
+"""Two exports of one model give the same bytes: in another process, with another order of sets, kept files or none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, ExportRecipe, export
+
+
+class Everything(nn.Module):
+    """Several delegates and outputs, a written buffer, attention, operators on the CPU."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.conv(x).flatten(2).transpose(1, 2)
+        y = self.norm(y + self.attention(y, y, y)[0])
+        self.count.add_(1)
+        return torch.topk(y, 3).values * 2, self.count * y
+
+
+def programs(dump_dir: str | None) -> list[bytes]:
+    """The program for TOSA and that for an Ethos-U, and the latter's twin."""
+    samples = [(torch.linspace(-1, 1, 48).reshape(1, 3, 4, 4) * factor,) for factor in (1, 2)]
+    found = []
+    for kind in (ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U85_INT8):
+        recipe = ExportRecipe.get_recipe(kind, dump_dir=dump_dir)
+        result = export(Everything().eval(), recipe, samples, constant_methods={"b": 1, "a": 2.5})
+        found += [result.buffer, result._twin()]
+    return found
+
+
+_SCRIPT = """
+import sys
+from pathlib import Path
+from tests.recipes.test_reproducible import programs
+for index, program in enumerate(programs(sys.argv[2])):
+    Path(sys.argv[1], str(index)).write_bytes(program)
+"""
+
+
+def test_two_exports_give_the_same_bytes(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    kept = tmp_path / "kept"
+    environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": "1234"}
+    script = [sys.executable, "-c", _SCRIPT, str(tmp_path), str(kept)]
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert list(kept.iterdir())
+    for index, program in enumerate(programs(None)):
+        assert (tmp_path / str(index)).read_bytes() == program
+        assert str(tmp_path).encode() not in program
