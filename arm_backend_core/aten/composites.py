@@ -295,7 +295,7 @@ def fold(
 # -- pooling and resizing -----------------------------------------------------------------------------------------
 
 
-@_composite(aten.max_pool2d_with_indices.default)
+@_composite(aten.max_pool2d_with_indices.default, tell_quantized=True)
 def max_pool2d_with_indices(
     x: Tensor,
     kernel: Sequence[int],
@@ -303,6 +303,8 @@ def max_pool2d_with_indices(
     padding: Sequence[int] = (0,),
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
+    *,
+    quantized: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Maxima, and where in the input's image they are: the windows' elements are compared in turn, as PyTorch does.
 
@@ -318,8 +320,9 @@ def max_pool2d_with_indices(
     ]
     padded = F.pad(x, (padding[1], ends[1], padding[0], ends[0]), value=-math.inf)
     corner_y, corner_x = torch.arange(rows) * stride[0] - padding[0], torch.arange(columns) * stride[1] - padding[1]
-    # Positions are counted in float32, which every target selects from: exact, images are below 2**24 pixels.
-    corner = (corner_y.reshape(-1, 1) * width + corner_x).float()
+    # Positions are counted in float32, which every target selects from: exact, images are below 2**24 pixels. In a
+    # program that is going to be quantized they are no real numbers.
+    corner = (corner_y.reshape(-1, 1) * width + corner_x).to(torch.int32 if quantized else torch.float32)
     best: Tensor | None = None
     for i, j in product(range(kernel[0]), range(kernel[1])):
         y, z = i * dilation[0], j * dilation[1]

@@ -69,6 +69,8 @@ class Annotator:
         if record.kind is Kind.CONV:
             weight = node.args[record.weight]
             spec = self.configs[node].weight
+            if weight not in self.constants:
+                return  # a computed one has no channels that keep their scales; the lowering says what to do
             if isinstance(weight, Node) and spec is not None:
                 inputs[weight] = along(spec, record.weight_axis(weight.meta["val"].dim()))
                 inputs |= self._bias_spec(node, weight)
@@ -83,8 +85,9 @@ class Annotator:
         record, config = self.records[node], self.configs[node]
         bias = node.args[record.bias] if len(node.args) > record.bias else node.kwargs.get("bias")
         activation = node.args[0]
-        if not isinstance(bias, Node) or not isinstance(activation, Node) or config.activation.dtype is not torch.int8:
+        if bias not in self.constants or not isinstance(activation, Node):
             return {}
+        assert isinstance(bias, Node)
         if self._input_spec(node, activation).dtype is not torch.int8:
             return {}
         channels = weight.meta["val"].shape[record.weight_axis(weight.meta["val"].dim())]
@@ -131,7 +134,7 @@ class Annotator:
         inputs |= dict.fromkeys(others, shared)
         several = isinstance(node.meta["val"], (list, tuple))
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if several else shared, _annotated=True)
-        for piece in node.users if several else ():
+        for piece in filter(is_float, node.users) if several else ():
             piece.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
 
 

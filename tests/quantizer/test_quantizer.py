@@ -110,3 +110,57 @@ def test_an_input_of_another_type_may_be_cast(dtype: torch.dtype) -> None:
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(x,)])
     with torch.no_grad():
         assert sqnr([model(x)], [result.run(x)]) > 30
+
+
+COMPUTED: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], list[tuple[int, ...]]]] = {
+    "weight and bias": (lambda x: torch.addmm(x[0], x, x.t()), [(6, 6)]),
+    "weight": (lambda x, y: F.linear(x, y, torch.ones(4)), [(2, 8), (4, 8)]),
+    "bias": (lambda x, y: F.conv2d(x, torch.ones(4, 4, 3, 3), y), [(1, 4, 8, 8), (4,)]),
+    "indices": (lambda x: F.max_pool2d(x, 2, return_indices=True), [(1, 4, 8, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_has_no_scale_of_its_own_is_left_alone(name: str) -> None:
+    """Weights and biases that are computed, indices beside values: no observer and no integers for them."""
+
+    class Model(nn.Module):
+        def forward(self, *args: Tensor) -> Tensor | tuple[Tensor, ...]:
+            return COMPUTED[name][0](*args)
+
+    torch.manual_seed(0)
+    model = Model().eval()
+    samples = [tuple(torch.randn(shape) for shape in COMPUTED[name][1]) for _ in range(3)]
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples)
+    expected, actual = model(*samples[0]), result.run(*samples[0])
+    pairs = zip(expected, actual, strict=True) if isinstance(expected, tuple) else [(expected, actual)]
+    for one, other in pairs:
+        if one.dtype is torch.int64:  # of values that are equal when they are quantized, either may be picked
+            one, other = (samples[0][0].flatten(2).gather(2, indices.flatten(2)) for indices in (one, other))
+        assert sqnr([one], [other]) > 25
+
+
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8])
+@pytest.mark.parametrize("size", [0.0, 1e-30, 1e-10, 1e10, 1e30])
+def test_inputs_of_any_size(size: float, recipe: ArmRecipeType) -> None:
+    """What calibration saw of the input alone decides how well the program does on it; all of it stays legal."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            hidden = F.relu(self.first(x))
+            return self.second(hidden) + y, torch.sigmoid(x) * x
+
+    torch.manual_seed(0)
+    model = Model().eval()
+    samples = [(torch.randn(1, 3, 8, 8) * size, torch.randn(1, 4, 6, 6)) for _ in range(3)]
+    result = export(model, ExportRecipe.get_recipe(recipe), samples)
+    assert not result.report.cpu, result.report.cpu
+    with torch.no_grad():
+        for expected, actual in zip(model(*samples[0]), result.run(*samples[0]), strict=True):
+            assert bool(actual.isfinite().all())
+            assert size == 0.0 or size == 1e-30 or sqnr([expected], [actual]) > 25, sqnr([expected], [actual])
+            assert (expected - actual).abs().max() <= 0.05 * max(float(expected.abs().max()), 1e-15)

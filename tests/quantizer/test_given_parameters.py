@@ -1,0 +1,56 @@
+"""Parameters that a graph brings along (from training) are kept, those that leave a part of the type unused too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from tests.ops.runner import Case, Input, check_steps, lower, output_scales, quantized
+from tests.ops.runner import export as exported
+
+_IMAGE, _ROWS = Input((1, 4, 6, 6)), Input((6, 8))
+OPERATORS: dict[str, tuple[Callable[..., Tensor], list[Input]]] = {
+    "conv2d": (nn.Conv2d(4, 4, 3), [_IMAGE]),
+    "relu merged": (nn.Sequential(nn.Linear(8, 8), nn.ReLU()), [_ROWS]),
+    "add": (lambda x, y: x + y, [_ROWS, _ROWS]),
+    "mul": (lambda x, y: x * y, [_ROWS, _ROWS]),
+    "matmul": (lambda x, y: x @ y.t(), [_ROWS, _ROWS]),
+    "table": (lambda x: torch.sigmoid(x) * x, [_ROWS]),
+    "relu": (lambda x: F.relu(x), [_ROWS]),
+    "scaled": (lambda x: x * 3.0, [_ROWS]),
+    "mean": (lambda x: x.mean((2, 3)), [_IMAGE]),
+    "softmax": (lambda x: torch.softmax(x, -1), [_ROWS]),
+    "layer_norm": (nn.LayerNorm(8), [_ROWS]),
+}
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["int8", "int16"])
+@pytest.mark.parametrize("name", OPERATORS)
+def test_results_stay_inside_the_range_that_their_parameters_name(name: str, wide: bool) -> None:
+    case = Case(name, *OPERATORS[name])
+    module = quantized(case, wide=wide)
+    assert isinstance(module, GraphModule)
+    bound = 2000 if wide else 12
+    (dequantize,) = module.graph.output_node().all_input_nodes
+    (quantize,) = dequantize.all_input_nodes
+    zero_point = quantize.args[2]
+    assert isinstance(zero_point, int)
+    limits = max(zero_point - bound, -32768 if wide else -128), zero_point + bound
+    for node in (quantize, dequantize):
+        node.args = (*node.args[:3], *limits, *node.args[5:])
+    module.recompile()
+    program = exported(module, case.sample())
+    lowered = lower(program, "int")
+    lowered.check_delegated()
+    expected = module(*case.sample())
+    (scale,) = output_scales(program)
+    assert scale is not None
+    assert float(expected.abs().max()) == pytest.approx(bound * scale)  # the bound is met
+    (result,) = lowered.run(case.sample())
+    assert float(result.abs().max()) <= bound * scale * 1.0001
+    check_steps([result], [expected], [scale], 3 if wide else 1)
