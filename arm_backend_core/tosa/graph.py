@@ -107,18 +107,6 @@ class Graph:
                 users.setdefault(value, []).append(op)
         return users
 
-    def substitute(self, replacement: dict[Value, Value]) -> None:
-        """Read ``replacement[v]`` wherever ``v`` was read; chains are followed, outputs included."""
-
-        def final(value: Value) -> Value:
-            while value in replacement:
-                value = replacement[value]
-            return value
-
-        for op in self.ops:
-            op.inputs = [final(value) for value in op.inputs]
-        self.outputs = [final(value) for value in self.outputs]
-
     def remove_dead(self) -> None:
         """Drop operators whose result nothing reads."""
         live = set(self.outputs)

@@ -17,10 +17,10 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import RULES, run, simplify
 from arm_backend_core.tosa.passes import check as legal
 from arm_backend_core.tosa.passes.cse import share_common
-from arm_backend_core.tosa.passes.layout import choose_layouts, movement_cost
+from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
+from arm_backend_core.tosa.passes.layout_modes import through_reshape
 from arm_backend_core.tosa.passes.merge import groups
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
-from arm_backend_core.tosa.passes.permute import through_reshape
 from arm_backend_core.tosa.passes.rewrite import Rewriter, settle, sweep
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.serialize import serialize
@@ -519,13 +519,8 @@ def test_repeating_the_layout_pass_changes_nothing() -> None:
     assert net.graph.dump() == before
 
 
-def _calls_of_the_pipeline(operators: int) -> int:
-    """Function calls, Python's and C's, that the passes need for a chain of inverted residuals of that length."""
-    net = Net()
-    y = net.conv(net.input(1, 3, 8, 8), 16, 3)
-    while len(net.graph.ops) < operators:
-        y = inverted_residual(net, y, 16, 24)
-    net.graph.outputs = [y]
+def _calls(net: Net) -> int:
+    """How many functions the passes call: a measure of their work that no other load changes."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
@@ -538,14 +533,57 @@ def _calls_of_the_pipeline(operators: int) -> int:
         run(net.graph, TARGET)
     finally:
         sys.setprofile(previous)
-    assert net.count("TRANSPOSE") == 2
     return calls
 
 
-def test_work_of_the_pipeline_grows_with_the_graph_and_no_faster() -> None:
-    _calls_of_the_pipeline(60)  # fills the caches
-    short, long = _calls_of_the_pipeline(150), _calls_of_the_pipeline(600)
-    assert long < 4.8 * short, long / short
+def blocks(operators: int) -> Net:
+    net = Net()
+    y = net.conv(net.input(1, 3, 8, 8), 16, 3)
+    while len(net.graph.ops) < operators:
+        y = inverted_residual(net, y, 16, 24)
+    net.graph.outputs = [y]
+    return net
+
+
+def patches(operators: int) -> Net:
+    """What im2col writes: many SLICEs of one value, joined."""
+    net = Net()
+    x = net.input(1, 4, 128, 128)
+    slices = [net.b.slice(x, (0, 0, i % 100, i // 100), (1, 4, 28, 28)) for i in range(operators // 2)]
+    net.graph.outputs = [net.b.concat([net.b.reshape(part, (1, 4, 784)) for part in slices], 1)]
+    return net
+
+
+def rows(operators: int) -> Net:
+    """Rows of one value added up."""
+    net = Net()
+    x = net.input(operators // 2, 16, dtype=DType.INT32)
+    total = net.b.slice(x, (0, 0), (1, 16))
+    for i in range(1, operators // 2):
+        total = net.b.add(total, net.b.slice(x, (i, 0), (1, 16)))
+    net.graph.outputs = [total]
+    return net
+
+
+@pytest.mark.parametrize("write", [blocks, patches, rows])
+def test_work_of_the_pipeline_grows_with_the_graph_and_no_faster(write: Callable[[int], Net]) -> None:
+    _calls(write(60))  # fills the caches
+    short, long = _calls(write(600)), _calls(write(1800))
+    assert long < 3.6 * short, long / short
+
+
+def test_transposes_at_the_ends_are_all_that_blocks_keep() -> None:
+    net = blocks(600)
+    run(net.graph, TARGET)
+    assert net.count("TRANSPOSE") == 2
+
+
+def test_chains_of_any_length_become_one_table() -> None:
+    net = Net()
+    total = net.b.rescale(net.input(4, 256), DType.INT32, 1024.0, 3)
+    for _ in range(1500):
+        total = net.b.add(total, net.b.const([[1]], DType.INT32))
+    assert check(net, net.b.rescale(total, DType.INT8, 1e-4)) == ["TABLE"]
 
 
 # -- random graphs -------------------------------------------------------------------------------------------

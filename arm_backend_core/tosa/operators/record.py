@@ -152,11 +152,12 @@ class Operator:
         """Why ``target`` has no such operator on these element types, or None if it has."""
         rows = self._by_types.get((tuple(inputs[:1] if self.variadic else inputs), output), ())
         there = [row for row in rows if row.version <= target.version]
-        signature = f"{self.kind} ({', '.join(t.value for t in inputs[:4])} -> {output.value})"
-        if not there or (self.variadic and len(set(inputs)) > 1):
-            return f"TOSA {target.version_text} has no {signature}"
-        if any(not row.needs.isdisjoint(target.supports) for row in there):
+        mixed = self.variadic and any(dtype is not inputs[0] for dtype in inputs)
+        if not mixed and any(not row.needs.isdisjoint(target.supports) for row in there):
             return None
+        signature = f"{self.kind} ({', '.join(t.value for t in inputs[:4])} -> {output.value})"
+        if not there or mixed:
+            return f"TOSA {target.version_text} has no {signature}"
         needs = sorted(set().union(*(row.needs for row in there)))
         return f"{signature} needs TOSA {' or '.join(needs)}, which {target.name} lacks"
 

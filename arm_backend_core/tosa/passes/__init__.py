@@ -10,7 +10,7 @@ from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import fold, fuse, merge, split, transpose
 from arm_backend_core.tosa.passes.cse import share_common
-from arm_backend_core.tosa.passes.layout import choose_layouts, movement_cost
+from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import settle, sweep

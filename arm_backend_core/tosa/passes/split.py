@@ -6,7 +6,7 @@ rows is 32 copies (measured with Vela 5.1 on a layer of width 128: 47,616 cycles
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,34 +21,51 @@ Span = tuple[int, int]
 _THINNEST = 8
 
 
+class _Step(NamedTuple):
+    """An operator between a CONV2D and a SLICE, and what the SLICE takes of its result, in each dimension."""
+
+    op: Op
+    spans: list[Span]
+
+
 def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     """SLICE of channels, behind data movement and elementwise operators, as a CONV2D of those channels alone."""
-    spans: list[Span] | None = list(zip(op.attrs["start"], op.attrs["size"], strict=True))
-    steps: list[tuple[Op, list[Span]]] = []
-    value = op.inputs[0]
-    while spans is not None and value.producer is not None and value.producer.kind != "CONV2D":
-        step = value.producer
-        steps.append((step, spans))
-        spans = _before(step, spans)
-        value = step.inputs[0] if step.inputs else value
-        if spans is not None and not rewriter.single_use(value):
-            return None
-    if spans is None or value.producer is None:
+    path = _path(op, rewriter)
+    if path is None or not _taken_apart(op.inputs[0], rewriter):
         return None
-    conv, channels = value.producer, spans[-1]
-    if not _splits(conv, spans):
-        return None
-    siblings = rewriter.users(op.inputs[0]) or []
-    if any(user.kind != "SLICE" for user in siblings) or not siblings:
-        return None
-    if sum(user.output.size for user in siblings) > op.inputs[0].size:
-        return None
-    result = _convolve(conv, channels, rewriter)
-    for step, taken in reversed(steps):
-        shape = [size for _, size in taken]
-        attrs = _attributes(step, taken)
-        result = rewriter.build.emit(step.kind, (result,), shape, step.output.dtype, **attrs)
+    *steps, (conv, spans) = path
+    result = _convolve(conv, spans[-1], rewriter)
+    for step, spans in reversed(steps):
+        shape = [size for _, size in spans]
+        result = rewriter.build.emit(step.kind, (result,), shape, step.output.dtype, **_attributes(step, spans))
     return result
+
+
+def _path(op: Op, rewriter: Rewriter) -> list[_Step] | None:
+    """The operators from the SLICE up to a CONV2D that it takes whole channels of; None if there is no such CONV2D."""
+    spans: list[Span] | None = list(zip(op.attrs["start"], op.attrs["size"], strict=True))
+    value, path = op.inputs[0], []
+    while spans is not None and value.producer is not None:
+        step = value.producer
+        path.append(_Step(step, spans))
+        if step.kind == "CONV2D":
+            return path if _splits(step, spans) else None
+        spans = _before(step, spans)
+        if spans is not None:
+            value = step.inputs[0]
+            spans = spans if rewriter.single_use(value) else None
+    return None
+
+
+def _taken_apart(value: Value, rewriter: Rewriter) -> bool:
+    """Whether SLICEs alone read ``value``, no more of it than there is."""
+    users = rewriter.users(value)
+    total = 0
+    for user in users or ():
+        total += user.output.size
+        if user.kind != "SLICE" or total > value.size:
+            return False
+    return bool(users)
 
 
 def _before(op: Op, spans: list[Span]) -> list[Span] | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
 from arm_backend_core.dtype import DType
@@ -40,6 +38,7 @@ def compose_tables(graph: Graph, target: Target) -> None:
         # Keep the value, change its producer: readers need no update.
         graph.ops[-1].output = op.output
         op.output.producer = graph.ops[-1]
+        finder.position[graph.ops[-1]] = finder.position[op]
         assert result.shape == op.output.shape
     graph.remove_dead()
 
@@ -49,6 +48,7 @@ class _Chains:
         self.users = graph.users()
         self.outputs = set(graph.outputs)
         self.roots: dict[Value, Value | None] = {}
+        self.position = {op: i for i, op in enumerate(graph.ops)}
         for op in graph.ops:
             self.roots[op.output] = self._root(op)
 
@@ -70,10 +70,10 @@ class _Chains:
         root = self.roots.get(op.output)
         if root is None or op.output.dtype is not DType.INT8 or self._continues(op, root):
             return None
-        chain = list(self._chain(op, root, set()))
-        inside = {member.output for member in chain}
-        removed = [m for m in chain if m is op or self._read_within(m.output, chain)]
-        if len(removed) < 2 or root in inside:
+        chain = self._chain(op, root)
+        members = set(chain)
+        removed = [m for m in chain if m is op or self._read_within(m.output, members)]
+        if len(removed) < 2 or root.producer in members:
             return None
         entries = self._evaluate(chain, root)
         return None if entries is None else (root, entries)
@@ -85,16 +85,16 @@ class _Chains:
             return False
         return all(u.output.dtype is DType.INT8 and self.roots.get(u.output) is root for u in users)
 
-    def _chain(self, op: Op, root: Value, seen: set[Op]) -> Iterator[Op]:
+    def _chain(self, op: Op, root: Value) -> list[Op]:
         """Operators between ``root`` and ``op``, in execution order."""
-        seen.add(op)
-        for value in op.inputs:
-            inner = value.producer
-            if value is not root and inner is not None and inner not in seen:
-                yield from self._chain(inner, root, seen)
-        yield op
+        members, waiting = {op}, [op]
+        while waiting:
+            inner = {v.producer for v in waiting.pop().inputs if v is not root and v.producer is not None} - members
+            members |= inner
+            waiting += inner
+        return sorted(members, key=self.position.__getitem__)
 
-    def _read_within(self, value: Value, chain: list[Op]) -> bool:
+    def _read_within(self, value: Value, chain: set[Op]) -> bool:
         return value not in self.outputs and all(user in chain for user in self.users.get(value, []))
 
     def _evaluate(self, chain: list[Op], root: Value) -> Array | None:

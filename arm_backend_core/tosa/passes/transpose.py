@@ -5,8 +5,8 @@ from __future__ import annotations
 from arm_backend_core.permutation import compose, identity, inverse
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.passes.layout_modes import Mode, attributes, forward, moves_nothing, stored
 from arm_backend_core.tosa.passes.merge import groups
-from arm_backend_core.tosa.passes.permute import Mode, attributes, forward, moves_nothing, stored
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
 
 
@@ -54,21 +54,29 @@ def permute_weights(op: Op, rewriter: Rewriter) -> Value | None:
     transpose = producer(reshape.inputs[0], "TRANSPOSE") if reshape is not None else None
     if transpose is None or weight.data is None or weight.shape[1:3] != (1, 1):
         return None
-    shape = transpose.output.shape
-    summed, features = groups(shape, x.shape)[-1]
-    if any(x.shape[dim] != 1 for dim in features if dim != x.rank - 1):
+    order = _order_of_summed(transpose, x.shape)
+    if order is None:
         return None
-    layout = inverse(tuple(transpose.attrs["perms"]))
-    order = [dim for dim in layout if shape[dim] != 1 and dim in summed]
-    kept = [dim for dim in identity(len(shape)) if shape[dim] != 1 and dim not in summed]
-    if [dim for dim in layout if shape[dim] != 1] != kept + order:
-        return None
-    meant = sorted(order)
-    data = weight.data.reshape(weight.shape[0], *(shape[dim] for dim in meant))
-    data = data.transpose(0, *(meant.index(dim) + 1 for dim in order)).reshape(weight.shape)
+    written = sorted(order)
+    data = weight.data.reshape(weight.shape[0], *(transpose.output.shape[dim] for dim in written))
+    data = data.transpose(0, *(1 + written.index(dim) for dim in order)).reshape(weight.shape)
     flat = rewriter.build.reshape(transpose.inputs[0], x.shape)
     inputs = [flat, constant(data, weight.dtype), *op.inputs[2:]]
     return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+
+
+def _order_of_summed(transpose: Op, flat: tuple[int, ...]) -> list[int] | None:
+    """Dimensions of the TRANSPOSE's result that RESHAPE to ``flat`` joins as the last one, in its operand's order.
+
+    None where they are joined with more than that, or where the TRANSPOSE moves other dimensions too.
+    """
+    shape = transpose.output.shape
+    summed, features = groups(shape, flat)[-1]
+    if any(flat[dim] != 1 for dim in features if dim != len(flat) - 1):
+        return None
+    before = [dim for dim in inverse(tuple(transpose.attrs["perms"])) if shape[dim] != 1]
+    kept = [dim for dim, size in enumerate(shape) if size != 1 and dim not in summed]
+    return before[len(kept) :] if before[: len(kept)] == kept else None
 
 
 RULES: dict[str, list[Rule]] = {

@@ -1,6 +1,6 @@
 """Where TRANSPOSEs stand: the layout of every value is chosen so that the fewest bytes are moved.
 
-Convolutions and pooling want channels last; most other operators do not care (``permute``). Each value gets
+Convolutions and pooling want channels last; most other operators do not care (``layout_modes``). Each value gets
 a layout. A TRANSPOSE is needed where an operator reads a value in another layout than it was written in,
 and costs the value's bytes. So TRANSPOSEs sink, rise, merge and cancel at once.
 
@@ -11,7 +11,8 @@ only if it moves fewer bytes, so repeating the pass comes to an end.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cache, lru_cache, partial
 from itertools import combinations
 
 from arm_backend_core.dtype import DType
@@ -21,7 +22,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import refusal
-from arm_backend_core.tosa.passes.permute import Mode, attributes, flexible, forward, modes, moves_nothing, stored
+from arm_backend_core.tosa.passes.layout_modes import Mode, attributes, flexible, forward, modes, moves_nothing, stored
 
 Costs = dict[Layout, float]
 
@@ -147,12 +148,12 @@ class _Assignment:
 
     def _spread(self, value: Value, made: Costs) -> Costs:
         """Cost of every candidate, from those that are made and a change of layout; the cheapest is 0."""
-        costs = {
-            layout: min(cost + self.cost(value, source, layout) for source, cost in made.items())
-            for layout in self.candidates[value]
-        }
-        least = min(costs.values())
-        return {layout: cost - least for layout, cost in costs.items()}
+        return _relative(
+            {
+                layout: min(cost + self.cost(value, source, layout) for source, cost in made.items())
+                for layout in self.candidates[value]
+            }
+        )
 
     def _up(self, op: Op) -> Costs:
         """What it takes to have the result in each layout."""
@@ -186,24 +187,34 @@ class _Assignment:
 
         Readers share a changed layout, so the changes are chosen first: none, one or two of them.
         """
-        readers = list(self._readers.pop(value, []))
+        readers = self._readers.pop(value, [])
         if value in self.outputs:
-            readers.append({identity(value.rank): 0.0})
+            readers = [*readers, {identity(value.rank): 0.0}]
         candidates = list(self.candidates[value])
-        changes = [extra for n in range(min(len(readers), 2) + 1) for extra in combinations(candidates, n)]
-        # A reader takes the best of the layouts that are there, however they came about: that sum is shared.
-        paid: dict[frozenset[Layout], float] = {}
-        costs: Costs = {}
-        for layout in candidates:
-            best = _INFINITE
-            for extra in changes:
-                there = frozenset((layout, *extra))
-                if there not in paid:
-                    paid[there] = sum(min(r.get(p, _INFINITE) for p in there) for r in readers)
-                best = min(best, paid[there] + sum(self.cost(value, layout, p) for p in extra))
-            costs[layout] = best
-        least = min(costs.values())
-        return {layout: cost - least if cost < _INFINITE else cost for layout, cost in costs.items()}
+        changes = [made for n in range(min(len(readers), 2) + 1) for made in combinations(candidates, n)]
+        reading = cache(partial(_reading, readers))
+        costs = {
+            written: min(
+                self._changing(value, written, made) + reading(frozenset((written, *made))) for made in changes
+            )
+            for written in candidates
+        }
+        return _relative(costs)
+
+    def _changing(self, value: Value, written: Layout, made: Sequence[Layout]) -> float:
+        """Cost of having ``value`` in these layouts too."""
+        return sum(self.cost(value, written, layout) for layout in made)
+
+
+def _reading(readers: Sequence[Costs], there: frozenset[Layout]) -> float:
+    """What readers cost when each takes the best of the layouts that are there."""
+    return sum(min(costs.get(layout, _INFINITE) for layout in there) for costs in readers)
+
+
+def _relative(costs: Costs) -> Costs:
+    """Costs above the least one."""
+    least = min(costs.values())
+    return {layout: cost - least if cost < _INFINITE else cost for layout, cost in costs.items()}
 
 
 class _Rebuild:
