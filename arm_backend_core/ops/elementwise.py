@@ -12,6 +12,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.integers import Int, aligned
@@ -244,6 +245,6 @@ def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
 
 
 def _per_channel(cx: Context, x: Tensor, weight: Tensor) -> Value:
-    if cx.node.target is aten._prelu_kernel.default:
+    if overload_of(cx.node.target) is aten._prelu_kernel.default:
         return weight.value
     return cx.b.reshape(weight.value, (weight.value.size, *(1,) * max(x.rank - 2, 0))[: x.rank])

@@ -126,10 +126,6 @@ class Float:
         """BOOL, for ``where``; not a number compares as false, here and below."""
         return self._compare("GREATER", self, x)
 
-    def greater_equal(self, x: Float | float) -> Float:
-        """BOOL, for ``where``."""
-        return self._compare("GREATER_EQUAL", self, x)
-
     def less(self, x: Float | float) -> Float:
         """BOOL, for ``where``."""
         return self._compare("GREATER", x, self)

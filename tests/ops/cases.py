@@ -104,6 +104,7 @@ UNARY = [
     near_zero("sinh_small", torch.sinh),
     unary("cosh", torch.cosh),
     unary("tanh", torch.tanh),
+    near_zero("tanh_small", torch.tanh),
     unary("asinh", torch.asinh, -20, 20),
     near_zero("asinh_small", torch.asinh),
     unary("acosh", torch.acosh, 1.2, 20),
