@@ -177,6 +177,12 @@ def copysign(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.minimum(y, 1 / y) < 0, -x.abs(), x.abs())
 
 
+@_composite(aten.signbit.default)
+def signbit(x: Tensor) -> Tensor:
+    """Minus zero has it too."""
+    return torch.minimum(x, 1 / x) < 0
+
+
 @_composite(aten.rrelu_with_noise.default)
 def rrelu(
     x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
@@ -220,21 +226,74 @@ def min_all(x: Tensor) -> Tensor:
     return torch.amin(x)
 
 
+def _at(x: Tensor, dim: int, rank: int) -> Tensor:
+    """The element of this rank, 1 the smallest, along ``dim``, which stays; not a number counts as the largest."""
+    return torch.topk(x, rank, dim, largest=False)[0].narrow(dim, rank - 1, 1)
+
+
+@_composite(aten.sort.default, aten.sort.stable)
+def sort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, None]:
+    """The values by topk, for which the CPU has a kernel; its order of equal elements is not PyTorch's."""
+    return torch.topk(x, x.shape[dim], dim, largest=descending)[0], None
+
+
+@_composite(aten.kthvalue.default)
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, None]:
+    """The value without its index."""
+    value = _at(x, dim, k)
+    return value if keepdim else value.squeeze(dim), None
+
+
+@_composite(aten.median.dim)
+def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, None]:
+    """Of an even number of elements the lower one in the middle, without its index; NaN where there is one."""
+    unknown = torch.any(x != x, dim, keepdim=True)
+    value = torch.where(unknown, math.nan, _at(x, dim, (x.shape[dim] + 1) // 2))
+    return value if keepdim else value.squeeze(dim), None
+
+
+@_composite(aten.median.default)
+def median(x: Tensor) -> Tensor:
+    """Over all dimensions."""
+    return median_dim(x.reshape(-1), 0)[0]
+
+
+def _with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def both(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        dims = args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
+        return spread(x, *args, **kwargs), torch.mean(x, dims, kwargs.get("keepdim", args[2] if args[2:] else False))
+
+    return both
+
+
+_composite(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_with_mean(torch.var))
+_composite(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
+
+
+@_composite(aten.cumprod.default)
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """In steps as ``cumsum``."""
+    return _cumulative(x, dim, dtype, torch.mul, 1.0)
+
+
 @_composite(aten.cumsum.default, tell_quantized=True)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
-    """Quantized, a product with a triangle of ones, which is rounded once.
+    """Quantized, a product with a triangle of ones, which is rounded once; else in steps."""
+    if quantized and x.dim():
+        size = x.shape[dim]
+        return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)
+    return _cumulative(x, dim, dtype, torch.add, 0.0)
 
-    Else in log2(n) steps: each adds what lies 1, 2, 4, ... elements before, so that infinity stays where it is.
-    """
+
+def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor], neutral: float) -> Tensor:
+    """log2(n) steps: each joins what lies 1, 2, 4, ... elements before, so that infinity stays where it is."""
     x = x if dtype in (None, x.dtype) else x.to(dtype)
     if not x.is_floating_point() or not x.dim():
-        raise Unsupported("cumsum of integers or of a scalar; convert with .to(torch.float32)")
+        raise Unsupported("a cumulative sum or product of integers or of a scalar; convert with .to(torch.float32)")
     x = x.transpose(dim, -1)
     size, reach = x.shape[-1], 1
-    if quantized:
-        return torch.matmul(x, torch.ones(size, size).triu()).transpose(dim, -1)
     while reach < size:
-        x = x + F.pad(x[..., : size - reach], (reach, 0))
+        x = join(x, F.pad(x[..., : size - reach], (reach, 0), value=neutral))
         reach *= 2
     return x.transpose(dim, -1)
 
@@ -249,6 +308,14 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     x = x[..., max(offset, 0) :] if offset > 0 else x[..., max(-offset, 0) :, :]
     side = min(x.shape[-2:])
     return x[..., :side, :side].flatten(-2)[..., :: side + 1]
+
+
+@_composite(aten.meshgrid.default, aten.meshgrid.indexing)
+def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
+    """Each tensor along a dimension of its own; "xy" swaps the first two."""
+    order = [1, 0, *range(2, len(tensors))] if indexing == "xy" and len(tensors) > 1 else list(range(len(tensors)))
+    shape = [tensors[i].numel() for i in order]
+    return [x.reshape([-1 if i == j else 1 for j in order]).expand(shape) for i, x in enumerate(tensors)]
 
 
 @_composite(aten.im2col.default)
@@ -347,6 +414,22 @@ def adaptive_max_pool2d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, 
     narrow = torch.cat(columns, -1)
     rows = [narrow[..., start:end, :].amax(-2, keepdim=True) for start, end in cells(height, output_size[0])]
     return torch.cat(rows, -2), None
+
+
+@_composite(aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)
+def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
+    """Over height and width, then over depth; x [..., D, H, W]."""
+    depth, height, width = output_size
+    flat = F.adaptive_avg_pool2d(x.flatten(0, -4), (height, width)).flatten(-2)
+    return F.adaptive_avg_pool2d(flat, (depth, height * width)).reshape(*x.shape[:-3], depth, height, width)
+
+
+@_composite(aten.adaptive_max_pool3d.default)
+def adaptive_max_pool3d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, None]:
+    """The same, without indices."""
+    depth, height, width = output_size
+    flat = F.adaptive_max_pool2d(x.flatten(0, -4), (height, width)).flatten(-2)
+    return F.adaptive_max_pool2d(flat, (depth, height * width)).reshape(*x.shape[:-3], depth, height, width), None
 
 
 @_composite(aten.max_pool3d_with_indices.default)

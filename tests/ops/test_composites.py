@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.aten import decompose as decompose_module
 from arm_backend_core.delegate import delegate
+from tests.ops import runner
+from tests.ops.runner import Case, Input
 
 Shapes = Sequence[tuple[int, ...]]
 PAIR: Shapes = [(2, 8), (2, 8)]
@@ -24,6 +26,8 @@ _PROJECTED_LAYERS = nn.LSTM(5, 8, 2, proj_size=4, bidirectional=True)
 #: Function and the shapes of its inputs, by name.
 COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "absolute": (torch.absolute, [(2, 8)]),
+    "adaptive_avg_pool3d": (lambda x: F.adaptive_avg_pool3d(x, (2, 3, 1)), [(1, 2, 4, 5, 6)]),
+    "adaptive_max_pool3d": (lambda x: F.adaptive_max_pool3d(x, (2, 3, 1)), [(1, 2, 4, 5, 6)]),
     "adaptive_max_pool1d": (lambda x: F.adaptive_max_pool1d(x, 3), [(1, 2, 9)]),
     "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, (3, 2)), [(1, 2, 9, 9)]),
     "adaptive_max_pool2d_indices": (lambda x: F.adaptive_max_pool2d(x, 3, True)[1], [(1, 2, 9, 6)]),
@@ -39,6 +43,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "conv_transpose2d_crop_point": (nn.ConvTranspose2d(2, 3, 1, 2, 1), [(1, 2, 5, 5)]),
     "conv_transpose2d_unbatched": (nn.ConvTranspose2d(2, 3, 3), [(2, 5, 5)]),
     "copysign": (torch.copysign, PAIR),
+    "cumprod": (lambda x: torch.cumprod(x, -1), [(2, 9)]),
     "cumsum": (lambda x: torch.cumsum(x, 1), [(2, 37, 3)]),
     "diagonal": (torch.diagonal, [(4, 5)]),
     "diagonal_above": (lambda x: torch.diagonal(x, 1, -1, 0), [(4, 3, 5)]),
@@ -58,6 +63,8 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "max_dim": (lambda x: torch.cat(torch.max(x, 1, keepdim=True), 1), [(2, 4)]),
     "max_pool2d_indices": (lambda x: F.max_pool2d(x, (2, 3), 2, 1, return_indices=True)[1], [(1, 2, 7, 6)]),
     "max_pool3d": (lambda x: F.max_pool3d(x, 3, 2, 1, ceil_mode=True), [(2, 2, 4, 5, 6)]),
+    "meshgrid": (lambda x, y: torch.cat(torch.meshgrid(x, y, indexing="ij")), [(3,), (4,)]),
+    "meshgrid_xy": (lambda x, y: torch.cat(torch.meshgrid(x, y, indexing="xy")), [(3,), (4,)]),
     "min": (torch.min, [(2, 8)]),
     "min_dim": (lambda x: torch.cat(torch.min(x, 1, keepdim=True), 1), [(2, 4)]),
     "one_hot": (lambda x: F.one_hot((x.abs() * 2).int().long(), 5), [(2, 4)]),
@@ -66,6 +73,9 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "prod_dim": (lambda x: torch.prod(x, 1), [(2, 4)]),
     "rnn": (lambda x: _RNN(x)[0], [(3, 2, 5)]),
     "rrelu": (lambda x: F.rrelu(x), [(2, 8)]),
+    "signbit": (torch.signbit, [(2, 8)]),
+    "std_mean": (lambda x: torch.cat(torch.std_mean(x, 1, keepdim=True), 1), [(2, 8)]),
+    "var_mean": (lambda x: torch.stack(torch.var_mean(x, (0, 1), correction=0)), [(2, 8)]),
     "sdpa_masked_row": (
         lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(6, 6, dtype=torch.bool).tril(-1)),
         [(1, 2, 6, 8)],
@@ -215,3 +225,44 @@ def test_writes_to_what_an_operator_returns_unchanged(function: Callable[..., An
     inputs = (torch.tensor([1.0, 2.0, 3.0]),)
     lowered = delegate(torch.export.export(Calls(function), inputs), TosaCompileSpec("TOSA-1.0+FP"))
     torch.testing.assert_close(lowered.module()(*inputs), function(*inputs))
+
+
+_ORDER: dict[str, Callable[[Tensor], Tensor]] = {
+    "sort": lambda x: torch.sort(x, 1, descending=True)[0],
+    "sort_stable": lambda x: torch.sort(x, stable=True)[0],
+    "kthvalue": lambda x: torch.kthvalue(x, 2, 0)[0],
+    "median": torch.median,
+    "median_dim": lambda x: torch.median(x, 1, keepdim=True)[0],
+}
+
+
+@pytest.mark.parametrize("name", _ORDER)
+def test_order_is_found_by_topk(name: str) -> None:
+    """ExecuTorch's library has no other kernel for it."""
+    x = torch.tensor([[3.0, -1.0, 2.0, 0.5], [1.0, float("nan"), -2.0, 7.0]])
+    lowered = delegate(torch.export.export(Calls(_ORDER[name]), (x,), strict=False), TosaCompileSpec("TOSA-1.0+FP"))
+    on_cpu = {node.target for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
+    assert on_cpu == {torch.ops.aten.topk.default}
+    torch.testing.assert_close(lowered.module()(x), _ORDER[name](x), equal_nan=True)
+
+
+_SEQUENCE = Input((3, 2, 8))
+_ATTENTION = nn.MultiheadAttention(8, 2)
+
+
+@pytest.mark.parametrize(
+    ("model", "count"),
+    [
+        pytest.param(lambda x, y: _ATTENTION(x, y, y)[0], 2, id="memory"),
+        pytest.param(lambda x, y, z: _ATTENTION(x, y, z)[0], 3, id="distinct"),
+        pytest.param(nn.TransformerDecoderLayer(8, 2, 16), 2, id="decoder"),
+    ],
+)
+def test_attention_between_tensors_runs_whole_in_int8(model: Callable[..., Tensor], count: int) -> None:
+    """The projections' weights are parts of one parameter: constants, and quantized as such."""
+    case = Case("attention", model, [_SEQUENCE] * count)
+    module, inputs = runner.quantized(case, wide=False), case.sample()
+    program = runner.export(module, inputs)
+    lowered = runner.lower(program, "int")
+    lowered.check_delegated()
+    runner.check_steps(lowered.run(inputs), runner.flat(module(*inputs)), runner.output_scales(program), 2)
