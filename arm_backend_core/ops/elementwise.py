@@ -15,7 +15,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.integers import Int, aligned
+from arm_backend_core.ops.integers import Int, aligned, of_one_rank
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value
@@ -112,8 +112,8 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
 @mul.integer
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     """The product of two int16 is exact in INT32."""
-    left, right = (cx.integer(z).in_steps() for z in (x, y))
-    return (left * right).to(cx.q)
+    left, right = of_one_rank(cx.integer(x), cx.integer(y))
+    return (left.in_steps() * right.in_steps()).to(cx.q)
 
 
 @op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, wide=True, **_ARITHMETIC)

@@ -375,7 +375,7 @@ def aligned(x: Int, y: Int, out: QParams | None = None) -> tuple[Int, Int]:
     Raises:
         Unsupported: the result's step is finer than this.
     """
-    x, y = _tamed(x, y, out)
+    x, y = _tamed(*of_one_rank(x, y), out)
     step = max(z.scale * 2.0 ** -_guard(z) for z in (x, y))
     exact = all(math.isclose(round(z.scale / step), z.scale / step, rel_tol=1e-9) for z in (x, y))
     if out is not None and not exact and step > float(out.scale):
@@ -384,6 +384,13 @@ def aligned(x: Int, y: Int, out: QParams | None = None) -> tuple[Int, Int]:
             f"{float(out.scale):.2g}, too fine for 32 bits; calibrate with samples in which it is not constant"
         )
     return _in_steps(x, step), _in_steps(y, step)
+
+
+def of_one_rank(x: Int, y: Int) -> tuple[Int, Int]:
+    """Operands that broadcast, a constant among them with as many dimensions as the other has."""
+    rank = max(x.value.rank, y.value.rank)
+    left, right = (z if z.value.data is None else z.reshape((1,) * (rank - z.value.rank) + z.shape) for z in (x, y))
+    return left, right
 
 
 def _tamed(x: Int, y: Int, out: QParams | None) -> tuple[Int, Int]:
@@ -408,13 +415,9 @@ def _guard(x: Int) -> int:
     return room if x.value.data is not None else min(19, room)
 
 
-#: Constants of more elements stay int8 in the program, and are brought to steps while it runs.
-_SMALL = 64
-
-
 def _in_steps(x: Int, step: float) -> Int:
-    """INT32 in steps of ``step``."""
-    if x.value.data is not None and (x.dtype is not DType.INT8 or x.value.size <= _SMALL):
+    """INT32 in steps of ``step``. A narrow constant is brought to them while the program runs: see ``fold``."""
+    if x.value.data is not None and (x.dtype is DType.INT32 or x.value.size == 1):
         steps = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / step))
         return Int.const(x.b, steps.astype(np.int64), DType.INT32, step)
     return x.rescale(DType.INT32, x.scale / step).in_steps_of(step)

@@ -26,6 +26,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.passes import run as optimise
 from arm_backend_core.tosa.serialize import serialize
 from tests.graphs import EVERYTHING, family
 
@@ -125,6 +126,24 @@ def test_binary(overload: OpOverload, near: bool) -> None:
         except Unsupported:
             refused += 1
     assert refused <= 30
+
+
+@pytest.mark.parametrize("shape", [(64,), (4, 1), SHAPE])
+@pytest.mark.parametrize("overload", [aten.add.Tensor, aten.mul.Tensor, aten.maximum.default], ids=str)
+def test_constants_stay_narrow(overload: OpOverload, shape: tuple[int, ...]) -> None:
+    """A quarter of the bytes, and one operation on an NPU: the operator takes the RESCALE of each operand along."""
+    q, target = QParams(0.1, 3, I8, -128, 127), family("ethos-u55")
+    graph = Graph()
+    x = Tensor(graph.add_input(SHAPE, I8, "x"), q)
+    numbers = np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)
+    rule = records()[overload].lower_integer
+    assert rule is not None
+    cx = Context(Builder(graph, target), types.SimpleNamespace(), QParams(0.2, 0, I8, -128, 127))  # type: ignore[arg-type]
+    graph.outputs = [rule(cx, x, Tensor(Value(shape, I8, "c", numbers), QParams(0.05, 1, I8, -128, 127)))]
+    optimise(graph, target)
+    assert len(graph.ops) == 4
+    constants = [value for op in graph.ops for value in op.inputs if value.data is not None]
+    assert [value.dtype for value in constants] == [I8]
 
 
 # -- functions of one tensor ---------------------------------------------------------------------------------
