@@ -9,7 +9,6 @@ import torch
 from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.casting import to_bool, to_number
 from arm_backend_core.ops.integers import aligned
 from arm_backend_core.ops.operands import Context, Tensor
@@ -87,10 +86,6 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     def choice(z: Operand) -> Value:
         if not isinstance(z, Tensor):
             return cx.b.const(cx.q.quantize(np.array(float(z))), cx.q.dtype)
-        if z.is_constant:
-            return cx.b.const(cx.q.quantize(z.real), cx.q.dtype)
-        if z.q is None:
-            raise Unsupported("one of its operands is quantized and the other is not")
         return cx.requantize(z, cx.q)
 
     return cx.b.select(to_bool(cx.b, condition.value), choice(x), choice(y))

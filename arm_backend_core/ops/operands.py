@@ -158,11 +158,13 @@ class Context:
         """A quantized operand; a number is one step of its own size.
 
         Raises:
-            Unsupported: a tensor that is not quantized, or a number that is none.
+            Unsupported: a tensor that is not quantized, or one for each channel; a number that is none.
         """
         if isinstance(x, Tensor):
             if x.q is None:
                 raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
+            if np.ndim(x.q.scale):
+                raise Unsupported("an operand has a scale for each channel, as weights have; quantize it per tensor")
             return Int.of(self.b, x.value, x.q)
         if math.isnan(x):
             raise Unsupported("one of its operands is not a number (nan), which integers cannot hold")
@@ -175,9 +177,7 @@ class Context:
 
     def requantize(self, x: Tensor, q: QParams) -> Value:
         """``x`` in other parameters; constants are converted at compile time."""
-        assert x.q is not None
-        if x.q.same(q):
+        whole = self.integer(x)
+        if q.same(x.q):
             return x.value
-        if x.is_constant:
-            return self.b.const(q.quantize(x.real), q.dtype)
-        return Int.of(self.b, x.value, x.q).to(q)
+        return self.b.const(q.quantize(x.real), q.dtype) if x.is_constant else whole.to(q)
