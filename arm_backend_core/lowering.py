@@ -151,11 +151,7 @@ class Lowering:
         meta = node.meta.get("val")
         if not isinstance(meta, torch.Tensor):
             raise Unsupported(f"'{node.name}' is not a tensor")
-        if not all(isinstance(size, int) for size in meta.shape):
-            raise Unsupported(
-                f"'{node.name}' has a dynamic shape {list(meta.shape)}; this target is compiled for static shapes: "
-                "export without dynamic_shapes, once for every shape"
-            )
+        _require_static(node)
         # The target takes memory as it lies: the graph's input has the dimensions in that order.
         order = boundary_order(node)
         value = self.graph.add_input(tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype), node.name)
@@ -188,6 +184,8 @@ class Lowering:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
+        for tensor in (node, *node.all_input_nodes):
+            _require_static(tensor)
         record = find(node)
         if record is None:
             missing = f"there is no lowering for {operator_name(node)}; build it of operators that have one"
@@ -195,8 +193,6 @@ class Lowering:
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))
-        if any(map(_is_empty, (node, *node.all_input_nodes))):
-            raise Unsupported("TOSA has no tensors without elements")
         if any(isinstance(x, Univariate) or x.q is not None for x in operands):
             return self._lower_quantized(node, record, args, kwargs)
         return self._lower_plain(node, record, args, kwargs)
@@ -369,9 +365,17 @@ def _agrees(item: Tensor | Univariate, wanted: torch.Tensor) -> bool:
     return tensor.value.dtype is dtype_of(wanted.dtype)
 
 
-def _is_empty(node: Node) -> bool:
+def _require_static(node: Node) -> None:
+    """Raise ``Unsupported`` where ``node``'s (first) result is of unknown size, or has no elements."""
     first = first_result(node)
-    return first is not None and 0 in first.shape
+    shape = () if first is None else tuple(first.shape)
+    if not all(isinstance(size, int) for size in shape):
+        raise Unsupported(
+            f"'{node.name}' has the shape {list(shape)}, which is not known before the program runs; the target is "
+            "compiled for fixed shapes: export without dynamic_shapes, and choose by torch.where in place of indexing"
+        )
+    if 0 in shape:
+        raise Unsupported("TOSA has no tensors without elements")
 
 
 def _is_int64(node: Node) -> bool:

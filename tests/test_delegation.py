@@ -96,7 +96,7 @@ def test_a_chain_of_delegates_and_cpu_operators() -> None:
             x = torch.sort(x * 0.5 + shared, 1)[0]
         return x, shared
 
-    delegated = _check(chain, torch.randn(2, 8), cpu=["aten.sort.default"] * 5)
+    delegated = _check(chain, torch.randn(2, 8), cpu=["aten.topk.default"] * 5)
     modules = get_lowered_backend_modules(delegated.graph_module)
     assert len(modules) == 5
     inside = [node.name for module in modules for node in module.original_module.graph.nodes]
@@ -225,3 +225,12 @@ def test_a_constant_that_the_cpu_alone_reads_says_so() -> None:
     delegated = _check(lambda m, x: (weight * 2, x + 1), torch.randn(4), cpu=["aten.mul.Tensor"])
     (node,) = (node for node in delegated.graph.nodes if node.target is aten.mul.Tensor)
     assert "constant" in node.meta["custom"][REASON]
+
+
+def test_a_shape_that_depends_on_data_is_refused() -> None:
+    program = _exported(lambda m, x: (x[x > 0] * 2, x + 1), torch.randn(4))
+    with events.record() as log:
+        delegate(program, FP)
+    refused = {rejected.operator: rejected for rejected in log.rejected}
+    assert "not known before the program runs" in refused["aten.mul.Tensor"].reason
+    assert not any(rejected.fault for rejected in log.rejected)
