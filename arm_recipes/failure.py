@@ -16,14 +16,12 @@ import arm_backend_core
 _OURS = str(Path(__file__).parent)
 _NOT_THE_USER = (str(Path(torch.__file__).parent.parent), str(Path(arm_backend_core.__file__).parent), _OURS, "<")
 
-#: What to do about an exception, by a part of its type or text.
-_ADVICE = {
-    "data-dependent": "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a "
-    "fixed number of elements (topk)",
-    "Missing out variants": "ExecuTorch cannot emit the operator: use another one",
-    "unhashable type: non-nested SymInt": "a shape depends on the values of a tensor: use torch.where, a mask, or a "
-    "fixed number of elements (topk)",
-}
+_FIXED = (
+    "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
+    "elements (topk)"
+)
+#: What to do about an exception, by a part of its text.
+_ADVICE = {"data-dependent": _FIXED, "Missing out variants": "ExecuTorch cannot emit the operator: use another one"}
 
 
 def is_told(error: BaseException) -> bool:
@@ -56,6 +54,8 @@ def describe(
     text = str(error).strip()
     reason = text.splitlines()[0] if text else ""
     advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
+    if not advice and node is not None and _has_symbolic_shape(node):
+        advice = _FIXED
     return f"{doing} failed{where}: {type(error).__name__}: {reason}{'; ' if advice else ''}{advice}"
 
 
@@ -83,6 +83,12 @@ def _node(error: Exception) -> fx.Node | None:
             if isinstance(value, fx.Node) and value.meta.get("stack_trace"):
                 found = value
     return found
+
+
+def _has_symbolic_shape(node: fx.Node) -> bool:
+    values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return any(not isinstance(size, int) for tensor in tensors for size in tensor.shape)
 
 
 def _named(text: str, graphs: Sequence[fx.Graph]) -> fx.Node | None:

@@ -59,7 +59,8 @@ def test_the_file_knows_names_and_quantization(recipe: ArmRecipeType, quantized_
 def test_several_methods(quantized_io: bool) -> None:
     models: dict[str, nn.Module] = {"classify": Small().eval(), "sort": Sorting().eval()}
     recipe = ExportRecipe.get_recipe(INT8, quantized_io=quantized_io)
-    result = export(models, recipe, {"classify": images(), "sort": vectors()})
+    result = export(models, recipe, {"classify": images(), "sort": vectors(3)})
+    assert [method.quantization and method.quantization.samples for method in result.report.methods] == [4, 3]
     program = arm_recipes.load(result.buffer)
     assert program.methods == tuple(method.name for method in result.report.methods) == ("classify", "sort")
     for method, (x,) in zip(result.report.methods, (images(1)[0], vectors(1)[0]), strict=True):
