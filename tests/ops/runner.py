@@ -30,6 +30,7 @@ from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileS
 _BOUNDARY = ("quantize_per_tensor", "_to_copy", "_to_dim_order_copy", "executorch_call_delegate", "getitem")
 _PROFILES = {
     "FP": "profiles=pro_fp",
+    "BF16": "profiles=pro_fp extensions=bf16",
     "INT": "profiles=pro_int extensions=int16,int4,doubleround,inexactround",
 }
 

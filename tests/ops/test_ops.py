@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from arm_backend_core import TosaCompileSpec, events
+from arm_backend_core.delegate import delegate
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case, Lowered
@@ -55,3 +57,13 @@ def test_quantized(case: Case, profile: str) -> None:
     if profile == "int8":
         for target in ("u55", "u85"):
             _delegated(case, runner.lower(program, target), target)
+
+
+def test_bf16_matrix_product() -> None:
+    """TOSA sums it in FP32; the result is cast back."""
+    inputs = (torch.randn(2, 3).bfloat16(), torch.randn(3, 4).bfloat16())
+    program = runner.export(Case("mm", torch.mm, ()).module(), inputs)
+    with events.record() as log:
+        delegate(program, TosaCompileSpec("TOSA-1.0+FP+bf16"))
+    assert not log.rejected
+    runner.validate(log.delegates[0].tosa, "BF16")
