@@ -30,7 +30,8 @@ def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QPa
     """Mean of int8 or int16 ``x`` over one or two neighbouring ``axes``, kept with size 1; in parameters ``out``.
 
     Args:
-        alone: nothing else reads ``x``. A view of what others read too may be a copy on an Ethos-U.
+        alone: nothing else reads ``x``. A view of what others read too may be a copy on an Ethos-U, and so is that of
+            a SLICE, which a convolution reads in place.
 
     Between the passes sums are int16: exact where they fit, else an error of at most 2**-9 of an int8 step.
 
@@ -49,7 +50,8 @@ def spatial_mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QPa
     else:
         batch, channels = prod(lead), prod(trail)
         image = b.reshape(x, (batch, *reduced, *(1,) * (2 - len(axes)), channels))
-    result = _reduce(b, image, q, out, alone)
+    sliced = x.producer is not None and x.producer.kind == "SLICE"
+    result = _reduce(b, image, q, out, alone and not sliced)
     kept = [1 if i in axes else size for i, size in enumerate(x.shape)]
     return b.reshape(result, kept)  # only the channel is left, so order does not matter
 

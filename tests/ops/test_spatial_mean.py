@@ -56,6 +56,15 @@ def test_mean_of_an_image(shape: tuple[int, ...], channels: list[int], dtype: DT
         assert [weight.shape[2] for weight in weights] == channels
 
 
+def test_a_slice_is_read_in_place() -> None:
+    graph = Graph()
+    b = Builder(graph, TARGET)
+    x = b.slice(graph.add_input((1, 8, 7, 32), DType.INT8, "x"), (0, 1, 0, 0), (1, 7, 7, 32))
+    assert spatial_mean(b, x, QParams(0.01, 0, DType.INT8, -128, 127), (1, 2), OUT, alone=True) is not None
+    first = next(op for op in graph.ops if op.kind == "DEPTHWISE_CONV2D")
+    assert first.inputs[0] is x
+
+
 class _Gated(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * x.mean((2, 3), keepdim=True)
