@@ -27,8 +27,9 @@ class Found:
         model: a module or a function of the inputs.
         inputs: what it is called with.
         targets: those that are checked.
-        fails: how it still fails: target -> a pattern; random graphs that fail so are excused.
+        fails: how it still fails: target -> a pattern.
         because: why it still fails.
+        culprit: operator of random graphs that are excused when they fail so.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Found:
     targets: tuple[str, ...] = _EVERY
     fails: Mapping[str, str] = field(default_factory=dict)
     because: str = ""
+    culprit: str = ""
 
     def module(self) -> nn.Module:
         """The model, in eval mode."""
@@ -66,22 +68,27 @@ class _Projected(nn.Module):
         return hidden
 
 
+class _NormBesideWrite(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(7)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x * 2).transpose(0, -1).mul_(0.1), self.norm(y)
+
+
 FOUND = [
     Found("softmax_rank_0", lambda x: torch.softmax(x, -1), (_x(),)),
     Found(
         "logsumexp_rank_0",
         lambda x: torch.logsumexp(x, -1),
         (_x(),),
-        fails={"TOSA_INT8": "in place of torch.float32\\[\\]", "TOSA_A16W8": "in place of torch.float32\\[\\]"},
-        because="arithmetic of rank 0",
     ),
     Found("prelu_kernel_weight_like_input", lambda x: aten._prelu_kernel(x, x), (_x(2, 2),)),
     Found(
         "prelu_kernel_broadcasts",
         lambda x, w: F.adaptive_avg_pool2d(aten._prelu_kernel(x, w), (6, 6)),
         (_x(), _x(7, 7, 1, 6)),
-        fails={"TOSA_A16W8": "OverflowError in integers.py"},
-        because="a sum of int16 that could leave int32",
     ),
     Found("pow_of_negative", lambda x: torch.pow(x, torch.zeros(1, 1)), (_x(3, 4),)),
     Found(
@@ -96,8 +103,6 @@ FOUND = [
         torch.tanh,
         (_x(12, low=1e-6, high=2e-6),),
         _FP,
-        fails={"TOSA_FP": "float values"},
-        because="the formula of tanh cancels",
     ),
     Found("max_pool2d_indices", lambda x: F.max_pool2d(x, 2, 1, return_indices=True), (_x(8, 1, 2, 6),)),
     Found("max_pool2d_indices_alone", lambda x: F.max_pool2d(x, 2, 1, return_indices=True)[1], (_x(8, 1, 2, 6),)),
@@ -110,8 +115,6 @@ FOUND = [
         "addmm_computed_bias",
         lambda x: torch.addmm(x[0], x, x.t()),
         (_x(14, 14),),
-        fails={"TOSA_INT8": "only length-1 arrays", "TOSA_A16W8": "only length-1 arrays"},
-        because="a computed bias is quantized per channel",
     ),
     Found("int8_product", lambda x: x * x, (_x(9, 15, low=-100, high=100, dtype=torch.int8),)),
     Found("one_hot_of_indices", _indices, (_x(6, 4, 4, 4),)),
@@ -121,15 +124,42 @@ FOUND = [
         lambda x: F.adaptive_avg_pool2d(F.pad(x, (3, 3, 3, 3)), (6, 5)),
         (_x(2, 5, 7, 1, low=0, high=1),),
         _INT,
-        fails={"TOSA_INT8": "steps at aten._?adaptive_avg_pool2d", "TOSA_A16W8": "steps at aten._?adaptive_avg_pool2d"},
-        because="cells of unequal size",
     ),
     Found("asin_to_the_end_of_its_domain", torch.asin, (_x(12, 1, 3, 1, low=0, high=1),), _INT),
     Found(
         "masked_fill_rank_0",
         lambda x: torch.masked_fill(x, x < 0, 1),
         (_x(),),
-        fails={"TOSA_INT8": "ZeroDivisionError in integers.py", "TOSA_A16W8": "ZeroDivisionError in integers.py"},
-        because="a scale of 0",
     ),
+    Found("batch_norm_beside_a_write", _NormBesideWrite(), (_x(6, 12), _x(5, 7, 1, 2))),
+    Found(
+        "batch_norm_statistics",
+        lambda x, m, v: aten._native_batch_norm_legit_no_training(x, m, m, m, v, 0.1, 1e-5)[1],
+        (_x(1, 4, 10), _x(4), _x(4, low=0.5)),
+        _FP,
+    ),
+    Found(
+        "ndtri_tiny",
+        torch.special.ndtri,
+        (_x(6, 7, low=1e-6, high=2e-6),),
+        _FP,
+        fails={"TOSA_FP": "float values"},
+        because="the formula of ndtri at the end of its domain",
+        culprit="aten.special_ndtri.default",
+    ),
+    Found(
+        "batch_norm_of_computed_statistics",
+        lambda x, m, v: F.batch_norm(x, m, v, m),
+        (_x(1, 5, 1, 6), _x(5), _x(5, low=0.5)),
+        fails=dict.fromkeys(_INT, "in batch_norm.py:_attribute"),
+        because="statistics that are computed",
+        culprit="aten.batch_norm.default",
+    ),
+    Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
+    Found(
+        "conv_transpose2d_groups_computed_weight",
+        lambda x, w, b: F.conv_transpose2d(x, w, b, (2, 2), (2, 1), (1, 0), 2, (2, 1)),
+        (_x(1, 2, 10, 6), _x(2, 2, 3, 1), _x(4)),
+    ),
+    Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
 ]

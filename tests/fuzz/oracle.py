@@ -435,14 +435,17 @@ def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: 
         raise Failure("crashed", f"exposed: {_where(error)}") from error
     ours = {node.name: value for node, value in zip(nodes, values, strict=True)}
     module = program.module(check_guards=False)
-    judges: list[_Follows] = [_Plain(module), *(_Exact(module, seed, _FLOAT32) for seed in (None, 0, 1))]
+    judges: list[_Follows] = [
+        _Plain(module),
+        *(_Exact(module, seed, _FLOAT32) for seed in [None, *range(_EVALUATIONS)]),
+    ]
     expected, *_ = [_evaluated(judge.following(ours), inputs) for judge in judges]
     for node in nodes:
         found = [value for judge in judges for value in judge.theirs.get(node.name, [])]
         if not found:
             continue
-        theirs, mine = torch.stack(found), ours[node.name].long()
-        apart = torch.maximum(mine - theirs.amax(0), theirs.amin(0) - mine)
+        exact, mine = judges[1].theirs[node.name][0], ours[node.name].long()
+        apart = (mine - exact).abs() - torch.stack([(value - exact).abs() for value in found]).amax(0)
         if (apart > 1).any():
             steps = f"{int(apart.max())} steps of {node.args[1]} ({ours[node.name].dtype})"
             share = f"{int((apart > 1).sum())} of {apart.numel()} elements"
