@@ -143,8 +143,10 @@ class Context:
         def wide(x: Any) -> Any:
             if isinstance(x, (list, tuple)):
                 return [wide(item) for item in x]
-            narrow = isinstance(x, Tensor) and x.value.dtype in narrows
-            return Tensor(self.b.cast(x.value, kind)) if narrow else x
+            if not isinstance(x, Tensor) or x.value.dtype not in narrows:
+                return x
+            known = x.value.data  # a constant stays one
+            return Tensor(self.b.cast(x.value, kind) if known is None else self.b.const(known, kind))
 
         def rounded(value: Value) -> Value:
             return self.b.cast(value, self.dtype) if value.dtype is kind else value

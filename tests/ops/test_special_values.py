@@ -67,6 +67,7 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "half_mean_to_float": (lambda x: x.mean(-1, dtype=torch.float32), [_ramp(-3, 4, 2, 8).half()]),
     "half_mean": (lambda x: x.mean(-1), [_ramp(40, 60, 2, 4096).half()]),
     "half_layer_norm": (nn.LayerNorm(64).half(), [_ramp(-300, 310, 2, 64).half()]),
+    "half_batch_norm": (nn.BatchNorm1d(4).half().eval(), [_ramp(-300, 310, 2, 4).half()]),
     "half_mish": (F.mish, [_ramp(-12, 12, 49).half()]),
     "half_nan_to_num": (torch.nan_to_num, [EDGES.half()]),
     "half_div": (torch.div, [_ramp(1, 9, 9).half() * 1e-6, _ramp(9, 1, 9).half() * 1e-6]),
