@@ -10,11 +10,9 @@ from pathlib import Path
 import torch
 from torch import fx
 
-import arm_backend_core
-
+_OURS = Path(__file__).parent
 #: Frames below these folders, and generated code such as "<eval_with_key>", are not the user's.
-_OURS = str(Path(__file__).parent)
-_NOT_THE_USER = (str(Path(torch.__file__).parent.parent), str(Path(arm_backend_core.__file__).parent), _OURS, "<")
+_NOT_THE_USER = (str(Path(torch.__file__).parent.parent), str(_OURS), str(_OURS.with_name("arm_backend_core")), "<")
 
 _FIXED = (
     "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
@@ -27,7 +25,7 @@ _ADVICE = {"data-dependent": _FIXED, "Missing out variants": "ExecuTorch cannot 
 def is_told(error: BaseException) -> bool:
     """Whether an exception is a message of this package to the user already."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return isinstance(error, ValueError) and bool(frames) and frames[-1].f_code.co_filename.startswith(_OURS)
+    return isinstance(error, ValueError) and bool(frames) and frames[-1].f_code.co_filename.startswith(str(_OURS))
 
 
 def describe(
