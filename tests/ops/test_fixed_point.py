@@ -201,7 +201,7 @@ def test_norm(n: int, dtype: DType, span: float, affine: bool, centre: bool) -> 
 
 
 @pytest.mark.parametrize("dtype", [I8, I16])
-@pytest.mark.parametrize("eps", [1e-12, 1e-3, 1.0, 1e4])
+@pytest.mark.parametrize("eps", [1e-12, 1e-3, 1.0, 1e4, 1e12, 1e30])
 def test_eps(eps: float, dtype: DType) -> None:
     q, x = spread(8.0, dtype), rows(64, dtype)
     exact = float_norm(q.dequantize(x), (1,), eps, centre=True)

@@ -39,7 +39,7 @@ def layer_norm(
     """
     rows = Rows.of(b, x, q, axes, "layer_norm")
     gain, offset = (None if p is None else rows.along(p) for p in (weight, bias))
-    return rows.restore(_affine(_standardized(rows, eps, centre=True), gain, offset, out))
+    return rows.restore(_affine(_standardized(rows, eps, out, centre=True), gain, offset, out))
 
 
 def rms_norm(
@@ -52,7 +52,7 @@ def rms_norm(
     """
     rows = Rows.of(b, x, q, axes, "rms_norm")
     gain = None if weight is None else rows.along(weight)
-    return rows.restore(_affine(_standardized(rows, eps, centre=False), gain, None, out))
+    return rows.restore(_affine(_standardized(rows, eps, out, centre=False), gain, None, out))
 
 
 def group_norm(
@@ -75,7 +75,7 @@ def group_norm(
     batch, channels = x.shape[:2]
     grouped = (batch * groups, x.size // (batch * groups))
     rows = Rows.of(b, b.reshape(x, grouped), q, (1,), "group_norm")
-    spread = _standardized(rows, eps, centre=True).reshape((batch, channels, x.size // (batch * channels)))
+    spread = _standardized(rows, eps, out, centre=True).reshape((batch, channels, x.size // (batch * channels)))
     gain, offset = (None if p is None else p.reshape(1, channels, 1) for p in (weight, bias))
     return b.reshape(_affine(spread, gain, offset, out), x.shape)
 
@@ -99,9 +99,11 @@ def _affine(x: Int, weight: Array | None, bias: Array | None, out: QParams) -> V
     return y.to(out)
 
 
-def _standardized(rows: Rows, eps: float, *, centre: bool) -> Int:
+def _standardized(rows: Rows, eps: float, out: QParams, *, centre: bool) -> Int:
     """(x - mean) / sqrt(variance + eps), or x / sqrt(mean(x * x) + eps), as int32."""
     floor = eps / rows.x.scale**2  # eps in squared steps of x
+    if floor > rows.x.peak**2 * (1 << (8 if out.dtype is DType.INT8 else 16)):
+        return _scaled_deviation(rows, eps, centre=centre)
     if rows.x.dtype is DType.INT8:
         return _standardized_int8(rows, floor, centre=centre)
     energy = Energy.of(rows, centre=centre, floor=floor)
@@ -109,6 +111,18 @@ def _standardized(rows: Rows, eps: float, *, centre: bool) -> Int:
     # c / sqrt(sum(c * c)) is 1 at most.
     y = energy.shifted.times(rsqrt(v.in_steps_of(1.0)), 14, peak=1 << 30)
     return y.in_steps_of(math.sqrt(rows.n) * 2.0 ** (14 - 29 - energy.drop / 2))
+
+
+def _scaled_deviation(rows: Rows, eps: float, *, centre: bool) -> Int:
+    """(x - mean) / sqrt(eps) where x is in steps so small, as of zeros alone, that no variance counts beside eps."""
+    bits = 6 if rows.x.dtype is DType.INT8 else 2
+    x = rows.x.in_steps_of(1.0).widened(bits)
+    if centre:
+        mean = rows.sum().in_steps_of(float(rows.n)).rescale(I32, 2.0**bits / rows.n)
+        x = x - mean.in_steps_of(x.scale)
+    elif rows.zero_point:
+        x = x - (rows.zero_point << bits)
+    return x.in_steps_of(rows.x.scale * 2.0**-bits / math.sqrt(eps))
 
 
 # -- int8 ----------------------------------------------------------------------------------------------------
