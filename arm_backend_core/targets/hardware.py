@@ -17,39 +17,22 @@ if TYPE_CHECKING:
 
 
 class Tensor(Protocol):
-    """An operand of a TOSA operator."""
+    """An operand of a TOSA operator; ``data`` is set where it is constant."""
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its sizes."""
-
-    @property
-    def dtype(self) -> DType:
-        """Its element type."""
-
-    @property
-    def data(self) -> np.ndarray[Any, Any] | None:
-        """Its elements if they are constant."""
+    shape: tuple[int, ...]
+    dtype: DType
+    data: np.ndarray[Any, Any] | None
 
 
 class Operation(Protocol):
-    """A TOSA operator."""
+    """A TOSA operator, with attributes as TOSA names them."""
 
-    @property
-    def kind(self) -> str:
-        """Its name in TOSA."""
+    kind: str
+    attrs: dict[str, Any]
 
     @property
     def inputs(self) -> Sequence[Tensor]:
         """Its operands."""
-
-    @property
-    def output(self) -> Tensor:
-        """Its result."""
-
-    @property
-    def attrs(self) -> Mapping[str, Any]:
-        """Its attributes, as TOSA names them."""
 
 
 #: Gives the property of an operator that hardware cannot do, or None.

@@ -51,7 +51,8 @@ class Builder:
         return op_refusal(self.target, self._op(kind, inputs, shape, dtype, attrs))
 
     def _op(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, attrs: dict[str, Any]) -> Op:
-        return Op(kind, list(inputs), Value(tuple(int(size) for size in shape), dtype), attrs, self.origin)
+        output = Value(tuple(int(size) for size in shape), dtype, kind.lower())
+        return Op(kind, list(inputs), output, attrs, self.origin)
 
     def const(self, data: Any, dtype: DType) -> Value:
         """A constant tensor."""
@@ -224,10 +225,6 @@ class Builder:
         """a ** b."""
         return self._binary("POW", a, b)
 
-    def intdiv(self, a: Value, b: Value) -> Value:
-        """INT32 division truncated towards zero."""
-        return self._binary("INTDIV", a, b)
-
     def maximum(self, a: Value, b: Value, *, ignore_nan: bool = False) -> Value:
         """Elementwise maximum; not a number, or the other operand with ``ignore_nan``, where one is not a number."""
         return self._binary("MAXIMUM", a, b, nan_mode="IGNORE" if ignore_nan else "PROPAGATE")
@@ -249,7 +246,7 @@ class Builder:
         return self._binary("LOGICAL_RIGHT_SHIFT", a, b)
 
     def bitwise(self, kind: str, a: Value, b: Value) -> Value:
-        """BITWISE_AND, BITWISE_OR, BITWISE_XOR, LOGICAL_AND, LOGICAL_OR or LOGICAL_XOR."""
+        """BITWISE_AND, BITWISE_OR, BITWISE_XOR, INTDIV, LOGICAL_AND, LOGICAL_OR or LOGICAL_XOR."""
         return self._binary(kind, a, b)
 
     def compare(self, kind: str, a: Value, b: Value) -> Value:
