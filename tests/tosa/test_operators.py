@@ -160,6 +160,15 @@ def resized(size: tuple[int, int], n: int, d: int, offset: int, border: int) -> 
     return lambda b, x: b.resize(x, size, (n, d, n, d), (offset,) * 2, (border,) * 2, "NEAREST")
 
 
+def test_a_constant_is_rescaled_by_what_its_own_values_allow() -> None:
+    def body(b: Builder, x: Value) -> Value:
+        mask = b.const(np.full((2, 300), -100), DType.INT16)
+        return b.add(x, b.rescale(mask, DType.INT32, 2.0**15))
+
+    target = Target.from_tosa_spec("TOSA-1.0+INT+int16")
+    assert "RESCALE" in built(body, ((2, 300), DType.INT32), target=target)
+
+
 @pytest.mark.parametrize(
     ("body", "shape", "dtype", "reason"),
     [

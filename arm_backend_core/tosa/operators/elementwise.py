@@ -230,7 +230,7 @@ def _rescale_offences(op: Op) -> Iterator[str]:
     if shift.min() < 2 or shift.max() > 62:
         yield f"shifts from {shift.min()} to {shift.max()} (2 to 62)"
     elif source.dtype in (DType.INT8, DType.INT16) and attrs["scale32"]:
-        low, high = source.dtype.range
+        low, high = source.dtype.range if source.data is None else (int(source.data.min()), int(source.data.max()))
         reach = max(int(attrs["input_zp"]) - low - 1, high - int(attrs["input_zp"]))
         if reach >= 1 << (int(shift.min()) - 1):
             factor = float(multiplier[shift.argmin()]) / float(1 << int(shift.min()))
