@@ -26,7 +26,8 @@ def remove_batch_norms(module: GraphModule) -> None:
     for node in nodes:
         x, *parameters, training, _, eps = cast(tuple[Any, ...], node.args[:8])
         weight, bias, mean, variance = (_attribute(module, parameter) for parameter in parameters)
-        if training or mean is None or variance is None or len(x.meta["val"].shape) not in (2, 3, 4, 5):
+        known = all(parameter is None or parameter.op == "get_attr" for parameter in parameters)
+        if training or not known or mean is None or variance is None or len(x.meta["val"].shape) not in (2, 3, 4, 5):
             continue
         gain = torch.rsqrt(variance + eps) * (1.0 if weight is None else weight)
         offset = (0.0 if bias is None else bias) - mean * gain
@@ -42,6 +43,8 @@ def _absorbed(module: GraphModule, x: Node, gain: Tensor, offset: Tensor) -> boo
     """Multiply weight and bias of ``x`` by ``gain`` [C] and add ``offset`` [C], if the batch norm alone reads it."""
     record = find(x)
     if record is None or record.kind is not Kind.CONV or len(x.users) != 1 or x.kwargs:
+        return False
+    if x.target is aten.convolution.default:  # transposed or not, its record has one axis for the channels
         return False
     weight: Any = x.args[record.weight]
     bias: Any = x.args[record.bias] if len(x.args) > record.bias else None
@@ -86,5 +89,6 @@ def call(origin: Node, operator: Any, *args: Any) -> Node:
 
 
 def _attribute(module: GraphModule, node: Any) -> Any:
-    """A parameter's tensor; None where the operator has none."""
-    return attrgetter(str(node.target))(module).detach() if isinstance(node, Node) else None
+    """A parameter's tensor; None where the operator has none, or computes it."""
+    is_held = isinstance(node, Node) and node.op == "get_attr"
+    return attrgetter(str(node.target))(module).detach() if is_held else None

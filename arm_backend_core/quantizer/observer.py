@@ -224,7 +224,8 @@ class WeightObserver(RangeObserver):
         if self._accumulator is not None:
             activation, bias = self._accumulator
             least = bias / (2.0**30 * activation.calculate_qparams()[0].double())
-            scale = torch.maximum(scale, least if scale.numel() > 1 else least.max())
+            # One scale may be that of several channels: of all, or of one in each group (transposed convolutions).
+            scale = torch.maximum(scale, least.reshape(-1, scale.numel()).amax(0))
         return super()._positive(scale)
 
 

@@ -165,6 +165,15 @@ def test_a_bias_survives_an_input_that_calibration_saw_nothing_of(size: float, p
     assert torch.allclose(result, torch.full((2, 4), 3.0), atol=0.05)
 
 
+def test_channels_that_share_a_scale_fit_the_largest_bias_of_them() -> None:
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose1d(4, 6, 3, groups=2)
+    nn.init.constant_(layer.bias, 3.0)  # type: ignore[arg-type]
+    x = torch.zeros(1, 4, 5)
+    result = _quantized(layer, get_symmetric_quantization_config(), (x,))(x)
+    assert torch.allclose(result, torch.full((1, 6, 7), 3.0), atol=0.05)
+
+
 @pytest.mark.parametrize("config", [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config])
 def test_small_weights_with_large_inputs(config: type) -> None:
     torch.manual_seed(0)

@@ -116,6 +116,7 @@ COMPUTED: dict[str, tuple[Callable[..., Tensor | tuple[Tensor, ...]], list[tuple
     "weight and bias": (lambda x: torch.addmm(x[0], x, x.t()), [(6, 6)]),
     "weight": (lambda x, y: F.linear(x, y, torch.ones(4)), [(2, 8), (4, 8)]),
     "bias": (lambda x, y: F.conv2d(x, torch.ones(4, 4, 3, 3), y), [(1, 4, 8, 8), (4,)]),
+    "statistics": (lambda x, m: F.batch_norm(x, m, m * m + 1.0, m), [(2, 4, 5), (4,)]),
     "indices": (lambda x: F.max_pool2d(x, 2, return_indices=True), [(1, 4, 8, 8)]),
 }
 
