@@ -25,9 +25,8 @@ from tests.models.quantized_reference import Judgement
 _Q = torch.ops.quantized_decomposed
 CALIBRATION = 4
 HELD_OUT = {"resnet18": 2, "ds_cnn": 64, "transformer_encoder": 64, "tiny_vit": 16}
-"""Samples that results are compared on if not 4: more where a model has few outputs, so that a value which is rounded
-the other way moves a ratio by hundredths of a dB, fewer where a sample takes seconds. The model was not calibrated with
-them."""
+"""Samples that results are compared on if not 4: more where a model has few outputs, so that single values which are
+rounded the other way move a ratio little, fewer where a sample takes seconds. The model was not calibrated with them."""
 
 
 def precision(recipe: ArmRecipeType) -> str:
