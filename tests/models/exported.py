@@ -26,7 +26,8 @@ _Q = torch.ops.quantized_decomposed
 CALIBRATION = 4
 HELD_OUT = {"resnet18": 2, "ds_cnn": 64, "transformer_encoder": 64, "tiny_vit": 16}
 """Samples that results are compared on if not 4: more where a model has few outputs, so that single values which are
-rounded the other way move a ratio little, fewer where a sample takes seconds. The model was not calibrated with them."""
+rounded the other way move a ratio little, fewer where a sample takes seconds. The model was not calibrated with
+them."""
 
 
 def precision(recipe: ArmRecipeType) -> str:
