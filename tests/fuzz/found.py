@@ -151,9 +151,6 @@ FOUND = [
         "batch_norm_of_computed_statistics",
         lambda x, m, v: F.batch_norm(x, m, v, m),
         (_x(1, 5, 1, 6), _x(5), _x(5, low=0.5)),
-        fails=dict.fromkeys(_INT, "in batch_norm.py:_attribute"),
-        because="statistics that are computed",
-        culprit="aten.batch_norm.default",
     ),
     Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
     Found(
