@@ -83,6 +83,9 @@ FOUND = [
         "logsumexp_rank_0",
         lambda x: torch.logsumexp(x, -1),
         (_x(),),
+        fails={"TOSA_A16W8": "steps at aten.log"},
+        because="an int16 TABLE may not jump from one end to the other between two points; this logarithm, in steps of "
+        "1e-18 by a calibration that saw 0 alone, does, and saturates at the other end",
     ),
     Found("prelu_kernel_weight_like_input", lambda x: aten._prelu_kernel(x, x), (_x(2, 2),)),
     Found(
