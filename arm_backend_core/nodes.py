@@ -90,6 +90,14 @@ def keep_reason(node: Node, reason: str) -> None:
     node.meta["custom"] = {**(node.meta.get("custom") or {}), REASON: reason}
 
 
+def boundary_source(node: Node) -> Node:
+    """What ``node`` only quantizes, dequantizes or casts, or is."""
+    while is_quantize(node) or is_dequantize(node) or node.meta.get(BOUNDARY):
+        assert isinstance(node.args[0], Node)
+        node = node.args[0]
+    return node
+
+
 def boundary_order(node: Node) -> Layout:
     """How ``node``'s result lies in memory where a delegate reads it.
 
@@ -97,10 +105,7 @@ def boundary_order(node: Node) -> Layout:
     keeps that. What an operator on the CPU returns depends on ExecuTorch's later passes (a permute copies there), so
     it is made contiguous; what a delegate returns is.
     """
-    source = node
-    while is_quantize(source) or is_dequantize(source) or source.meta.get(BOUNDARY):
-        assert isinstance(source.args[0], Node)
-        source = source.args[0]
+    source = boundary_source(node)
     return memory_order(source.meta["val"]) if source.op == "placeholder" else identity(source.meta["val"].dim())
 
 

@@ -54,11 +54,12 @@ class Selection:
         chosen = {node for node in self.order if node not in self.refusals}
         placed = self._joined_to_readers(levels(self.order, chosen), chosen)
         groups: dict[int, list[Node]] = {}
-        for node in self.program.graph.nodes:
+        position = {node: index for index, node in enumerate(self.program.graph.nodes)}
+        for node in position:
             if node in placed:
                 groups.setdefault(placed[node], []).append(node)
-        constants = constants_of(self.program)
-        return [Part.of(f"arm_{i}", groups[level], constants) for i, level in enumerate(sorted(groups))]
+        constants, order = constants_of(self.program), position.__getitem__
+        return [Part.of(f"arm_{i}", groups[level], constants, order) for i, level in enumerate(sorted(groups))]
 
     def graphs(self, parts: Iterable[Part]) -> Iterable[Graph]:
         """The TOSA graph of each part, cut out of the walk's; inputs and outputs in the part's order."""

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import BOUNDARY, boundary_order
+from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -35,7 +35,7 @@ class Part:
     Attributes:
         name: of the delegate.
         nodes: in program order.
-        inputs: what they read of others and is not constant, in the order in which it is read.
+        inputs: what they read of others and is not constant, in program order, a quantized input where the input is.
         constants: placeholders of parameters, buffers and constants that they read.
         outputs: those that others read, in program order.
     """
@@ -47,10 +47,11 @@ class Part:
     outputs: list[Node]
 
     @staticmethod
-    def of(name: str, nodes: list[Node], constants: Container[Node]) -> Part:
-        """The part that ``nodes`` are."""
+    def of(name: str, nodes: list[Node], constants: Container[Node], position: Callable[[Node], int]) -> Part:
+        """The part that ``nodes`` are; ``position`` orders nodes as the program does."""
         members = set(nodes)
-        sources = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in members)
+        read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in members)
+        sources = sorted(read, key=lambda x: (position(boundary_source(x)), position(x)))
         outputs = [node for node in nodes if any(user not in members for user in node.users)]
         inputs = [source for source in sources if source not in constants]
         return Part(name, nodes, inputs, [source for source in sources if source in constants], outputs)

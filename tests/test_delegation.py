@@ -234,3 +234,10 @@ def test_a_shape_that_depends_on_data_is_refused() -> None:
     refused = {rejected.operator: rejected for rejected in log.rejected}
     assert "not known before the program runs" in refused["aten.mul.Tensor"].reason
     assert not any(rejected.fault for rejected in log.rejected)
+
+
+def test_inputs_of_a_delegate_keep_the_programs_order() -> None:
+    with events.record() as log:
+        _check(lambda m, x, y: (torch.relu(y) * 2 + x,), torch.randn(3), torch.randn(3), cpu=[])
+    (made,) = log.delegates
+    assert [io.name for io in made.inputs] == ["args_0", "args_1"]

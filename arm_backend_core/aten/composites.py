@@ -279,7 +279,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
 @_composite(aten.cumsum.default, tell_quantized=True)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
     """Quantized, a product with a triangle of ones, which is rounded once; else in steps."""
-    if quantized and x.dim():
+    if quantized and x.dim() and x.is_floating_point():
         size = x.shape[dim]
         return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)
     return _cumulative(x, dim, dtype, torch.add, 0.0)

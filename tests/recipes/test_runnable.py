@@ -21,9 +21,9 @@ FP, INT8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8
 Q, DQ = torch.ops.quantized_decomposed.quantize_per_tensor, torch.ops.quantized_decomposed.dequantize_per_tensor
 
 
-class Sort(nn.Module):
+class Cummax(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.sort(x + 1).values * 2
+        return torch.cummax(x + 1, 1).values * 2
 
 
 def _recipe(kind: ArmRecipeType, **options: Any) -> ExportRecipe:
@@ -32,32 +32,34 @@ def _recipe(kind: ArmRecipeType, **options: Any) -> ExportRecipe:
 
 @pytest.mark.parametrize("recipe", [FP, INT8, ArmRecipeType.ETHOSU_U55_INT8], ids=lambda recipe: recipe.name)
 def test_a_missing_kernel_is_warned_about_and_reported(recipe: ArmRecipeType) -> None:
-    with pytest.warns(ArmRecipesWarning, match=r"'forward' will not run: (.|\n)*aten\.sort\.default \(.*test_runnable"):
-        result = export(Sort().eval(), _recipe(recipe), vectors())
+    with pytest.warns(
+        ArmRecipesWarning, match=r"'forward' will not run: (.|\n)*aten\.cummax\.default \(.*test_runnable"
+    ):
+        result = export(Cummax().eval(), _recipe(recipe), vectors())
     (method,) = result.report.methods
     (found,) = method.not_runnable
-    assert found.operator == "aten.sort.default"
-    assert found.reason.startswith("no kernel aten::sort.values: use another operator, or link")
+    assert found.operator == "aten.cummax.default"
+    assert found.reason.startswith("no kernel aten::cummax.out: use another operator, or link")
     assert any("test_runnable.py" in source for source in found.sources)
-    assert "Without a kernel that can execute it\n  1 x aten.sort.default  no kernel" in str(result.report)
-    assert result.report.to_dict()["methods"][0]["not_runnable"][0]["operator"] == "aten.sort.default"
+    assert "Without a kernel that can execute it\n  1 x aten.cummax.default  no kernel" in str(result.report)
+    assert result.report.to_dict()["methods"][0]["not_runnable"][0]["operator"] == "aten.cummax.default"
     if recipe is FP:
-        with pytest.raises(RunError, match=r"aten::sort\.values"):
+        with pytest.raises(RunError, match=r"aten::cummax\.out"):
             result.run(*vectors(1)[0])
 
 
 def test_it_can_be_an_error_or_silent() -> None:
     for attempt in (
-        lambda: export(Sort().eval(), _recipe(FP, require_runnable=True), vectors()),
-        lambda: executorch_export(Sort().eval(), vectors(), _recipe(FP, require_runnable=True)),
+        lambda: export(Cummax().eval(), _recipe(FP, require_runnable=True), vectors()),
+        lambda: executorch_export(Cummax().eval(), vectors(), _recipe(FP, require_runnable=True)),
     ):
         with pytest.raises(
-            NotRunnableError, match=r"require_runnable: 'forward' will not run(.|\n)*aten\.sort\.default"
+            NotRunnableError, match=r"require_runnable: 'forward' will not run(.|\n)*aten\.cummax\.default"
         ):
             attempt()
     with warnings.catch_warnings():
         warnings.simplefilter("error", ArmRecipesWarning)
-        silent = export(Sort().eval(), _recipe(FP, require_runnable=False), vectors())
+        silent = export(Cummax().eval(), _recipe(FP, require_runnable=False), vectors())
         assert silent.report.methods[0].not_runnable
         for model, samples in ((Small(), images()), (Sorting(), vectors())):
             for recipe in (FP, INT8, ArmRecipeType.VGF_INT8):
