@@ -75,7 +75,8 @@ def evaluate(
             tensors.append(Tensor(graph.add_input(array.shape, q.dtype, f"x{i}"), q))
             fed.append(array)
     result = torch.empty(tuple(shape), dtype=torch.float32)
-    node: Any = types.SimpleNamespace(meta={"val": result}, target=overload)
+    source = types.SimpleNamespace(target=None, users=())
+    node: Any = types.SimpleNamespace(meta={"val": result}, target=overload, all_input_nodes=[source])
     rule = records()[overload].lower_integer
     assert rule is not None
     graph.outputs = [rule(Context(Builder(graph, target), node, out), *tensors, *arguments)]
