@@ -9,6 +9,10 @@ class ArmBackendError(RuntimeError):
     """Base class of every error that reaches the user from the compiler core."""
 
 
+class ModelError(ArmBackendError, ValueError):
+    """The model, or a value that it computes, cannot be quantized; the message names it and says what to do."""
+
+
 class Unsupported(Exception):
     """A target cannot run an operator.
 

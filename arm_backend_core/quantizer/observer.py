@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
 
+from arm_backend_core.errors import ModelError
+
 #: Values of a tensor that its histogram is made of; of more, every other one is dropped.
 _KEPT = 1 << 16
 #: Values seen from which on their distribution says more than their extremes.
@@ -27,7 +29,7 @@ Array = np.ndarray[Any, Any]
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 
 
-class NotFinite(ValueError):
+class NotFinite(ModelError):
     """Calibration met a value that has no place on any scale."""
 
 

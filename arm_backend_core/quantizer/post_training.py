@@ -39,7 +39,7 @@ class Observed(torch.nn.Module):
         quantizer: annotates it.
 
     Raises:
-        ValueError: the quantizer cannot annotate this program.
+        ModelError: the quantizer cannot annotate this program.
     """
 
     def __init__(self, program: ExportedProgram, quantizer: Quantizer) -> None:

@@ -15,6 +15,7 @@ from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.masks import bound_masks
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
+from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import is_float
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect, in_words
@@ -170,7 +171,7 @@ def _check_type(node: Node) -> None:
     values = node.meta["val"]
     dtype = (values[0] if isinstance(values, (list, tuple)) else values).dtype
     if dtype is not torch.float32:
-        raise ValueError(
+        raise ModelError(
             f"{in_words(node)} is {dtype}, and integer programs are quantized from torch.float32: "
             "convert the model and its inputs with .float()"
         )

@@ -19,9 +19,9 @@ import sysconfig
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,13 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.fx import Interpreter
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Interpreter
 
 import arm_recipes
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
-from arm_backend_core.errors import InternalError
+from arm_backend_core.errors import InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
 from arm_backend_core.ops.registry import find
 from arm_backend_core.quantizer import (
@@ -43,6 +43,7 @@ from arm_backend_core.quantizer import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
+from arm_backend_core.quantizer.post_training import Observed
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
 from arm_recipes import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
@@ -53,6 +54,8 @@ from tests.ops.runner import export, flat
 _PRECISION = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _FLOAT32 = 2.0**-20
 _EVALUATIONS = 4
+_Kind = Callable[[GraphModule], Interpreter]
+_HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Failure(Exception):
 
 
 class Undefined(Exception):
-    """torch.export or torchao cannot make a program of it: nothing to test."""
+    """There is nothing to compare with: torch.export cannot capture it, or its tensors have no scale."""
 
 
 @dataclass
@@ -118,16 +121,21 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program, what it was made from, and what its delegation recorded."""
+    """A program, what it was made from, and what its delegation recorded.
+
+    Attributes:
+        captured: quantized, if the target is.
+        eager: outputs for the first sample before it was quantized.
+    """
 
     captured: ExportedProgram
+    eager: list[Tensor]
     program: ExportedProgram
     log: events.Log
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Outputs; delegates run on the reference model."""
-        with torch.no_grad():
-            return flat(self.program.module(check_guards=False)(*_copies(inputs)))
+        return _run(Interpreter, self.program, inputs)
 
 
 def compiled(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str) -> Compiled:
@@ -139,7 +147,7 @@ def compiled(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: st
     """
     try:
         captured = export(model, _copies(samples[0]))
-        captured.module(check_guards=False)(*_copies(samples[0]))
+        eager = _run(Interpreter, captured, samples[0])
     except Exception as error:
         raise Undefined(f"torch.export: {type(error).__name__}: {str(error).splitlines()[0][:80]}") from error
     try:
@@ -147,20 +155,25 @@ def compiled(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: st
             captured = quantized(captured, samples, wide=bool(TARGETS[target].wide))
         with events.record() as log:
             program = delegate(captured, compile_spec(target))
+    except ModelError as error:
+        raise Undefined(f"{type(error).__name__}: {str(error)[:80]}") from error
     except Exception as error:
         raise Failure("crashed", _where(error)) from error
-    return Compiled(captured, program, log)
+    return Compiled(captured, eager, program, log)
 
 
 def quantized(program: ExportedProgram, samples: Sequence[tuple[Tensor, ...]], *, wide: bool) -> ExportedProgram:
-    """PyTorch's own quantized graph, calibrated on ``samples``."""
+    """The quantized graph, calibrated on ``samples``; ``program`` is edited.
+
+    Raises:
+        ModelError: a sample makes a tensor that has no scale, or one is not float32.
+    """
     config = get_symmetric_a16w8_quantization_config() if wide else get_symmetric_quantization_config()
-    quantizer = TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config)
-    prepared = prepare_pt2e(program.module(check_guards=False), quantizer)
+    observed = Observed(program, TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config))
     with torch.no_grad():
         for sample in samples:
-            prepared(*_copies(sample))
-    return export(convert_pt2e(prepared), _copies(samples[0]))
+            observed(*_copies(sample))
+    return observed.quantized()
 
 
 def check(
@@ -185,11 +198,9 @@ def check(
         outputs = first.run(samples[0])
     except Exception as error:
         raise Failure("crashed", f"at run: {_where(error)}") from error
-    with torch.no_grad():
-        eager = flat(first.captured.module(check_guards=False)(*_copies(samples[0])))
-    _check_signature(outputs, eager)
+    _check_signature(outputs, first.eager)
     if TARGETS[target].wide is None:
-        _check_float(first.captured, samples[0], outputs, eager)
+        _check_float(first.captured, samples[0], outputs, first.eager)
     else:
         _check_integer(first.captured, samples[0], outputs, target)
     if again:
@@ -219,6 +230,23 @@ def _where(error: BaseException) -> str:
 def _copies(inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """What a program writes to its inputs stays its own."""
     return tuple(x.clone() for x in inputs)
+
+
+def _run(kind: _Kind, program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """A program's outputs. The graph is interpreted as it is: ``program.module()`` takes longer than what is run."""
+    given = iter(_copies(inputs))
+    held = {**program.state_dict, **program.constants}
+    operands = [
+        held[str(spec.target)].detach().clone() if spec.kind in _HELD else next(given)
+        for spec in program.graph_signature.input_specs
+    ]
+    with torch.no_grad():
+        results = flat(kind(program.graph_module).run(*operands))
+    return [
+        result
+        for result, spec in zip(results, program.graph_signature.output_specs, strict=True)
+        if spec.kind is OutputKind.USER_OUTPUT
+    ]
 
 
 def validate(flatbuffer: bytes, profile: str) -> None:
@@ -275,7 +303,7 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
 class _Perturbed(quantized_reference.Float64):
     """float64, with every operator that rounds in float32 slightly off. ``seed`` None: as it is."""
 
-    def __init__(self, module: torch.fx.GraphModule, seed: int | None, precision: float) -> None:
+    def __init__(self, module: GraphModule, seed: int | None, precision: float) -> None:
         super().__init__(module)
         self._generator = None if seed is None else torch.Generator().manual_seed(seed)
         self._precision = precision
@@ -318,11 +346,10 @@ def _widened(*arguments: Any) -> Any:
 def _check_float(
     program: ExportedProgram, inputs: Sequence[Tensor], outputs: Sequence[Tensor], eager: Sequence[Tensor]
 ) -> None:
-    module = program.module(check_guards=False)
     metas = [node.meta.get("val") for node in program.graph.nodes]
     precision = max(_PRECISION.get(getattr(meta, "dtype", None), _FLOAT32) for meta in metas)  # type: ignore[arg-type]
     seeds = [None, *range(_EVALUATIONS)]
-    evaluations = [_evaluated(_Perturbed(module, seed, precision), inputs) for seed in seeds]
+    evaluations = [_evaluated(partial(_Perturbed, seed=seed, precision=precision), program, inputs) for seed in seeds]
     for i, (ours, theirs) in enumerate(zip(outputs, eager, strict=True)):
         exact, *others = [evaluation[i].double() for evaluation in evaluations]
         spread = torch.stack([(other - exact).abs() for other in others]).amax(0)
@@ -341,12 +368,11 @@ def _check_float(
             raise Failure("wrong", "float values", f"output {i}, {int(wrong.sum())} of {wrong.numel()}: {detail}")
 
 
-def _evaluated(interpreter: Interpreter, inputs: Sequence[Tensor]) -> list[Tensor]:
+def _evaluated(kind: _Kind, program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor]:
     try:
-        with torch.no_grad():
-            return flat(interpreter.run(*_copies(inputs)))
+        return _run(kind, program, inputs)
     except Exception as error:  # some operators take float32 alone, or are stricter in float64
-        raise Undefined(f"{type(interpreter).__name__}: {type(error).__name__}: {str(error)[:80]}") from error
+        raise Undefined(f"evaluation: {type(error).__name__}: {str(error)[:80]}") from error
 
 
 def _equal(x: Tensor, y: Tensor) -> Tensor:
@@ -363,11 +389,13 @@ class _Follows(Interpreter):
     theirs: dict[str, list[Tensor]]
     """Integers by node; where PyTorch has no number, the target's."""
 
-    def following(self, ours: dict[str, Tensor]) -> _Follows:
+    held: Collection[str]
+    """Names of the placeholders that are constants."""
+
+    def follow(self, ours: dict[str, Tensor], held: Collection[str]) -> None:
         """Set the target's integers."""
-        self.ours, self.theirs = ours, {}
+        self.ours, self.theirs, self.held = ours, {}, held
         self.garbage_collect_values = False
-        return self
 
     def run_node(self, n: torch.fx.Node) -> Any:
         value = super().run_node(n)
@@ -380,7 +408,7 @@ class _Follows(Interpreter):
 
     def _between_points(self, quantize: torch.fx.Node) -> list[Tensor]:
         """A function of one int16 tensor at the two of 513 points around each value: a TABLE interpolates there."""
-        region = _function_of_one(quantize)
+        region = _function_of_one(quantize, self.held)
         if region is None:
             return []
         base = region[0].all_input_nodes[0]
@@ -403,12 +431,12 @@ class _Exact(_Follows, _Perturbed):
     """In float64, or perturbed."""
 
 
-def _function_of_one(quantize: torch.fx.Node) -> list[torch.fx.Node] | None:
+def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[torch.fx.Node] | None:
     """The nodes from the dequantize to ``quantize`` if all between is elementwise in one int16 tensor, else None."""
     region, todo, bases = {quantize}, list(quantize.all_input_nodes), set()
     while todo:
         node = todo.pop()
-        if node in region or node.op == "get_attr":
+        if node in region or (node.op == "placeholder" and node.name in held):
             continue
         region.add(node)
         if is_dequantize(node):
@@ -429,17 +457,20 @@ def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: 
     exposed = quantized_reference.with_all_outputs(program)
     nodes = list(exposed.graph.output_node().args[0])
     try:
-        with torch.no_grad():
-            values = delegate(exposed, compile_spec(target)).module(check_guards=False)(*_copies(inputs))
+        values = _run(Interpreter, delegate(exposed, compile_spec(target)), inputs)
     except Exception as error:
         raise Failure("crashed", f"exposed: {_where(error)}") from error
     ours = {node.name: value for node, value in zip(nodes, values, strict=True)}
-    module = program.module(check_guards=False)
+    module = program.graph_module
     judges: list[_Follows] = [
         _Plain(module),
         *(_Exact(module, seed, _FLOAT32) for seed in [None, *range(_EVALUATIONS)]),
     ]
-    expected, *_ = [_evaluated(judge.following(ours), inputs) for judge in judges]
+    held = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind in _HELD]
+    expected: list[Tensor] = []
+    for judge in reversed(judges):
+        judge.follow(ours, held)
+        expected = _evaluated(lambda _, judge=judge: judge, program, inputs)  # type: ignore[misc]
     for node in nodes:
         found = [value for judge in judges for value in judge.theirs.get(node.name, [])]
         if not found:

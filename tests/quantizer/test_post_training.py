@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+from arm_backend_core.errors import ModelError
 from arm_backend_core.quantizer import (
     QuantizationConfig,
     TOSAQuantizer,
@@ -20,7 +21,6 @@ from arm_backend_core.quantizer import (
 )
 from arm_backend_core.quantizer.post_training import Observed
 from arm_recipes import ArmRecipeType, export
-from arm_recipes.messages import ExportError
 from tests.ops.runner import export as exported
 from tests.ops.runner import spec
 
@@ -151,5 +151,5 @@ def test_what_is_not_finite_names_tensor_and_sample(recipe: ArmRecipeType) -> No
 
     samples: Samples = [(torch.full((2, 3), value), torch.ones(2, 3)) for value in (2.0, 1.0, -1.0)]
     name = r"aten.log.default \('log', .*test_post_training.py:\d+\)"
-    with pytest.raises(ExportError, match=f"calibration sample 2: the result of {name} holds NaN"):
+    with pytest.raises(ModelError, match=f"calibration sample 2: the result of {name} holds NaN"):
         export(Model(), ExportRecipe.get_recipe(recipe), samples)

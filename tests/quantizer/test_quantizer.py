@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
+from arm_backend_core.errors import ModelError
 from arm_recipes import ArmRecipeType, export
-from arm_recipes.messages import ExportError
 from tests.models.exported import sqnr
 
 LENGTH = 12
@@ -93,7 +93,7 @@ def test_models_that_are_delegated_whole(model: nn.Module, shape: tuple[int, ...
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_types_that_are_not_quantized_are_named(dtype: torch.dtype) -> None:
     model = nn.Linear(4, 4).to(dtype).eval()
-    with pytest.raises(ExportError, match=rf"aten.linear.default .* is {dtype}, .* \.float\(\)"):
+    with pytest.raises(ModelError, match=rf"aten.linear.default .* is {dtype}, .* \.float\(\)"):
         export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.randn(2, 4, dtype=dtype),)])
 
 
