@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.integers import ONE, Int
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -41,8 +42,12 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
         _meet_ends(points, real, defined)
     # An int16 result is tabulated in its own steps; a narrower one in the finest steps that hold the function.
     fine = q if q.dtype is DType.INT16 else QParams(_finest_scale(points), 0, DType.INT16, -32768, 32767)
-    interpolated = b.table(index, _gentle(_entries(points, fine)))
-    return b.rescale(interpolated, q.dtype, float(fine.scale) / float(q.scale) / 128, 0, q.zero_point)
+    entries = _entries(points, fine)
+    if np.abs(np.diff(entries)).max() > ONE:  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
+        fine = replace(fine, scale=2 * float(fine.scale), qmin=-(ONE // 2) - 1, qmax=ONE // 2)
+        entries = _entries(points, fine)
+    low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
+    return Int(b, b.table(index, entries), low, high, float(fine.scale) / 128).to(q)
 
 
 #: Every int16, and the one after: where the last interval of a table ends.
@@ -70,25 +75,6 @@ def _entries(real: Array, q: QParams) -> Array:
     """Integers of a function's values; infinite ones saturate."""
     bound = float(q.scale) * 2.0**33
     return q.quantize(np.clip(real, -bound, bound))
-
-
-def _gentle(entries: Array) -> Array:
-    """TOSA wants neighbours of an int16 table to differ by int16 at most (REQUIRE in TABLE).
-
-    At a pole the function keeps the value that it has on the side of zero for one point more, then goes over to the
-    other side's as fast as it may.
-    """
-    entries = entries.copy()
-    for outward in (1, -1):
-        bridged = False
-        for i in range(256, 512 if outward > 0 else 0, outward):
-            rise = int(entries[i + outward] - entries[i])
-            if abs(rise) > 32767:
-                entries[i + outward] = entries[i] + (math.copysign(32767, rise) if bridged else 0)
-                bridged = True
-            else:
-                bridged = False
-    return entries
 
 
 def _finest_scale(real: Array) -> float:

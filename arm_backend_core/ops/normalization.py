@@ -16,10 +16,12 @@ from arm_backend_core.ops.images import as_image, to_nchw, to_nhwc
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over, vector
-from arm_backend_core.ops.registry import op
+from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
+#: Rules that keep 16 to 32 bits inside: tables of 513 points, of which index, entries and interpolation are rounded.
+_INSIDE: dict[str, Any] = {"reads_int16": True, "error": 2.0**-13, "activations": (0,), "wide": True}
 
 
 def _affine(
@@ -55,12 +57,7 @@ def batch_norm(
     return _batch_norm_integer(cx, x, gain, offset)
 
 
-@op(
-    aten._native_batch_norm_legit_no_training.default,
-    activations=(0,),
-    fuses=True,
-    wide=True,
-)
+@op(aten._native_batch_norm_legit_no_training.default, kind=Kind.PASSTHROUGH, wide=True)
 def batch_norm_no_training(
     cx: Context,
     x: Tensor,
@@ -98,8 +95,7 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
     return cx.b.reshape(to_nchw(cx.b, cx.finished(accumulator, sums)), shape)
 
 
-for _record in (batch_norm, batch_norm_no_training):
-    _record.integer(_record.lower)
+batch_norm.integer(batch_norm.lower)
 
 
 def _standardized(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
@@ -125,7 +121,7 @@ def _trailing(x: Tensor, normalized_shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(x.rank - len(normalized_shape), x.rank))
 
 
-@op(aten.layer_norm.default, activations=(0,), reads_int16=True, wide=True)
+@op(aten.layer_norm.default, **_INSIDE)
 def layer_norm(
     cx: Context,
     x: Tensor,
@@ -155,7 +151,7 @@ def _(
     return fixed_point.layer_norm(cx.b, x.value, x.q, axes, _real(weight), _real(bias), eps, cx.q)
 
 
-@op(aten.rms_norm.default, activations=(0,), reads_int16=True, wide=True)
+@op(aten.rms_norm.default, **_INSIDE)
 def rms_norm(
     cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Value:
@@ -179,7 +175,7 @@ def _type_eps(cx: Context) -> float:
     return float(torch.finfo(cx.node.meta["val"].dtype).eps)
 
 
-@op(aten.group_norm.default, activations=(0,), reads_int16=True, wide=True)
+@op(aten.group_norm.default, **_INSIDE)
 def group_norm(
     cx: Context,
     x: Tensor,
@@ -230,7 +226,7 @@ def _instance_norm(
     return rule(cx, x, x.shape[1], weight, bias, eps)
 
 
-op(aten.instance_norm.default, activations=(0,), reads_int16=True, wide=True)(_instance_norm).integer(_instance_norm)
+op(aten.instance_norm.default, **_INSIDE)(_instance_norm).integer(_instance_norm)
 
 
 def _exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -> tuple[Value, Value, Value]:
@@ -242,10 +238,7 @@ def _exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -
     return shifted, exponential, cx.b.reduce("REDUCE_SUM", exponential, axis)
 
 
-_SOFTMAX: dict[str, Any] = {"reads_int16": True, "activations": (0,), "fixed_range": (0.0, 1.0), "wide": True}
-
-
-@op(aten.softmax.int, aten._softmax.default, **_SOFTMAX)
+@op(aten.softmax.int, aten._softmax.default, **_INSIDE, fixed_range=(0.0, 1.0))
 def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """exp(x - max) / sum."""
     x = vector(cx, x)
@@ -253,7 +246,7 @@ def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value
     return cx.b.reshape(cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total)), cx.shape)
 
 
-@op(aten._safe_softmax.default, **_SOFTMAX)
+@op(aten._safe_softmax.default, **_INSIDE, fixed_range=(0.0, 1.0))
 def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """softmax, and 0 where a whole row is minus infinity (a query that may attend to nothing).
 
@@ -276,7 +269,7 @@ assert softmax.lower_integer is not None
 safe_softmax.integer(softmax.lower_integer)
 
 
-@op(aten.log_softmax.int, aten._log_softmax.default, reads_int16=True, activations=(0,), wide=True)
+@op(aten.log_softmax.int, aten._log_softmax.default, **_INSIDE)
 def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """(x - max) - log(sum)."""
     x = vector(cx, x)

@@ -88,7 +88,7 @@ def max_pool(
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED)
+@op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error=2.0**-14)
 def avg_pool(
     cx: Context,
     x: Tensor,
@@ -135,7 +135,13 @@ def cells(size: int, out: int) -> list[tuple[int, int]]:
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
-@op(aten.adaptive_avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.adaptive_avg_pool1d.default, wide=True)
+@op(
+    aten.adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool2d.default,
+    aten.adaptive_avg_pool1d.default,
+    error=2.0**-14,
+    wide=True,
+)
 def adaptive_avg_pool(cx: Context, x: Tensor, output_size: Sequence[int]) -> Value:
     """Every output cell is the mean of its part of the input."""
     if all(size == 1 for size in cx.shape[-len(output_size) :]):

@@ -50,7 +50,7 @@ def mean_over(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
     return cx.b.mul(total, cx.operand(1.0 / count))
 
 
-@op(aten.mean.dim, aten.mean.default, fuses=True, wide=True)
+@op(aten.mean.dim, aten.mean.default, fuses=True, error=2.0**-14, wide=True)
 def mean(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
@@ -113,7 +113,7 @@ def _variance(cx: Context, x: Tensor, axes: Sequence[int], less: float) -> Value
     return mean_over(cx, Tensor(cx.b.mul(centred, cx.b.mul(centred, cx.operand(count / (count - less))))), axes)
 
 
-@op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, wide=True)
+@op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, error=2.0**-13, wide=True)
 def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
     x = vector(cx, x)
@@ -127,7 +127,7 @@ def _(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     return cx.b.reshape(fixed_point.var(cx.b, x.value, x.q, *_spread(x, *args, **kwargs), cx.q), cx.shape)
 
 
-@op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, wide=True)
+@op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, wide=True)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Square root of the variance."""
     x = vector(cx, x)

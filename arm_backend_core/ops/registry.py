@@ -47,6 +47,8 @@ class Record:
         fuses: its integer result leaves through a RESCALE, into which ``clamp`` and ``factor`` users can merge.
         fixed_range: (low, high) of the result whatever the input, None if it depends on the data.
         reads_int16: keeps precision inside, so an int16 input is worth having in an INT8 program.
+        error: what the integer rule may be off by besides rounding its result, relative to the largest element of
+            operands and result: 2**-14 is two steps of int16 at most.
     """
 
     overloads: tuple[OpOverload, ...]
@@ -63,6 +65,7 @@ class Record:
     fuses: bool = False
     fixed_range: tuple[float, float] | None = None
     reads_int16: bool = False
+    error: float = 0.0
 
     def integer(self, rule: Rule) -> Rule:
         """Decorator: ``rule`` lowers the operator on quantized values."""

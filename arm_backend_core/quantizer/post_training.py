@@ -173,7 +173,7 @@ def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTen
     for node in graph.find_nodes(op="get_attr"):
         if isinstance(attrgetter(str(node.target))(module), Tensor):
             attributes.setdefault(str(node.target), []).append(node)
-    first = next(iter(graph.nodes))
+    first = next(node for node in graph.nodes if node.op != "get_attr")  # these are going to be erased
     inputs, constants = [], dict(program.constants)
     for name in sorted(attributes, key=lambda name: name not in specs):
         nodes, tensor = attributes[name], attrgetter(name)(module)

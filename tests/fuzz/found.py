@@ -68,6 +68,16 @@ class _Projected(nn.Module):
         return hidden
 
 
+class _OfBuffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.linear = nn.Buffer(torch.ones(3, 4)), nn.Linear(4, 2)
+
+    def forward(self) -> torch.Tensor:
+        y: torch.Tensor = self.linear(self.x)
+        return y
+
+
 class _NormBesideWrite(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -79,14 +89,7 @@ class _NormBesideWrite(nn.Module):
 
 FOUND = [
     Found("softmax_rank_0", lambda x: torch.softmax(x, -1), (_x(),)),
-    Found(
-        "logsumexp_rank_0",
-        lambda x: torch.logsumexp(x, -1),
-        (_x(),),
-        fails={"TOSA_A16W8": "steps at aten.log"},
-        because="an int16 TABLE may not jump from one end to the other between two points; this logarithm, in steps of "
-        "1e-18 by a calibration that saw 0 alone, does, and saturates at the other end",
-    ),
+    Found("logsumexp_rank_0", lambda x: torch.logsumexp(x, -1), (_x(),)),
     Found("prelu_kernel_weight_like_input", lambda x: aten._prelu_kernel(x, x), (_x(2, 2),)),
     Found(
         "prelu_kernel_broadcasts",
@@ -161,5 +164,20 @@ FOUND = [
         lambda x, w, b: F.conv_transpose2d(x, w, b, (2, 2), (2, 1), (1, 0), 2, (2, 1)),
         (_x(1, 2, 10, 6), _x(2, 2, 3, 1), _x(4)),
     ),
+    Found(
+        "batch_norm_of_several_results",
+        lambda x, m, v: aten._native_batch_norm_legit_no_training(x, m, m, m, v, 0.1, 1e-3)[0],
+        (_x(9, 8), _x(8), _x(8, low=0.5)),
+        _INT,
+    ),
+    Found("softmax_in_16_bits", lambda x: F.scaled_dot_product_attention(x, x, x), (_x(8, 2, 2, 8),), _INT),
+    Found("mean_in_16_bits", nn.AdaptiveAvgPool3d(1), (_x(1, 1, 2, 3, 3),), _INT),
+    Found(
+        "instance_norm_of_equal_values",
+        lambda x: F.instance_norm(torch.softmax(x, 2)),
+        (_x(8, 2, 1, 2),),
+        _INT,
+    ),
+    Found("no_inputs", _OfBuffers(), (), _INT),
     Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
 ]

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from executorch.export import ExportRecipe
@@ -37,7 +37,7 @@ from arm_backend_core import events
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
-from arm_backend_core.ops.registry import find
+from arm_backend_core.ops.registry import find, records
 from arm_backend_core.quantizer import (
     TOSAQuantizer,
     get_symmetric_a16w8_quantization_config,
@@ -387,7 +387,7 @@ class _Follows(Interpreter):
 
     ours: dict[str, Tensor]
     theirs: dict[str, list[Tensor]]
-    """Integers by node; where PyTorch has no number, the target's."""
+    """Values in steps of the scale by quantize node, neither rounded nor cut; the target's where PyTorch has none."""
 
     held: Collection[str]
     """Names of the placeholders that are constants."""
@@ -398,12 +398,12 @@ class _Follows(Interpreter):
         self.garbage_collect_values = False
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        value = super().run_node(n)
         if n.name not in self.ours or n.op != "call_function":
-            return value
-        ours, real = self.ours[n.name], self.env[n.all_input_nodes[0]]
-        values = [value, *self._between_points(n)] if value.dtype is torch.int16 else [value]
-        self.theirs[n.name] = [torch.where(real.isnan(), ours, x).long() for x in values]
+            return super().run_node(n)
+        ours, (source, scale, zero_point, *_) = self.ours[n.name], cast(tuple[Any, ...], n.args)
+        reals = [self.env[source], *(self._between_points(n) if ours.dtype is torch.int16 else [])]
+        steps = [real.double() / scale + zero_point for real in reals]
+        self.theirs[n.name] = [torch.where(real.isnan(), ours.double(), real) for real in steps]
         return ours
 
     def _between_points(self, quantize: torch.fx.Node) -> list[Tensor]:
@@ -416,11 +416,12 @@ class _Follows(Interpreter):
         return [self._again(region, base, (below + more).clamp(-32768, 32767).to(torch.int16)) for more in (0, 128)]
 
     def _again(self, region: list[torch.fx.Node], base: torch.fx.Node, value: Tensor) -> Tensor:
-        env = {base: value}
-        for node in region:
+        env: dict[torch.fx.Node, Any] = {base: value}
+        for node in region[:-1]:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: env.get(x, self.env.get(x)))
             env[node] = self.call_function(node.target, args, kwargs)
-        return env[region[-1]]
+        real: Tensor = env[region[-1].all_input_nodes[0]]
+        return real
 
 
 class _Plain(_Follows):
@@ -428,7 +429,21 @@ class _Plain(_Follows):
 
 
 class _Exact(_Follows, _Perturbed):
-    """In float64, or perturbed."""
+    """In float64, or perturbed; operators whose records say so by more."""
+
+    _error = 0.0
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        overload = overload_of(target)
+        record = None if overload is None else records().get(overload)
+        self._error = 0.0 if record is None else record.error
+        return super().call_function(target, args, kwargs)
+
+    def _noisy(self, x: Any) -> Any:
+        if not self._error or not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
+            return super()._noisy(x)
+        noise = torch.rand(x.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
+        return x + noise * self._error * x.abs().max()
 
 
 def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[torch.fx.Node] | None:
@@ -453,6 +468,20 @@ def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[tor
     return [node for node in quantize.graph.nodes if node in region]
 
 
+def _interval(found: list[list[Tensor]], exact: Tensor, quantize: torch.fx.Node) -> tuple[Tensor, Tensor]:
+    """The least and the largest integers that rounding inside an operator may lead to.
+
+    Args:
+        found: by judge: the value, and those at the points of a table around it.
+    """
+    noise = torch.stack([(value - exact).abs().nan_to_num(0.0) for value, *_ in found]).amax(0)
+    values = torch.stack([exact - noise, exact + noise, *(point for _, *points in found for point in points)])
+    least, most = cast(tuple[float, float], quantize.args[3:5])
+    ends = values.amin(0), values.amax(0)
+    low, high = (end.round().clamp(least, most).long() for end in ends)
+    return low, high
+
+
 def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: str) -> None:
     exposed = quantized_reference.with_all_outputs(program)
     nodes = list(exposed.graph.output_node().args[0])
@@ -472,11 +501,11 @@ def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: 
         judge.follow(ours, held)
         expected = _evaluated(lambda _, judge=judge: judge, program, inputs)  # type: ignore[misc]
     for node in nodes:
-        found = [value for judge in judges for value in judge.theirs.get(node.name, [])]
-        if not found:
+        if node.name not in judges[1].theirs:
             continue
-        exact, mine = judges[1].theirs[node.name][0], ours[node.name].long()
-        apart = (mine - exact).abs() - torch.stack([(value - exact).abs() for value in found]).amax(0)
+        low, high = _interval([judge.theirs[node.name] for judge in judges], judges[1].theirs[node.name][0], node)
+        mine = ours[node.name].long()
+        apart = torch.maximum(low - mine, mine - high)
         if (apart > 1).any():
             steps = f"{int(apart.max())} steps of {node.args[1]} ({ours[node.name].dtype})"
             share = f"{int((apart > 1).sum())} of {apart.numel()} elements"
