@@ -189,7 +189,7 @@ class Lowering:
         record = find(node)
         if record is None:
             missing = f"there is no lowering for {operator_name(node)}; build it of operators that have one"
-            raise Unsupported(node.meta.get(DECLINED, missing))
+            raise node.meta.get(DECLINED) or Unsupported(missing)
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))

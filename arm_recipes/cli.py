@@ -115,10 +115,13 @@ def _recipes() -> str:
 
 def _operators() -> str:
     """One line an operator, read from the records that the compiler itself uses."""
-    from arm_backend_core.ops.registry import records
+    from arm_backend_core.ops.registry import Composite, records
 
     lines = []
     for overload, record in records().items():
+        if isinstance(record, Composite):
+            lines.append(f"{overload!s:<48} made of other operators")
+            continue
         integer = "rule" if record.lower_integer else "table" if record.univariate else "-"
         lines.append(f"{overload!s:<48} integer: {integer:<6} annotation: {record.kind.name.lower()}")
     return "\n".join([*sorted(lines), f"{len(lines)} operators"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError
 from arm_backend_core.nodes import REASON
+from arm_backend_core.ops import registry
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import records
 from arm_backend_core.tosa.graph import Value
@@ -208,6 +210,31 @@ def test_a_rule_that_fails_is_a_refusal_that_blames_the_compiler(
     assert "fault of this compiler" in refused.reason
     assert what in refused.reason
     assert _on_cpu(delegated) == ["aten.cos.default"]
+
+
+def _raises_in_parts(*args: Any, **kwargs: Any) -> Any:
+    raise TypeError("no such operand")
+
+
+@pytest.mark.parametrize("overload", [aten.hypot.default, aten.lstm.input], ids=str)
+def test_a_decomposition_that_fails_is_a_refusal_that_blames_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, overload: torch._ops.OpOverload
+) -> None:
+    known = records()[overload]
+    assert isinstance(known, registry.Composite)
+    monkeypatch.setitem(registry._RECORDS, overload, dataclasses.replace(known, parts=_raises_in_parts))
+    layer = torch.nn.LSTM(3, 2)
+    call: Any = (lambda m, x: layer(x)[0]) if overload is aten.lstm.input else (lambda m, x: torch.hypot(x, x))
+    program = _exported(call, torch.randn(2, 1, 3))
+    what = f"decomposing {overload} raised TypeError: no such operand"
+    with pytest.raises(InternalError, match=what):
+        delegate(program, FP)
+    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
+    with events.record() as log:
+        delegate(program, FP)
+    (refused,) = log.rejected
+    assert refused.fault
+    assert what in refused.reason
 
 
 def test_pieces_of_a_constant_are_constants() -> None:

@@ -1,14 +1,15 @@
 """Composite operators without a record become operators that have one.
 
 A composite is traced on fake tensors, once for every form of its operands; what it consists of is decomposed in its
-turn, and the nodes are copied into the program, the rest of which is left alone. ``composites`` and ``recurrent`` have
-our own decompositions; PyTorch's serve for the rest.
+turn, and the nodes are copied into the program, the rest of which is left alone. Records say what an operator is made
+of (``ops/composites``, ``ops/recurrent``); PyTorch's decompositions serve for the rest.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -19,12 +20,11 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from arm_backend_core.aten.composites import COMPOSITES, TELL_QUANTIZED, product_of_nothing
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.aten.recurrent import RECURRENT
-from arm_backend_core.errors import Unsupported, fault
+from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.nodes import DECLINED, is_constant
-from arm_backend_core.ops.registry import find
+from arm_backend_core.ops.composites import product_of_nothing
+from arm_backend_core.ops.registry import composite, find, records
 
 aten = torch.ops.aten
 
@@ -90,26 +90,26 @@ class _Decomposer:
 
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
         """Put the decomposition of ``node`` in its place, if there is one worth having."""
-        writer = _Writer(self, module, node, constants)
         try:
-            if node.target in RECURRENT:
-                outputs = RECURRENT[node.target](writer.call, *node.args, **node.kwargs)
-            else:
-                fragment = self._fragment_of(module, node, constants)
-                if fragment is None or (_alternative(node) and not fragment.complete):
-                    return False
-                if not fragment.serves(node):
-                    raise Unsupported("it is lowered without its further results (indices), but they are used")
-                outputs = writer.copy(fragment.module, list(node.all_input_nodes))
+            outputs = self._outputs(_Writer(self, module, node, constants), node)
+            if outputs is None:
+                return False
             _check(node, outputs)
-        except Unsupported as refusal:
-            node.meta[DECLINED] = refusal.reason
+        except InternalError:
+            raise
+        except Exception as error:
+            what = f"decomposing {node.target} raised {type(error).__name__}: {error}"
+            node.meta[DECLINED] = error if isinstance(error, Unsupported) else fault(what, error)
             module.graph.eliminate_dead_code()  # what was written already
             return False
         _hand_over(node, outputs)
         return True
 
-    def _fragment_of(self, module: GraphModule, node: Node, constants: set[Node]) -> _Fragment | None:
+    def _outputs(self, writer: _Writer, node: Node) -> Any:
+        """Nodes of the decomposition's results, written in front of ``node``; None where it is better left whole."""
+        record = composite(node)
+        if record is not None and record.stepwise:
+            return record.parts(writer.call, *node.args, **node.kwargs)
         rule = self._rule(node)
         if rule is None:
             return None
@@ -122,17 +122,20 @@ class _Decomposer:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: known[x])
             return rule(*args, **kwargs)
 
-        assert isinstance(node.target, OpOverload)
-        return self.fragment(module, (node.target, form), call, sources, constants)
+        fragment = self.fragment(writer.module, (node.target, form), call, sources, writer.constants)
+        if fragment is None or (_alternative(node) and not fragment.complete):
+            return None
+        if not fragment.serves(node):
+            raise Unsupported("it is lowered without its further results (indices), but they are used")
+        return writer.copy(fragment.module, sources)
 
     def _rule(self, node: Node) -> Callable[..., Any] | None:
         overload = cast(OpOverload, node.target)
         if _is_product_of_nothing(node):
             return partial(product_of_nothing, node.meta["val"].shape)
-        if overload in TELL_QUANTIZED:
-            return partial(COMPOSITES[overload], quantized=self.quantized)
-        if overload in COMPOSITES:
-            return COMPOSITES[overload]
+        record = composite(node)
+        if record is not None:
+            return partial(record.parts, quantized=self.quantized) if record.tell_quantized else record.parts
         if overload in torch._decomp.decomposition_table:
             return torch._decomp.decomposition_table[overload]
         if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
@@ -147,7 +150,7 @@ class _Decomposer:
         sources: Sequence[Node],
         constants: set[Node],
     ) -> _Fragment | None:
-        """What ``call`` does on tensors like those of ``sources``, decomposed; None where it cannot be traced.
+        """What ``call`` does on tensors like those of ``sources``, decomposed; None where PyTorch cannot trace its own.
 
         Args:
             name: with the operands' types and shapes it tells two fragments apart; an operator or function, and more.
@@ -170,13 +173,14 @@ class _Decomposer:
     def _traced(
         self, target: Any, call: Callable[..., Any], values: list[Tensor], held: Sequence[bool]
     ) -> _Fragment | None:
-        module = _trace(call, values)
-        if module is not None and any(node.target is target for node in module.graph.nodes):
-            module = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
-        if module is None:
-            if target in COMPOSITES:
-                raise fault(f"our decomposition of {target} cannot be traced")
-            return None
+        try:
+            module = _trace(call, values)
+            if any(node.target is target for node in module.graph.nodes):
+                module = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
+        except Exception as error:  # PyTorch raises of all kinds where it has no rule for these operands
+            if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):
+                return None
+            raise
         functionalize(module.graph)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         constants = {node for node, known in zip(placeholders, held, strict=True) if known}
@@ -203,8 +207,7 @@ class _Writer:
         """
         name = (function, repr(numbers))
         fragment = self.decomposer.fragment(self.module, name, partial(function, **numbers), operands, self.constants)
-        if fragment is None:
-            raise fault(f"{function.__name__} cannot be traced")
+        assert fragment is not None, operands
         return self.copy(fragment.module, operands)
 
     def copy(self, fragment: GraphModule, operands: Sequence[Node]) -> Any:
@@ -251,7 +254,7 @@ def _alternative(node: Node) -> bool:
     Torn apart it would only be slower where parts stay on the CPU, and some parts are no ATen operators: the CPU has no
     kernel for these.
     """
-    return node.target not in COMPOSITES and node.target in torch._decomp.decomposition_table
+    return composite(node) is None and node.target in torch._decomp.decomposition_table
 
 
 def _is_known(node: Node, constants: set[Node]) -> bool:
@@ -269,7 +272,7 @@ def _check(node: Node, outputs: Any) -> None:
     wanted = [_kind(x) for x in (expected if isinstance(expected, (tuple, list)) else [expected])]
     if any(x is not None and x != y for x, y in zip(made, wanted, strict=True)):
         what = f"the decomposition of {node.target} gives {made} in place of {wanted}"
-        raise fault(what) if node.target in COMPOSITES or node.target in RECURRENT else Unsupported(what)
+        raise Unsupported(what) if composite(node) is None else fault(what)
 
 
 def _kind(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
@@ -289,20 +292,12 @@ def _hand_over(node: Node, outputs: Any) -> None:
     node.graph.erase_node(node)
 
 
-def _trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule | None:
-    """Operators of ``call`` on fake tensors, composites kept whole; None where PyTorch cannot trace it."""
+def _trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:
+    """Operators of ``call`` on fake tensors, composites kept whole."""
     values = [value.detach() for value in values]  # a trace tells operands apart by identity, copied nodes share theirs
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
-    try:
-        with torch.no_grad():
-            if mode is None:
-                return make_fx(call, tracing_mode="fake", pre_dispatch=pre_dispatch)(*values)
-            with mode:
-                return make_fx(call, pre_dispatch=pre_dispatch)(*values)
-    except Unsupported:
-        raise
-    except Exception:  # PyTorch raises of all kinds where it has no rule for these operands
-        return None
+    with torch.no_grad(), mode or nullcontext():
+        return make_fx(call, tracing_mode="real" if mode else "fake", pre_dispatch=pre_dispatch)(*values)
 
 
 def _value(module: GraphModule, node: Node) -> Any:

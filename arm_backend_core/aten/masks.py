@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.composites import QUANTIZABLE_LOWEST
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.nodes import is_float
+from arm_backend_core.ops.composites import QUANTIZABLE_LOWEST
 from arm_backend_core.ops.registry import Kind, find
 
 aten = torch.ops.aten

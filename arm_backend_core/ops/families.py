@@ -2,6 +2,7 @@
 
 from arm_backend_core.ops import (  # noqa: F401
     casting,
+    composites,
     convolution,
     elementwise,
     indexing,
@@ -10,6 +11,7 @@ from arm_backend_core.ops import (  # noqa: F401
     movement,
     normalization,
     pooling,
+    recurrent,
     reduction,
     resize,
     unary,

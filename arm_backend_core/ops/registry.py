@@ -1,4 +1,4 @@
-"""One record per operator: how it is annotated for quantization and how it is lowered.
+"""One record per operator: how it is annotated for quantization and lowered, or what other operators it is made of.
 
 The partitioner, the quantizer, the tests and the documentation read these records; there is no second list.
 """
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -30,7 +30,7 @@ class Kind(Enum):
 
 @dataclass(eq=False)
 class Record:
-    """Everything the compiler knows of one ATen operator.
+    """Everything the compiler knows of an ATen operator that it lowers.
 
     Attributes:
         overloads: the ATen overloads that share this record.
@@ -74,10 +74,29 @@ class Record:
         return rule
 
 
-_RECORDS: dict[OpOverload, Record] = {}
+@dataclass(frozen=True)
+class Composite:
+    """An ATen operator that is made of others.
+
+    Attributes:
+        overloads: the ATen overloads that share this record.
+        parts: what it does, as a function of tensors with the arguments of the operator's schema. PyTorch traces it.
+            A result that it does not give (indices, say) is None.
+        tell_quantized: it has another form for a program that is going to be quantized, and takes ``quantized``.
+        stepwise: ``parts`` writes nodes and takes what writes them before the arguments, see ``ops/recurrent``.
+    """
+
+    overloads: tuple[OpOverload, ...]
+    parts: Rule
+    tell_quantized: bool = False
+    stepwise: bool = False
 
 
-def register(record: Record) -> Record:
+_RECORDS: dict[OpOverload, Record | Composite] = {}
+Entry = TypeVar("Entry", Record, Composite)
+
+
+def register(record: Entry) -> Entry:
     """Add ``record`` under each of its overloads.
 
     Raises:
@@ -118,15 +137,34 @@ def _widened(rule: Rule, cx: Any, *args: Any, **kwargs: Any) -> Any:
     return cx.widened(rule, *args, **kwargs)
 
 
+def made_of(*overloads: OpOverload, **facts: bool) -> Callable[[Rule], Rule]:
+    """Decorator that registers the function below it as what an operator is made of; see ``Composite``."""
+
+    def decorate(parts: Rule) -> Rule:
+        register(Composite(overloads, parts, **facts))
+        return parts
+
+    return decorate
+
+
 def find(node: torch.fx.Node) -> Record | None:
-    """The record of a node's operator, None if it has none."""
-    if node.op != "call_function":
-        return None
-    overload = overload_of(node.target)
+    """The record by which a node's operator is lowered, None if it has none."""
+    record = _record(node)
+    return record if isinstance(record, Record) else None
+
+
+def composite(node: torch.fx.Node) -> Composite | None:
+    """The record of what a node's operator is made of, None if it has none."""
+    record = _record(node)
+    return record if isinstance(record, Composite) else None
+
+
+def _record(node: torch.fx.Node) -> Record | Composite | None:
+    overload = overload_of(node.target) if node.op == "call_function" else None
     return None if overload is None else records().get(overload)
 
 
-def records() -> Mapping[OpOverload, Record]:
+def records() -> Mapping[OpOverload, Record | Composite]:
     """Every record by overload; loads the operator families on first use."""
     import arm_backend_core.ops.families  # noqa: F401  (registers)
 

@@ -247,6 +247,7 @@ def _inner(*, transposed: bool = False, ranks: Sequence[int] = (1, 2)) -> Strate
 
 
 def _pool(spatial: int, *ranks: int) -> dict[str, Strategy]:
+    """Window, stride, padding and dilation of pooling, of ``fold`` and of its reverse."""
     return {
         "self": lambda d, a: d.tensor(
             lambda x: x.dim() in ranks and min(x.shape) > 0,
@@ -260,16 +261,77 @@ def _pool(spatial: int, *ranks: int) -> dict[str, Strategy]:
     }
 
 
-def _upsample(*, vec: bool) -> dict[str, Strategy]:
+def _upsample(spatial: int, *, vec: bool) -> dict[str, Strategy]:
     def output(d: Draw, a: Arguments) -> list[int] | None:
         if vec and d.chance(0.5):
-            a["scale_factors"] = [d.choose((2.0, 0.5, 1.5, 3.0)) for _ in range(2)]
+            a["scale_factors"] = [d.choose((2.0, 0.5, 1.5, 3.0)) for _ in range(spatial)]
             return None
         a["scale_factors"] = None
-        return [d.size(1, 16), d.size(1, 16)]
+        return [d.size(1, 16 // spatial**2 + 4) for _ in range(spatial)]
 
     first = "input" if vec else "self"
-    return {first: _image(2), "output_size": output, "scales_h": _always(None), "scales_w": _always(None)}
+    return {first: _image(spatial), "output_size": output, "scales_h": _always(None), "scales_w": _always(None)}
+
+
+def _windows(d: Draw, a: Arguments) -> Reference:
+    """What ``fold`` lays into an image; notes the image's size and the window's."""
+    kernel, stride, dilation = ([d.size(1, high) for _ in range(2)] for high in (3, 3, 2))
+    padding, counts = [d.size(0, size // 2) for size in kernel], [d.size(1, 4) for _ in range(2)]
+    a |= {"kernel_size": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+    a["output_size"] = [
+        max((counts[i] - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + 1 - 2 * padding[i], 1) for i in range(2)
+    ]
+    return d.tensor(shape=(d.size(1, 2), d.size(1, 4) * kernel[0] * kernel[1], counts[0] * counts[1]))
+
+
+def _recurrent(gates: int, states: int) -> dict[str, Strategy]:
+    """Input, states and parameters of a recurrent layer with ``gates`` gates."""
+
+    def parameters(d: Draw, a: Arguments) -> list[Reference]:
+        x, hidden = _first(a), d.size(1, 6)
+        a |= {"has_biases": d.chance(0.7), "num_layers": d.size(1, 2), "bidirectional": d.chance(0.4)}
+        a |= {"batch_first": d.chance(0.5), "train": False, "dropout": 0.0}
+        directions = 2 if a["bidirectional"] else 1
+        start = (a["num_layers"] * directions, x.shape[0 if a["batch_first"] else 1], hidden)
+        first, *more = [d.tensor(shape=start) for _ in range(states)]
+        a["hx"] = [first, *more] if states > 1 else first
+        made = []
+        for layer in range(a["num_layers"]):
+            width = hidden * directions if layer else x.shape[-1]
+            for _ in range(directions):
+                made += [d.constant(gates * hidden, width), d.constant(gates * hidden, hidden)]
+                made += [d.constant(gates * hidden) for _ in range(2 * a["has_biases"])]
+        return made
+
+    def state(d: Draw, a: Arguments) -> Any:
+        a["params"] = parameters(d, a)
+        return a["hx"]
+
+    return {"input": lambda d, a: d.tensor(shape=(d.size(1, 4), d.size(1, 4), d.size(1, 6))), "hx": state}
+
+
+def _encoder_layer() -> dict[str, Strategy]:
+    def sized(*shape: str) -> Strategy:
+        def strategy(d: Draw, a: Arguments) -> Reference:
+            width = a["embed_dim"]
+            return d.constant(
+                *({"E": width, "3E": 3 * width, "F": a.setdefault("_hidden", d.size(1, 8))}[x] for x in shape)
+            )
+
+        return strategy
+
+    shapes = {"qkv_weight": "3E E", "qkv_bias": "3E", "proj_weight": "E E", "proj_bias": "E"}
+    shapes |= {f"norm_{part}_{i}": "E" for part in ("weight", "bias") for i in (1, 2)}
+    shapes |= {"ffn_weight_1": "F E", "ffn_bias_1": "F", "ffn_weight_2": "E F", "ffn_bias_2": "E"}
+    return {
+        "src": _rank(3),
+        "embed_dim": lambda d, a: _first(a).shape[-1],
+        "num_heads": lambda d, a: d.choose([n for n in (1, 2, 3, 4) if a["embed_dim"] % n == 0]),
+        "eps": _one(1e-5),
+        "mask": _always(None),
+        "mask_type": _always(None),
+        **{name: sized(*shape.split()) for name, shape in shapes.items()},
+    }
 
 
 def _ordered(d: Draw, a: Arguments) -> float | None:
@@ -428,12 +490,26 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "adaptive_avg_pool2d": {"self": _rank(4, 4, 3), "output_size": _positions(2, 1, 6)},
     "_adaptive_avg_pool2d": {"self": _rank(4, 4, 3), "output_size": _positions(2, 1, 6)},
     "adaptive_avg_pool1d": {"self": _rank(3, 3, 2), "output_size": _positions(1, 1, 6)},
-    "upsample_nearest2d": _upsample(vec=False),
-    "_upsample_nearest_exact2d": _upsample(vec=False),
-    "_upsample_nearest_exact2d.vec": _upsample(vec=True),
-    "upsample_nearest2d.vec": _upsample(vec=True),
-    "upsample_bilinear2d": _upsample(vec=False),
-    "upsample_bilinear2d.vec": _upsample(vec=True),
+    "max_pool3d_with_indices": _pool(3, 5, 5, 4),
+    "avg_pool3d": _pool(3, 5, 5, 4),
+    "im2col": _pool(2, 4, 4, 3),
+    "col2im": {"self": _windows},
+    **{f"upsample_{kind}": _upsample(2, vec=False) for kind in ("nearest2d", "bilinear2d")},
+    **{
+        f"{kind}{n}d.vec": _upsample(n, vec=True)
+        for n, linear in enumerate(("linear", "bilinear", "trilinear"), 1)
+        for kind in ("upsample_nearest", "_upsample_nearest_exact", f"upsample_{linear}")
+    },
+    "lstm": _recurrent(4, 2),
+    "gru": _recurrent(3, 1),
+    "rnn_tanh": _recurrent(1, 1),
+    "rnn_relu": _recurrent(1, 1),
+    "_transformer_encoder_layer_fwd": _encoder_layer(),
+    "meshgrid": {
+        "tensors": lambda d, a: [_rank(0, 1, 1)(d, a) for _ in range(d.size(1, 3))],
+        "indexing": _one("ij", "xy"),
+    },
+    "clamp.Tensor": {"min": _like(), "max": _like()},
     "clamp": {"min": _one(None, -1, -0.5, 0, -2.5), "max": _ordered},
     "hardtanh": {"min_val": _one(-1, -0.5, 0), "max_val": _one(1, 0.5, 6)},
     "gelu": {"approximate": _one("none", "tanh")},

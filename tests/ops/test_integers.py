@@ -20,7 +20,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.integers import Int, aligned
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.registry import records
+from arm_backend_core.ops.registry import Record, records
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
@@ -77,11 +77,17 @@ def evaluate(
     result = torch.empty(tuple(shape), dtype=torch.float32)
     source = types.SimpleNamespace(target=None, users=())
     node: Any = types.SimpleNamespace(meta={"val": result}, target=overload, all_input_nodes=[source])
-    rule = records()[overload].lower_integer
-    assert rule is not None
+    rule = _integer_rule(overload)
     graph.outputs = [rule(Context(Builder(graph, target), node, out), *tensors, *arguments)]
     graph.remove_dead()
     return np.asarray(reference.run(serialize(graph), fed)[0])
+
+
+def _integer_rule(overload: OpOverload) -> Callable[..., Any]:
+    record = records()[overload]
+    assert isinstance(record, Record)
+    assert record.lower_integer is not None
+    return record.lower_integer
 
 
 def check(got: Array, real: Array, out: QParams, steps: float = 1) -> None:
@@ -137,8 +143,7 @@ def test_constants_stay_narrow(overload: OpOverload, shape: tuple[int, ...]) -> 
     graph = Graph()
     x = Tensor(graph.add_input(SHAPE, I8, "x"), q)
     numbers = np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)
-    rule = records()[overload].lower_integer
-    assert rule is not None
+    rule = _integer_rule(overload)
     cx = Context(Builder(graph, target), types.SimpleNamespace(), QParams(0.2, 0, I8, -128, 127))  # type: ignore[arg-type]
     graph.outputs = [rule(cx, x, Tensor(Value(shape, I8, "c", numbers), QParams(0.05, 1, I8, -128, 127)))]
     optimise(graph, target)
@@ -304,8 +309,7 @@ def test_bias_that_sums_cannot_hold(dtype: DType, scale: float) -> None:
     ]
     out = QParams(3 / dtype.range[1], 0, dtype, *dtype.range)
     node: Any = types.SimpleNamespace(meta={"val": torch.empty(SHAPE[0], 8)})
-    rule = records()[aten.linear.default].lower_integer
-    assert rule is not None
+    rule = _integer_rule(aten.linear.default)
     graph.outputs = [rule(Context(Builder(graph, EVERYTHING), node, out), *tensors)]
     got = reference.run(serialize(graph), [x.astype(dtype.numpy)])[0]
     check(got, p.dequantize(x) @ w.T * 0.01 + bias, out)

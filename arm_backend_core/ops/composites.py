@@ -1,7 +1,7 @@
-"""Decompositions of our own, on tensors.
+"""Operators that are made of others, as functions of tensors.
 
-For composites that PyTorch has no decomposition for, or whose own would tear apart what a target can run whole, take
-long to trace, or need operators that no target has.
+Those that PyTorch has no decomposition for, or whose own would tear apart what a target can run whole, take long to
+trace, or need operators that no target has.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.pooling import cells
+from arm_backend_core.ops.registry import made_of
 
 aten = torch.ops.aten
 
@@ -25,26 +26,11 @@ aten = torch.ops.aten
 #: counts, and a range of 64 leaves int16 steps of 0.002.
 QUANTIZABLE_LOWEST = -64.0
 
-COMPOSITES: dict[OpOverload, Callable[..., Any]] = {}
-#: Those that have another form for a program that is going to be quantized; they take ``quantized``.
-TELL_QUANTIZED: set[OpOverload] = set()
-
-
-def _composite(
-    *overloads: OpOverload, tell_quantized: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        COMPOSITES.update(dict.fromkeys(overloads, function))
-        TELL_QUANTIZED.update(overloads if tell_quantized else ())
-        return function
-
-    return decorate
-
 
 # -- attention ----------------------------------------------------------------------------------------------------
 
 
-@_composite(aten.scaled_dot_product_attention.default, tell_quantized=True)
+@made_of(aten.scaled_dot_product_attention.default, tell_quantized=True)
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -78,7 +64,7 @@ def scaled_dot_product_attention(
     return torch.matmul(weights, value)
 
 
-@_composite(aten._transformer_encoder_layer_fwd.default, tell_quantized=True)
+@made_of(aten._transformer_encoder_layer_fwd.default, tell_quantized=True)
 def transformer_encoder_layer(
     src: Tensor,
     embed_dim: int,
@@ -130,7 +116,7 @@ def transformer_encoder_layer(
 # -- products -----------------------------------------------------------------------------------------------------
 
 
-@_composite(aten.addmm.default)
+@made_of(aten.addmm.default)
 def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * bias + alpha * x @ weight."""
     if beta == 1 and alpha == 1 and bias.dim() == 1:
@@ -144,7 +130,7 @@ def product_of_nothing(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Te
     return zeros if bias is None else zeros + bias
 
 
-@_composite(aten.bilinear.default)
+@made_of(aten.bilinear.default)
 def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x^T @ weight[o] @ y for every o; weight [O, I, J], x [..., I], y [..., J] -> [..., O]."""
     outputs, size, _ = weight.shape
@@ -156,14 +142,14 @@ def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -
 # -- elementwise --------------------------------------------------------------------------------------------------
 
 
-@_composite(aten.clamp.Tensor)
+@made_of(aten.clamp.Tensor)
 def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     """PyTorch's own decomposition compares and chooses."""
     raised = x if min is None else torch.maximum(x, min)
     return raised if max is None else torch.minimum(raised, max)
 
 
-@_composite(aten.hypot.default)
+@made_of(aten.hypot.default)
 def hypot(x: Tensor, y: Tensor) -> Tensor:
     """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), whose squares do not overflow."""
     large, small = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
@@ -171,19 +157,19 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
-@_composite(aten.copysign.Tensor)
+@made_of(aten.copysign.Tensor)
 def copysign(x: Tensor, y: Tensor) -> Tensor:
     """The magnitude of x with the sign of y, which minus zero has too."""
     return torch.where(torch.minimum(y, 1 / y) < 0, -x.abs(), x.abs())
 
 
-@_composite(aten.signbit.default)
+@made_of(aten.signbit.default)
 def signbit(x: Tensor) -> Tensor:
     """Minus zero has it too."""
     return torch.minimum(x, 1 / x) < 0
 
 
-@_composite(aten.rrelu_with_noise.default)
+@made_of(aten.rrelu_with_noise.default)
 def rrelu(
     x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
 ) -> Tensor:
@@ -196,31 +182,31 @@ def rrelu(
 # -- extremes and sums along a dimension --------------------------------------------------------------------------
 
 
-@_composite(aten.max.dim)
+@made_of(aten.max.dim)
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
     return torch.amax(x, dim, keepdim), torch.argmax(x, dim, keepdim)
 
 
-@_composite(aten.min.dim)
+@made_of(aten.min.dim)
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
     return torch.amin(x, dim, keepdim), torch.argmax(-x, dim, keepdim)
 
 
-@_composite(aten.argmin.default)
+@made_of(aten.argmin.default)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Of equal elements the first, as in argmax."""
     return torch.argmax(-x, dim, keepdim)
 
 
-@_composite(aten.max.default)
+@made_of(aten.max.default)
 def max_all(x: Tensor) -> Tensor:
     """Over all dimensions."""
     return torch.amax(x)
 
 
-@_composite(aten.min.default)
+@made_of(aten.min.default)
 def min_all(x: Tensor) -> Tensor:
     """Over all dimensions."""
     return torch.amin(x)
@@ -231,20 +217,20 @@ def _at(x: Tensor, dim: int, rank: int) -> Tensor:
     return torch.topk(x, rank, dim, largest=False)[0].narrow(dim, rank - 1, 1)
 
 
-@_composite(aten.sort.default, aten.sort.stable)
+@made_of(aten.sort.default, aten.sort.stable)
 def sort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, None]:
     """The values by topk, for which the CPU has a kernel; its order of equal elements is not PyTorch's."""
     return torch.topk(x, x.shape[dim], dim, largest=descending)[0], None
 
 
-@_composite(aten.kthvalue.default)
+@made_of(aten.kthvalue.default)
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, None]:
     """The value without its index."""
     value = _at(x, dim, k)
     return value if keepdim else value.squeeze(dim), None
 
 
-@_composite(aten.median.dim)
+@made_of(aten.median.dim)
 def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, None]:
     """Of an even number of elements the lower one in the middle, without its index; NaN where there is one."""
     unknown = torch.any(x != x, dim, keepdim=True)
@@ -252,7 +238,7 @@ def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, None
     return value if keepdim else value.squeeze(dim), None
 
 
-@_composite(aten.median.default)
+@made_of(aten.median.default)
 def median(x: Tensor) -> Tensor:
     """Over all dimensions."""
     return median_dim(x.reshape(-1), 0)[0]
@@ -266,17 +252,17 @@ def _with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Ten
     return both
 
 
-_composite(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_with_mean(torch.var))
-_composite(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
+made_of(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_with_mean(torch.var))
+made_of(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
 
 
-@_composite(aten.cumprod.default)
+@made_of(aten.cumprod.default)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """In steps as ``cumsum``."""
     return _cumulative(x, dim, dtype, torch.mul, 1.0)
 
 
-@_composite(aten.cumsum.default, tell_quantized=True)
+@made_of(aten.cumsum.default, tell_quantized=True)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
     """Quantized, a product with a triangle of ones, which is rounded once; else in steps."""
     if quantized and x.dim() and x.is_floating_point():
@@ -301,7 +287,7 @@ def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[.
 # -- movement -----------------------------------------------------------------------------------------------------
 
 
-@_composite(aten.diagonal.default, aten.diagonal_copy.default)
+@made_of(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """In a square of side n laid out flat, every (n + 1)-th element."""
     x = x.movedim((dim1, dim2), (-2, -1))
@@ -310,7 +296,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     return x[..., :side, :side].flatten(-2)[..., :: side + 1]
 
 
-@_composite(aten.meshgrid.default, aten.meshgrid.indexing)
+@made_of(aten.meshgrid.default, aten.meshgrid.indexing)
 def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
     """Each tensor along a dimension of its own; "xy" swaps the first two."""
     order = [1, 0, *range(2, len(tensors))] if indexing == "xy" and len(tensors) > 1 else list(range(len(tensors)))
@@ -318,7 +304,7 @@ def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]
     return [x.reshape([-1 if i == j else 1 for j in order]).expand(shape) for i, x in enumerate(tensors)]
 
 
-@_composite(aten.im2col.default)
+@made_of(aten.im2col.default)
 def unfold(
     x: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Tensor:
@@ -341,7 +327,7 @@ def unfold(
     return torch.stack(pictures, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
 
 
-@_composite(aten.col2im.default)
+@made_of(aten.col2im.default)
 def fold(
     x: Tensor,
     output_size: Sequence[int],
@@ -362,7 +348,7 @@ def fold(
 # -- pooling and resizing -----------------------------------------------------------------------------------------
 
 
-@_composite(aten.max_pool2d_with_indices.default, tell_quantized=True)
+@made_of(aten.max_pool2d_with_indices.default, tell_quantized=True)
 def max_pool2d_with_indices(
     x: Tensor,
     kernel: Sequence[int],
@@ -404,7 +390,7 @@ def max_pool2d_with_indices(
     return maxima, index.to(torch.int32).to(torch.int64)
 
 
-@_composite(aten.adaptive_max_pool2d.default)
+@made_of(aten.adaptive_max_pool2d.default)
 def adaptive_max_pool2d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor | None]:
     """Every output cell is the largest of its part of the input; indices where the parts are of one size alone."""
     height, width = x.shape[-2:]
@@ -416,7 +402,7 @@ def adaptive_max_pool2d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, 
     return torch.cat(rows, -2), None
 
 
-@_composite(aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)
+@made_of(aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
     """Over height and width, then over depth; x [..., D, H, W]."""
     depth, height, width = output_size
@@ -424,7 +410,7 @@ def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
     return F.adaptive_avg_pool2d(flat, (depth, height * width)).reshape(*x.shape[:-3], depth, height, width)
 
 
-@_composite(aten.adaptive_max_pool3d.default)
+@made_of(aten.adaptive_max_pool3d.default)
 def adaptive_max_pool3d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, None]:
     """The same, without indices."""
     depth, height, width = output_size
@@ -432,7 +418,7 @@ def adaptive_max_pool3d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, 
     return F.adaptive_max_pool2d(flat, (depth, height * width)).reshape(*x.shape[:-3], depth, height, width), None
 
 
-@_composite(aten.max_pool3d_with_indices.default)
+@made_of(aten.max_pool3d_with_indices.default)
 def max_pool3d(
     x: Tensor,
     kernel: Sequence[int],
@@ -450,7 +436,7 @@ def max_pool3d(
     return result.reshape(*x.shape[:-3], result.shape[-2], *flat.shape[-2:]), None
 
 
-@_composite(aten.avg_pool3d.default)
+@made_of(aten.avg_pool3d.default)
 def avg_pool3d(
     x: Tensor,
     kernel: Sequence[int],
@@ -498,5 +484,5 @@ for _image_rule, _row, _depth in (
     (aten.upsample_nearest2d.vec, aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec),
     (aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact1d.vec, aten._upsample_nearest_exact3d.vec),
 ):
-    _composite(_row)(_one_row(_image_rule))  # x [N, C, L] as an image of one row
-    _composite(_depth)(_volume(_image_rule))  # x [N, C, D, H, W]: every picture, then along the depth
+    made_of(_row)(_one_row(_image_rule))  # x [N, C, L] as an image of one row
+    made_of(_depth)(_volume(_image_rule))  # x [N, C, D, H, W]: every picture, then along the depth

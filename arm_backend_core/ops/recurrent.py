@@ -11,10 +11,10 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.registry import made_of
 
 aten = torch.ops.aten
 
@@ -108,6 +108,7 @@ def _layers(
     return (x, *(call(_stacked, *end, dim=0) for end in ends))
 
 
+@made_of(aten.lstm.input, stepwise=True)
 def lstm(call: Call, x: Node, states: Sequence[Node], *rest: Any) -> tuple[Node, ...]:
     """aten.lstm.input."""
     return _layers(call, _lstm_cell, x, states, *rest)
@@ -117,9 +118,6 @@ def _one_state(cell: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[N
     return lambda call, x, state, *rest: _layers(call, cell, x, [state], *rest)
 
 
-RECURRENT: dict[OpOverload, Callable[..., tuple[Node, ...]]] = {
-    aten.lstm.input: lstm,
-    aten.gru.input: _one_state(_gru_cell),
-    aten.rnn_tanh.input: _one_state(_tanh_cell),
-    aten.rnn_relu.input: _one_state(_relu_cell),
-}
+made_of(aten.gru.input, stepwise=True)(_one_state(_gru_cell))
+made_of(aten.rnn_tanh.input, stepwise=True)(_one_state(_tanh_cell))
+made_of(aten.rnn_relu.input, stepwise=True)(_one_state(_relu_cell))
