@@ -113,6 +113,39 @@ def transformer_encoder_layer(
     return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
 
 
+# -- normalization ------------------------------------------------------------------------------------------------
+
+
+@made_of(aten._native_batch_norm_legit_no_training.default)
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, None, None]:
+    """The core ATen form; without the statistics, which are empty."""
+    return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps), None, None
+
+
+@made_of(aten.native_layer_norm.default)
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, None, None]:
+    """The core ATen form; without mean and deviation."""
+    return F.layer_norm(x, shape, weight, bias, eps), None, None
+
+
+@made_of(aten.native_group_norm.default)
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, groups: int, eps: float
+) -> tuple[Tensor, None, None]:
+    """The core ATen form; without mean and deviation."""
+    return F.group_norm(x, groups, weight, bias, eps), None, None
+
+
 # -- products -----------------------------------------------------------------------------------------------------
 
 

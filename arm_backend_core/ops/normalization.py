@@ -16,7 +16,7 @@ from arm_backend_core.ops.images import as_image, to_nchw, to_nhwc
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over, vector
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
@@ -55,22 +55,6 @@ def batch_norm(
         scaled = cx.b.mul(x.value, cx.b.const(gain.reshape(along), x.value.dtype))
         return cx.b.add(scaled, cx.b.const(offset.reshape(along), x.value.dtype))
     return _batch_norm_integer(cx, x, gain, offset)
-
-
-@op(aten._native_batch_norm_legit_no_training.default, kind=Kind.PASSTHROUGH, wide=True)
-def batch_norm_no_training(
-    cx: Context,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-) -> list[Value]:
-    """The core ATen form; its second and third results are empty."""
-    result = batch_norm.lower(cx, x, weight, bias, running_mean, running_var, False, momentum, eps)
-    return [result, result, result]
 
 
 def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.ndarray) -> Value:

@@ -354,7 +354,10 @@ _BATCH_NORM: dict[str, Strategy] = {
     "eps": _one(1e-5, 1e-3),
 }
 _CAT = {"tensors": _joined(equal=False)}
-_CONVERT: dict[str, Strategy] = {"self": _of(ANY), "dtype": _one(*ANY[:2], *INTEGERS, *BOOL, torch.float32)}
+_CONVERT: dict[str, Strategy] = {
+    "self": _of(ANY),
+    "dtype": lambda d, a: d.choose([torch.float32] * 2 + [x for x in ANY if not (d.integer and x.is_floating_point)]),
+}
 
 #: Constraints by operator (all its overloads, or one) and argument; ``dim`` and other usual names are below.
 OPERATORS: dict[str, dict[str, Strategy]] = {
@@ -466,6 +469,16 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         "eps": _one(1e-5, 1e-3),
     },
     "rms_norm": {"normalized_shape": _suffix, "weight": _normalized, "eps": _one(1e-5, None)},
+    "native_group_norm": {
+        "input": _rank(3, 4),
+        "N": lambda d, a: _first(a).shape[0],
+        "C": lambda d, a: _first(a).shape[1],
+        "HxW": lambda d, a: _first(a).tensor[0, 0].numel(),
+        "group": lambda d, a: d.choose([n for n in range(1, 13) if _first(a).shape[1] % n == 0]),
+        "weight": _channels(),
+        "bias": _channels(),
+        "eps": _one(1e-5),
+    },
     "native_layer_norm": {"normalized_shape": _suffix, "weight": _normalized, "bias": _normalized, "eps": _one(1e-5)},
     "group_norm": {
         "input": lambda d, a: d.tensor(lambda x: x.dim() >= 2, lambda: d.shape(d.size(3, 4))),

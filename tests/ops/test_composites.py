@@ -117,6 +117,12 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "multiply": (torch.multiply, PAIR),
     "mv": (torch.mv, [(4, 8), (8,)]),
     "nansum": (torch.nansum, [(2, 8)]),
+    "native_batch_norm": (
+        lambda x: torch.ops.aten._native_batch_norm_legit_no_training(x, *[torch.arange(1.0, 5)] * 4, 0.1, 1e-5)[0],
+        [(2, 4, 3)],
+    ),
+    "native_group_norm": (lambda x, w: torch.native_group_norm(x, w, w, 2, 4, 5, 2, 1e-5)[0], [(2, 4, 5), (4,)]),
+    "native_layer_norm": (lambda x: torch.native_layer_norm(x, (8,), x[0], x[1], 1e-5)[0], [(2, 8)]),
     "narrow": (lambda x: torch.narrow(x, 1, 2, 3), [(2, 8)]),
     "negative": (torch.negative, [(2, 8)]),
     "normalize": (lambda x: F.normalize(x, dim=-1), [(2, 8)]),
