@@ -37,7 +37,7 @@ from arm_backend_core import events
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
-from arm_backend_core.ops.registry import find, records
+from arm_backend_core.ops.registry import Record, find, records
 from arm_backend_core.quantizer import (
     TOSAQuantizer,
     get_symmetric_a16w8_quantization_config,
@@ -436,7 +436,7 @@ class _Exact(_Follows, _Perturbed):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         overload = overload_of(target)
         record = None if overload is None else records().get(overload)
-        self._error = 0.0 if record is None else record.error
+        self._error = record.error if isinstance(record, Record) else 0.0
         return super().call_function(target, args, kwargs)
 
     def _noisy(self, x: Any) -> Any:
