@@ -22,8 +22,7 @@ aten = torch.ops.aten
 
 def remove_batch_norms(module: GraphModule) -> None:
     """Replace batch norms with statistics of the training, on [N, C], [N, C, L] and images of two or three axes."""
-    nodes = module.graph.find_nodes(op="call_function", target=aten.batch_norm.default)
-    for node in nodes:
+    for node in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         x, *parameters, training, _, eps = cast(tuple[Any, ...], node.args[:8])
         weight, bias, mean, variance = (_attribute(module, parameter) for parameter in parameters)
         known = all(parameter is None or parameter.op == "get_attr" for parameter in parameters)
@@ -35,8 +34,6 @@ def remove_batch_norms(module: GraphModule) -> None:
             result = x if _absorbed(module, x, gain, offset) else _depthwise(module, node, x, gain, offset)
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)
-    if nodes:
-        module.graph.eliminate_dead_code()
 
 
 def _absorbed(module: GraphModule, x: Node, gain: Tensor, offset: Tensor) -> bool:

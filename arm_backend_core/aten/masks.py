@@ -42,7 +42,6 @@ def bound_masks(module: GraphModule) -> None:
         bound = _Bound(module)
         for node in softmaxes:
             node.replace_input_with(node.args[0], bound(node.args[0]))
-        module.graph.eliminate_dead_code()
 
 
 class _Bound:

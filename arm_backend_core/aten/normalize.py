@@ -37,7 +37,6 @@ def normalize_to_rms_norm(module: GraphModule) -> None:
                 result = call(node, aten.transpose.int, result, dim, last)
         node.replace_all_uses_with(result)
         module.graph.erase_node(node)
-    module.graph.eliminate_dead_code()
 
 
 def _normalized(node: Node) -> tuple[Node, int, float] | None:

@@ -35,12 +35,13 @@ class NotFinite(ModelError):
 
 @dataclass
 class _Seen:
-    """What was seen of a tensor. ``values`` are float32, 1-D; ``stride``: of the elements of which one is kept."""
+    """What was seen of a tensor. ``values``, ``kept`` in all, are float32, 1-D; of ``stride`` elements one is kept."""
 
     low: Tensor
     high: Tensor
     count: int = 0
     values: list[Tensor] = field(default_factory=list)
+    kept: int = 0
     stride: int = 1
     parameters: tuple[Tensor, Tensor] | None = None
 
@@ -124,9 +125,12 @@ class ActivationObserver(RangeObserver):
         seen = self._seen
         # An odd stride meets every row and channel of a tensor whose sizes are powers of two.
         stride = seen.stride * max(x.numel() * 4 // _KEPT, 1) | 1
-        seen.values.append(x.detach().reshape(-1)[::stride].float())
-        if sum(map(len, seen.values)) > _KEPT:
+        kept = x.detach().reshape(-1)[::stride].float()
+        seen.values.append(kept)
+        seen.kept += kept.numel()
+        if seen.kept > _KEPT:
             seen.values, seen.stride = [torch.cat(seen.values)[::2]], 2 * seen.stride
+            seen.kept = seen.values[0].numel()
         return x
 
     def _range(self, seen: _Seen) -> tuple[Tensor, Tensor]:
@@ -184,7 +188,9 @@ def _moments_below(values: Tensor, edges: Array) -> Array:
     first, last = float(edges[0]), float(edges[-1])
     counts = torch.histc(values, len(edges) - 1, first, last).numpy()
     centres = (edges[1:] + edges[:-1]) / 2
-    under, over = (_moments(values[far]) if bool(far.any()) else np.zeros(3) for far in (values < first, values > last))
+    least, most = map(float, torch.aminmax(values))
+    under = _moments(values[values < first]) if least < first else np.zeros(3)
+    over = _moments(values[values > last]) if most > last else np.zeros(3)
     bins = np.stack([counts, counts * centres, counts * centres**2])
     return np.cumsum(np.column_stack([under, bins, over]), axis=1)
 

@@ -87,6 +87,7 @@ class ArmQuantizer(Quantizer):
         decompose(model, quantized=True)
         fold_weights(model)
         bound_masks(model)
+        model.graph.eliminate_dead_code()  # what these replaced
         _give_values(model)
         return model  # prepare_pt2e makes a module of its own from the graph
 
