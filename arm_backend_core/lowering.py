@@ -154,7 +154,12 @@ class Lowering:
         _require_static(node)
         # The target takes memory as it lies: the graph's input has the dimensions in that order.
         order = boundary_order(node)
-        value = self.graph.add_input(tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype), node.name)
+        shape, dtype = tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype)
+        # Where no operator reads it as it is, it must yet have a type and rank that the target knows.
+        reason = self.builder.refusal("IDENTITY", [Value(shape, dtype, node.name)], shape, dtype)
+        if reason:
+            raise Unsupported(reason)
+        value = self.graph.add_input(shape, dtype, node.name)
         return value, Tensor(self.builder.transpose(value, inverse(order)))
 
     def _operand(self, x: Any) -> Any:

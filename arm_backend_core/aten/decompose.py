@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.nodes import DECLINED, is_constant
-from arm_backend_core.ops.composites import product_of_nothing
+from arm_backend_core.ops.composites import product_of_nothing, product_with_vector
 from arm_backend_core.ops.registry import composite, find, records
 
 aten = torch.ops.aten
@@ -133,6 +133,8 @@ class _Decomposer:
         overload = cast(OpOverload, node.target)
         if _is_product_of_nothing(node):
             return partial(product_of_nothing, node.meta["val"].shape)
+        if _is_product_with_vector(node):
+            return product_with_vector
         record = composite(node)
         if record is not None:
             return partial(record.parts, quantized=self.quantized) if record.tell_quantized else record.parts
@@ -237,7 +239,7 @@ class _Writer:
 def _is_composite(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
-    return find(node) is None or _is_product_of_nothing(node)
+    return find(node) is None or _is_product_of_nothing(node) or _is_product_with_vector(node)
 
 
 def _is_product_of_nothing(node: Node) -> bool:
@@ -246,6 +248,10 @@ def _is_product_of_nothing(node: Node) -> bool:
         return False
     left = cast(Node, node.args[0]).meta["val"]
     return left.dim() > 0 and left.shape[-1] == 0 and node.meta["val"].numel() > 0
+
+
+def _is_product_with_vector(node: Node) -> bool:
+    return node.target is aten.linear.default and cast(Node, node.args[1]).meta["val"].dim() == 1
 
 
 def _alternative(node: Node) -> bool:

@@ -163,6 +163,12 @@ def product_of_nothing(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Te
     return zeros if bias is None else zeros + bias
 
 
+def product_with_vector(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``linear`` with one output channel, which its result has no dimension for."""
+    result = torch.matmul(x, weight)
+    return result if bias is None else result + bias
+
+
 @made_of(aten.bilinear.default)
 def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x^T @ weight[o] @ y for every o; weight [O, I, J], x [..., I], y [..., J] -> [..., O]."""

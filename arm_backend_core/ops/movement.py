@@ -71,10 +71,8 @@ def permute(cx: Context, x: Tensor, dims: Sequence[int]) -> Value:
 @op(aten.transpose.int, aten.transpose_copy.int, **_SHARED)
 def transpose(cx: Context, x: Tensor, first: int, second: int) -> Value:
     """Swap two dimensions."""
-    order = list(range(x.rank))
-    a, b = _axis(cx, first, x.rank), _axis(cx, second, x.rank)
-    order[a], order[b] = order[b], order[a]
-    return cx.b.transpose(x.value, order)
+    swapped = {_axis(cx, first, x.rank): second, _axis(cx, second, x.rank): first}
+    return cx.b.transpose(x.value, [_axis(cx, swapped.get(axis, axis), x.rank) for axis in range(x.rank)])
 
 
 @op(aten.t.default, aten.t_copy.default, aten.numpy_T.default, **_SHARED)

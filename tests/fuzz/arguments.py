@@ -701,6 +701,7 @@ FUNCTIONS = (
     "F.cosine_similarity({x}, {z}, dim={d})",
     "F.layer_norm({x}, {x}.shape[-1:])",
     "F.group_norm({x3}, 1)",
+    "F.batch_norm({x4}, {x4}[0, :, 0, 0], {x4}[0, :, 0, 0].abs())",
     "F.adaptive_max_pool2d({x4}, {k})",
     "F.max_pool2d({x4}, 2, 1, return_indices=True)",
     "F.lp_pool2d({x4}, 2.0, {k})",

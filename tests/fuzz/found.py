@@ -158,6 +158,11 @@ FOUND = [
         lambda x, m, v: F.batch_norm(x, m, v, m),
         (_x(1, 5, 1, 6), _x(5), _x(5, low=0.5)),
     ),
+    Found("linear_vector_weight", lambda x: F.linear(x, torch.arange(4.0)), (_x(3, 4),)),
+    Found("linear_two_vectors", lambda x: F.linear(x, torch.arange(4.0), torch.tensor(2.0)), (_x(4),)),
+    Found("bfloat16_passes_through", lambda x: x.squeeze(0), (_x(25, dtype=torch.bfloat16),), _FP),
+    Found("seven_dimensions_pass_through", lambda x: torch.repeat_interleave(x, 2, 0), (_x(2, 2, 3, 1, 1, 2),), _FP),
+    Found("transpose_rank_0", lambda x: (x * 2).transpose(-1, 0), (_x(),)),
     Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
     Found(
         "conv_transpose2d_groups_computed_weight",
