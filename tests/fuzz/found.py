@@ -146,12 +146,9 @@ FOUND = [
     ),
     Found(
         "ndtri_tiny",
-        torch.special.ndtri,
-        (_x(6, 7, low=1e-6, high=2e-6),),
+        lambda x, y: (torch.special.ndtri(x), torch.special.ndtri(y)),
+        (_x(6, 7, low=1e-6, high=2e-6), _x(16, low=1e-38, high=1e-36)),
         _FP,
-        fails={"TOSA_FP": "float values"},
-        because="the formula of ndtri at the end of its domain",
-        culprit="aten.special_ndtri.default",
     ),
     Found(
         "batch_norm_of_computed_statistics",
