@@ -32,6 +32,7 @@ INTEGERS = (torch.int32, torch.int64, torch.int8, torch.int16)
 BOOL = (torch.bool,)
 ANY = FLOATS + INTEGERS + BOOL
 _RANGES = ((-2, 2), (-2, 2), (-2, 2), (-1, 1), (0.1, 3), (0, 1), (-30, 30), (1e-6, 2e-6), (-1e4, 1e4), (1, 5), (0, 0))
+_SPECIAL = (float("inf"), float("-inf"), float("nan"), -0.0, 0.0, 1e-40, -3e-42, 1e-30, 3e38, 65504.0, 0.5, -1.0, 1.0)
 _INTEGER_RANGES = ((-100, 100), (-100, 100), (0, 4), (-2, 2), (0, 100000), (1, 9))
 
 
@@ -66,12 +67,16 @@ class Draw:
     Args:
         key: seeds the random numbers.
         integer: for quantization: float32 alone, and no value that is not finite or beyond 1e6.
+
+    Attributes:
+        special: floating-point values may be infinite, not a number, denormal or -0.0.
     """
 
     def __init__(self, key: str, *, integer: bool) -> None:
         self.rng = random.Random(key)
         self.integer = integer
         self.limit = 1e6 if integer else 1e30
+        self.special = not integer and self.chance(0.1)
         self.leaves: list[Leaf] = []
         self.steps: list[Step] = []
         self.values: list[Reference] = []
@@ -161,7 +166,10 @@ class Draw:
                 span = (-100, 100)
             if dtype is torch.int16 and span[1] > 32767:
                 span = (-30000, 30000)
-        leaf = Leaf(self._name(), Input(shape, span[0], span[1], dtype), self.chance(constant))
+        special: tuple[float, ...] = ()
+        if self.special and dtype.is_floating_point and self.chance(0.5):
+            special = tuple(self.rng.sample(_SPECIAL, self.size(1, 4)))
+        leaf = Leaf(self._name(), Input(shape, span[0], span[1], dtype, special), self.chance(constant))
         self.leaves.append(leaf)
         reference = Reference(leaf.name, sample(leaf))
         self.values.append(reference)
@@ -225,13 +233,21 @@ class Draw:
         several = isinstance(result, (list, tuple))
         named = {f"{step.name}[{i}]": x for i, x in enumerate(result)} if several else {step.name: result}
         known = [x.tensor for x in self.values] if step.writes else []
-        if not all(isinstance(x, Tensor) and self._sound(x) for x in named.values()) or not all(
-            map(self._sound, known)
+        results = list(named.values())
+        if not all(isinstance(x, Tensor) and self._sound(x) for x in [*results, *known]) or self._overflows(
+            step, results
         ):
             for tensor, before in saved:
                 tensor.copy_(before)
             raise Impossible
         return [Reference(name, tensor) for name, tensor in named.items()]
+
+    def _overflows(self, step: Step, results: Sequence[Tensor]) -> bool:
+        """Whether numbers that no integer type holds could have become integers: C leaves open what these are."""
+        made = [x.dtype for x in results if x.dtype in INTEGERS]
+        limit = 2.0**63 if set(made) == {torch.int64} else 2.0**31
+        read = [value.tensor for value in self.values if value.name.split("[")[0] in step.reads]
+        return bool(made) and any(x.is_floating_point() and not bool((x.abs() < limit).all()) for x in read)
 
     def _group(self, name: str) -> list[Tensor]:
         return [value.tensor for value in self.values if value.name.startswith(name + "[")]
@@ -247,7 +263,7 @@ class Draw:
     def _sound(self, x: Tensor) -> bool:
         if x.dim() > 6 or x.numel() > 4096 or x.dtype not in ANY:
             return False
-        if not x.is_floating_point() or not x.numel():
+        if not x.is_floating_point() or not x.numel() or self.special:
             return True
         return bool(x.isfinite().all()) and float(x.abs().max()) <= self.limit
 

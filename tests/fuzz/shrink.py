@@ -101,8 +101,10 @@ def _with(program: Program, index: int, leaf: Leaf) -> tuple[Leaf, ...]:
 
 
 def _input(x: Tensor) -> Input:
-    """Random numbers of the range that ``x`` has."""
-    if x.dtype is torch.bool or not x.numel():
-        return Input(tuple(x.shape), -2, 2, x.dtype)
-    low, high = float(x.min()), float(x.max())
-    return Input(tuple(x.shape), low, high if x.is_floating_point() else high + 1, x.dtype)
+    """Random numbers of the range that ``x`` has, and what it holds that is no number."""
+    finite = x[x.isfinite()]
+    special = tuple(sorted({float(number) for number in x[~x.isfinite()]}, key=str))
+    if x.dtype is torch.bool or not finite.numel():
+        return Input(tuple(x.shape), -2, 2, x.dtype, special)
+    low, high = float(finite.min()), float(finite.max())
+    return Input(tuple(x.shape), low, high if x.is_floating_point() else high + 1, x.dtype, special)

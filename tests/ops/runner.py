@@ -37,12 +37,17 @@ _PROFILES = {
 
 @dataclass(frozen=True)
 class Input:
-    """A random tensor: uniform in [low, high], or integers in [low, high) for an integer ``dtype``."""
+    """A random tensor: uniform in [low, high], or integers in [low, high) for an integer ``dtype``.
+
+    Attributes:
+        special: what some of the elements are instead, about every fourth.
+    """
 
     shape: tuple[int, ...]
     low: float = -2.0
     high: float = 2.0
     dtype: torch.dtype = torch.float32
+    special: tuple[float, ...] = ()
 
     def sample(self, generator: torch.Generator) -> torch.Tensor:
         if self.dtype is torch.bool:
@@ -52,7 +57,12 @@ class Input:
         span = torch.rand(self.shape, generator=generator, dtype=torch.float64)
         if span.numel() > 1:  # both ends occur
             span.flatten()[:2] = torch.tensor([0.0, 1.0])
-        return (self.low + span * (self.high - self.low)).to(self.dtype)
+        values = self.low + span * (self.high - self.low)
+        if self.special:
+            picked = torch.randint(len(self.special), self.shape, generator=generator)
+            taken = torch.rand(self.shape, generator=generator) < 0.25
+            values = torch.where(taken, torch.tensor(self.special, dtype=torch.float64)[picked], values)
+        return values.to(self.dtype)
 
 
 @dataclass(frozen=True)
