@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, Unsupported, fault
-from arm_backend_core.nodes import DECLINED, is_constant
+from arm_backend_core.nodes import DECLINED, first_result, is_constant
 from arm_backend_core.ops.composites import product_of_nothing, product_with_vector
 from arm_backend_core.ops.registry import composite, find, records
 
@@ -238,6 +238,9 @@ class _Writer:
 
 def _is_composite(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+        return False
+    first = first_result(node)
+    if first is not None and 0 in first.shape:  # no target has such tensors, and its parts may refuse them
         return False
     return find(node) is None or _is_product_of_nothing(node) or _is_product_with_vector(node)
 

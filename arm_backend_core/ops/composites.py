@@ -259,7 +259,7 @@ def _at(x: Tensor, dim: int, rank: int) -> Tensor:
 @made_of(aten.sort.default, aten.sort.stable)
 def sort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, None]:
     """The values by topk, for which the CPU has a kernel; its order of equal elements is not PyTorch's."""
-    return torch.topk(x, x.shape[dim], dim, largest=descending)[0], None
+    return torch.topk(x, x.shape[dim] if x.dim() else 1, dim, largest=descending)[0], None
 
 
 @made_of(aten.kthvalue.default)

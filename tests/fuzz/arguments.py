@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from arm_backend_core.ops.registry import records
-from tests.fuzz.generator import ANY, BOOL, FLOATS, INTEGERS, Draw, Impossible, Make, Reference, Shape
+from tests.fuzz.generator import ANY, BOOL, FLOATS, INTEGERS, Draw, Impossible, Make, Reference, Shape, finite
 
 Arguments = dict[str, Any]
 Strategy = Callable[[Draw, Arguments], Any]
@@ -46,6 +46,12 @@ def _of(dtypes: Sequence[torch.dtype]) -> Strategy:
 
 def _like(dtypes: Sequence[torch.dtype] | None = None) -> Strategy:
     return lambda d, a: d.like(_first(a), dtypes)
+
+
+def _finite(*ranks: int) -> Strategy:
+    return lambda d, a: d.tensor(
+        lambda x: x.dim() in ranks and finite(x), lambda: d.shape(d.choose(ranks)), span=(-2, 2) if d.special else None
+    )
 
 
 def _rank(*ranks: int) -> Strategy:
@@ -270,7 +276,7 @@ def _upsample(spatial: int, *, vec: bool) -> dict[str, Strategy]:
         return [d.size(1, 16 // spatial**2 + 4) for _ in range(spatial)]
 
     first = "input" if vec else "self"
-    return {first: _image(spatial), "output_size": output, "scales_h": _always(None), "scales_w": _always(None)}
+    return {first: _finite(spatial + 2), "output_size": output, "scales_h": _always(None), "scales_w": _always(None)}
 
 
 def _windows(d: Draw, a: Arguments) -> Reference:
@@ -349,7 +355,6 @@ _BATCH_NORM: dict[str, Strategy] = {
     "bias": _channels(),
     "running_mean": _channels(optional=False),
     "running_var": _channels(positive=True, optional=False),
-    "training": _always(False),
     "momentum": _always(0.1),
     "eps": _one(1e-5, 1e-3),
 }
@@ -422,8 +427,8 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         "sizes": lambda d, a: [1, -1] if d.chance(0.5) else [-1],
         "self": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),
     },
-    "dropout": {"train": _always(False), "p": _always(0.5)},
-    "feature_dropout": {"train": _always(False), "p": _always(0.5)},
+    "dropout": {"p": _always(0.5)},
+    "feature_dropout": {"p": _always(0.5)},
     "permute": {"dims": _permutation},
     "permute_copy": {"dims": _permutation},
     "t": {"self": _rank(0, 1, 2, 2)},
@@ -540,6 +545,8 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
 
 #: Arguments that mean the same wherever they occur.
 NAMED: dict[str, Strategy] = {
+    "train": _always(False),
+    "training": _always(False),
     "dtype": _one(None, None, None, torch.float32),
     "memory_format": _one(None, None, torch.contiguous_format),
     "layout": _always(None),
@@ -604,7 +611,9 @@ def _filled(template: str, d: Draw) -> str:
     class Fields(dict[str, Any]):
         def __missing__(self, name: str) -> Any:
             kind, rank = name[0], int(name[1:] or -1)
-            if kind == "x":
+            if kind == "f":
+                a[name] = _finite(rank)(d, a)
+            elif kind == "x":
                 a[name] = d.tensor() if rank < 0 else _rank(rank)(d, a)
             elif kind == "y":
                 a[name] = _like()(d, a)
@@ -630,8 +639,9 @@ def _filled(template: str, d: Draw) -> str:
     return template.format_map(Fields())
 
 
-#: Source of functions: {x} any tensor, {x3} one of rank 3, {y} broadcasts with it, {z} is of its shape, {b} likewise
-#: of booleans, {i} integers, {d} a dimension, {n} a number, {k} 1 to 4, {t} True or False.
+#: Source of functions: {x} any tensor, {x3} one of rank 3, {f3} a finite one (an interpolation may weigh a pixel by 0),
+#: {y} broadcasts with it, {z} is of its shape, {b} likewise of booleans, {i} integers, {d} a dimension, {n} a number,
+#: {k} 1 to 4, {t} True or False.
 FUNCTIONS = (
     "{x}[..., :{k}].mul_({n}).sum()",
     "{x}.view(-1)[:{k}].add_(1.5)",
@@ -687,9 +697,9 @@ FUNCTIONS = (
     "torch.zeros({k}, {k}) + {k1}",
     "F.normalize({x}, dim={d})",
     "F.interpolate({x4}, scale_factor={k}, mode='nearest')",
-    "F.interpolate({x4}, size=({k}, {k1}), mode='bilinear', align_corners={t})",
-    "F.interpolate({x3}, scale_factor={k}, mode='linear')",
-    "F.interpolate({x4}, size=({k}, {k1}), mode='bicubic')",
+    "F.interpolate({f4}, size=({k}, {k1}), mode='bilinear', align_corners={t})",
+    "F.interpolate({f3}, scale_factor={k}, mode='linear')",
+    "F.interpolate({f4}, size=({k}, {k1}), mode='bicubic')",
     "F.pixel_shuffle({x4}.repeat(1, 4, 1, 1), 2)",
     "F.pixel_unshuffle(F.pad({x4}.repeat(1, 1, 2, 2), (0, 0)), 2)",
     "F.glu({x}, {d})",
@@ -756,7 +766,7 @@ MODULES = (
     ("nn.ReLU(inplace=True)", "self.m({x} * 2)"),
     ("nn.Hardswish()", "self.m({x})"),
     ("nn.SiLU(inplace=True)", "self.m({x} + 1)"),
-    ("nn.Upsample(scale_factor={k}, mode='bilinear')", "self.m({x4})"),
+    ("nn.Upsample(scale_factor={k}, mode='bilinear')", "self.m({f4})"),
     ("nn.ReflectionPad2d({k})", "self.m({x4})"),
     ("nn.ZeroPad2d({k})", "self.m({x4})"),
     ("nn.Flatten()", "self.m({x})"),

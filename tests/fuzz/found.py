@@ -155,6 +155,8 @@ FOUND = [
         lambda x, m, v: F.batch_norm(x, m, v, m),
         (_x(1, 5, 1, 6), _x(5), _x(5, low=0.5)),
     ),
+    Found("sort_rank_0", lambda x: torch.sort(x, -1)[0], (_x(),)),
+    Found("empty_adaptive_pool", lambda x: aten.adaptive_avg_pool3d(x * 2, [1, 0, 3]), (_x(1, 3, 8, 1),)),
     Found("linear_vector_weight", lambda x: F.linear(x, torch.arange(4.0)), (_x(3, 4),)),
     Found("linear_two_vectors", lambda x: F.linear(x, torch.arange(4.0), torch.tensor(2.0)), (_x(4),)),
     Found("bfloat16_passes_through", lambda x: x.squeeze(0), (_x(25, dtype=torch.bfloat16),), _FP),

@@ -61,6 +61,11 @@ class Impossible(Exception):
     """What was drawn so far leaves nothing to draw; the step is drawn anew."""
 
 
+def finite(x: Tensor) -> bool:
+    """Whether all elements are numbers: for operands of which a kernel may read more, and multiply it by 0."""
+    return bool(x.isfinite().all())
+
+
 class Draw:
     """A program while it is drawn, with the value of everything in it.
 
@@ -160,15 +165,15 @@ class Draw:
         return usual[0] if self.chance(0.8) else self.choose(usual)
 
     def _leaf(self, shape: Shape, dtype: torch.dtype, span: tuple[float, float] | None, constant: float) -> Reference:
+        special: tuple[float, ...] = ()
+        if self.special and span is None and constant < 0.9 and dtype.is_floating_point and self.chance(0.5):
+            special = tuple(self.rng.sample(_SPECIAL, self.size(1, 4)))
         if span is None:
             span = self.choose(_RANGES if dtype.is_floating_point else _INTEGER_RANGES)
             if dtype is torch.int8 and span[1] > 127:
                 span = (-100, 100)
             if dtype is torch.int16 and span[1] > 32767:
                 span = (-30000, 30000)
-        special: tuple[float, ...] = ()
-        if self.special and dtype.is_floating_point and self.chance(0.5):
-            special = tuple(self.rng.sample(_SPECIAL, self.size(1, 4)))
         leaf = Leaf(self._name(), Input(shape, span[0], span[1], dtype, special), self.chance(constant))
         self.leaves.append(leaf)
         reference = Reference(leaf.name, sample(leaf))
@@ -190,10 +195,11 @@ class Draw:
         return self.tensor(broadcasts, shape, dtypes or (x.tensor.dtype, *FLOATS), constant=0.3)
 
     def constant(self, *shape: int, span: tuple[float, float] = (-1, 1)) -> Reference:
-        """A weight: usually a buffer, seldom computed; one that is there may be shared."""
-        return self.tensor(
-            lambda x: True, shape, (torch.float32,), span=None if self.chance(0.2) else span, constant=0.95
-        )
+        """A weight: usually a buffer, seldom computed; one that is there may be shared.
+
+        Finite: whether a kernel multiplies the zeros around an image by an infinite weight is its own affair.
+        """
+        return self.tensor(finite, shape, (torch.float32,), span=None if self.chance(0.2) else span, constant=0.95)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -245,7 +251,7 @@ class Draw:
     def _overflows(self, step: Step, results: Sequence[Tensor]) -> bool:
         """Whether numbers that no integer type holds could have become integers: C leaves open what these are."""
         made = [x.dtype for x in results if x.dtype in INTEGERS]
-        limit = 2.0**63 if set(made) == {torch.int64} else 2.0**31
+        limit = min((float(torch.iinfo(dtype).max) for dtype in made), default=0.0)
         read = [value.tensor for value in self.values if value.name.split("[")[0] in step.reads]
         return bool(made) and any(x.is_floating_point() and not bool((x.abs() < limit).all()) for x in read)
 
