@@ -40,8 +40,10 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     points = _nearest(real, defined)[::128]
     if parts == 1:
         _meet_ends(points, real, defined)
-    # An int16 result is tabulated in its own steps; a narrower one in the finest steps that hold the function.
-    fine = q if q.dtype is DType.INT16 else QParams(_finest_scale(points), 0, DType.INT16, -32768, 32767)
+    # An int16 result is tabulated in its own steps; a narrower one in the finest that hold the function near its range.
+    most = 2.0 * float(q.scale) * (q.qmax - q.qmin)
+    peak = max(float(np.abs(points).clip(max=most).max()), 1e-30)
+    fine = q if q.dtype is DType.INT16 else QParams(peak / ONE, 0, DType.INT16, -ONE - 1, ONE)
     entries = _entries(points, fine)
     if np.abs(np.diff(entries)).max() > ONE:  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
         fine = replace(fine, scale=2 * float(fine.scale), qmin=-(ONE // 2) - 1, qmax=ONE // 2)
@@ -75,8 +77,3 @@ def _entries(real: Array, q: QParams) -> Array:
     """Integers of a function's values; infinite ones saturate."""
     bound = float(q.scale) * 2.0**33
     return q.quantize(np.clip(real, -bound, bound))
-
-
-def _finest_scale(real: Array) -> float:
-    finite = np.abs(real[np.isfinite(real)])
-    return max(float(finite.max(initial=0.0)), 1e-30) / 32767

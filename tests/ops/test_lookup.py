@@ -66,6 +66,12 @@ def test_pole() -> None:
         assert np.all(side * execute(np.tan, side * np.array([1.5755, 1.58, 1.7]), q, out) < -7)
 
 
+def test_values_far_beyond_a_narrow_result_do_not_make_its_table_coarse() -> None:
+    q, out = params(12.0, I16), params(1.0, I8)
+    x = np.array([-1.0, -0.5, 0.0, 12.0])
+    np.testing.assert_allclose(execute(np.exp, x, q, out), np.minimum(np.exp(x), 1.0), atol=0.01)
+
+
 def test_infinite_values_saturate() -> None:
     q = params(1.0, I8)
     y = execute(lambda x: np.log(np.abs(x)), np.array([0.0, 1.0]), q, params(8.0, I8))
