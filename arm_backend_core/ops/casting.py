@@ -41,6 +41,7 @@ def to_bool(b: Builder, x: Value) -> Value:
     aten.to.other,
     aten.type_as.default,
     kind=Kind.SHARED,
+    activations=(0,),
 )
 def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     """PyTorch cuts fractions off where TOSA's CAST rounds; a quantized tensor stays as it is between float types."""

@@ -180,6 +180,8 @@ def _resize(op: Operation) -> str | None:
     yn, yd, xn, xd = op.attrs["scale"]
     if op.attrs["mode"] != "NEAREST":
         return "bilinear interpolation"
+    if op.inputs[0].shape[0] != 1:
+        return "several images in a batch (one only)"
     if yn not in (2 * yd, 4 * yd, 8 * yd) or xn not in (2 * xd, 4 * xd, 8 * xd):
         return f"factors {yn}/{yd} and {xn}/{xd} (2, 4 and 8 only)"
     _, h, w, _ = op.inputs[0].shape

@@ -162,6 +162,18 @@ FOUND = [
     Found("bfloat16_passes_through", lambda x: x.squeeze(0), (_x(25, dtype=torch.bfloat16),), _FP),
     Found("seven_dimensions_pass_through", lambda x: torch.repeat_interleave(x, 2, 0), (_x(2, 2, 3, 1, 1, 2),), _FP),
     Found("transpose_rank_0", lambda x: (x * 2).transpose(-1, 0), (_x(),)),
+    Found(
+        "cast_like_another_that_it_is_made_of",
+        lambda x: (aten.to.other(y := torch.diagonal(x), x, False, True).chunk(4)[0], y.roll(-4, -1)),
+        (_x(7, 6),),
+        _INT,
+    ),
+    Found(
+        "upsample_nearest_of_a_batch",
+        lambda x: F.interpolate(x, scale_factor=4),
+        (_x(4, 4, 1, 8),),
+        ("ETHOSU_U55_INT8",),
+    ),
     Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
     Found(
         "conv_transpose2d_groups_computed_weight",
