@@ -273,8 +273,16 @@ class Builder:
     # -- reductions (section 2.9): the axis stays with size 1 ----------------------------------------------------
 
     def reduce(self, kind: str, x: Value, axis: int) -> Value:
-        """REDUCE_SUM, REDUCE_MAX, REDUCE_MIN, REDUCE_PRODUCT, REDUCE_ALL or REDUCE_ANY."""
-        shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        """REDUCE_SUM, REDUCE_MAX, REDUCE_MIN, REDUCE_PRODUCT, REDUCE_ALL or REDUCE_ANY.
+
+        Of more than four dimensions those before and after ``axis`` are one each: Vela 5.1 crashes on REDUCE_MIN of
+        five for Ethos-U55 and U65.
+        """
+        before, after = x.shape[:axis], x.shape[axis + 1 :]
+        shape = (*before, 1, *after)
+        if x.rank > 4:
+            flat = self.reshape(x, (prod(before), x.shape[axis], prod(after)))
+            return self.reshape(self.reduce(kind, flat, 1), shape)
         attrs: dict[str, Any] = {"axis": axis}
         if kind in ("REDUCE_MAX", "REDUCE_MIN"):
             attrs["nan_mode"] = "PROPAGATE"

@@ -194,6 +194,7 @@ FOUND = [
         (_x(8, 2, 1, 2),),
         _INT,
     ),
+    Found("smallest_of_five_dimensions", lambda x: x.amin(2), (_x(2, 4, 3, 3, 4),), ("ETHOSU_U55_INT8",)),
     Found("no_inputs", _OfBuffers(), (), _INT),
     Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
 ]
