@@ -14,9 +14,6 @@ may be anywhere between two of its points. The program itself must then return w
 from __future__ import annotations
 
 import re
-import subprocess
-import sysconfig
-import tempfile
 import traceback
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -45,8 +42,10 @@ from arm_backend_core.quantizer import (
 )
 from arm_backend_core.quantizer.post_training import Observed
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
+from arm_backend_core.targets.target import Target as TosaTarget
 from arm_recipes import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
+from tests.graphs import tosa_opt
 from tests.models import quantized_reference
 from tests.ops.runner import export, flat
 
@@ -67,12 +66,10 @@ class Target:
     """int16 activations; None: not quantized."""
 
     @property
-    def profile(self) -> str:
-        """Arguments of tosa-opt."""
-        return (
-            "profiles=pro_fp"
-            if self.wide is None
-            else "profiles=pro_int extensions=int16,int4,doubleround,inexactround"
+    def tosa(self) -> TosaTarget:
+        """What its flatbuffers may use."""
+        return TosaTarget.from_tosa_spec(
+            "TOSA-1.0+FP" if self.wide is None else "TOSA-1.0+INT+int16+int4+doubleround+inexactround"
         )
 
 
@@ -196,7 +193,7 @@ def check(
     first = compiled(model, samples, target)
     if validated:
         for made in first.log.delegates:
-            validate(made.tosa, TARGETS[target].profile)
+            validate(made.tosa, TARGETS[target].tosa)
     try:
         outputs = first.run(samples[0])
     except Exception as error:
@@ -252,20 +249,11 @@ def _run(kind: _Kind, program: ExportedProgram, inputs: Sequence[Tensor]) -> lis
     ]
 
 
-def validate(flatbuffer: bytes, profile: str) -> None:
-    """Strict validation by tosa-opt against TOSA 1.0."""
-    with tempfile.TemporaryDirectory() as folder:
-        file, empty = Path(folder, "f.tosa"), Path(folder, "empty.mlir")
-        file.write_bytes(flatbuffer)
-        empty.touch()
-        pipeline = (
-            f"builtin.module(tosa-deserialize{{tosa-flatbuffer-filename={file}}},"
-            f"tosa-attach-target{{specification_version=1.0 {profile}}},tosa-validate{{strict-op-spec-alignment}})"
-        )
-        tool = Path(sysconfig.get_path("scripts"), "tosa-opt")
-        done = subprocess.run([tool, empty, f"--pass-pipeline={pipeline}"], capture_output=True, text=True, check=False)
-    if done.returncode or "error:" in done.stderr:
-        lines = [line for line in done.stderr.splitlines() if "error:" in line] or [done.stderr[:200]]
+def validate(flatbuffer: bytes, target: TosaTarget) -> None:
+    """Strict validation by tosa-opt."""
+    complaint = tosa_opt(flatbuffer, target)
+    if complaint is not None:
+        lines = [line for line in complaint.splitlines() if "error:" in line] or [complaint[:200]]
         raise Failure("illegal", lines[0].partition("error:")[2].strip()[:160] or lines[0])
 
 

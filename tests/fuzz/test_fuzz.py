@@ -119,8 +119,9 @@ def test_an_unstable_export_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_illegal_flatbuffer_is_seen() -> None:
+    flatbuffer = oracle.compiled(_Model(), _SAMPLES, "TOSA_FP").log.delegates[0].tosa
     with pytest.raises(oracle.Failure, match="illegal") as failure:
-        oracle.validate(oracle.compiled(_Model(), _SAMPLES, "TOSA_FP").log.delegates[0].tosa, "profiles=pro_int")
+        oracle.validate(flatbuffer, oracle.TARGETS["TOSA_INT8"].tosa)
     assert failure.value.kind == "illegal"
 
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from arm_backend_core.delegate import delegate
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, load
+from tests.graphs import validate
 from tests.models import expectations, quantized_reference, zoo
-from tests.models.exported import Exported, precision, sqnr, validate
+from tests.models.exported import Exported, precision, sqnr, tosa_spec
 from tests.models.quantized_reference import Difference
 
 R = ArmRecipeType
@@ -45,7 +46,7 @@ def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmR
     assert delegate.payload_bytes > 0
     assert (delegate.vela is not None) == recipe.name.startswith("ETHOSU")
     assert len(result.buffer) > delegate.payload_bytes
-    validate(delegate.tosa, recipe)
+    validate(delegate.tosa, tosa_spec(recipe))
 
 
 @pytest.mark.parametrize("recipe", [R.TOSA_FP, R.VGF_FP], ids=lambda recipe: recipe.name)

@@ -7,6 +7,7 @@ import torch
 
 from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.delegate import delegate
+from tests.graphs import validate
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case, Lowered
@@ -37,7 +38,7 @@ def test_float(case: Case) -> None:
     lowered = runner.lower(runner.export(case.module(), inputs), "fp")
     if _delegated(case, lowered, "fp"):
         runner.check_close(case, lowered.run(inputs), runner.flat(case.module()(*inputs)))
-        runner.validate(lowered.log.delegates[0].tosa, "FP")
+        validate(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
 
 
 @pytest.mark.parametrize(("case", "profile"), _rows("int8", "a16w8"))
@@ -53,7 +54,7 @@ def test_quantized(case: Case, profile: str) -> None:
             error = runner.interpolation_error(case, program, inputs[0], scales[0])
         steps = case.wide_steps if profile == "a16w8" else case.steps
         runner.check_steps(lowered.run(inputs), expected, scales, steps, error)
-        runner.validate(lowered.log.delegates[0].tosa, "INT")
+        validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+int16+int4+doubleround+inexactround")
     if profile == "int8":
         for target in ("u55", "u85"):
             _delegated(case, runner.lower(program, target), target)
@@ -66,4 +67,4 @@ def test_bf16_matrix_product() -> None:
     with events.record() as log:
         delegate(program, TosaCompileSpec("TOSA-1.0+FP+bf16"))
     assert not log.rejected
-    runner.validate(log.delegates[0].tosa, "BF16")
+    validate(log.delegates[0].tosa, "TOSA-1.0+FP+bf16")

@@ -11,8 +11,6 @@ import pickle
 import random
 import subprocess
 import sys
-import sysconfig
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,6 +26,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS, UNARY, evaluate
 from arm_backend_core.tosa.serialize import serialize
+from tests.graphs import tosa_opt
 
 Array = np.ndarray[Any, Any]
 Parts = tuple[list[Value], dict[str, Any]]
@@ -348,24 +347,6 @@ def _graph(ops: Sequence[Op]) -> bytes:
         graph.ops.append(op)
         graph.outputs.append(op.output)
     return serialize(graph)
-
-
-def tosa_opt(flatbuffer: bytes, target: Target) -> str | None:
-    """What strict validation says against the graph, or None."""
-    profiles = ",".join(f"pro_{profile.lower()}" for profile in sorted(target.profiles))
-    environment = f"specification_version=1.0 profiles={profiles} extensions={','.join(sorted(target.extensions))}"
-    with tempfile.TemporaryDirectory() as folder:
-        path, empty = Path(folder, "graph.tosa"), Path(folder, "empty.mlir")
-        path.write_bytes(flatbuffer)
-        empty.touch()
-        pipeline = (
-            f"builtin.module(tosa-deserialize{{tosa-flatbuffer-filename={path}}},"
-            f"tosa-attach-target{{{environment}}},tosa-validate{{strict-op-spec-alignment}})"
-        )
-        tool = Path(sysconfig.get_path("scripts")) / "tosa-opt"
-        command = [str(tool), str(empty), f"--pass-pipeline={pipeline}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return None if done.returncode == 0 and "error:" not in done.stderr else done.stderr.strip() or "it died"
 
 
 def _data(op: Op, i: int, value: Value, rng: np.random.Generator) -> Array:

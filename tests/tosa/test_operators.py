@@ -20,8 +20,7 @@ from arm_backend_core.tosa.operators import OPERATORS, evaluate
 from arm_backend_core.tosa.operators.record import ANY, define, same_shape
 from arm_backend_core.tosa.passes import run
 from arm_backend_core.tosa.serialize import serialize
-from tests.graphs import EVERYTHING, Body, Input, graph, program
-from tests.tosa.drawn import tosa_opt
+from tests.graphs import EVERYTHING, Body, Input, graph, program, tosa_opt
 
 FP = Target.from_tosa_spec("TOSA-1.0+FP")
 
