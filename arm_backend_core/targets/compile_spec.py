@@ -6,6 +6,7 @@ import os
 from abc import ABC
 from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from arm_backend_core.targets.target import Target
@@ -100,13 +101,19 @@ class ArmCompileSpec(ABC):
     def _entries(self) -> dict[str, str]:
         entries = {"tosa_spec": self.tosa_spec}
         if self.compiler_flags:
-            entries["compile_flags"] = " ".join(self.compiler_flags)
+            entries["compile_flags"] = " ".join(map(_without_folder, self.compiler_flags))
         entries["output_format"] = self.get_output_format()
         if self._debug_mode is not None and self._intermediate_path is None:
             raise ValueError("dump_debug_info() needs dump_intermediate_artifacts_to(path)")
         if self._debug_mode is not None:
             entries["dump_debug_info"] = self._debug_mode.name
         return entries
+
+
+def _without_folder(flag: str) -> str:
+    """A folder of this machine says nothing elsewhere, and would make the programs of two machines differ."""
+    option, equals, value = flag.rpartition("=")
+    return option + equals + (Path(value).name if Path(value).is_absolute() else value)
 
 
 class TosaCompileSpec(ArmCompileSpec):

@@ -179,6 +179,13 @@ def test_missing_config_file_names_the_paths(tmp_path: Path) -> None:
         EthosUCompileSpec("ethos-u55-64", config_ini=path)
 
 
+def test_no_folder_of_this_machine_is_stored(board: str) -> None:
+    spec = EthosUCompileSpec("ethos-u55-64", "My_Board", "Mine", config_ini=board)
+    stored = [entry.value.decode() for entry in spec.to_list()]
+    assert not any(str(Path(board).parent) in value for value in stored), stored
+    assert f"--config={Path(board).name}" in " ".join(stored).split()
+
+
 def test_what_is_stored_in_the_program() -> None:
     spec = EthosUCompileSpec("ethos-u85-512").dump_intermediate_artifacts_to("dump")
     spec.dump_debug_info(ArmCompileSpec.DebugMode.JSON)
