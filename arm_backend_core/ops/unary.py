@@ -285,9 +285,9 @@ def _nan_to_num(x: Float, nan: float | None = None, posinf: float | None = None,
 
 
 def _sinc(x: Float) -> Float:
-    """Normalized: sin(pi * x) / (pi * x), 1 at 0."""
+    """Normalized: sin(pi * x) / (pi * x), which is 1 to 2e-9 near 0, where 1 / y could overflow."""
     y = x * math.pi
-    return x.equal(0.0).where(1.0, y.unary("SIN") / y)
+    return abs(y).less(1e-4).where(1.0, y.unary("SIN") / y)
 
 
 def _bounds(x: Any, min: float | None = None, max: float | None = None) -> tuple[float, float]:

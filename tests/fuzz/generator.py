@@ -32,7 +32,7 @@ INTEGERS = (torch.int32, torch.int64, torch.int8, torch.int16)
 BOOL = (torch.bool,)
 ANY = FLOATS + INTEGERS + BOOL
 _RANGES = ((-2, 2), (-2, 2), (-2, 2), (-1, 1), (0.1, 3), (0, 1), (-30, 30), (1e-6, 2e-6), (-1e4, 1e4), (1, 5), (0, 0))
-_SPECIAL = (float("inf"), float("-inf"), float("nan"), -0.0, 0.0, 1e-40, -3e-42, 1e-30, 3e38, 65504.0, 0.5, -1.0, 1.0)
+_SPECIAL = (float("inf"), float("-inf"), float("nan"), -0.0, 0.0, 1e-40, -3e-42, 1e-30, 1e15, 65504.0, 0.5, -1.0, 1.0)
 _INTEGER_RANGES = ((-100, 100), (-100, 100), (0, 4), (-2, 2), (0, 100000), (1, 9))
 
 

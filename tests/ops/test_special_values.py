@@ -46,6 +46,7 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "power_of_0": (lambda y: torch.pow(0.0, y), [torch.tensor(POWERS)]),
     "power_of_1": (lambda y: torch.pow(1.0, y), [torch.tensor(POWERS)]),
     "asinh": (torch.asinh, [torch.tensor([1e8, 1e10, -1e20, 1e38, INF, -INF, NAN])]),
+    "sinc": (torch.sinc, [torch.tensor([3e-42, -1e-40, 1e-20, 0.0, -0.0, 1e-5, 1.0, INF, NAN])]),
     "acosh": (torch.acosh, [torch.tensor([1e8, 1e10, 1e20, 1e38, INF, 0.5, NAN])]),
     "sinh": (torch.sinh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
     "cosh": (torch.cosh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
