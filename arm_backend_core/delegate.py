@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from arm_backend_core import events
 from arm_backend_core.aten.decompose import decompose
-from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.aten.functionalize import functionalize, undeclared_views
 from arm_backend_core.aten.memory_format import settle_memory_formats
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
@@ -80,7 +80,7 @@ def delegate(
 def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
     if not functionalize(program.graph_module.graph):
-        program = program.run_decompositions({})
+        program = program.run_decompositions(undeclared_views(program.graph))
     if decompose(program.graph_module, constants_of(program)):
         lift_constants(program)
     drop_assertions(program)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch._ops import OpOverload
+from torch.export import default_decompositions
 from torch.fx import Graph, Node
 
 aten = torch.ops.aten
@@ -37,6 +41,24 @@ def functionalize(graph: Graph) -> bool:
         later = {user for user in source.users if order[user] > order[node]}
         source.replace_all_uses_with(node, delete_user_cb=later.__contains__)
     return True
+
+
+def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
+    """Decompositions of operators whose results share memory with an operand although their schemas deny it.
+
+    ``meshgrid``, ``type_as`` and their kin: PyTorch's own functionalization believes the schema, and a write to the
+    operand would not reach the result.
+    """
+    views = {node.target for node in graph.nodes if node.op == "call_function" and _is_view(node)}
+    hidden = {
+        target
+        for target in views
+        if isinstance(target, OpOverload) and not any(result.alias_info for result in target._schema.returns)
+    }
+    if not hidden:
+        return {}
+    table = default_decompositions()
+    return {target: table[target] for target in hidden if target in table}
 
 
 def _drop_dropout(graph: Graph) -> None:

@@ -157,6 +157,12 @@ FOUND = [
     ),
     Found("sort_rank_0", lambda x: torch.sort(x, -1)[0], (_x(),)),
     Found("empty_adaptive_pool", lambda x: aten.adaptive_avg_pool3d(x * 2, [1, 0, 3]), (_x(1, 3, 8, 1),)),
+    Found(
+        "views_that_no_schema_declares",
+        lambda x, y: (torch.meshgrid(x, indexing="ij")[0], y.type_as(x), x.transpose(0, -1).mul_(0.5), y[1:].add_(1)),
+        (_x(7), _x(3, 4)),
+        _FP,
+    ),
     Found("linear_vector_weight", lambda x: F.linear(x, torch.arange(4.0)), (_x(3, 4),)),
     Found("linear_two_vectors", lambda x: F.linear(x, torch.arange(4.0), torch.tensor(2.0)), (_x(4),)),
     Found("bfloat16_passes_through", lambda x: x.squeeze(0), (_x(25, dtype=torch.bfloat16),), _FP),
