@@ -49,8 +49,11 @@ def _like(dtypes: Sequence[torch.dtype] | None = None) -> Strategy:
 
 
 def _finite(*ranks: int) -> Strategy:
+    """A tensor without infinities and NaN, of which kernels that PyTorch chooses between make different things."""
     return lambda d, a: d.tensor(
-        lambda x: x.dim() in ranks and finite(x), lambda: d.shape(d.choose(ranks)), span=(-2, 2) if d.special else None
+        lambda x: (not ranks or x.dim() in ranks) and finite(x),
+        lambda: d.shape(d.choose(ranks) if ranks else None),
+        span=(-2, 2) if d.special else None,
     )
 
 
@@ -465,6 +468,8 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "constant_pad_nd": {"pad": _pad},
     "pad": {"mode": _one("constant", "constant", "reflect", "replicate", "circular"), "pad": _pad},
     "batch_norm": _BATCH_NORM,
+    "scaled_dot_product_attention": {"query": _finite(3, 4), "key": _finite(3, 4), "value": _finite(3, 4)},
+    "var_mean": {"self": _finite()},
     "_native_batch_norm_legit_no_training": _BATCH_NORM,
     "layer_norm": {
         "input": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),
@@ -547,6 +552,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
 NAMED: dict[str, Strategy] = {
     "train": _always(False),
     "training": _always(False),
+    "dropout_p": _always(0.0),
     "dtype": _one(None, None, None, torch.float32),
     "memory_format": _one(None, None, torch.contiguous_format),
     "layout": _always(None),
@@ -612,7 +618,7 @@ def _filled(template: str, d: Draw) -> str:
         def __missing__(self, name: str) -> Any:
             kind, rank = name[0], int(name[1:] or -1)
             if kind == "f":
-                a[name] = _finite(rank)(d, a)
+                a[name] = _finite(*([rank] if rank >= 0 else []))(d, a)
             elif kind == "x":
                 a[name] = d.tensor() if rank < 0 else _rank(rank)(d, a)
             elif kind == "y":
@@ -639,7 +645,7 @@ def _filled(template: str, d: Draw) -> str:
     return template.format_map(Fields())
 
 
-#: Source of functions: {x} any tensor, {x3} one of rank 3, {f3} a finite one (an interpolation may weigh a pixel by 0),
+#: Source of functions: {x} any tensor, {x3} one of rank 3, {f3} a finite one,
 #: {y} broadcasts with it, {z} is of its shape, {b} likewise of booleans, {i} integers, {d} a dimension, {n} a number,
 #: {k} 1 to 4, {t} True or False.
 FUNCTIONS = (
@@ -662,7 +668,7 @@ FUNCTIONS = (
     "torch.tril({x2})",
     "torch.std({x}, {d})",
     "torch.var({x}, {d}, unbiased={t}, keepdim={t1})",
-    "torch.var_mean({x}, {d})",
+    "torch.var_mean({f}, {d})",
     "torch.cumsum({x}, {d})",
     "torch.prod({x}, {d})",
     "torch.norm({x}, dim={d})",
@@ -705,8 +711,8 @@ FUNCTIONS = (
     "F.glu({x}, {d})",
     "F.unfold({x4}, 2)",
     "F.one_hot({i}.abs() % 4, 4)",
-    "F.scaled_dot_product_attention({x4}, {x4}, {x4})",
-    "F.scaled_dot_product_attention({x3}, {x3}, {x3}, is_causal=True)",
+    "F.scaled_dot_product_attention({f4}, {f4}, {f4})",
+    "F.scaled_dot_product_attention({f3}, {f3}, {f3}, is_causal=True)",
     "F.softmax({x}.masked_fill({x} > 1, -1e4), {d})",
     "F.cosine_similarity({x}, {z}, dim={d})",
     "F.layer_norm({x}, {x}.shape[-1:])",
