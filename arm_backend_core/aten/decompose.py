@@ -240,8 +240,8 @@ def _is_composite(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
     first = first_result(node)
-    if first is not None and 0 in first.shape:  # no target has such tensors, and its parts may refuse them
-        return False
+    if first is not None and 0 in [size for size in first.shape if isinstance(size, int)]:
+        return False  # no target has tensors without elements, and its parts may refuse them
     return find(node) is None or _is_product_of_nothing(node) or _is_product_with_vector(node)
 
 

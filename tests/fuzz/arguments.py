@@ -57,6 +57,11 @@ def _finite(*ranks: int) -> Strategy:
     )
 
 
+def _one_like_it(d: Draw, a: Arguments) -> Reference:
+    first = _first(a)
+    return d.tensor(finite, first.shape, (first.tensor.dtype,), span=(-2, 2) if d.special else None)
+
+
 def _rank(*ranks: int) -> Strategy:
     return lambda d, a: d.tensor(lambda x: x.dim() in ranks, lambda: d.shape(d.choose(ranks)))
 
@@ -468,7 +473,13 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "constant_pad_nd": {"pad": _pad},
     "pad": {"mode": _one("constant", "constant", "reflect", "replicate", "circular"), "pad": _pad},
     "batch_norm": _BATCH_NORM,
-    "scaled_dot_product_attention": {"query": _finite(3, 4), "key": _finite(3, 4), "value": _finite(3, 4)},
+    "scaled_dot_product_attention": {
+        "query": _finite(3, 4),
+        "key": _one_like_it,
+        "value": _one_like_it,
+        "attn_mask": _always(None),
+        "enable_gqa": _always(False),
+    },
     "var_mean": {"self": _finite()},
     "_native_batch_norm_legit_no_training": _BATCH_NORM,
     "layer_norm": {

@@ -32,6 +32,7 @@ INTEGERS = (torch.int32, torch.int64, torch.int8, torch.int16)
 BOOL = (torch.bool,)
 ANY = FLOATS + INTEGERS + BOOL
 _RANGES = ((-2, 2), (-2, 2), (-2, 2), (-1, 1), (0.1, 3), (0, 1), (-30, 30), (1e-6, 2e-6), (-1e4, 1e4), (1, 5), (0, 0))
+_EXTREME = ((-1e9, 1e9), (1e12, 2e12), (1e-20, 3e-20), (-1e-35, 1e-35))
 _SPECIAL = (float("inf"), float("-inf"), float("nan"), -0.0, 0.0, 1e-40, -3e-42, 1e-30, 1e15, 65504.0, 0.5, -1.0, 1.0)
 _INTEGER_RANGES = ((-100, 100), (-100, 100), (0, 4), (-2, 2), (0, 100000), (1, 9))
 
@@ -169,7 +170,8 @@ class Draw:
         if self.special and span is None and constant < 0.9 and dtype.is_floating_point and self.chance(0.5):
             special = tuple(self.rng.sample(_SPECIAL, self.size(1, 4)))
         if span is None:
-            span = self.choose(_RANGES if dtype.is_floating_point else _INTEGER_RANGES)
+            wide = not self.integer and dtype is torch.float32 and self.chance(0.05)
+            span = self.choose(_EXTREME if wide else _RANGES if dtype.is_floating_point else _INTEGER_RANGES)
             if dtype is torch.int8 and span[1] > 127:
                 span = (-100, 100)
             if dtype is torch.int16 and span[1] > 32767:
