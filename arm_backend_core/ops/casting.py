@@ -24,13 +24,14 @@ def to_number(b: Builder, x: Value, dtype: DType) -> Value:
     return b.select(x, b.const(1, dtype), b.const(0, dtype))
 
 
-def to_bool(b: Builder, x: Value) -> Value:
+def to_bool(cx: Context, x: Tensor) -> Value:
     """Whether elements are not 0."""
-    if x.dtype is DType.BOOL:
-        return x
-    if not x.dtype.is_float:
-        return b.cast(x, DType.BOOL)
-    return b.unary("LOGICAL_NOT", b.compare("EQUAL", x, b.const(0, x.dtype)))
+    value = x.value if x.q is None else cx.integer(x).in_steps().value
+    if value.dtype is DType.BOOL:
+        return value
+    if not value.dtype.is_float:
+        return cx.b.cast(value, DType.BOOL)
+    return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", value, cx.b.const(0, value.dtype)))
 
 
 @op(
@@ -45,12 +46,12 @@ def to_bool(b: Builder, x: Value) -> Value:
 )
 def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     """PyTorch cuts fractions off where TOSA's CAST rounds; a quantized tensor stays as it is between float types."""
+    if cx.dtype is DType.BOOL:
+        return to_bool(cx, x)
     if x.q is not None:
         if not cx.dtype.is_float:
             raise Unsupported(f"cast of a quantized tensor to {cx.dtype.value}")
         return x.value
-    if cx.dtype is DType.BOOL:
-        return to_bool(cx.b, x.value)
     if not x.value.dtype.is_float or cx.dtype.is_float:
         return to_number(cx.b, x.value, cx.dtype)
     return cx.b.cast(Float(cx.b, x.value).truncated().value, cx.dtype)

@@ -76,7 +76,7 @@ _comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
 @op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
 def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     """x where the condition holds, else y."""
-    return cx.b.select(to_bool(cx.b, condition.value), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
+    return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
 
 
 @where.integer
@@ -88,17 +88,19 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
             return cx.b.const(cx.q.quantize(np.array(float(z))), cx.q.dtype)
         return cx.requantize(z, cx.q)
 
-    return cx.b.select(to_bool(cx.b, condition.value), choice(x), choice(y))
+    return cx.b.select(to_bool(cx, condition), choice(x), choice(y))
 
 
 def _binary(kind: str, *overloads: OpOverload, logical: bool) -> None:
-    @op(*overloads, kind=Kind.PASSTHROUGH)
+    @op(*overloads)
     def rule(cx: Context, x: Tensor, y: Operand) -> Value:
-        """LOGICAL_* on booleans, BITWISE_* on integers."""
+        """LOGICAL_* on booleans and on what is 0 or not, BITWISE_* on integers."""
         if logical or cx.dtype is DType.BOOL:
-            right = to_bool(cx.b, y.value) if isinstance(y, Tensor) else cx.b.const(bool(y), DType.BOOL)
-            return cx.b.bitwise(f"LOGICAL_{kind}", to_bool(cx.b, x.value), right)
+            right = to_bool(cx, y) if isinstance(y, Tensor) else cx.b.const(bool(y), DType.BOOL)
+            return cx.b.bitwise(f"LOGICAL_{kind}", to_bool(cx, x), right)
         return cx.b.bitwise(f"BITWISE_{kind}", _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
+
+    rule.integer(rule.lower)
 
 
 for _kind in ("and", "or", "xor"):
@@ -107,10 +109,13 @@ for _kind in ("and", "or", "xor"):
     _binary(_kind.upper(), _bits.Tensor, _bits.Scalar, getattr(aten, f"__{_kind}__").Tensor, logical=False)
 
 
-@op(aten.logical_not.default, kind=Kind.PASSTHROUGH)
+@op(aten.logical_not.default)
 def logical_not(cx: Context, x: Tensor) -> Value:
     """Whether elements are 0."""
-    return cx.b.unary("LOGICAL_NOT", to_bool(cx.b, x.value))
+    return cx.b.unary("LOGICAL_NOT", to_bool(cx, x))
+
+
+logical_not.integer(logical_not.lower)
 
 
 @op(aten.bitwise_not.default, kind=Kind.PASSTHROUGH)

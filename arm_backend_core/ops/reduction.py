@@ -160,10 +160,12 @@ def amin(cx: Context, x: Tensor, dim: Sequence[int] = (), keepdim: bool = False)
 
 
 def _quantifier(kind: str, *overloads: OpOverload) -> None:
-    @op(*overloads, kind=Kind.PASSTHROUGH)
+    @op(*overloads)
     def rule(cx: Context, x: Tensor, dim: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
-        x = vector(cx, Tensor(to_bool(cx.b, x.value)))
+        x = vector(cx, Tensor(to_bool(cx, x)))
         return cx.b.reshape(_reduce(cx, kind, x.value, _axes(x, dim)), cx.shape)
+
+    rule.integer(rule.lower)
 
 
 _quantifier("REDUCE_ANY", aten.any.default, aten.any.dim, aten.any.dims)

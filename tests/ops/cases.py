@@ -517,6 +517,10 @@ LOGICAL = [
             "bitwise_xor": lambda x, y: x ^ y,
         }.items()
     ),
+    Case("logical_and_real", lambda x, y: torch.logical_and(x > 0, F.relu(y)), two((2, 8), (2, 8)), refused=_NO_BOOL),
+    Case("logical_not_real", lambda x: torch.logical_not(F.relu(x)), one(2, 8), refused=_NO_BOOL),
+    Case("all_real", lambda x: torch.all(F.relu(x), 1), one(2, 3), refused=_NO_BOOL),
+    Case("any_real", lambda x: torch.any(F.relu(x)), one(2, 3), refused=_NO_BOOL),
     Case("logical_not", torch.logical_not, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
     Case("bitwise_not", lambda x: ~x, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
     Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)], refused=_NO_BOOL),
