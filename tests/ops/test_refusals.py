@@ -67,10 +67,10 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
         torch.where,
         [Input((3, 4), dtype=torch.bool), Input((3, 4)), Input((3, 4))],
         "u55",
-        "ethos-u55-128 has no SELECT in hardware",
+        "ethos-u55-128 has no boolean tensors in hardware",
     ),
     "compare": (torch.gt, [Input((3, 4)), Input((3, 4))], "u55", "ethos-u55-128 has no GREATER in hardware"),
-    "logic": (torch.logical_and, [Input((3,), dtype=torch.bool)] * 2, "u55", "has no LOGICAL_AND in hardware"),
+    "logic": (torch.logical_and, [Input((3,), dtype=torch.bool)] * 2, "u55", "has no boolean tensors in hardware"),
     "resize": (nn.Upsample(size=(131, 9), mode="bilinear"), [X], "u55", "no RESIZE with bilinear interpolation"),
     "shift": (
         lambda x, y: torch.bitwise_and(x, y),
