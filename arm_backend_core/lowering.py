@@ -155,6 +155,8 @@ class Lowering:
         # The target takes memory as it lies: the graph's input has the dimensions in that order.
         order = boundary_order(node)
         shape, dtype = tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype)
+        if dtype.is_float and not self.target.floating:
+            raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         # Where no operator reads it as it is, it must yet have a type and rank that the target knows.
         reason = self.builder.refusal("IDENTITY", [Value(shape, dtype, node.name)], shape, dtype)
         if reason:
