@@ -34,6 +34,10 @@ class Operation(Protocol):
     def inputs(self) -> Sequence[Tensor]:
         """Its operands."""
 
+    @property
+    def output(self) -> Tensor:
+        """Its result."""
+
 
 #: Gives the property of an operator that hardware cannot do, or None.
 Limit = Callable[[Operation], "str | None"]
@@ -138,6 +142,14 @@ def _transpose_conv2d(op: Operation) -> str | None:
     flat = [op.inputs[0].shape[i] == op.inputs[1].shape[i] == 1 for i in (1, 2)]
     if stride not in ((1, 1), (2, 2)) and not (stride == (1, 2) and flat[0]) and not (stride == (2, 1) and flat[1]):
         return f"stride {stride} (1x1 and 2x2; 1x2 and 2x1 for one-dimensional input)"
+    return _constant_weights(op)
+
+
+def _transpose_conv2d_u85(op: Operation) -> str | None:
+    # Of most such Vela finds no block configuration.
+    output, stride = op.output.shape[1:3], op.attrs["stride"]
+    if any(size < step for size, step in zip(output, stride, strict=True)):
+        return f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (not larger than the result)"
     return _constant_weights(op)
 
 
@@ -247,7 +259,7 @@ _U55 = Hardware(
     averages_by_convolution=True,
 )
 _U85 = Hardware(
-    limits={"CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _constant_weights},
+    limits={"CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,

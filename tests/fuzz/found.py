@@ -180,6 +180,12 @@ FOUND = [
         (_x(4, 4, 1, 8),),
         ("ETHOSU_U55_INT8",),
     ),
+    Found(
+        "conv_transpose_of_less_than_its_stride",
+        nn.ConvTranspose2d(2, 4, (1, 3), stride=(1, 3), padding=(0, 2)),
+        (_x(1, 2, 1, 2),),
+        ("ETHOSU_U85_INT8",),
+    ),
     Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
     Found(
         "conv_transpose2d_groups_computed_weight",
