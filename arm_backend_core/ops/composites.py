@@ -199,6 +199,8 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
 @made_of(aten.copysign.Tensor)
 def copysign(x: Tensor, y: Tensor) -> Tensor:
     """The magnitude of x with the sign of y, which minus zero has too."""
+    dtype = (x / y).dtype  # integers become floating-point numbers alike
+    x, y = x.to(dtype), y.to(dtype)
     return torch.where(torch.minimum(y, 1 / y) < 0, -x.abs(), x.abs())
 
 
@@ -216,6 +218,12 @@ def rrelu(
     if training:
         raise Unsupported("rrelu in training mode; call model.eval() before exporting")
     return F.leaky_relu(x, (lower + upper) / 2)
+
+
+@made_of(aten.rrelu_with_noise_functional.default)
+def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """What PyTorch makes of it where it replaces writes; ``noise`` is written to in training only."""
+    return rrelu(x, noise, *args), noise
 
 
 # -- extremes and sums along a dimension --------------------------------------------------------------------------
@@ -253,7 +261,7 @@ def min_all(x: Tensor) -> Tensor:
 
 def _at(x: Tensor, dim: int, rank: int) -> Tensor:
     """The element of this rank, 1 the smallest, along ``dim``, which stays; not a number counts as the largest."""
-    return torch.topk(x, rank, dim, largest=False)[0].narrow(dim, rank - 1, 1)
+    return torch.topk(x, rank, dim, largest=False)[0].narrow(dim, rank - 1, 1) if x.dim() else x
 
 
 @made_of(aten.sort.default, aten.sort.stable)
@@ -273,7 +281,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
 def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, None]:
     """Of an even number of elements the lower one in the middle, without its index; NaN where there is one."""
     unknown = torch.any(x != x, dim, keepdim=True)
-    value = torch.where(unknown, math.nan, _at(x, dim, (x.shape[dim] + 1) // 2))
+    value = torch.where(unknown, math.nan, _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1))
     return value if keepdim else value.squeeze(dim), None
 
 

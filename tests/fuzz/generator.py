@@ -233,7 +233,7 @@ class Draw:
         scope = SCOPE | {"self": self._modules}
         scope |= {value.name: value.tensor for value in self.values if "[" not in value.name}
         scope |= {name: self._group(name) for name in {v.name.split("[")[0] for v in self.values if "[" in v.name}}
-        if step.writes and self._constants_written(step):
+        if step.writes and (self._constants_written(step) or self._overlaps(step)):
             raise Impossible
         saved = [(value.tensor, value.tensor.clone()) for value in self.values] if step.writes else []
         with torch.no_grad():
@@ -249,6 +249,11 @@ class Draw:
                 tensor.copy_(before)
             raise Impossible
         return [Reference(name, tensor) for name, tensor in named.items()]
+
+    def _overlaps(self, step: Step) -> bool:
+        """Whether elements share memory, as expanded ones do: what a write to one does to others is open."""
+        read = [value.tensor for value in self.values if value.name.split("[")[0] in step.reads]
+        return any(not n and size > 1 for x in read for n, size in zip(x.stride(), x.shape, strict=True))
 
     def _overflows(self, step: Step, results: Sequence[Tensor]) -> bool:
         """Whether numbers that no integer type holds could have become integers: C leaves open what these are."""
