@@ -229,6 +229,11 @@ def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tens
 # -- extremes and sums along a dimension --------------------------------------------------------------------------
 
 
+def _descending(x: Tensor) -> Tensor:
+    """The order turned round; -x of the smallest integer would be itself."""
+    return -x if x.is_floating_point() else ~x
+
+
 @made_of(aten.max.dim)
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
@@ -238,13 +243,13 @@ def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]
 @made_of(aten.min.dim)
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
-    return torch.amin(x, dim, keepdim), torch.argmax(-x, dim, keepdim)
+    return torch.amin(x, dim, keepdim), torch.argmax(_descending(x), dim, keepdim)
 
 
 @made_of(aten.argmin.default)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Of equal elements the first, as in argmax."""
-    return torch.argmax(-x, dim, keepdim)
+    return torch.argmax(_descending(x), dim, keepdim)
 
 
 @made_of(aten.max.default)
@@ -280,8 +285,9 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
 @made_of(aten.median.dim)
 def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, None]:
     """Of an even number of elements the lower one in the middle, without its index; NaN where there is one."""
-    unknown = torch.any(x != x, dim, keepdim=True)
-    value = torch.where(unknown, math.nan, _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1))
+    value = _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
+    if x.is_floating_point():
+        value = torch.where(torch.any(x != x, dim, keepdim=True), math.nan, value)
     return value if keepdim else value.squeeze(dim), None
 
 

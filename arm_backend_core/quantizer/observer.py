@@ -134,7 +134,7 @@ class ActivationObserver(RangeObserver):
         return x
 
     def _range(self, seen: _Seen) -> tuple[Tensor, Tensor]:
-        if seen.count < _MANY and not self.exact:
+        if not seen.count or (seen.count < _MANY and not self.exact):
             return widened(seen.low, seen.high, seen.count)
         return least_error(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
 

@@ -78,6 +78,15 @@ class _OfBuffers(nn.Module):
         return y
 
 
+class _WithEmpty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bound = nn.Buffer(torch.ones(5, 1, 0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.clamp_min(x, self.bound)
+
+
 class _NormBesideWrite(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -210,6 +219,15 @@ FOUND = [
         _INT,
     ),
     Found("smallest_of_five_dimensions", lambda x: x.amin(2), (_x(2, 4, 3, 3, 4),), ("ETHOSU_U55_INT8",)),
+    Found("empty_constant", _WithEmpty(), (_x(5, 1, 0),), _INT),
+    Found("median_of_integers", lambda x: x.median(), (_x(7, 5, low=-100, high=100, dtype=torch.int8),)),
+    Found("median_rank_0", lambda x: torch.median(x, 0, True)[0], (_x(),)),
+    Found("kthvalue_rank_0", lambda x: torch.kthvalue(x, 1, 0)[0], (_x(),)),
+    Found(
+        "argmin_of_the_smallest_integer",
+        lambda x, y: (torch.where(y > -200, -(2**31), x).argmin(0), torch.maximum(x, y).min(0)[1]),
+        (_x(7, 5, low=-9, high=9, dtype=torch.int32), _x(7, 5, low=-300, high=9, dtype=torch.int32)),
+    ),
     Found("no_inputs", _OfBuffers(), (), _INT),
     Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
 ]

@@ -474,6 +474,9 @@ def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[tor
         return None
     if next(iter(bases)).meta["val"].dtype is not torch.int16:
         return None
+    inner = [find(node) for node in region if node is not quantize and not is_dequantize(node)]
+    if len(inner) < 2 and all(record is not None and record.clamp for record in inner):
+        return None  # a RESCALE or a CLAMP, which is exact
     return [node for node in quantize.graph.nodes if node in region]
 
 
