@@ -41,11 +41,9 @@ def _absorbed(module: GraphModule, x: Node, gain: Tensor, offset: Tensor) -> boo
     record = find(x)
     if record is None or record.kind is not Kind.CONV or len(x.users) != 1 or x.kwargs:
         return False
-    if x.target is aten.convolution.default:  # transposed or not, its record has one axis for the channels
-        return False
     weight: Any = x.args[record.weight]
     bias: Any = x.args[record.bias] if len(x.args) > record.bias else None
-    axis = record.weight_axis(weight.meta["val"].dim())
+    axis = record.weight_axis(x)
     if weight.op != "get_attr" or weight.meta["val"].shape[axis] != gain.numel():  # groups of a transposed one
         return False
     if bias is not None and bias.op != "get_attr":

@@ -116,7 +116,7 @@ def _depth_slices(cx: Context, x: Tensor, weight: Tensor, step: int, pad: int, s
     return slices
 
 
-@op(aten.convolution.default, **_CONV)
+@op(aten.convolution.default, **_CONV | {"weight_axis": lambda node: int(node.args[6])})  # transposed
 def convolution(
     cx: Context,
     x: Tensor,
@@ -137,7 +137,7 @@ def convolution(
     return conv.lower(cx, x, weight, bias, stride, padding, dilation, groups)
 
 
-@op(aten.conv_transpose2d.input, aten.conv_transpose1d.default, **_CONV | {"weight_axis": lambda rank: 1})
+@op(aten.conv_transpose2d.input, aten.conv_transpose1d.default, **_CONV | {"weight_axis": lambda node: 1})
 def conv_transpose(
     cx: Context,
     x: Tensor,

@@ -40,7 +40,7 @@ class Record:
         activations: positions of the arguments that are quantized as activations; None for every tensor argument.
         weight: position of the weight (CONV only).
         bias: position of the bias (CONV only).
-        weight_axis: the weight's output-channel dimension, given its rank (CONV only).
+        weight_axis: the weight's output-channel dimension, given the node (CONV only).
         univariate: an elementwise function that may be merged with its neighbours into one TABLE.
         clamp: for relu and its kin: the arguments -> (low, high); such a function merges into its producer's rescale.
         factor: for multiplication by a positive number: the arguments -> that number, or None; merges likewise.
@@ -58,7 +58,7 @@ class Record:
     activations: tuple[int, ...] | None = None
     weight: int = 1
     bias: int = 2
-    weight_axis: Callable[[int], int] = field(default=lambda rank: 0)
+    weight_axis: Callable[[torch.fx.Node], int] = field(default=lambda node: 0)
     univariate: bool = False
     clamp: Callable[..., tuple[float, float]] | None = None
     factor: Callable[..., float | None] | None = None

@@ -72,7 +72,7 @@ class Annotator:
             if weight not in self.constants:
                 return  # a computed one has no channels that keep their scales; the lowering says what to do
             if isinstance(weight, Node) and spec is not None:
-                inputs[weight] = along(spec, record.weight_axis(weight.meta["val"].dim()))
+                inputs[weight] = along(spec, record.weight_axis(node))
                 inputs |= self._bias_spec(node, weight)
         output = None if node in regions.interior or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
@@ -90,7 +90,7 @@ class Annotator:
         assert isinstance(bias, Node)
         if self._input_spec(node, activation).dtype is not torch.int8:
             return {}
-        channels = weight.meta["val"].shape[record.weight_axis(weight.meta["val"].dim())]
+        channels = weight.meta["val"].shape[record.weight_axis(node)]
         if bias.meta["val"].shape[0] != channels:  # a transposed convolution in groups: channels share scales
             return {}
         assert config.weight is not None

@@ -87,6 +87,17 @@ class _WithEmpty(nn.Module):
         return torch.clamp_min(x, self.bound)
 
 
+class _Convolution(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.rand(6, 3, 2) - 0.5), nn.Parameter(torch.ones(3))
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(aten.convolution(x, self.weight, self.bias, [3], [1], [1], True, [1], 1))
+        return y
+
+
 class _NormBesideWrite(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -227,6 +238,11 @@ FOUND = [
         "argmin_of_the_smallest_integer",
         lambda x, y: (torch.where(y > -200, -(2**31), x).argmin(0), torch.maximum(x, y).min(0)[1]),
         (_x(7, 5, low=-9, high=9, dtype=torch.int32), _x(7, 5, low=-300, high=9, dtype=torch.int32)),
+    ),
+    Found(
+        "transposed_core_convolution",
+        _Convolution(),
+        (_x(2, 6, 8),),
     ),
     Found("no_inputs", _OfBuffers(), (), _INT),
     Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
