@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +43,13 @@ class QParams:
         )
 
     def quantize(self, real: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Nearest integers, ties to even, saturated to [qmin, qmax]; int64."""
+        """Nearest integers, ties to even, saturated to [qmin, qmax]; int64.
+
+        Raises:
+            Unsupported: an element is NaN.
+        """
+        if np.isnan(real).any():
+            raise Unsupported("a constant that it computes with is not a number (nan), which integers cannot hold")
         return np.clip(np.rint(real / self._along(real.ndim)) + self.zero_point, self.qmin, self.qmax).astype(np.int64)
 
     def dequantize(self, integers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -282,11 +282,11 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
     return value if keepdim else value.squeeze(dim), None
 
 
-@made_of(aten.median.dim)
-def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, None]:
+@made_of(aten.median.dim, tell_quantized=True)
+def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
     """Of an even number of elements the lower one in the middle, without its index; NaN where there is one."""
     value = _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
-    if x.is_floating_point():
+    if x.is_floating_point() and not quantized:
         value = torch.where(torch.any(x != x, dim, keepdim=True), math.nan, value)
     return value if keepdim else value.squeeze(dim), None
 
@@ -294,7 +294,7 @@ def median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, None
 @made_of(aten.median.default)
 def median(x: Tensor) -> Tensor:
     """Over all dimensions."""
-    return median_dim(x.reshape(-1), 0)[0]
+    return torch.median(x.reshape(-1), 0)[0]
 
 
 def _with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:

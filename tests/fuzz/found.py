@@ -232,8 +232,6 @@ FOUND = [
     Found("smallest_of_five_dimensions", lambda x: x.amin(2), (_x(2, 4, 3, 3, 4),), ("ETHOSU_U55_INT8",)),
     Found("empty_constant", _WithEmpty(), (_x(5, 1, 0),), _INT),
     Found("median_of_integers", lambda x: x.median(), (_x(7, 5, low=-100, high=100, dtype=torch.int8),)),
-    Found("median_rank_0", lambda x: torch.median(x, 0, True)[0], (_x(),)),
-    Found("kthvalue_rank_0", lambda x: torch.kthvalue(x, 1, 0)[0], (_x(),)),
     Found(
         "argmin_of_the_smallest_integer",
         lambda x, y: (torch.where(y > -200, -(2**31), x).argmin(0), torch.maximum(x, y).min(0)[1]),

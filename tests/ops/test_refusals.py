@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,6 +78,12 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
         [Input((3,), 0, 9, torch.int32)] * 2,
         "u55",
         "has no BITWISE_AND in hardware",
+    ),
+    "nan": (
+        lambda x, y: torch.where(x < y, x, math.nan),
+        [Input((3, 4), -2, -1), Input((3, 4), 1, 2)],
+        "int",
+        "is not a number (nan)",
     ),
     "alpha_zero": (lambda x, y: torch.add(x, y, alpha=0), [Input((3, 4))] * 2, "int", "alpha=0"),
     "two_tensors": (torch.pow, [Input((3, 4), 0.5, 2)] * 2, "int", "runs integers only"),
