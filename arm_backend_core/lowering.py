@@ -60,7 +60,7 @@ class Lowering:
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
-        self.builder = Builder(self.graph, target)
+        self.builder = Builder(self.graph, target, splits=True)
         self._entered: dict[Node, tuple[Value, Tensor]] = {}  # a node outside: the graph's input, and what it is here
         self._dequantized: dict[Value, list[Tensor]] = {}
         self._intervals = Intervals(self.constants)
@@ -187,7 +187,7 @@ class Lowering:
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return item
-        if _is_int64(node) and not self._intervals.fits(node):
+        if _is_integer(node) and not self._intervals.fits(node) and _is_int64(node):
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
@@ -388,6 +388,11 @@ def _require_static(node: Node) -> None:
 def _is_int64(node: Node) -> bool:
     first = first_result(node)
     return first is not None and first.dtype is torch.int64
+
+
+def _is_integer(node: Node) -> bool:
+    first = first_result(node)
+    return first is not None and not first.dtype.is_floating_point and first.dtype is not torch.bool
 
 
 def _node(x: Any) -> Node:

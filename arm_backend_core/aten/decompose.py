@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.nodes import DECLINED, first_result, is_constant
-from arm_backend_core.ops.composites import product_of_nothing, product_with_vector
+from arm_backend_core.ops.composites.arithmetic import product_of_nothing, product_with_vector
 from arm_backend_core.ops.registry import composite, find, records
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.nodes import is_float
-from arm_backend_core.ops.composites import QUANTIZABLE_LOWEST
+from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
 from arm_backend_core.ops.registry import Kind, find
 
 aten = torch.ops.aten

@@ -153,12 +153,10 @@ def conv_transpose(
     spatial = weight.rank - 2
     if spatial not in (1, 2):
         raise Unsupported(f"transposed convolution in {spatial} dimensions")
-    if pair(dilation, spatial, 1) != (1, 1):
-        raise Unsupported("transposed convolution with dilation: TOSA's TRANSPOSE_CONV2D has none")
     if weight.q is not None and weight.q.axis not in (None, 1):
         raise Unsupported("transposed convolution whose weight is not quantized along its output channels (axis 1)")
     kernels = _constant(weight)
-    kernels = kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1])
+    kernels = _spread(kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1]), pair(dilation, spatial, 1), weight)
     crop, extra = pair(padding, spatial, 0), pair(output_padding, spatial, 0)
     ends = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
     # TOSA crops less than the kernel's size; what remains is cut off the result.
@@ -184,6 +182,14 @@ def conv_transpose(
     starts = [0, out_pad[0] - ends[0], out_pad[2] - ends[2], 0]
     sizes = (whole.shape[0], *(1, *cx.shape[-spatial:])[-2:], whole.shape[3])
     return cx.b.reshape(to_nchw(cx.b, cx.b.slice(whole, starts, sizes)), cx.shape)
+
+
+def _spread(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:
+    """Kernels [..., KH, KW] with zeros between their elements: TOSA's TRANSPOSE_CONV2D has no dilation."""
+    sizes = [step * (size - 1) + 1 for step, size in zip(steps, kernels.shape[-2:], strict=True)]
+    apart = np.full((*kernels.shape[:-2], *sizes), weight.q.zero_point if weight.q else 0, kernels.dtype)
+    apart[..., :: steps[0], :: steps[1]] = kernels
+    return apart
 
 
 for _record in (conv, conv_same, conv3d, convolution, conv_transpose):

@@ -2,8 +2,8 @@
 
 from arm_backend_core.ops import (  # noqa: F401
     casting,
-    composites,
     convolution,
+    division,
     elementwise,
     indexing,
     linear,
@@ -16,3 +16,5 @@ from arm_backend_core.ops import (  # noqa: F401
     resize,
     unary,
 )
+from arm_backend_core.ops.composites import arithmetic, attention, order, windows  # noqa: F401
+from arm_backend_core.ops.composites import movement as moved  # noqa: F401

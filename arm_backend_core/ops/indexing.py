@@ -14,6 +14,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.casting import to_number
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.permutation import inverse
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
@@ -80,21 +81,40 @@ def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -
 
 @op(aten.index.Tensor, aten._unsafe_index.Tensor, kind=Kind.SHARED)
 def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
-    """x[:, i]; several indices side by side are one into their axes' product, if they are known."""
+    """x[:, i]; several indices are one into the product of their axes, which go first where they are apart."""
     axes = [axis for axis, picked in enumerate(indices) if picked is not None]
     given = [picked.value for picked in indices if picked is not None]
     if any(value.dtype is DType.BOOL for value in given):
         raise Unsupported("selection by a mask, whose number of elements depends on data; use torch.where")
-    if len(given) == 1 and given[0].data is None:
-        wrapped = _wrapped(cx, given[0], x.shape[axes[0]])
-        return cx.b.reshape(_gathered(cx, x.value, axes[0], wrapped), cx.shape)
-    if any(value.data is None for value in given) or axes != list(range(axes[0], axes[-1] + 1)):
-        raise Unsupported("several indices that are computed, or dimensions apart; index one dimension after the other")
-    sizes = x.shape[axes[0] : axes[-1] + 1]
-    known = np.broadcast_arrays(*(np.asarray(value.data) % size for value, size in zip(given, sizes, strict=True)))
-    flat = np.ravel_multi_index(known, sizes).reshape(-1)
-    merged = cx.b.reshape(x.value, (*x.shape[: axes[0]], prod(sizes), *x.shape[axes[-1] + 1 :]))
-    return cx.b.reshape(take(cx.b, merged, axes[0], flat.tolist()), cx.shape)
+    value, sizes, first = x.value, [x.shape[axis] for axis in axes], axes[0]
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        value, first = cx.b.transpose(value, [*axes, *(i for i in range(x.rank) if i not in axes)]), 0
+    value = cx.b.reshape(value, (*value.shape[:first], prod(sizes), *value.shape[first + len(axes) :]))
+    if all(index.data is not None for index in given):
+        pairs = zip(given, sizes, strict=True)
+        known = np.broadcast_arrays(*(np.asarray(index.data) % size for index, size in pairs))
+        flat = np.ravel_multi_index(known, sizes).reshape(-1)
+        return cx.b.reshape(take(cx.b, value, first, flat.tolist()), cx.shape)
+    places = _wrapped(cx, given[0], sizes[0])
+    for computed, size in zip(given[1:], sizes[1:], strict=True):
+        places = cx.b.mul(places, cx.b.const(np.full((), size), DType.INT32))
+        places = cx.b.add(places, _wrapped(cx, computed, size))
+    return cx.b.reshape(_gathered(cx, value, first, places), cx.shape)
+
+
+@op(aten.gather.default, kind=Kind.SHARED)
+def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False) -> Value:
+    """x[i][indices[i][j][k]][k] along dimension 1: a GATHER from rows of single elements."""
+    if not x.rank:
+        return cx.b.reshape(x.value, cx.shape)
+    axis = dim % x.rank
+    picked = indices.value if indices.rank else cx.b.reshape(indices.value, (1,))
+    part = cx.b.slice(x.value, (0,) * x.rank, [n if i == axis else picked.shape[i] for i, n in enumerate(x.shape)])
+    order = [*(i for i in range(x.rank) if i != axis), axis]
+    last = [cx.b.transpose(value, order) for value in (part, cx.b.cast(picked, DType.INT32))]
+    values, places = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in last)
+    elements = cx.b.gather(cx.b.reshape(values, (*values.shape, 1)), places)
+    return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, last[1].shape), inverse(tuple(order))), cx.shape)
 
 
 @op(aten.index_select.default, kind=Kind.SHARED)

@@ -13,7 +13,6 @@ from arm_backend_core.ops.casting import to_bool, to_number
 from arm_backend_core.ops.integers import aligned
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -30,20 +29,10 @@ def _numbers(cx: Context, *operands: Operand) -> list[Value]:
         if all(value.dtype is DType.BOOL for value in values):
             dtype = DType.FP32
         else:
-            (high, low), (other_high, other_low) = (_halves(cx.b, _operand(cx, x, DType.INT32)) for x in operands)
+            (high, low), (other_high, other_low) = (cx.b.halves(_operand(cx, x, DType.INT32)) for x in operands)
+            # Differences of halves are exact. Their sum, rounded once, has the sign of the integers' difference.
             return [cx.b.add(cx.b.sub(high, other_high), cx.b.sub(low, other_low)), cx.b.const(0, DType.FP32)]
     return [_operand(cx, x, dtype) for x in operands]
-
-
-def _halves(b: Builder, x: Value) -> tuple[Value, Value]:
-    """INT32 as FP32 multiples of 2**16 and the rest, 0 to 65535: the FP profile compares no integers.
-
-    Both are exact, and so are differences of either. Their sum, rounded once, has the sign of the integers' difference,
-    which itself may leave INT32.
-    """
-    half = b.const(16, DType.INT32)
-    high = b.logical_left_shift(b.logical_right_shift(x, half), half)
-    return b.cast(high, DType.FP32), b.cast(b.sub(x, high), DType.FP32)
 
 
 def _operand(cx: Context, x: Operand, dtype: DType) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -11,6 +12,7 @@ import torch
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
 from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
+from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
 from arm_backend_core.ops.registry import Kind, op
@@ -37,12 +39,19 @@ class _Window:
 
 
 def _window(
-    cx: Context, image: Value, spatial: int, kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    cx: Context,
+    image: Value,
+    spatial: int,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: tuple[int, int] = (1, 1),
 ) -> _Window:
     kernel, steps = pair(kernel_size, spatial, 1), pair(stride or kernel_size, spatial, 1)
     before = pair(padding, spatial, 0)
     out = (1, *cx.shape[-spatial:])[-2:]
-    after = [(out[i] - 1) * steps[i] + kernel[i] - image.shape[1 + i] - before[i] for i in (0, 1)]
+    reach = [(out[i] - 1) * steps[i] + dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
+    after = [reach[i] - image.shape[1 + i] - before[i] for i in (0, 1)]
     return _Window(kernel, steps, (before[0], after[0], before[1], after[1]))
 
 
@@ -80,12 +89,30 @@ def max_pool(
 ) -> Value:
     """x [N, C, (H,) W]."""
     spatial = 1 if "max_pool1d" in str(cx.node.target) else 2
-    if pair(dilation, spatial, 1) != (1, 1):
-        raise Unsupported("max pooling with dilation: TOSA's MAX_POOL2D has none")
-    image = _image(cx, x, spatial)
-    image, window = _cut(cx, image, _window(cx, image, spatial, kernel_size, stride, padding))
-    result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
+    image, apart = _image(cx, x, spatial), pair(dilation, spatial, 1)
+    image, window = _cut(cx, image, _window(cx, image, spatial, kernel_size, stride, padding, apart))
+    if apart == (1, 1):
+        result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
+    else:
+        result = _dilated(cx, image, window, apart)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
+
+
+def _dilated(cx: Context, image: Value, window: _Window, dilation: tuple[int, int]) -> Value:
+    """Maxima of windows whose elements are apart: in every dilation-th row and column they are side by side."""
+    b, (dy, dx), lowest = cx.b, dilation, -math.inf if image.dtype.is_float else image.dtype.range[0]
+    top, bottom, left, right = window.pad
+    n, h, w, c = image.shape
+    fill = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to whole multiples of the dilation
+    image = b.pad(image, [(0, 0), (top, bottom + fill[0]), (left, right + fill[1]), (0, 0)], lowest)
+    rows, columns = image.shape[1] // dy, image.shape[2] // dx
+    grid = b.transpose(b.reshape(image, (n, rows, dy, columns, dx, c)), (0, 2, 4, 1, 3, 5))
+    dense = b.max_pool2d(b.reshape(grid, (n * dy * dx, rows, columns, c)), window.kernel, (1, 1), (0, 0, 0, 0))
+    starts = b.reshape(dense, (n, dy, dx, *dense.shape[1:]))
+    image = b.reshape(b.transpose(starts, (0, 3, 1, 4, 2, 5)), (n, dense.shape[1] * dy, dense.shape[2] * dx, c))
+    used = (top + h + bottom - dy * (window.kernel[0] - 1), left + w + right - dx * (window.kernel[1] - 1))
+    image = take(b, image, 1, range(0, used[0], window.stride[0]))
+    return take(b, image, 2, range(0, used[1], window.stride[1]))
 
 
 @op(aten.avg_pool2d.default, aten.avg_pool1d.default, kind=Kind.SHARED, error=2.0**-14)

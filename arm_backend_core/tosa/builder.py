@@ -22,13 +22,17 @@ class Builder:
 
     Binary operators take operands of different rank and prepend dimensions of size 1, as PyTorch broadcasts.
 
+    Args:
+        splits: write data movement of INT32, which the FP profile has not, as movement of two FP32 halves.
+
     Raises:
         Unsupported: from every method, when the target has no such operator on these types.
     """
 
-    def __init__(self, graph: Graph, target: Target) -> None:
+    def __init__(self, graph: Graph, target: Target, *, splits: bool = False) -> None:
         self.graph = graph
         self.target = target
+        self.splits = splits and not target.integer
         self.origin: Origin | None = None
 
     # -- plumbing ------------------------------------------------------------------------------------------------
@@ -37,12 +41,36 @@ class Builder:
         """Append any operator; the typed methods below are the way to use it."""
         op = self._op(kind, inputs, shape, dtype, attrs)
         reason = op_refusal(self.target, op)
+        if reason and self.splits and dtype is DType.INT32 and OPERATORS[kind].moves:
+            return self._moved_in_halves(kind, inputs, shape, attrs)
         if reason:
             raise Unsupported(reason)
         op.output.name = self.graph.new_name(kind)
         op.output.producer = op
         self.graph.ops.append(op)
         return op.output
+
+    def _moved_in_halves(
+        self, kind: str, inputs: Sequence[Value], shape: Sequence[int], attrs: dict[str, Any]
+    ) -> Value:
+        """Any data movement of INT32."""
+        whole = [value.dtype is not DType.INT32 or (kind == "GATHER" and i == 1) for i, value in enumerate(inputs)]
+        pairs = [(x, x) if kept else self.halves(x) for x, kept in zip(inputs, whole, strict=True)]
+        filling = self.halves(self.const(attrs["pad_const"], DType.INT32)) if kind == "PAD" else (None, None)
+        moved = []
+        for half, fill in zip(zip(*pairs, strict=True), filling, strict=True):
+            filled = {} if fill is None or fill.data is None else {"pad_const": float(fill.data)}
+            moved.append(self.cast(self.emit(kind, half, shape, DType.FP32, **attrs | filled), DType.INT32))
+        return self.add(*moved)
+
+    def halves(self, x: Value) -> tuple[Value, Value]:
+        """INT32 as FP32 multiples of 2**16 and the rest, 0 to 65535, both exact, which their sum may not be."""
+        if x.data is not None:
+            high = x.data >> 16 << 16
+            return self.const(high, DType.FP32), self.const(x.data - high, DType.FP32)
+        half = self.const(np.full((1,) * x.rank, 16), DType.INT32)
+        top = self.logical_left_shift(self.logical_right_shift(x, half), half)
+        return self.cast(top, DType.FP32), self.cast(self.sub(x, top), DType.FP32)
 
     def refusal(
         self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any

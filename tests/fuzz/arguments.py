@@ -324,28 +324,117 @@ def _recurrent(gates: int, states: int) -> dict[str, Strategy]:
     return {"input": lambda d, a: d.tensor(shape=(d.size(1, 4), d.size(1, 4), d.size(1, 6))), "hx": state}
 
 
-def _encoder_layer() -> dict[str, Strategy]:
+_ATTENTION = {"qkv_weight": "3E E", "qkv_bias": "3E", "proj_weight": "E E", "proj_bias": "E"}
+_FEED_FORWARD = {"ffn_weight_1": "F E", "ffn_bias_1": "F", "ffn_weight_2": "E F", "ffn_bias_2": "E"}
+_NORMS = {f"norm_{part}_{i}": "E" for part in ("weight", "bias") for i in (1, 2)}
+
+
+def _attention(*inputs: str, shapes: dict[str, str]) -> dict[str, Strategy]:
+    """Attention with its projections and what follows; E is the width, F that of what is hidden."""
+
     def sized(*shape: str) -> Strategy:
         def strategy(d: Draw, a: Arguments) -> Reference:
-            width = a["embed_dim"]
-            return d.constant(
-                *({"E": width, "3E": 3 * width, "F": a.setdefault("_hidden", d.size(1, 8))}[x] for x in shape)
-            )
+            width, hidden = a["embed_dim"], a.setdefault("_hidden", d.size(1, 8))
+            return d.constant(*({"E": width, "3E": 3 * width, "F": hidden}[size] for size in shape))
 
         return strategy
 
-    shapes = {"qkv_weight": "3E E", "qkv_bias": "3E", "proj_weight": "E E", "proj_bias": "E"}
-    shapes |= {f"norm_{part}_{i}": "E" for part in ("weight", "bias") for i in (1, 2)}
-    shapes |= {"ffn_weight_1": "F E", "ffn_bias_1": "F", "ffn_weight_2": "E F", "ffn_bias_2": "E"}
+    def heads(d: Draw, a: Arguments) -> int:
+        return d.choose([n for n in (1, 2, 3, 4) if a["embed_dim"] % n == 0])
+
+    first, *others = inputs
     return {
-        "src": _rank(3),
+        first: _rank(3),
+        **{name: lambda d, a: _first(a) for name in others},
         "embed_dim": lambda d, a: _first(a).shape[-1],
-        "num_heads": lambda d, a: d.choose([n for n in (1, 2, 3, 4) if a["embed_dim"] % n == 0]),
+        "num_heads": heads,
+        "num_head": heads,
         "eps": _one(1e-5),
         "mask": _always(None),
         "mask_type": _always(None),
         **{name: sized(*shape.split()) for name, shape in shapes.items()},
     }
+
+
+def _places(low: int = 1, high: int = 6) -> Strategy:
+    """Indices along ``dim``."""
+
+    def strategy(d: Draw, a: Arguments) -> Reference:
+        x = _first(a)
+        size = x.shape[a["dim"]] if x.rank else 1
+        return d.tensor(shape=(d.size(low, high),), dtypes=(torch.int64,), span=(0, size), constant=0.5)
+
+    return strategy
+
+
+def _rows(d: Draw, a: Arguments) -> Reference:
+    """As many rows as there are indices, along ``dim``."""
+    shape = list(_first(a).shape)
+    shape[a["dim"]] = a["index"].shape[0]
+    return d.tensor(shape=tuple(shape), dtypes=(_first(a).tensor.dtype,))
+
+
+def _scattered(d: Draw, a: Arguments) -> Reference:
+    """An index along ``dim`` for each element of a part of the tensor."""
+    x = _first(a)
+    shape = [n if d.chance(0.7) else d.size(1, max(n, 1)) for n in x.shape]
+    size = x.shape[a["dim"]] if x.rank else 1
+    return d.tensor(shape=tuple(shape), dtypes=(torch.int64,), span=(0, max(size, 1)), constant=0.5)
+
+
+def _of_index(d: Draw, a: Arguments) -> Reference:
+    return d.tensor(shape=a["index"].shape, dtypes=(_first(a).tensor.dtype,))
+
+
+def _of_dimension(d: Draw, a: Arguments) -> int:
+    """A length of the dimension ``dimension`` at most."""
+    x = _first(a)
+    return d.size(1, x.shape[a["dimension"]] if x.rank else 1)
+
+
+def _memory(d: Draw, a: Arguments) -> Reference:
+    """A tensor whose memory is its own."""
+    return d.tensor(shape=d.shape(d.size(1, 4)), span=(-2, 2))
+
+
+def _steps(d: Draw, a: Arguments) -> list[int]:
+    """Strides for ``size`` that stay inside; ``storage_offset`` is what is left."""
+    left, steps = _first(a).tensor.numel() - 1, []
+    for size in a["size"]:
+        steps.append(d.size(0, left // max(size - 1, 1)))
+        left -= steps[-1] * (size - 1)
+    a["storage_offset"] = d.size(0, max(left, 0))
+    return steps
+
+
+_STRIDED: dict[str, Strategy] = {
+    "self": _memory,
+    "size": lambda d, a: [d.size(1, 3) for _ in range(d.size(0, 3))],
+    "stride": _steps,
+}
+
+
+def _selected(d: Draw, a: Arguments) -> Reference:
+    a["dim"], x = d.axis(_first(a)), _first(a)
+    axis = a["dim"] % max(x.rank, 1)
+    return d.tensor(shape=(*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+def _sliced(d: Draw, a: Arguments) -> Reference:
+    a["dim"], x = d.axis(_first(a)), _first(a)
+    a |= {"start": _bounds(d, a), "end": _bounds(d, a), "step": d.choose((1, 1, 2))}
+    axis = a["dim"] % max(x.rank, 1)
+    length = len(range(x.shape[axis])[a["start"] : a["end"] : a["step"]])
+    return d.tensor(shape=(*x.shape[:axis], length, *x.shape[axis + 1 :]))
+
+
+def _divisor(d: Draw, a: Arguments) -> Reference:
+    """No element is near 0."""
+    return d.tensor(shape=_first(a).shape, dtypes=FLOATS[:1], span=(0.5, 4))
+
+
+_INDEXED = {"index": _places(), "source": _rows, "value": lambda d, a: d.number()}
+_SCATTER = {"index": _scattered, "src": _of_index, "value": lambda d, a: d.number()}
 
 
 def _ordered(d: Draw, a: Arguments) -> float | None:
@@ -523,6 +612,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "avg_pool1d": _pool(1, 3, 3, 2),
     "adaptive_avg_pool2d": {"self": _rank(4, 4, 3), "output_size": _positions(2, 1, 6)},
     "_adaptive_avg_pool2d": {"self": _rank(4, 4, 3), "output_size": _positions(2, 1, 6)},
+    **{f"adaptive_{kind}_pool3d": {"self": _rank(5, 4), "output_size": _positions(3, 1, 4)} for kind in ("avg", "max")},
     "adaptive_avg_pool1d": {"self": _rank(3, 3, 2), "output_size": _positions(1, 1, 6)},
     "max_pool3d_with_indices": _pool(3, 5, 5, 4),
     "avg_pool3d": _pool(3, 5, 5, 4),
@@ -538,7 +628,61 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "gru": _recurrent(3, 1),
     "rnn_tanh": _recurrent(1, 1),
     "rnn_relu": _recurrent(1, 1),
-    "_transformer_encoder_layer_fwd": _encoder_layer(),
+    "_transformer_encoder_layer_fwd": _attention("src", shapes=_ATTENTION | _NORMS | _FEED_FORWARD),
+    "_native_multi_head_attention": _attention("query", "key", "value", shapes=_ATTENTION),
+    "addbmm": {
+        "self": _rank(2),
+        "batch1": lambda d, a: d.constant(d.size(1, 3), _first(a).shape[0], d.size(1, 6)),
+        "batch2": lambda d, a: d.constant(a["batch1"].shape[0], a["batch1"].shape[2], _first(a).shape[1]),
+        "beta": _one(1, 0.5),
+    },
+    "_cdist_forward": {
+        "x1": _rank(2, 3),
+        "x2": lambda d, a: d.tensor(shape=(*_first(a).shape[:-2], d.size(1, 5), _first(a).shape[-1])),
+        "p": _one(2.0, 1.0),
+        "compute_mode": _always(None),
+    },
+    "conv_transpose3d": _convolution(3, weight=_filter(3, transposed=True)),
+    "grid_sampler_2d": {
+        "input": _image(2),
+        "grid": lambda d, a: d.tensor(shape=(_first(a).shape[0], d.size(1, 4), d.size(1, 4), 2), span=(-1.2, 1.2)),
+        "interpolation_mode": _one(0, 0, 1),
+        "padding_mode": _one(0, 1, 2),
+    },
+    "index_fill": _INDEXED,
+    "index_fill.int_Tensor": {"value": lambda d, a: d.tensor(shape=())},
+    "index_copy": _INDEXED,
+    "index_add": _INDEXED,
+    "index_put": {
+        "indices": lambda d, a: [_places()(d, a | {"dim": 0})],
+        "values": lambda d, a: d.tensor(shape=(*a["indices"][0].shape, *_first(a).shape[1:])),
+        "self": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),
+    },
+    "gather": _SCATTER,
+    "scatter": _SCATTER,
+    "scatter_add": _SCATTER,
+    "scatter_reduce": _SCATTER | {"reduce": _one("sum", "prod", "amax", "amin"), "include_self": _always(True)},
+    "masked_scatter": {"mask": _like(BOOL), "source": _same()},
+    "take": {
+        "index": lambda d, a: d.tensor(shape=(d.size(1, 5),), dtypes=(torch.int64,), span=(0, _first(a).tensor.numel()))
+    },
+    "bucketize": {"boundaries": lambda d, a: d.constant(1, span=(-2, 2))},  # more would have to be sorted
+    "searchsorted": {
+        "sorted_sequence": lambda d, a: d.tensor(shape=(1,), span=(-2, 2)),
+        "side": _always(None),
+        "sorter": _always(None),
+    },
+    "kthvalue": {"k": _along(1, lambda n: n)},
+    "unfold": {"size": _of_dimension, "step": _one(1, 2, 3)},
+    "unfold_copy": {"size": _of_dimension, "step": _one(1, 2, 3)},
+    "as_strided": _STRIDED,
+    "as_strided_copy": _STRIDED,
+    "select_scatter": {"index": _along(0, lambda n: n - 1), "src": _selected},
+    "slice_scatter": {"start": _bounds, "end": _bounds, "step": _one(1, 1, 2), "src": _sliced},
+    "remainder.Tensor": {"other": _divisor},
+    "floor_divide.default": {"other": _divisor},
+    "div.Tensor_mode": {"other": _divisor, "rounding_mode": _one(None, "floor", "trunc")},
+    "div.Scalar_mode": {"rounding_mode": _one(None, "floor", "trunc")},
     "meshgrid": {
         "tensors": lambda d, a: [_rank(0, 1, 1)(d, a) for _ in range(d.size(1, 3))],
         "indexing": _one("ij", "xy"),

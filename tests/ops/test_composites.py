@@ -16,12 +16,19 @@ from arm_backend_core.delegate import delegate
 from tests.ops import runner
 from tests.ops.runner import Case, Input
 
+aten = torch.ops.aten
 Shapes = Sequence[tuple[int, ...]]
 PAIR: Shapes = [(2, 8), (2, 8)]
 _GRU = nn.GRU(5, 8, 2, bidirectional=True)
 _RNN = nn.RNN(5, 8, nonlinearity="relu", bias=False)
 _PROJECTED = nn.LSTM(5, 4, proj_size=3)
 _PROJECTED_LAYERS = nn.LSTM(5, 8, 2, proj_size=4, bidirectional=True)
+
+
+def _index(x: Tensor, size: int) -> Tensor:
+    """Whole numbers from 0 to size - 1, from x between -2 and 2."""
+    return (x.abs() * (size / 2)).clamp(max=size - 0.5).to(torch.int32).to(torch.int64)
+
 
 #: Function and the shapes of its inputs, by name.
 COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
@@ -90,6 +97,63 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "upsample_nearest_down": (lambda x: F.interpolate(x, (1, 8)), [(1, 2, 40, 8)]),
     "upsample_linear1d": (lambda x: F.interpolate(x, scale_factor=1.6, mode="linear"), [(1, 2, 5)]),
     "upsample_trilinear": (lambda x: F.interpolate(x, (5, 6, 3), mode="trilinear"), [(1, 2, 3, 4, 3)]),
+    "addbmm": (lambda x, y, z: torch.addbmm(x, y, z, beta=0.5), [(3, 5), (2, 3, 4), (2, 4, 5)]),
+    "aminmax": (lambda x: torch.stack(torch.aminmax(x, dim=1)), [(2, 8)]),
+    "angle": (torch.angle, [(2, 8)]),
+    "as_strided": (lambda x: torch.as_strided(x, (3, 4), (5, 2), 1), [(4, 6)]),
+    "atan2": (torch.atan2, PAIR),
+    "avg_pool3d_divisor": (lambda x: F.avg_pool3d(x, 2, 1, 1, divisor_override=3), [(1, 2, 3, 4, 5)]),
+    "bucketize": (lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5])), [(2, 8)]),
+    "cdist": (torch.cdist, [(2, 4, 3), (2, 5, 3)]),
+    "conv_transpose2d_dilation": (nn.ConvTranspose2d(4, 6, (3, 2), 2, 1, 1, 2, dilation=2), [(1, 4, 5, 4)]),
+    "conv_transpose3d": (nn.ConvTranspose3d(4, 6, 3, (2, 1, 3), 1, (1, 0, 2), 2), [(1, 4, 2, 3, 4)]),
+    "conv_transpose3d_crop": (nn.ConvTranspose3d(2, 3, 2, 2, 2, dilation=(1, 2, 1)), [(2, 3, 4, 5)]),
+    "copy": (lambda x, y: aten.copy(x, y), [(2, 8), (8,)]),
+    "cummax": (lambda x: torch.cummax(x, 1)[0], [(2, 9)]),
+    "cummin": (lambda x: torch.cummin(x, 0)[0], [(5, 3)]),
+    "cumsum_integers": (lambda x: torch.cumsum(x > 0, 1), [(2, 9)]),
+    "div_floor": (lambda x, y: torch.div(x * 9, y, rounding_mode="floor"), PAIR),
+    "div_trunc": (lambda x: torch.div(x * 9, 1.5, rounding_mode="trunc"), [(2, 8)]),
+    "div_integers": (lambda x: torch.div((x * 50).int(), 7, rounding_mode="trunc"), [(2, 40)]),
+    "floor_divide": (lambda x: (x * 50).int() // -7, [(2, 40)]),
+    "fold_overlapping": (lambda x: F.fold(x, (5, 6), (3, 2), 2, (1, 0), (2, 1)), [(2, 12, 8)]),
+    "full_like": (lambda x: torch.full_like(x, 1.5) + torch.ones_like(x) * x + torch.zeros_like(x), [(2, 8)]),
+    "gather": (lambda x, i: torch.gather(x, 1, _index(i, 5)), [(2, 5, 4), (2, 7, 3)]),
+    "gather_constant": (lambda x: torch.gather(x, 0, torch.tensor([[1, 0, 2]])), [(3, 4)]),
+    "grid_sample": (lambda x, g: F.grid_sample(x, g, align_corners=False), [(2, 3, 4, 5), (2, 6, 3, 2)]),
+    "grid_sample_reflection": (
+        lambda x, g: F.grid_sample(x, g, "nearest", "reflection", True),
+        [(1, 3, 4, 5), (1, 6, 3, 2)],
+    ),
+    "grid_sample_border": (lambda x, g: F.grid_sample(x, g, "bilinear", "border"), [(1, 3, 4, 5), (1, 6, 3, 2)]),
+    "index_add": (lambda x, i, y: torch.index_add(x, 1, _index(i, 4), y, alpha=0.5), [(2, 4), (3,), (2, 3)]),
+    "index_computed_apart": (lambda x, i: x[_index(i, 2), :, _index(-i / 2, 4)], [(2, 3, 4), (2, 3)]),
+    "index_copy": (lambda x, i, y: x.index_copy(0, _index(i, 4), y), [(4, 3), (1,), (1, 3)]),
+    "index_fill": (lambda x: x.index_fill(1, torch.tensor([0, -1]), 7.0), [(2, 8)]),
+    "index_put": (lambda x, i, y: aten.index_put(x, [None, _index(i, 4)], y), [(2, 4, 3), (1,), (3,)]),
+    "index_put_accumulate": (
+        lambda x, i, y: x.index_put((_index(i, 2), _index(-i, 4)), y, accumulate=True),
+        [(2, 4, 3), (5,), (5, 3)],
+    ),
+    "index_put_mask": (lambda x: x.index_put((x > 0.5,), torch.tensor(0.25)), [(2, 8)]),
+    "isin": (lambda x: torch.isin(x.round(), torch.tensor([1.0, -2.0])), [(2, 8)]),
+    "linear_computed_weight": (F.linear, [(2, 3, 4), (5, 4), (5,)]),
+    "logcumsumexp": (lambda x: torch.logcumsumexp(x * 20, 1), [(2, 9)]),
+    "masked_scatter": (lambda x, y: torch.masked_scatter(x, x > 0, y), PAIR),
+    "max_pool2d_dilation": (lambda x: F.max_pool2d(x, (3, 2), 2, 1, (2, 3)), [(1, 2, 11, 12)]),
+    "remainder": (lambda x, y: torch.remainder(x * 9, y), PAIR),
+    "remainder_integers": (lambda x: torch.remainder((x * 50).int(), -7), [(2, 40)]),
+    "scatter": (lambda x, i, y: x.scatter(0, _index(i, 4)[:1], y), [(4, 3), (2, 3), (2, 3)]),
+    "scatter_add": (lambda x, i, y: x.scatter_add(1, _index(i, 4), y), [(2, 4), (2, 9), (2, 9)]),
+    "scatter_part": (lambda x, i: x.scatter(1, _index(i, 4)[:1, :1], 2.5), [(2, 4), (2, 3)]),
+    "scatter_reduce": (lambda x, i, y: x.scatter_reduce(0, _index(i, 4), y, "amax"), [(4, 3), (2, 3), (2, 3)]),
+    "searchsorted": (lambda x, y: torch.searchsorted(x.abs().cumsum(1), y, right=True), [(2, 5), (2, 3)]),
+    "select_scatter": (lambda x, y: torch.select_scatter(x, y, 1, -2), [(2, 4, 3), (2, 3)]),
+    "slice_scatter": (lambda x, y: torch.slice_scatter(x, y, 1, 1, 4), [(2, 6), (2, 3)]),
+    "slice_scatter_step": (lambda x, y: torch.slice_scatter(x, y, 1, -5, None, 2), [(2, 6), (2, 3)]),
+    "take": (lambda x, i: torch.take(x, _index(i, 8)), [(2, 4), (3,)]),
+    "windows": (lambda x: x.unfold(1, 3, 2), [(2, 8, 2)]),
+    "windows_beside": (lambda x: x.unfold(-1, 4, 4), [(3, 9)]),
     "addcdiv": (lambda x, y, z: torch.addcdiv(x, y, z.abs() + 1), [*PAIR, (2, 8)]),
     "addcmul": (lambda x, y, z: torch.addcmul(x, y, z, value=0.5), [*PAIR, (2, 8)]),
     "arcsinh": (torch.arcsinh, [(2, 8)]),
@@ -118,7 +182,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "mv": (torch.mv, [(4, 8), (8,)]),
     "nansum": (torch.nansum, [(2, 8)]),
     "native_batch_norm": (
-        lambda x: torch.ops.aten._native_batch_norm_legit_no_training(x, *[torch.arange(1.0, 5)] * 4, 0.1, 1e-5)[0],
+        lambda x: aten._native_batch_norm_legit_no_training(x, *[torch.arange(1.0, 5)] * 4, 0.1, 1e-5)[0],
         [(2, 4, 3)],
     ),
     "native_group_norm": (lambda x, w: torch.native_group_norm(x, w, w, 2, 4, 5, 2, 1e-5)[0], [(2, 4, 5), (4,)]),
@@ -153,7 +217,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
 class Calls(nn.Module):
     """A function as a module."""
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function
 
@@ -250,6 +314,38 @@ def test_order_is_found_by_topk(name: str) -> None:
     on_cpu = {node.target for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
     assert on_cpu == {torch.ops.aten.topk.default}
     torch.testing.assert_close(lowered.module()(x), _ORDER[name](x), equal_nan=True)
+
+
+#: Those that are worth having in an integer program, and the most steps of the result that they may be off by.
+QUANTIZED = {
+    "conv_transpose2d_dilation": 1,
+    "conv_transpose3d": 1,
+    "fold_overlapping": 1,
+    "gather_constant": 0,
+    "index_fill": 1,
+    "max_pool2d_dilation": 0,
+    "select_scatter": 1,
+    "slice_scatter": 1,
+    "slice_scatter_step": 1,
+    "windows": 0,
+    "windows_beside": 0,
+    "div_trunc": 1,
+    "index_put_mask": 1,
+    "addbmm": 2,
+    "cdist": 3,
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_runs_whole_in_int8(name: str) -> None:
+    function, shapes = COMPOSITES[name]
+    case = Case(name, function, [Input(shape) for shape in shapes])
+    module, inputs = runner.quantized(case, wide=False), case.sample()
+    program = runner.export(module, inputs)
+    lowered = runner.lower(program, "int")
+    lowered.check_delegated()
+    expected, scales = runner.flat(module(*inputs)), runner.output_scales(program)
+    runner.check_steps(lowered.run(inputs), expected, scales, QUANTIZED[name])
 
 
 _SEQUENCE = Input((3, 2, 8))

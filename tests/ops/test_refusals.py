@@ -25,18 +25,26 @@ def _reasons(program: torch.export.ExportedProgram, target: str) -> str:
 
 
 _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
-    "conv_transpose_dilation": (nn.ConvTranspose2d(4, 4, 3, dilation=2), [X], "transposed convolution with dilation"),
     "conv_computed_weight": (
         lambda x, w: F.conv2d(x, w * 2),
         [X, Input((2, 4, 3, 3))],
         "its weight is computed while the program runs",
     ),
-    "linear_computed_weight": (
-        lambda x, w: F.linear(x, w * 2),
-        [Input((2, 4)), Input((3, 4))],
-        "its weight is computed while the program runs; use torch.matmul",
+    "index_add_integers": (
+        lambda x, i: torch.index_add(x, 0, i, x),
+        [Input((3,), 0, 9, torch.int32), Input((3,), 0, 3, torch.int64)],
+        "index_add on integers or a scalar; convert with .to(torch.float32)",
     ),
-    "max_pool_dilation": (nn.MaxPool2d(2, dilation=2), [X], "max pooling with dilation"),
+    "grid_sample_bicubic": (
+        lambda x, g: F.grid_sample(x, g, "bicubic", align_corners=False),
+        [X, Input((1, 2, 2, 2))],
+        "grid_sample with bicubic interpolation; use bilinear",
+    ),
+    "scatter_reduce_mean": (
+        lambda x, i: x.scatter_reduce(0, i, x, "mean"),
+        [Input((3,)), Input((3,), 0, 3, torch.int64)],
+        "scatter_reduce 'mean'",
+    ),
     "dropout_training": (
         lambda x: torch.ops.aten.dropout(x, 0.5, True),
         [X],
@@ -121,6 +129,6 @@ def test_kept_on_cpu() -> None:
 
 
 def test_full_delegation() -> None:
-    program = runner.export(nn.ConvTranspose2d(2, 2, 3, dilation=2).eval(), (torch.randn(1, 2, 4, 4),))
-    with pytest.raises(FullDelegationError, match=r"1 operator\(s\) cannot run on TOSA-1.0\+FP:\n.*with dilation"):
+    program = runner.export(Case("gamma", torch.lgamma, ()).module(), (torch.rand(3),))
+    with pytest.raises(FullDelegationError, match=r"1 operator\(s\) cannot run on TOSA-1.0\+FP:\n.*no floating-point"):
         delegate(program, runner.spec("fp"), require_full_delegation=True)

@@ -1,0 +1,161 @@
+"""Norms, matrix products and functions of elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.registry import made_of
+
+aten = torch.ops.aten
+
+
+# -- normalization ------------------------------------------------------------------------------------------------
+
+
+@made_of(aten._native_batch_norm_legit_no_training.default)
+def batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, None, None]:
+    """The core ATen form; without the statistics, which are empty."""
+    return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps), None, None
+
+
+@made_of(aten.native_layer_norm.default)
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, None, None]:
+    """The core ATen form; without mean and deviation."""
+    return F.layer_norm(x, shape, weight, bias, eps), None, None
+
+
+@made_of(aten.native_group_norm.default)
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, groups: int, eps: float
+) -> tuple[Tensor, None, None]:
+    """The core ATen form; without mean and deviation."""
+    return F.group_norm(x, groups, weight, bias, eps), None, None
+
+
+# -- products -----------------------------------------------------------------------------------------------------
+
+
+@made_of(aten.addmm.default)
+def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * bias + alpha * x @ weight."""
+    if beta == 1 and alpha == 1 and bias.dim() == 1:
+        return F.linear(x, weight.t(), bias)
+    return torch.mm(x, weight) * alpha + bias * beta
+
+
+def product_of_nothing(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A matrix product that sums over no elements: the bias, or 0; ``shape`` is the result's."""
+    zeros = torch.zeros(shape, dtype=x.dtype)
+    return zeros if bias is None else zeros + bias
+
+
+def product_with_vector(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``linear`` with one output channel, which its result has no dimension for."""
+    result = torch.matmul(x, weight)
+    return result if bias is None else result + bias
+
+
+@made_of(aten.addbmm.default)
+def addbmm(x: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * x + alpha * the sum of the products of a batch: first [N, I, K], second [N, K, J]."""
+    rows = first.transpose(0, 1).flatten(1)
+    return aten.addmm(x, rows, second.flatten(0, 1), beta=beta, alpha=alpha)
+
+
+@made_of(aten._cdist_forward.default)
+def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
+    """The p-norm of the difference of every row of x [..., M, K] and every row of y [..., N, K]: [..., M, N]."""
+    return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
+
+
+@made_of(aten.bilinear.default)
+def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x^T @ weight[o] @ y for every o; weight [O, I, J], x [..., I], y [..., J] -> [..., O]."""
+    outputs, size, _ = weight.shape
+    mixed = F.linear(x, weight.permute(0, 2, 1).reshape(-1, size)).unflatten(-1, (outputs, -1))
+    result = (mixed * y.unsqueeze(-2)).sum(-1)
+    return result if bias is None else result + bias
+
+
+# -- elementwise --------------------------------------------------------------------------------------------------
+
+
+@made_of(aten.clamp.Tensor)
+def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
+    """PyTorch's own decomposition compares and chooses."""
+    raised = x if min is None else torch.maximum(x, min)
+    return raised if max is None else torch.minimum(raised, max)
+
+
+@made_of(aten.hypot.default)
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), whose squares do not overflow."""
+    large, small = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
+    ratio = small / torch.where(large == 0, 1.0, large)
+    return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
+
+
+@made_of(aten.copysign.Tensor)
+def copysign(x: Tensor, y: Tensor) -> Tensor:
+    """The magnitude of x with the sign of y, which minus zero has too."""
+    dtype = (x / y).dtype  # integers become floating-point numbers alike
+    x, y = x.to(dtype), y.to(dtype)
+    return torch.where(torch.minimum(y, 1 / y) < 0, -x.abs(), x.abs())
+
+
+@made_of(aten.signbit.default)
+def signbit(x: Tensor) -> Tensor:
+    """Minus zero has it too."""
+    return torch.minimum(x, 1 / x) < 0
+
+
+@made_of(aten.atan2.default)
+def atan2(y: Tensor, x: Tensor) -> Tensor:
+    """The angle of the point (x, y): the smaller coordinate by the larger one, mirrored into its eighth of the circle.
+
+    Infinity counts as the largest number, so that the quotient of two is 1.
+    """
+    across, up = (z.abs().clamp(max=torch.finfo(z.dtype).max) for z in (x, y))
+    large = torch.maximum(across, up)
+    angle = torch.atan(torch.minimum(across, up) / torch.where(large == 0, 1.0, large))
+    angle = torch.where(up > across, math.pi / 2 - angle, angle)
+    return torch.copysign(torch.where(torch.signbit(x), math.pi - angle, angle), y)
+
+
+@made_of(aten.angle.default)
+def angle(x: Tensor) -> Tensor:
+    """0 or pi, of a real number; not a number stays it."""
+    return torch.where(x < 0, math.pi, torch.where(x == x, 0.0, x))
+
+
+@made_of(aten.rrelu_with_noise.default)
+def rrelu(
+    x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
+) -> Tensor:
+    """Outside training the slope is the middle of its range."""
+    if training:
+        raise Unsupported("rrelu in training mode; call model.eval() before exporting")
+    return F.leaky_relu(x, (lower + upper) / 2)
+
+
+@made_of(aten.rrelu_with_noise_functional.default)
+def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    """What PyTorch makes of it where it replaces writes; ``noise`` is written to in training only."""
+    return rrelu(x, noise, *args), noise

@@ -1,0 +1,123 @@
+"""Attention."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arm_backend_core.ops.registry import made_of
+
+aten = torch.ops.aten
+
+
+#: What stands for minus infinity in a mask that is going to be quantized. exp(-64) is nothing beside any score that
+#: counts, and a range of 64 leaves int16 steps of 0.002.
+QUANTIZABLE_LOWEST = -64.0
+
+
+@made_of(aten.scaled_dot_product_attention.default, tell_quantized=True)
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    quantized: bool = False,
+) -> Tensor:
+    """softmax(query @ key^T * scale + mask) @ value, heads in dimension -3; 0 for a query that may read no key."""
+    lowest = QUANTIZABLE_LOWEST if quantized else -math.inf
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = torch.matmul(query, key.transpose(-2, -1)) * factor
+    if is_causal:
+        attn_mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
+    if attn_mask is None:
+        return torch.matmul(torch.softmax(scores, -1), value)
+    if attn_mask.dtype is torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, lowest)
+    elif quantized:
+        attn_mask = attn_mask.clamp(min=lowest)
+    if attn_mask.dtype is not scores.dtype:
+        attn_mask = attn_mask.to(scores.dtype)
+    weights = aten._safe_softmax(scores + attn_mask, -1)
+    return torch.matmul(weights, value)
+
+
+@made_of(aten._transformer_encoder_layer_fwd.default, tell_quantized=True)
+def transformer_encoder_layer(
+    src: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    norm_weight_1: Tensor,
+    norm_bias_1: Tensor,
+    norm_weight_2: Tensor,
+    norm_bias_2: Tensor,
+    ffn_weight_1: Tensor,
+    ffn_bias_1: Tensor,
+    ffn_weight_2: Tensor,
+    ffn_bias_2: Tensor,
+    mask: Tensor | None = None,
+    mask_type: int | None = None,
+    quantized: bool = False,
+) -> Tensor:
+    """nn.TransformerEncoderLayer's fused inference form (torch.nn.modules.transformer), batch first."""
+
+    def attention(x: Tensor) -> Tensor:
+        sizes = embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias
+        return multi_head_attention(x, x, x, *sizes, mask, quantized=quantized)[0]
+
+    def feed_forward(x: Tensor) -> Tensor:
+        hidden = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(hidden) if use_gelu else F.relu(hidden), ffn_weight_2, ffn_bias_2)
+
+    def norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return F.layer_norm(x, (embed_dim,), weight, bias, eps)
+
+    if norm_first:
+        src = src + attention(norm(src, norm_weight_1, norm_bias_1))
+        return src + feed_forward(norm(src, norm_weight_2, norm_bias_2))
+    src = norm(src + attention(src), norm_weight_1, norm_bias_1)
+    return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
+
+
+@made_of(aten._native_multi_head_attention.default, tell_quantized=True)
+def multi_head_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    proj_weight: Tensor,
+    proj_bias: Tensor,
+    mask: Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+    *,
+    quantized: bool = False,
+) -> tuple[Tensor, None]:
+    """nn.MultiheadAttention's fused inference form, batch first; without the weights."""
+    heads, weights, biases = [], qkv_weight.split(embed_dim), qkv_bias.split(embed_dim)
+    for x, weight, bias in zip((query, key, value), weights, biases, strict=True):
+        projected = F.linear(x, weight, bias)
+        heads.append(projected.view(*x.shape[:2], num_heads, embed_dim // num_heads).transpose(1, 2))
+    context = scaled_dot_product_attention(heads[0], heads[1], heads[2], mask, quantized=quantized)
+    return F.linear(context.transpose(1, 2).flatten(2), proj_weight, proj_bias), None

@@ -1,0 +1,294 @@
+"""Elements that are moved, picked and replaced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.registry import made_of
+
+aten = torch.ops.aten
+
+
+@made_of(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """In a square of side n laid out flat, every (n + 1)-th element."""
+    x = x.movedim((dim1, dim2), (-2, -1))
+    x = x[..., max(offset, 0) :] if offset > 0 else x[..., max(-offset, 0) :, :]
+    side = min(x.shape[-2:])
+    return x[..., :side, :side].flatten(-2)[..., :: side + 1]
+
+
+@made_of(aten.meshgrid.default, aten.meshgrid.indexing)
+def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
+    """Each tensor along a dimension of its own; "xy" swaps the first two."""
+    order = [1, 0, *range(2, len(tensors))] if indexing == "xy" and len(tensors) > 1 else list(range(len(tensors)))
+    shape = [tensors[i].numel() for i in order]
+    return [x.reshape([-1 if i == j else 1 for j in order]).expand(shape) for i, x in enumerate(tensors)]
+
+
+@made_of(aten.unfold.default, aten.unfold_copy.default)
+def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
+    """Every ``step``-th stretch of ``size`` elements along ``dim``; their elements are a new last dimension."""
+    if not x.dim():
+        return x.reshape(1)
+    axis = dim % x.dim()
+    places = [[start + i for i in range(size)] for start in range(0, x.shape[axis] - size + 1, step)]
+    picked = torch.index_select(x, axis, torch.tensor(places).reshape(-1))
+    return picked.unflatten(axis, (len(places), size)).movedim(axis + 1, -1)
+
+
+@made_of(aten.as_strided.default, aten.as_strided_copy.default)
+def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
+    """Elements of contiguous memory at the sums of multiples of the strides."""
+    first = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    places = torch.tensor(first)
+    for count, step in zip(size, stride, strict=True):
+        places = places.unsqueeze(-1) + torch.arange(count) * step
+    span = first + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
+    if not x.is_contiguous() or first < 0 or span >= x.numel():
+        raise Unsupported("as_strided on a view, which reaches beyond it; index the whole tensor instead")
+    return torch.index_select(x.reshape(-1), 0, places.reshape(-1)).reshape(tuple(size))
+
+
+@made_of(aten.take.default)
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Elements of the flattened tensor."""
+    return torch.index_select(x.reshape(-1), 0, index.reshape(-1)).reshape(index.shape)
+
+
+# -- filling ------------------------------------------------------------------------------------------------------
+
+
+@made_of(aten.full_like.default)
+def full_like(x: Tensor, value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """A constant: nothing of x but its shape is read."""
+    return torch.full(x.shape, value, dtype=dtype or x.dtype)
+
+
+@made_of(aten.zeros_like.default, aten.zero.default)
+def zeros_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """A constant."""
+    return full_like(x, 0, dtype=dtype)
+
+
+@made_of(aten.ones_like.default)
+def ones_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """A constant."""
+    return full_like(x, 1, dtype=dtype)
+
+
+@made_of(aten.new_full.default)
+def new_full(x: Tensor, size: Sequence[int], value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """A constant."""
+    return torch.full(tuple(size), value, dtype=dtype or x.dtype)
+
+
+@made_of(aten.new_zeros.default)
+def new_zeros(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """A constant."""
+    return new_full(x, size, 0, dtype=dtype)
+
+
+@made_of(aten.new_ones.default)
+def new_ones(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """A constant."""
+    return new_full(x, size, 1, dtype=dtype)
+
+
+@made_of(aten.fill.Scalar)
+def fill(x: Tensor, value: float) -> Tensor:
+    """A constant."""
+    return full_like(x, value)
+
+
+@made_of(aten.fill.Tensor, aten.copy.default)
+def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """``source`` in the shape and type of x."""
+    return source.to(x.dtype).expand(x.shape)
+
+
+# -- replacing ----------------------------------------------------------------------------------------------------
+
+
+@made_of(aten.slice_scatter.default, tell_quantized=True)
+def slice_scatter(
+    x: Tensor,
+    source: Tensor,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+    *,
+    quantized: bool = False,
+) -> Tensor:
+    """x with ``source`` in the place of x[start:end:step] along ``dim``."""
+    size = x.shape[dim]
+    places = range(size)[start:end:step]
+    if not places:
+        return x.clone()
+    if step > 1:
+        return index_copy(x, dim, torch.tensor(places), source, quantized=quantized)
+    before, after = x.narrow(dim, 0, places.start), x.narrow(dim, places.stop, size - places.stop)
+    return torch.cat([part for part in (before, source.to(x.dtype), after) if part.numel()], dim)
+
+
+@made_of(aten.select_scatter.default)
+def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """x with ``source`` in the place of x[index] along ``dim``."""
+    place = index % x.shape[dim]
+    return slice_scatter(x, source.unsqueeze(dim), dim, place, place + 1)
+
+
+def _hits(index: Tensor, size: int) -> Tensor:
+    """[..., size]: whether an index, which may count from the end, names the place."""
+    positions = torch.arange(size)
+    return (index.unsqueeze(-1) == positions) | (index.unsqueeze(-1) == positions - size)
+
+
+def _last(hits: Tensor, dim: int, quantized: bool) -> Tensor:
+    """The last element along ``dim`` that hits, 0 where none does; counted in a type that targets compare."""
+    number = torch.int32 if quantized else torch.float32
+    positions = torch.arange(hits.shape[dim], dtype=number)
+    return torch.where(hits, _along(positions, hits, dim), 0).amax(dim).to(torch.int32)
+
+
+def _along(places: Tensor, x: Tensor, dim: int) -> Tensor:
+    """``places`` [size] so that it broadcasts with x along ``dim``."""
+    return places.reshape([-1 if axis == dim % max(x.dim(), 1) else 1 for axis in range(x.dim())])
+
+
+@made_of(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
+    """x with ``value`` at the indices along ``dim``."""
+    size = x.shape[dim] if x.dim() else 1
+    return torch.where(_along(_hits(index.reshape(-1), size).any(0), x, dim), value, x)
+
+
+@made_of(aten.index_copy.default, tell_quantized=True)
+def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
+    """x with the rows of ``source`` at the indices along ``dim``; of equal indices the last counts."""
+    if not x.dim():
+        return source.reshape(())
+    hits = _hits(index.reshape(-1), x.shape[dim])  # [rows of source, places]
+    rows = torch.index_select(source, dim, _last(hits, 0, quantized))
+    return torch.where(_along(hits.any(0), x, dim), rows, x)
+
+
+@made_of(aten.index_add.default)
+def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
+    """x and the rows of ``source`` at the indices along ``dim``: a product with ones where a row goes to a place."""
+    if not x.dim() or not x.is_floating_point():
+        raise Unsupported("index_add on integers or a scalar; convert with .to(torch.float32)")
+    ones = _hits(index.reshape(-1), x.shape[dim]).to(x.dtype)
+    added = torch.matmul(source.transpose(dim, -1), ones).transpose(dim, -1)
+    return x + (added if alpha == 1 else added * alpha)
+
+
+@made_of(aten.scatter.value)
+def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    """x with ``value`` at the indices along ``dim``."""
+    hits, _ = _scattered(x, dim, index, x)
+    return torch.where(hits.any(-2).transpose(dim, -1), value, x)
+
+
+@made_of(aten.scatter.src, tell_quantized=True)
+def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
+    """x with the elements of ``source`` at the indices along ``dim``; of equal indices the last counts."""
+    hits, source = _scattered(x, dim, index, source)
+    chosen = torch.gather(source, -1, _last(hits, -2, quantized).to(torch.int64))
+    return torch.where(hits.any(-2), chosen, x.transpose(dim, -1)).transpose(dim, -1)
+
+
+@made_of(aten.scatter_add.default)
+def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    """x and the elements of ``source`` at the indices along ``dim``."""
+    return scatter_reduce(x, dim, index, source, "sum")
+
+
+#: What changes nothing when an operation takes it in, and the operation: on a dimension, and on two tensors.
+_REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "sum": (0.0, torch.sum, torch.add),
+    "prod": (1.0, torch.prod, torch.mul),
+    "amax": (-math.inf, torch.amax, torch.maximum),
+    "amin": (math.inf, torch.amin, torch.minimum),
+}
+
+
+@made_of(aten.scatter_reduce.two, tell_quantized=True)
+def scatter_reduce(
+    x: Tensor,
+    dim: int,
+    index: Tensor,
+    source: Tensor,
+    reduce: str,
+    *,
+    include_self: bool = True,
+    quantized: bool = False,
+) -> Tensor:
+    """x joined with the elements of ``source`` at the indices along ``dim``."""
+    if reduce not in _REDUCTIONS or not include_self or not x.is_floating_point() or (quantized and reduce != "sum"):
+        raise Unsupported(f"scatter_reduce '{reduce}' as it is called here; sums of floating-point tensors can be had")
+    neutral, along, join = _REDUCTIONS[reduce]
+    hits, source = _scattered(x, dim, index, source)
+    return join(x, along(torch.where(hits, source.unsqueeze(-1), neutral), -2).transpose(dim, -1))
+
+
+def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., elements, places]: whether an element goes to a place of ``dim``; and the elements, that dimension last.
+
+    Where the indices stand for a part of the other dimensions, nothing goes to the rest.
+    """
+    if not x.dim():
+        raise Unsupported("scatter into a scalar; write it with torch.where")
+    part = source[tuple(slice(0, size) for size in index.shape)].transpose(dim, -1)
+    rows, index = x.transpose(dim, -1).shape[:-1], index.transpose(dim, -1)
+    pads = [n for have, want in zip(index.shape[-2::-1], rows[::-1], strict=True) for n in (0, want - have)]
+    hits = _hits(index, x.shape[dim])
+    if any(pads):
+        hits, part = F.pad(hits, [0, 0, 0, 0, *pads], value=False), F.pad(part, [0, 0, *pads])
+    return hits, part
+
+
+@made_of(aten.index_put.default, tell_quantized=True)
+def index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *, quantized: bool = False
+) -> Tensor:
+    """x[..., index, ...] = values: a choice by a mask, or rows of the product of the indexed dimensions."""
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if given[0].dtype is torch.bool:
+        if len(given) > 1 or accumulate or (values.numel() != 1 and given[0].dim() != x.dim()):
+            raise Unsupported("several values at the places of a mask of some dimensions; write it with torch.where")
+        if values.numel() != 1:
+            return masked_scatter(x, given[0], values)
+        mask = given[0].reshape(given[0].shape + (1,) * (x.dim() - given[0].dim() - axes[0]))
+        return torch.where(mask, values.reshape(()), x)
+    if axes != list(range(axes[0], axes[-1] + 1)):
+        raise Unsupported("writing by indices of dimensions that are apart; permute the tensor before")
+    first, *others = given
+    index = torch.remainder(first, x.shape[axes[0]]) if others else first
+    for picked, axis in zip(others, axes[1:], strict=True):
+        index = index * x.shape[axis] + torch.remainder(picked, x.shape[axis])
+    lead, rest = x.shape[: axes[0]], x.shape[axes[-1] + 1 :]
+    source = values.expand(*lead, *index.shape, *rest).reshape(*lead, -1, *rest)
+    merged, places = x.reshape(*lead, -1, *rest), index.reshape(-1)
+    if accumulate:
+        return index_add(merged, axes[0], places, source).reshape(x.shape)
+    return index_copy(merged, axes[0], places, source, quantized=quantized).reshape(x.shape)
+
+
+@made_of(aten.masked_scatter.default)
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """x with the elements of ``source``, one after the other, where the mask holds."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    places = torch.cumsum(mask.reshape(-1).to(torch.int64), 0) - mask.reshape(-1).to(torch.int64)
+    elements = F.pad(source.reshape(-1), (0, max(x.numel() - source.numel(), 0)))
+    picked = torch.index_select(elements, 0, places)
+    return torch.where(mask, picked.reshape(x.shape), x)

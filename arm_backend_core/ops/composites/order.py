@@ -1,0 +1,183 @@
+"""Extremes, order and sums along a dimension."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arm_backend_core.ops.registry import made_of
+
+aten = torch.ops.aten
+
+
+def _descending(x: Tensor) -> Tensor:
+    """The order turned round; -x of the smallest integer would be itself."""
+    return -x if x.is_floating_point() else ~x
+
+
+@made_of(aten.max.dim)
+def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Values and indices."""
+    return torch.amax(x, dim, keepdim), torch.argmax(x, dim, keepdim)
+
+
+@made_of(aten.min.dim)
+def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Values and indices."""
+    return torch.amin(x, dim, keepdim), torch.argmax(_descending(x), dim, keepdim)
+
+
+@made_of(aten.argmin.default)
+def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+    """Of equal elements the first, as in argmax."""
+    return torch.argmax(_descending(x), dim, keepdim)
+
+
+@made_of(aten.max.default)
+def max_all(x: Tensor) -> Tensor:
+    """Over all dimensions."""
+    return torch.amax(x)
+
+
+@made_of(aten.min.default)
+def min_all(x: Tensor) -> Tensor:
+    """Over all dimensions."""
+    return torch.amin(x)
+
+
+@made_of(aten.aminmax.default)
+def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Both, over all dimensions where none is named."""
+    dims = [] if dim is None else [dim]
+    return torch.amin(x, dims, keepdim), torch.amax(x, dims, keepdim)
+
+
+def _at(x: Tensor, dim: int, rank: int) -> Tensor:
+    """The element of this rank, 1 the smallest, along ``dim``, which stays; not a number counts as the largest."""
+    return torch.topk(x, rank, dim, largest=False)[0].narrow(dim, rank - 1, 1) if x.dim() else x
+
+
+@made_of(aten.sort.default, aten.sort.stable)
+def sort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, None]:
+    """The values by topk, for which the CPU has a kernel; its order of equal elements is not PyTorch's."""
+    return torch.topk(x, x.shape[dim] if x.dim() else 1, dim, largest=descending)[0], None
+
+
+@made_of(aten.kthvalue.default)
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, None]:
+    """The value without its index."""
+    value = _at(x, dim, k)
+    return value if keepdim else value.squeeze(dim), None
+
+
+@made_of(aten.median.dim, tell_quantized=True)
+def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
+    """Of an even number of elements the lower one in the middle, without its index; NaN where there is one."""
+    value = _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
+    if x.is_floating_point() and not quantized:
+        value = torch.where(torch.any(x != x, dim, keepdim=True), math.nan, value)
+    return value if keepdim else value.squeeze(dim), None
+
+
+@made_of(aten.median.default)
+def median(x: Tensor) -> Tensor:
+    """Over all dimensions."""
+    return torch.median(x.reshape(-1), 0)[0]
+
+
+def _below(boundaries: Tensor, x: Tensor, out_int32: bool, right: bool) -> Tensor:
+    """How many of the last dimension of ``boundaries`` are less than each x, or not more; all for what is no number."""
+    above = boundaries > x if right else boundaries >= x
+    return torch.sum(~above, -1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+@made_of(aten.bucketize.Tensor)
+def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    """boundaries [N], x of any shape."""
+    return _below(boundaries, x.unsqueeze(-1), out_int32, right)
+
+
+@made_of(aten.searchsorted.Tensor)
+def searchsorted(
+    boundaries: Tensor,
+    x: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """boundaries [N] or [..., N], x [..., M]."""
+    if sorter is not None:
+        boundaries = boundaries.gather(-1, sorter)
+    boundaries = boundaries.unsqueeze(-2) if boundaries.dim() > 1 else boundaries
+    return _below(boundaries, x.unsqueeze(-1), out_int32, right or side == "right")
+
+
+@made_of(aten.isin.Tensor_Tensor)
+def isin(x: Tensor, known: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+    """Whether each x is among the elements of ``known``."""
+    found = (x.unsqueeze(-1) == known.reshape(-1)).any(-1)
+    return ~found if invert else found
+
+
+def _with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def both(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        dims = args[0] if args and not isinstance(args[0], bool) else kwargs.get("dim")
+        return spread(x, *args, **kwargs), torch.mean(x, dims, kwargs.get("keepdim", args[2] if args[2:] else False))
+
+    return both
+
+
+made_of(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_with_mean(torch.var))
+made_of(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
+
+
+@made_of(aten.cumprod.default)
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """In steps, as ``cumsum``."""
+    return _cumulative(x, dim, dtype, torch.mul)
+
+
+@made_of(aten.cumsum.default, tell_quantized=True)
+def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
+    """Quantized, a product with a triangle of ones, which is rounded once; else in steps."""
+    if quantized and x.dim() and x.is_floating_point():
+        size = x.shape[dim]
+        return torch.matmul(x.transpose(dim, -1), torch.ones(size, size).triu()).transpose(dim, -1)
+    return _cumulative(x, dim, dtype, torch.add)
+
+
+@made_of(aten.logcumsumexp.default)
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """ln of the cumulative sum of exp(x), each step without overflow."""
+    return _cumulative(x, dim, x.dtype, torch.logaddexp)
+
+
+@made_of(aten.cummax.default)
+def cummax(x: Tensor, dim: int) -> tuple[Tensor, None]:
+    """Without indices."""
+    return _cumulative(x, dim, x.dtype, torch.maximum), None
+
+
+@made_of(aten.cummin.default)
+def cummin(x: Tensor, dim: int) -> tuple[Tensor, None]:
+    """Without indices."""
+    return _cumulative(x, dim, x.dtype, torch.minimum), None
+
+
+def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:
+    """log2(n) steps: each joins what lies 1, 2, 4, ... elements before, so that infinity stays where it is."""
+    x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
+    if not x.dim():
+        return x.clone()
+    x = x.transpose(dim, -1)
+    size, reach = x.shape[-1], 1
+    while reach < size:
+        x = torch.cat([x[..., :reach], join(x[..., reach:], x[..., : size - reach])], -1)
+        reach *= 2
+    return x.transpose(dim, -1)
