@@ -8,7 +8,7 @@ of (``ops/composites``, ``ops/recurrent``); PyTorch's decompositions serve for t
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.nodes import DECLINED, first_result, is_constant
-from arm_backend_core.ops.composites.arithmetic import product_of_nothing, product_with_vector
+from arm_backend_core.ops.composites.arithmetic import computed_product, product_of_nothing
 from arm_backend_core.ops.registry import composite, find, records
 
 aten = torch.ops.aten
@@ -82,7 +82,11 @@ class _Decomposer:
         for node in list(module.graph.nodes):
             if node.op == "get_attr" or is_constant(node, constants):
                 constants.add(node)
-            elif _is_composite(node) and node.target not in self.pending and self._replace(module, node, constants):
+            elif (
+                _is_composite(node, constants)
+                and node.target not in self.pending
+                and self._replace(module, node, constants)
+            ):
                 changed = True
         if changed:
             module.graph.eliminate_dead_code()
@@ -110,7 +114,7 @@ class _Decomposer:
         record = composite(node)
         if record is not None and record.stepwise:
             return record.parts(writer.call, *node.args, **node.kwargs)
-        rule = self._rule(node)
+        rule = self._rule(node, writer.constants)
         if rule is None:
             return None
         sources = list(node.all_input_nodes)
@@ -129,12 +133,12 @@ class _Decomposer:
             raise Unsupported("it is lowered without its further results (indices), but they are used")
         return writer.copy(fragment.module, sources)
 
-    def _rule(self, node: Node) -> Callable[..., Any] | None:
+    def _rule(self, node: Node, constants: Container[Node]) -> Callable[..., Any] | None:
         overload = cast(OpOverload, node.target)
         if _is_product_of_nothing(node):
             return partial(product_of_nothing, node.meta["val"].shape)
-        if _is_product_with_vector(node):
-            return product_with_vector
+        if _is_computed_product(node, constants):
+            return computed_product
         record = composite(node)
         if record is not None:
             return partial(record.parts, quantized=self.quantized) if record.tell_quantized else record.parts
@@ -236,13 +240,13 @@ class _Writer:
         return torch.fx.map_arg(fragment.graph.output_node().args[0], copies.__getitem__)
 
 
-def _is_composite(node: Node) -> bool:
+def _is_composite(node: Node, constants: Container[Node]) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
     first = first_result(node)
     if first is not None and 0 in [size for size in first.shape if isinstance(size, int)]:
         return False  # no target has tensors without elements, and its parts may refuse them
-    return find(node) is None or _is_product_of_nothing(node) or _is_product_with_vector(node)
+    return find(node) is None or _is_product_of_nothing(node) or _is_computed_product(node, constants)
 
 
 def _is_product_of_nothing(node: Node) -> bool:
@@ -253,8 +257,11 @@ def _is_product_of_nothing(node: Node) -> bool:
     return left.dim() > 0 and left.shape[-1] == 0 and node.meta["val"].numel() > 0
 
 
-def _is_product_with_vector(node: Node) -> bool:
-    return node.target is aten.linear.default and cast(Node, node.args[1]).meta["val"].dim() == 1
+def _is_computed_product(node: Node, constants: Container[Node]) -> bool:
+    """Whether the weight of a linear layer is computed while the program runs, or is a vector."""
+    if node.target is not aten.linear.default:
+        return False
+    return node.args[1] not in constants or cast(Node, node.args[1]).meta["val"].dim() == 1
 
 
 def _alternative(node: Node) -> bool:

@@ -22,11 +22,6 @@ aten = torch.ops.aten
 @op(aten.linear.default, kind=Kind.CONV, activations=(0,), fuses=True)
 def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
     """x [..., IC], weight [OC, IC]: a 1x1 convolution whose pixels are the rows of x."""
-    if weight.value.data is None and x.q is None:
-        columns = Tensor(cx.b.reshape(cx.b.transpose(weight.value, (1, 0)), (1, *weight.shape[::-1])))
-        lines = Tensor(cx.b.reshape(x.value, (1, prod(x.shape[:-1]), x.shape[-1])))
-        result = cx.b.reshape(_product(cx, lines, columns), cx.shape)
-        return result if bias is None else cx.b.add(result, cx.b.cast(bias.value, cx.dtype))
     if weight.value.data is None:
         raise Unsupported("its weight is computed while the program runs; use torch.matmul")
     if x.q is not None and weight.q is None:

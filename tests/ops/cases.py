@@ -242,6 +242,13 @@ LINEAR = [
     Case("linear_1d", nn.Linear(12, 7), one(12)),
     Case("linear_3d", nn.Linear(12, 7), one(2, 3, 12)),
     Case("linear_4d", nn.Linear(12, 7), one(2, 3, 2, 12)),
+    Case(
+        "linear_computed",
+        lambda x, w, b: F.linear(x, w, b),
+        [*two((2, 3, 4), (5, 4)), Input((5,))],
+        steps=2,
+        wide_steps=2,
+    ),
     Case("linear_relu", nn.Sequential(nn.Linear(12, 7), nn.ReLU()), one(3, 12)),
     Case("addmm", Constant(lambda x, w: torch.addmm(w[0], x, w), 12, 12), one(3, 12)),
     Case(
@@ -527,8 +534,8 @@ LOGICAL = [
     Case("lt_int", torch.lt, [Input((2, 8), -6, 6, torch.int32)] * 2, refused=_NO_BOOL),
     Case("lt_large_int", torch.lt, [Input((2, 64), -(2**31), 2**31 - 1, torch.int32)] * 2, refused=_NO_BOOL),
     Case("ge_close_ints", torch.ge, [Input((2, 64), 2**30, 2**30 + 5, torch.int32)] * 2, refused=_NO_BOOL),
-    Case("isnan", torch.isnan, one(2, 8), profiles=("fp",)),
-    Case("isinf", torch.isinf, one(2, 8), profiles=("fp",)),
+    Case("isnan", torch.isnan, one(2, 8), refused=_NO_BOOL),
+    Case("isinf", torch.isinf, one(2, 8), refused=_NO_BOOL),
 ]
 
 #: Functions of raw integers by the number of their operands; narrow ones wrap.

@@ -66,9 +66,9 @@ def product_of_nothing(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Te
     return zeros if bias is None else zeros + bias
 
 
-def product_with_vector(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``linear`` with one output channel, which its result has no dimension for."""
-    result = torch.matmul(x, weight)
+def computed_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``linear`` as a product of matrices; a vector has one output channel, which the result has no dimension for."""
+    result = torch.matmul(x, weight.t())
     return result if bias is None else result + bias
 
 
