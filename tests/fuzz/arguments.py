@@ -610,9 +610,11 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "max_pool2d_with_indices": _pool(2, 4, 4, 3),
     "avg_pool2d": _pool(2, 4, 4, 3),
     "avg_pool1d": _pool(1, 3, 3, 2),
-    "adaptive_avg_pool2d": {"self": _rank(4, 4, 3), "output_size": _positions(2, 1, 6)},
-    "_adaptive_avg_pool2d": {"self": _rank(4, 4, 3), "output_size": _positions(2, 1, 6)},
-    **{f"adaptive_{kind}_pool3d": {"self": _rank(5, 4), "output_size": _positions(3, 1, 4)} for kind in ("avg", "max")},
+    **{
+        f"{kind}_pool{n}d": {"self": _rank(n + 2, n + 2, n + 1), "output_size": _positions(n, 1, 5)}
+        for kind in ("adaptive_avg", "_adaptive_avg", "adaptive_max")
+        for n in (2, 3)
+    },
     "adaptive_avg_pool1d": {"self": _rank(3, 3, 2), "output_size": _positions(1, 1, 6)},
     "max_pool3d_with_indices": _pool(3, 5, 5, 4),
     "avg_pool3d": _pool(3, 5, 5, 4),
