@@ -184,6 +184,7 @@ FOUND = [
         _FP,
     ),
     Found("copysign_of_integers", torch.copysign, (_x(15, low=-100, high=100, dtype=torch.int32), _x(1))),
+    Found("cumulative_rank_0", lambda x: (torch.cumsum(x, 0), torch.cumprod(x, -1)), (_x(),)),
     Found("median_rank_0", lambda x: (torch.median(x, 0, True)[0], torch.kthvalue(x, 1, -1)[0]), (_x(),)),
     Found("rrelu_beside_a_write", lambda x, y: (F.rrelu(x, training=False), y[1:].add_(1)), (_x(7), _x(4))),
     Found("linear_vector_weight", lambda x: F.linear(x, torch.arange(4.0)), (_x(3, 4),)),
