@@ -69,7 +69,8 @@ class Intervals:
             operands = [self._of(x) for x in node.all_input_nodes]
         elif name == "where":
             operands = operands[1:]
-        elif name in _ARITHMETIC and not node.kwargs:
+        elif name in _ARITHMETIC and node.kwargs.keys() <= {"alpha"}:
+            operands += [self._of(x) for x in node.kwargs.values()]
             return None if None in operands else _ARITHMETIC[name](*operands)
         elif name not in ("maximum", "minimum"):
             return None
@@ -99,11 +100,20 @@ def _product(x: Interval, y: Interval) -> Interval:
     return min(corners), max(corners)
 
 
-#: Operators of one or two operands and no other argument.
+def _sum(x: Interval, y: Interval, alpha: Interval = (1, 1)) -> Interval:
+    low, high = _product(y, alpha)
+    return x[0] + low, x[1] + high
+
+
+def _difference(x: Interval, y: Interval, alpha: Interval = (1, 1)) -> Interval:
+    return _sum(x, y, _product(alpha, (-1, -1)))
+
+
+#: Operators of one or two operands and no other argument, or a factor of the second one.
 _ARITHMETIC: dict[str, Callable[..., Interval]] = {
-    "add": lambda x, y: (x[0] + y[0], x[1] + y[1]),
-    "sub": lambda x, y: (x[0] - y[1], x[1] - y[0]),
-    "rsub": lambda x, y: (y[0] - x[1], y[1] - x[0]),
+    "add": _sum,
+    "sub": _difference,
+    "rsub": lambda x, y, alpha=(1, 1): _difference(y, x, alpha),
     "mul": _product,
     "neg": lambda x: (-x[1], -x[0]),
     "abs": lambda x: (0, max(abs(x[0]), abs(x[1]))),

@@ -185,6 +185,11 @@ FOUND = [
     ),
     Found("copysign_of_integers", torch.copysign, (_x(15, low=-100, high=100, dtype=torch.int32), _x(1))),
     Found("cumulative_rank_0", lambda x: (torch.cumsum(x, 0), torch.cumprod(x, -1)), (_x(),)),
+    Found(
+        "sums_of_int64_with_a_factor",
+        lambda x: (aten.sub.Scalar(x % 9, 2, 2), torch.add(x % 9, x % 7, alpha=3), torch.rsub(x % 9, 4, alpha=-2)),
+        (_x(5, low=0, high=100, dtype=torch.int64),),
+    ),
     Found("median_rank_0", lambda x: (torch.median(x, 0, True)[0], torch.kthvalue(x, 1, -1)[0]), (_x(),)),
     Found("rrelu_beside_a_write", lambda x, y: (F.rrelu(x, training=False), y[1:].add_(1)), (_x(7), _x(4))),
     Found("linear_vector_weight", lambda x: F.linear(x, torch.arange(4.0)), (_x(3, 4),)),
@@ -233,6 +238,11 @@ FOUND = [
     Found("smallest_of_five_dimensions", lambda x: x.amin(2), (_x(2, 4, 3, 3, 4),), ("ETHOSU_U55_INT8",)),
     Found("empty_constant", _WithEmpty(), (_x(5, 1, 0),), _INT),
     Found("median_of_integers", lambda x: x.median(), (_x(7, 5, low=-100, high=100, dtype=torch.int8),)),
+    Found(
+        "sums_of_int64_with_a_factor",
+        lambda x: (aten.sub.Scalar(x % 9, 2, 2), torch.add(x % 9, x % 7, alpha=3), torch.rsub(x % 9, 4, alpha=-2)),
+        (_x(5, low=0, high=100, dtype=torch.int64),),
+    ),
     Found(
         "argmin_of_the_smallest_integer",
         lambda x, y: (torch.where(y > -200, -(2**31), x).argmin(0), torch.maximum(x, y).min(0)[1]),
