@@ -174,10 +174,9 @@ class Lowering:
     # -- nodes ---------------------------------------------------------------------------------------------------
 
     def _lower(self, node: Node) -> Result:
-        if is_dequantize(node):
-            return self._dequantize(node)
-        if is_quantize(node):
-            return self._quantize(node)
+        if is_dequantize(node) or is_quantize(node):
+            _require_static(node)
+            return self._dequantize(node) if is_dequantize(node) else self._quantize(node)
         if is_constant(node, self.constants):
             self.constants[node] = value = self._evaluate_constant(node)
             return _constant(node.name, value)

@@ -215,6 +215,7 @@ FOUND = [
         (_x(1, 2, 1, 2),),
         ("ETHOSU_U85_INT8",),
     ),
+    Found("maximum_with_nothing", lambda x: torch.maximum(torch.empty(0).transpose(-1, 0), x), (_x(1),)),
     Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
     Found(
         "conv_transpose2d_groups_computed_weight",
