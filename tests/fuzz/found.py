@@ -254,6 +254,11 @@ FOUND = [
         _Convolution(),
         (_x(2, 6, 8),),
     ),
+    Found(
+        "extremes_of_booleans",
+        lambda x: (*(x > 0).max(0), *(x > 0).min(0)),
+        (_x(3, 4),),
+    ),
     Found("no_inputs", _OfBuffers(), (), _INT),
     Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
 ]

@@ -14,27 +14,28 @@ from arm_backend_core.ops.registry import made_of
 aten = torch.ops.aten
 
 
-def _descending(x: Tensor) -> Tensor:
-    """The order turned round; -x of the smallest integer would be itself."""
-    return -x if x.is_floating_point() else ~x
+def _first(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tensor:
+    """Index of the first of equal elements. argmax takes no booleans; -x of the smallest integer would be itself."""
+    x = x.int() if x.dtype is torch.bool else x
+    return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
 
 @made_of(aten.max.dim)
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
-    return torch.amax(x, dim, keepdim), torch.argmax(x, dim, keepdim)
+    return torch.amax(x, dim, keepdim), _first(x, dim, keepdim, largest=True)
 
 
 @made_of(aten.min.dim)
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
-    return torch.amin(x, dim, keepdim), torch.argmax(_descending(x), dim, keepdim)
+    return torch.amin(x, dim, keepdim), _first(x, dim, keepdim, largest=False)
 
 
 @made_of(aten.argmin.default)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Of equal elements the first, as in argmax."""
-    return torch.argmax(_descending(x), dim, keepdim)
+    return _first(x, dim, keepdim, largest=False)
 
 
 @made_of(aten.max.default)
