@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import torch
 from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.casting import to_bool, to_number
 from arm_backend_core.ops.integers import aligned
 from arm_backend_core.ops.operands import Context, Tensor
@@ -82,8 +84,10 @@ def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
 
 def _binary(kind: str, *overloads: OpOverload, logical: bool) -> None:
     @op(*overloads)
-    def rule(cx: Context, x: Tensor, y: Operand) -> Value:
+    def rule(cx: Context, x: Operand, y: Operand) -> Value:
         """LOGICAL_* on booleans and on what is 0 or not, BITWISE_* on integers."""
+        x, y = (x, y) if isinstance(x, Tensor) else (y, x)
+        assert isinstance(x, Tensor)
         if logical or cx.dtype is DType.BOOL:
             right = to_bool(cx, y) if isinstance(y, Tensor) else cx.b.const(bool(y), DType.BOOL)
             return cx.b.bitwise(f"LOGICAL_{kind}", to_bool(cx, x), right)
@@ -94,8 +98,36 @@ def _binary(kind: str, *overloads: OpOverload, logical: bool) -> None:
 
 for _kind in ("and", "or", "xor"):
     _binary(_kind.upper(), getattr(aten, f"logical_{_kind}").default, logical=True)
-    _bits = getattr(aten, f"bitwise_{_kind}")
-    _binary(_kind.upper(), _bits.Tensor, _bits.Scalar, getattr(aten, f"__{_kind}__").Tensor, logical=False)
+    _bits, _python = getattr(aten, f"bitwise_{_kind}"), getattr(aten, f"__{_kind}__")
+    _forms = (_bits.Tensor, _bits.Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
+    _binary(_kind.upper(), *_forms, logical=False)
+
+
+def _shifted(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
+    """By more than a number has bits: all are gone, to the right all but the sign."""
+    if cx.dtype.is_float:
+        raise Unsupported("a shift of floating-point numbers; multiply by a power of 2")
+    b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
+    if amount.data is None:
+        most = b.minimum(amount, b.const(31, cx.dtype))
+    elif amount.data.min() < 0:
+        raise Unsupported("a shift by a negative number; shift the other way")
+    else:
+        most = b.const(np.minimum(amount.data, 31), cx.dtype)
+    if not left:
+        return b.arithmetic_right_shift(value, most)
+    shifted = b.logical_left_shift(value, most)
+    if amount.data is not None and amount.data.max() < 32:
+        return shifted
+    return b.select(b.compare("GREATER", b.const(32, cx.dtype), amount), shifted, b.const(0, cx.dtype))
+
+
+for _left, _bits, _python in (
+    (True, aten.bitwise_left_shift, aten.__lshift__),
+    (False, aten.bitwise_right_shift, aten.__rshift__),
+):
+    _forms = (_bits.Tensor, _bits.Tensor_Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
+    op(*_forms, kind=Kind.PASSTHROUGH, wide=True)(partial(_shifted, left=_left))
 
 
 @op(aten.logical_not.default)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,12 +22,15 @@ _SHARED: dict[str, Any] = {"kind": Kind.SHARED}
     aten.view.default,
     aten.reshape.default,
     aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    aten._reshape_copy.default,
     aten.view_copy.default,
     aten.flatten.using_ints,
     aten.unflatten.int,
     aten.squeeze.default,
     aten.squeeze.dim,
     aten.squeeze.dims,
+    aten.squeeze_copy.default,
     aten.squeeze_copy.dim,
     aten.squeeze_copy.dims,
     aten.unsqueeze.default,
@@ -44,11 +47,19 @@ def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     aten.contiguous.default,
     aten.detach.default,
     aten.detach_.default,
+    aten.detach_copy.default,
     aten.alias.default,
     aten.alias_copy.default,
+    aten.lift.default,
+    aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
+    aten.positive.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
     aten.dropout.default,
     aten.feature_dropout.default,
+    aten.alpha_dropout.default,
+    aten.feature_alpha_dropout.default,
     **_SHARED,
 )
 def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
@@ -226,6 +237,16 @@ def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", valu
         size, (before, after) = x.shape[axis], pad[2 * i : 2 * i + 2]
         result = take(cx.b, result, axis, [_SOURCE[mode](j, size) for j in range(-before, size + after)])
     return result
+
+
+@op(
+    *(getattr(aten, f"{kind}_pad{rank}d").default for kind in ("reflection", "replication") for rank in (1, 2, 3)),
+    **_SHARED,
+)
+def edge_pad(cx: Context, x: Tensor, padding: Sequence[int]) -> Value:
+    """The core ATen forms of ``pad`` for one, two and three dimensions."""
+    mode = "reflect" if "reflection" in str(cx.node.target) else "replicate"
+    return cast(Value, pad.lower(cx, x, padding, mode))
 
 
 @op(aten.flip.default, **_SHARED)

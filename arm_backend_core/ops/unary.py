@@ -387,5 +387,9 @@ unary(aten.i0.default, None)
 unary(aten.special_i0e.default, None)
 unary(aten.special_i1.default, None)
 unary(aten.special_i1e.default, None)
-unary(aten.special_bessel_j0.default, None)
-unary(aten.special_bessel_j1.default, None)
+for _bessel in ("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "airy_ai"):
+    unary(getattr(aten, f"special_{_bessel}").default, None)
+for _modified in ("i0", "i1", "k0", "k1"):
+    unary(getattr(aten, f"special_modified_bessel_{_modified}").default, None)
+for _scaled in ("k0", "k1"):
+    unary(getattr(aten, f"special_scaled_modified_bessel_{_scaled}").default, None)

@@ -428,6 +428,19 @@ def _sliced(d: Draw, a: Arguments) -> Reference:
     return d.tensor(shape=(*x.shape[:axis], length, *x.shape[axis + 1 :]))
 
 
+def _amounts(d: Draw, a: Arguments) -> Reference:
+    """By how many bits numbers are shifted."""
+    shape = next((x.shape for x in a.values() if isinstance(x, Reference)), (3,))
+    return d.tensor(shape=shape, dtypes=(torch.int32,), span=(0, 9))
+
+
+def _edges(rank: int) -> dict[str, Strategy]:
+    return {
+        "self": lambda d, a: d.tensor(shape=tuple(d.size(3, 6) for _ in range(rank + 1))),
+        "padding": lambda d, a: [d.size(0, 2) for _ in range(2 * rank)],
+    }
+
+
 def _divisor(d: Draw, a: Arguments) -> Reference:
     """No element is near 0."""
     return d.tensor(shape=_first(a).shape, dtypes=FLOATS[:1], span=(0.5, 4))
@@ -445,6 +458,7 @@ def _ordered(d: Draw, a: Arguments) -> float | None:
 
 _LOGIC = {"self": _of(INTEGERS + BOOL), "other": _like(INTEGERS + BOOL)}
 _LOGIC_NUMBER = {"other": _one(0, 1, 3, 5, -1)}
+_SHIFTS = ("bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__")
 _SHIFT = {"self": _of((torch.int32, torch.int8, torch.int16)), "other": _one(0, 1, 3)}
 _BATCH_NORM: dict[str, Strategy] = {
     "input": lambda d, a: d.tensor(lambda x: x.dim() >= 2, lambda: d.shape(d.size(2, 4))),
@@ -507,8 +521,14 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "__or__": _LOGIC,
     "__xor__": _LOGIC,
     "bitwise_and.Scalar": _LOGIC_NUMBER,
+    "bitwise_and.Scalar_Tensor": {"self": _one(0, 1, 3, 5, -1), "other": _of(INTEGERS)},
+    "__and__.Scalar": {"self": _of(INTEGERS), **_LOGIC_NUMBER},
     "bitwise_or.Scalar": _LOGIC_NUMBER,
+    "bitwise_or.Scalar_Tensor": {"self": _one(0, 1, 3, 5, -1), "other": _of(INTEGERS)},
+    "__or__.Scalar": {"self": _of(INTEGERS), **_LOGIC_NUMBER},
     "bitwise_xor.Scalar": _LOGIC_NUMBER,
+    "bitwise_xor.Scalar_Tensor": {"self": _one(0, 1, 3, 5, -1), "other": _of(INTEGERS)},
+    "__xor__.Scalar": {"self": _of(INTEGERS), **_LOGIC_NUMBER},
     "bitwise_not": {"self": _of(INTEGERS + BOOL)},
     "logical_and": {"self": _of(ANY), "other": _like(ANY)},
     "logical_or": {"self": _of(ANY), "other": _like(ANY)},
@@ -560,6 +580,27 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "split_with_sizes_copy": {"split_sizes": _parts},
     "chunk": {"chunks": _along(1, lambda n: 4)},
     "constant_pad_nd": {"pad": _pad},
+    **{f"{kind}_pad{rank}d": _edges(rank) for kind in ("reflection", "replication") for rank in (1, 2, 3)},
+    "alpha_dropout": {"train": _always(False), "p": _always(0.5)},
+    "feature_alpha_dropout": {"train": _always(False), "p": _always(0.5)},
+    "_reshape_copy": {"size": _reshaped},
+    "_reshape_alias": {
+        "size": lambda d, a: list(_first(a).shape),
+        "stride": lambda d, a: list(torch.empty(_first(a).shape).stride()),
+    },
+    "native_batch_norm": _BATCH_NORM,
+    "_fused_rms_norm": {"normalized_shape": _suffix, "weight": _normalized, "eps": _one(1e-5, None)},
+    "_scaled_dot_product_flash_attention_for_cpu": {
+        "query": _rank(4),
+        "key": lambda d, a: d.tensor(shape=_first(a).shape),
+        "value": lambda d, a: d.tensor(shape=_first(a).shape),
+        "dropout_p": _always(0.0),
+        "attn_mask": _always(None),
+        "scale": _one(None, 0.3),
+    },
+    "scatter.reduce": {"reduce": _one("add", "multiply")},
+    "scatter.value_reduce": {"reduce": _one("add", "multiply")},
+    "isin.Tensor_Scalar": {"test_element": _one(0, 1, 0.5)},
     "pad": {"mode": _one("constant", "constant", "reflect", "replicate", "circular"), "pad": _pad},
     "batch_norm": _BATCH_NORM,
     "scaled_dot_product_attention": {
@@ -701,8 +742,9 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "softshrink": {"lambd": _one(0.5, 0)},
     "celu": {"alpha": _one(1.0, 0.5)},
     "logit": {"eps": _one(None, 0.1)},
-    "bitwise_left_shift": _SHIFT,
-    "bitwise_right_shift": _SHIFT,
+    **dict.fromkeys(_SHIFTS, _SHIFT),
+    **{f"{name}.Tensor": _SHIFT | {"other": _amounts} for name in _SHIFTS},
+    **{f"bitwise_{way}_shift.Scalar_Tensor": {"self": _one(1, 5), "other": _amounts} for way in ("left", "right")},
 }
 
 #: Arguments that mean the same wherever they occur.

@@ -129,6 +129,15 @@ UNARY = [
     unary("i1e", torch.special.i1e, refused=_NO_FORMULA),
     unary("bessel_j0", torch.special.bessel_j0, refused=_NO_FORMULA),
     unary("bessel_j1", torch.special.bessel_j1, refused=_NO_FORMULA),
+    unary("bessel_y0", torch.special.bessel_y0, 0.2, 6, refused=_NO_FORMULA),
+    unary("bessel_y1", torch.special.bessel_y1, 0.5, 6, refused=_NO_FORMULA),
+    unary("airy_ai", torch.special.airy_ai, -4, 4, refused=_NO_FORMULA),
+    unary("modified_bessel_i0", torch.special.modified_bessel_i0, -4, 4, refused=_NO_FORMULA),
+    unary("modified_bessel_i1", torch.special.modified_bessel_i1, -4, 4, refused=_NO_FORMULA),
+    unary("modified_bessel_k0", torch.special.modified_bessel_k0, 0.2, 4, refused=_NO_FORMULA),
+    unary("modified_bessel_k1", torch.special.modified_bessel_k1, 0.4, 4, refused=_NO_FORMULA),
+    unary("scaled_modified_bessel_k0", torch.special.scaled_modified_bessel_k0, 0.2, 4, refused=_NO_FORMULA),
+    unary("scaled_modified_bessel_k1", torch.special.scaled_modified_bessel_k1, 0.4, 4, refused=_NO_FORMULA),
     unary("x_times_sigmoid", lambda x: x * torch.sigmoid(1.7 * x)),
     unary("relu_", lambda x: torch.relu_(x * 2)),
     unary("hardtanh_", lambda x: F.hardtanh_(x * 2, -1, 3)),
@@ -523,6 +532,29 @@ LOGICAL = [
             "bitwise_or": lambda x, y: x | y,
             "bitwise_xor": lambda x, y: x ^ y,
         }.items()
+    ),
+    *(
+        Case(name, function, [Input((2, 8), -99, 99, torch.int32), Input((8,), 0, 40, torch.int32)], refused=refused)
+        for name, function, refused in (
+            ("left_shift", torch.bitwise_left_shift, {"fp": "needs TOSA INT", "u55": "in hardware"}),
+            (
+                "left_shift_number",
+                lambda x, y: (x << 3) + (1 << y % 31),
+                {"fp": "needs TOSA INT", "u55": "in hardware"},
+            ),
+            ("right_shift", torch.bitwise_right_shift, {"fp": "needs TOSA INT", "u55": "a shift that does not round"}),
+            (
+                "right_shift_number",
+                lambda x, y: (x >> 2) + (y >> 40),
+                {"fp": "needs TOSA INT", "u55": "a shift that does not round"},
+            ),
+            (
+                "bits",
+                lambda x, y: aten.__and__(x, 12) | aten.__xor__(y, 3),
+                {"fp": "needs TOSA INT", "u55": "in hardware"},
+            ),
+            ("bits_of_number", lambda x, y: torch.bitwise_or(8, x) + y, {"fp": "needs TOSA INT", "u55": "in hardware"}),
+        )
     ),
     Case("logical_and_real", lambda x, y: torch.logical_and(x > 0, F.relu(y)), two((2, 8), (2, 8)), refused=_NO_BOOL),
     Case("logical_not_real", lambda x: torch.logical_not(F.relu(x)), one(2, 8), refused=_NO_BOOL),

@@ -97,6 +97,29 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "upsample_nearest_down": (lambda x: F.interpolate(x, (1, 8)), [(1, 2, 40, 8)]),
     "upsample_linear1d": (lambda x: F.interpolate(x, scale_factor=1.6, mode="linear"), [(1, 2, 5)]),
     "upsample_trilinear": (lambda x: F.interpolate(x, (5, 6, 3), mode="trilinear"), [(1, 2, 3, 4, 3)]),
+    "alpha_dropout": (lambda x: F.alpha_dropout(x, 0.5, False) + F.feature_alpha_dropout(x, 0.5, False), [(2, 8)]),
+    "copysign_number": (lambda x: torch.copysign(x, -0.0), [(2, 8)]),
+    "copies": (
+        lambda x: aten.squeeze_copy(aten._reshape_copy(aten.detach_copy(x), [4, 1, 4])) + aten.lift(+x).reshape(4, 4),
+        [(2, 8)],
+    ),
+    "flash_attention": (
+        lambda x: aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, 0.0, True, scale=0.3)[0],
+        [(1, 2, 6, 8)],
+    ),
+    "fused_rms_norm": (lambda x, w: aten._fused_rms_norm(x, [8], w, 1e-5)[0], [(2, 3, 8), (8,)]),
+    "is_one": (lambda x: torch.isin(x.round(), 1.0, invert=True), [(2, 8)]),
+    "left_shift": (lambda x: (x * 9).int() << torch.tensor([1, 3, 31, 0], dtype=torch.int32), [(2, 4)]),
+    "native_multi_head_attention": (
+        lambda x, w, p: aten._native_multi_head_attention(x, x, x, 4, 2, w, w[:, 0], p, p[0], None, False)[0],
+        [(2, 3, 4), (12, 4), (4, 4)],
+    ),
+    "reflection_pad": (lambda x: aten.reflection_pad2d(x, [1, 2, 0, 3]), [(2, 4, 5)]),
+    "replication_pad": (lambda x: aten.replication_pad3d(x, [1, 2, 0, 3, 2, 0]), [(1, 2, 3, 4, 5)]),
+    "scatter_multiply": (
+        lambda x, i, y: x.scatter(0, _index(i, 4), 2.0, reduce="add").scatter(0, _index(i, 4), y, reduce="multiply"),
+        [(4, 3), (2, 3), (2, 3)],
+    ),
     "addbmm": (lambda x, y, z: torch.addbmm(x, y, z, beta=0.5), [(3, 5), (2, 3, 4), (2, 4, 5)]),
     "aminmax": (lambda x: torch.stack(torch.aminmax(x, dim=1)), [(2, 8)]),
     "angle": (torch.angle, [(2, 8)]),
@@ -181,6 +204,10 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "multiply": (torch.multiply, PAIR),
     "mv": (torch.mv, [(4, 8), (8,)]),
     "nansum": (torch.nansum, [(2, 8)]),
+    "native_batch_norm_switch": (
+        lambda x: aten.native_batch_norm(x, *[torch.arange(1.0, 5)] * 4, False, 0.1, 1e-5)[0],
+        [(2, 4, 3)],
+    ),
     "native_batch_norm": (
         lambda x: aten._native_batch_norm_legit_no_training(x, *[torch.arange(1.0, 5)] * 4, 0.1, 1e-5)[0],
         [(2, 4, 3)],

@@ -33,6 +33,27 @@ def batch_norm(
     return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps), None, None
 
 
+@made_of(aten.native_batch_norm.default)
+def native_batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, None, None]:
+    """The same with a switch, which is off where a program is exported."""
+    return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps), None, None
+
+
+@made_of(aten._fused_rms_norm.default)
+def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, None]:
+    """The core ATen form; without the root."""
+    return F.rms_norm(x, tuple(shape), weight, eps), None
+
+
 @made_of(aten.native_layer_norm.default)
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
@@ -112,9 +133,10 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
-@made_of(aten.copysign.Tensor)
-def copysign(x: Tensor, y: Tensor) -> Tensor:
+@made_of(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(x: Tensor, y: Any) -> Tensor:
     """The magnitude of x with the sign of y, which minus zero has too."""
+    y = y if isinstance(y, Tensor) else torch.tensor(y)
     dtype = (x / y).dtype  # integers become floating-point numbers alike
     x, y = x.to(dtype), y.to(dtype)
     return torch.where(torch.minimum(y, 1 / y) < 0, -x.abs(), x.abs())

@@ -52,6 +52,23 @@ def scaled_dot_product_attention(
     return torch.matmul(weights, value)
 
 
+@made_of(aten._scaled_dot_product_flash_attention_for_cpu.default, tell_quantized=True)
+def flash_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+    quantized: bool = False,
+) -> tuple[Tensor, None]:
+    """The core ATen form; without the logarithms of the sums."""
+    masked = query, key, value, attn_mask, dropout_p, is_causal
+    return scaled_dot_product_attention(*masked, scale=scale, quantized=quantized), None
+
+
 @made_of(aten._transformer_encoder_layer_fwd.default, tell_quantized=True)
 def transformer_encoder_layer(
     src: Tensor,

@@ -212,6 +212,13 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     return scatter_reduce(x, dim, index, source, "sum")
 
 
+@made_of(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_joined(x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str) -> Tensor:
+    """x joined with elements of ``source``, or with one number, by "add" or "multiply"."""
+    elements = source if isinstance(source, Tensor) else torch.full(index.shape, source, dtype=x.dtype)
+    return scatter_reduce(x, dim, index, elements, {"add": "sum", "multiply": "prod"}[reduce])
+
+
 #: What changes nothing when an operation takes it in, and the operation: on a dimension, and on two tensors.
 _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]]] = {
     "sum": (0.0, torch.sum, torch.add),

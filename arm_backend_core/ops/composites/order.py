@@ -119,10 +119,10 @@ def searchsorted(
     return _below(boundaries, x.unsqueeze(-1), out_int32, right or side == "right")
 
 
-@made_of(aten.isin.Tensor_Tensor)
-def isin(x: Tensor, known: Tensor, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
+@made_of(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
+def isin(x: Tensor, known: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Whether each x is among the elements of ``known``."""
-    found = (x.unsqueeze(-1) == known.reshape(-1)).any(-1)
+    found = (x.unsqueeze(-1) == known.reshape(-1)).any(-1) if isinstance(known, Tensor) else x == known
     return ~found if invert else found
 
 
