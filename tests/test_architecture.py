@@ -21,7 +21,7 @@ LINES = 60
 NESTING = 4
 """Most statements with a body of their own around a line of a function; ``elif`` opens none."""
 
-LINES_PER_OPERATOR = 52
+LINES_PER_OPERATOR = 40
 """Most lines of the core for each ATen overload that has a record (a rule, or what it is made of)."""
 
 LAYERS = (
