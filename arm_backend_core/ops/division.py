@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import torch
@@ -19,20 +20,41 @@ Operand = Tensor | float
 _WHOLE: dict[str, Any] = {"univariate": True, "wide": True}
 
 
-def _divided(cx: Context, x: Operand, y: Operand) -> tuple[Value, Value]:
+def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> tuple[Value, Value]:
     """x / y rounded down, and what remains, which has the sign of y.
 
     The reciprocal errs by a few units in the last place, so the nearest whole number is taken: it is the quotient, or
     one more, which shows in the sign of what remains. INTDIV rounds towards zero, with the same consequence.
+    ``rounded``: x / y counts as whole where float32 cannot tell it from a whole number.
     """
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if cx.dtype.is_float:
-        quotient = (Float(b, dividend) / Float(b, divisor) + 0.5).unary("FLOOR").value
+        left, right = Float(b, dividend), Float(b, divisor)
+        nearest = (left / right + 0.5).unary("FLOOR")
+        left_over = left - nearest * right if rounded else _remaining(left, right, nearest)
+        quotient, rest = nearest.value, left_over.value
     else:
         quotient = b.bitwise("INTDIV", dividend, divisor)
-    rest = b.sub(dividend, b.mul(quotient, divisor))
+        rest = b.sub(dividend, b.mul(quotient, divisor))
     wrong = _opposed(cx, rest, divisor)
-    return b.sub(quotient, wrong), b.add(rest, b.mul(wrong, divisor))
+    quotient = b.sub(quotient, wrong)
+    if cx.dtype.is_float:  # 0 times an infinite divisor would be no number
+        return quotient, Float(b, wrong).greater(0.5).where(Float(b, b.add(rest, divisor)), Float(b, rest)).value
+    return quotient, b.add(rest, b.mul(wrong, divisor))
+
+
+def _remaining(x: Float, y: Float, quotient: Float) -> Float:
+    """x - quotient * y, rounded once: Dekker 1971, the product's rounding error from halves of 12 bits."""
+    product = quotient * y
+    (high, low), (y_high, y_low) = _halves(quotient), _halves(y)
+    error = high * y_high - product + high * y_low + low * y_high + low * y_low
+    return quotient.equal(0.0).where(x, x - product - error)  # also of an infinite y
+
+
+def _halves(x: Float) -> tuple[Float, Float]:
+    spread = x * (2.0**12 + 1)
+    high = spread - (spread - x)
+    return high, x - high
 
 
 def _opposed(cx: Context, x: Value, y: Value) -> Value:
@@ -52,8 +74,19 @@ def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
 
 @op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_WHOLE)
 def remainder(cx: Context, x: Operand, y: Operand) -> Value:
-    """x - y * floor(x / y), with the sign of y; off by at most a unit in the last place of x."""
-    return _divided(cx, x, y)[1]
+    """x - y * floor(x / y), with the sign of y, exact where the quotient is below 2**22.
+
+    A larger one is off by several units, but what then remains is off by a rounding only, and is divided once more:
+    2**-20 of y at most, up to quotients of 2**44. Beside a divisor next to 0, whose reciprocal could overflow, nothing
+    remains.
+    """
+    rest = _divided(cx, x, y)[1]
+    if not cx.dtype.is_float:
+        return rest
+    again, divisor = Float(cx.b, _divided(cx, Tensor(rest), y)[1]), Float(cx.b, cx.operand(y, cx.dtype))
+    again = again.equal(again).where(again, Float(cx.b, rest))  # infinite beside an infinite divisor
+    nothing = divisor.equal(0.0).where(math.nan, Float(cx.b, cx.operand(x, cx.dtype)) * 0.0)
+    return abs(divisor).less(2.0**-120).where(nothing, again).value
 
 
 @op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_WHOLE)
@@ -61,7 +94,7 @@ def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None =
     """x / y, rounded down or towards zero if it is to be: one more than down where what remains has not x's sign."""
     if rounding_mode is None:
         return cast(Value, div.lower(cx, x, y))
-    quotient, rest = _divided(cx, x, y)
     if rounding_mode == "floor":
-        return quotient
+        return _divided(cx, x, y)[0]
+    quotient, rest = _divided(cx, x, y, rounded=True)
     return cx.b.add(quotient, _opposed(cx, rest, cx.operand(x, cx.dtype)))

@@ -196,8 +196,9 @@ def _normalized(d: Draw, a: Arguments) -> Reference | None:
 
 def _image(spatial: int) -> Strategy:
     return lambda d, a: d.tensor(
-        lambda x: x.dim() == spatial + 2 or (x.dim() == spatial + 1 and d.chance(0.2)),
+        lambda x: finite(x) and (x.dim() == spatial + 2 or (x.dim() == spatial + 1 and d.chance(0.2))),
         lambda: (d.size(1, 2), d.size(1, 6), *(d.size(1, 12) for _ in range(spatial))),
+        span=(-2, 2) if d.special else None,
     )
 
 
@@ -611,6 +612,8 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         "enable_gqa": _always(False),
     },
     "var_mean": {"self": _finite()},
+    "signbit": {"self": _finite()},  # PyTorch tells the sign of NaN
+    "copysign": {"other": lambda d, a: d.tensor(finite, _first(a).shape, span=(-2, 2) if d.special else None)},
     "_native_batch_norm_legit_no_training": _BATCH_NORM,
     "layer_norm": {
         "input": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),

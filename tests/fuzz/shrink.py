@@ -103,7 +103,7 @@ def _with(program: Program, index: int, leaf: Leaf) -> tuple[Leaf, ...]:
 def _input(x: Tensor) -> Input:
     """Random numbers of the range that ``x`` has, and what it holds that is no number."""
     finite = x[x.isfinite()]
-    special = tuple(sorted({float(number) for number in x[~x.isfinite()]}, key=str))
+    special = tuple(float(number) for number in sorted({str(float(number)) for number in x[~x.isfinite()]}))
     if x.dtype is torch.bool or not finite.numel():
         return Input(tuple(x.shape), -2, 2, x.dtype, special)
     low, high = float(finite.min()), float(finite.max())

@@ -47,6 +47,13 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "power_of_1": (lambda y: torch.pow(1.0, y), [torch.tensor(POWERS)]),
     "asinh": (torch.asinh, [torch.tensor([1e8, 1e10, -1e20, 1e38, INF, -INF, NAN])]),
     "sinc": (torch.sinc, [torch.tensor([3e-42, -1e-40, 1e-20, 0.0, -0.0, 1e-5, 1.0, INF, NAN])]),
+    "remainder": (
+        torch.remainder,
+        [
+            torch.tensor([1.0, 9999.7, -9999.7, 1e9, 1.0, -1.0, 1.0, 0.0, INF, NAN, 7.0, -6.0]),
+            torch.tensor([0.1, 0.7, 0.7, 3.0, INF, INF, 0.0, 0.0, 2.0, 2.0, -3.0, 3.0]),
+        ],
+    ),
     "acosh": (torch.acosh, [torch.tensor([1e8, 1e10, 1e20, 1e38, INF, 0.5, NAN])]),
     "sinh": (torch.sinh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
     "cosh": (torch.cosh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
