@@ -17,6 +17,7 @@ from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)
+_ANY: Interval = (-(1 << 63), (1 << 63) - 1)  #: a bound that is not given
 
 
 class Intervals:
@@ -70,7 +71,8 @@ class Intervals:
         elif name == "where":
             operands = operands[1:]
         elif name in _ARITHMETIC and node.kwargs.keys() <= {"alpha"}:
-            operands += [self._of(x) for x in node.kwargs.values()]
+            numbers = (*_leaves(node.args), *node.kwargs.values())
+            operands = [_ANY if x is None else self._of(x) for x in numbers]
             return None if None in operands else _ARITHMETIC[name](*operands)
         elif name not in ("maximum", "minimum"):
             return None
@@ -117,7 +119,7 @@ _ARITHMETIC: dict[str, Callable[..., Interval]] = {
     "mul": _product,
     "neg": lambda x: (-x[1], -x[0]),
     "abs": lambda x: (0, max(abs(x[0]), abs(x[1]))),
-    "clamp": lambda x, low, high: (max(x[0], low[0]), min(x[1], high[1])),
+    "clamp": lambda x, low=_ANY, high=_ANY: (max(x[0], low[0]), min(x[1], high[1])),
     "remainder": lambda x, y: _hull((0, 0), y),
     "fmod": lambda x, y: _hull((0, 0), x),
     "floor_divide": lambda x, y: _hull(x, (-x[1], -x[0])),
