@@ -32,6 +32,8 @@ def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> t
         left, right = Float(b, dividend), Float(b, divisor)
         nearest = (left / right + 0.5).unary("FLOOR")
         left_over = left - nearest * right if rounded else _remaining(left, right, nearest)
+        if not rounded:  # PyTorch divides x less what remains, which is no number where x is infinite
+            nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
         quotient, rest = nearest.value, left_over.value
     else:
         quotient = b.bitwise("INTDIV", dividend, divisor)

@@ -612,8 +612,9 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         "enable_gqa": _always(False),
     },
     "var_mean": {"self": _finite()},
+    "std_mean": {"self": _finite()},
     "signbit": {"self": _finite()},  # PyTorch tells the sign of NaN
-    "copysign": {"other": lambda d, a: d.tensor(finite, _first(a).shape, span=(-2, 2) if d.special else None)},
+    "copysign.Tensor": {"other": lambda d, a: d.tensor(finite, _first(a).shape, span=(-2, 2) if d.special else None)},
     "_native_batch_norm_legit_no_training": _BATCH_NORM,
     "layer_norm": {
         "input": lambda d, a: d.tensor(lambda x: x.dim() > 0, lambda: d.shape(d.size(1, 4))),

@@ -54,6 +54,13 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
             torch.tensor([0.1, 0.7, 0.7, 3.0, INF, INF, 0.0, 0.0, 2.0, 2.0, -3.0, 3.0]),
         ],
     ),
+    "floor_divide": (
+        torch.floor_divide,
+        [
+            torch.tensor([1.0, -7.5, INF, INF, NAN, 1.0, -1.0, 1.0]),
+            torch.tensor([0.0, 2.0, 2.0, 0.0, 1.0, INF, INF, 1e-40]),
+        ],
+    ),
     "acosh": (torch.acosh, [torch.tensor([1e8, 1e10, 1e20, 1e38, INF, 0.5, NAN])]),
     "sinh": (torch.sinh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
     "cosh": (torch.cosh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
