@@ -119,7 +119,7 @@ _ARITHMETIC: dict[str, Callable[..., Interval]] = {
     "mul": _product,
     "neg": lambda x: (-x[1], -x[0]),
     "abs": lambda x: (0, max(abs(x[0]), abs(x[1]))),
-    "clamp": lambda x, low=_ANY, high=_ANY: (max(x[0], low[0]), min(x[1], high[1])),
+    "clamp": lambda x, low=_ANY, high=_ANY: (min(max(x[0], low[0]), high[0]), min(max(x[1], low[1]), high[1])),
     "remainder": lambda x, y: _hull((0, 0), y),
     "fmod": lambda x, y: _hull((0, 0), x),
     "floor_divide": lambda x, y: _hull(x, (-x[1], -x[0])),
