@@ -61,6 +61,7 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
             torch.tensor([0.0, 2.0, 2.0, 0.0, 1.0, INF, INF, 1e-40]),
         ],
     ),
+    "spherical_bessel_j0": (torch.special.spherical_bessel_j0, [EDGES]),
     "acosh": (torch.acosh, [torch.tensor([1e8, 1e10, 1e20, 1e38, INF, 0.5, NAN])]),
     "sinh": (torch.sinh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
     "cosh": (torch.cosh, [torch.tensor([89.0, -89.0, 100.0, -100.0, INF, -INF, NAN])]),
