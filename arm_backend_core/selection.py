@@ -78,9 +78,10 @@ class Selection:
         """Levels of the chosen nodes. One whose result no delegate can hand over is where its readers are.
 
         Where these are on several levels it is copied. What no delegate hands over: real numbers held as integers, and
-        what is computed from constants alone.
+        what is computed from constants alone, quantized too: its readers were lowered for the values that it has.
         """
         constant = set(self.walk.constants)
+        constant |= {node for node in chosen if is_quantize(node) and self._value(node).data is not None}
         for node in reversed(self.order):
             if node not in chosen or not (node in constant or self.walk.holds(node)):
                 continue

@@ -98,6 +98,20 @@ class _Convolution(nn.Module):
         return y
 
 
+class _ComputedGru(nn.Module):
+    """Its weights are computed, so that parts of it stay on the CPU; both layers read slices of the state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = nn.Buffer(torch.linspace(-1e4, 1e4, 24).reshape(2, 2, 6))
+        self.u, self.c = nn.Buffer(torch.linspace(-1, 1, 108).reshape(18, 6)), nn.Buffer(torch.linspace(-1, 1, 18))
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        weights = [w, self.u, b, b, self.u, v, self.c, self.c]
+        y: torch.Tensor = aten.gru.input(x, self.state, weights, True, 2, 0.0, False, False, True)[0]
+        return y
+
+
 class _NormBesideWrite(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -258,6 +272,12 @@ FOUND = [
         "extremes_of_booleans",
         lambda x: (*(x > 0).max(0), *(x > 0).min(0)),
         (_x(3, 4),),
+    ),
+    Found(
+        "constant_that_two_delegates_read",
+        _ComputedGru(),
+        (_x(2, 2, 5), _x(18, 5, low=-1, high=1), _x(18, low=-1, high=1), _x(18, 6, low=-1, high=1)),
+        _INT,
     ),
     Found("no_inputs", _OfBuffers(), (), _INT),
     Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
