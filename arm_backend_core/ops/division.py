@@ -78,9 +78,8 @@ def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
 def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     """x - y * floor(x / y), with the sign of y, exact where the quotient is below 2**22.
 
-    A larger one is off by several units, but what then remains is off by a rounding only, and is divided once more:
-    2**-20 of y at most, up to quotients of 2**44. Beside a divisor next to 0, whose reciprocal could overflow, nothing
-    remains.
+    A larger one is off by several units; what then remains is rounded, and divided once more: the result is off by
+    2**-46 of x at most. Beside a divisor next to 0, whose reciprocal could overflow, nothing remains.
     """
     rest = _divided(cx, x, y)[1]
     if not cx.dtype.is_float:

@@ -187,6 +187,8 @@ def _channels(*, positive: bool = False, optional: bool = True) -> Strategy:
 
 def _suffix(d: Draw, a: Arguments) -> list[int]:
     x = _first(a)
+    if not x.rank:  # PyTorch's norms disagree on whether there is such a thing
+        raise Impossible
     return list(x.shape[-d.size(1, max(1, min(2, x.rank))) :])
 
 
