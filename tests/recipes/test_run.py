@@ -113,12 +113,12 @@ def test_the_twin_of_another_program_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_kernel_that_the_runtime_lacks_is_named() -> None:
-    class Cummax(nn.Module):
+    class Mode(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.cummax(x + 1, 1).values
+            return torch.mode(x + 1, 1).values
 
-    result = export(Cummax().eval(), ExportRecipe.get_recipe(FP), vectors(1))
-    with pytest.raises(RunError, match=r"'forward' needs kernels .* does not have here: aten::cummax\.\w+\. Load"):
+    result = export(Mode().eval(), ExportRecipe.get_recipe(FP), vectors(1))
+    with pytest.raises(RunError, match=r"'forward' needs kernels .* does not have here: aten::mode\.\w+\. Load"):
         result.run(*vectors(1)[0])
 
 
