@@ -10,7 +10,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.ops.registry import Kind, made_of, op
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
@@ -39,10 +39,7 @@ def to_bool(cx: Context, x: Tensor) -> Value:
     aten.to.dtype,
     aten.to.dtype_layout,
     aten.to.device,
-    aten.to.other,
-    aten.type_as.default,
     kind=Kind.SHARED,
-    activations=(0,),
 )
 def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     """PyTorch cuts fractions off where TOSA's CAST rounds; a quantized tensor stays as it is between float types."""
@@ -55,3 +52,15 @@ def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     if not x.value.dtype.is_float or cx.dtype.is_float:
         return to_number(cx.b, x.value, cx.dtype)
     return cx.b.cast(Float(cx.b, x.value).truncated().value, cx.dtype)
+
+
+@made_of(aten.to.other, aten.type_as.default)
+def to_other(
+    x: torch.Tensor,
+    other: torch.Tensor,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Any:
+    """Of ``other`` the element type alone is read: no target is given the tensor."""
+    return aten.to.dtype(x, other.dtype, non_blocking, copy, memory_format)
