@@ -25,14 +25,16 @@ def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> t
 
     The reciprocal errs by a few units in the last place, so the nearest whole number is taken: it is the quotient, or
     one more, which shows in the sign of what remains. INTDIV rounds towards zero, with the same consequence.
-    ``rounded``: x / y counts as whole where float32 cannot tell it from a whole number.
+    ``rounded``: x / y counts as whole where float32 rounds it to a whole number.
     """
     b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
     if cx.dtype.is_float:
         left, right = Float(b, dividend), Float(b, divisor)
         nearest = (left / right + 0.5).unary("FLOOR")
-        left_over = left - nearest * right if rounded else _remaining(left, right, nearest)
-        if not rounded:  # PyTorch divides x less what remains, which is no number where x is infinite
+        left_over = _remaining(left, right, nearest)
+        if rounded:
+            left_over = (nearest + left_over / right).equal(nearest).where(0.0, left_over)
+        else:  # PyTorch divides x less what remains, which is no number where x is infinite
             nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
         quotient, rest = nearest.value, left_over.value
     else:

@@ -230,6 +230,17 @@ FOUND = [
         ("ETHOSU_U85_INT8",),
     ),
     Found("maximum_with_nothing", lambda x: torch.maximum(torch.empty(0).transpose(-1, 0), x), (_x(1),)),
+    Found(
+        "group_norm_of_single_values",
+        lambda x, w: aten.native_group_norm(x, w, w, 1, 9, 1, 9, 1e-5)[0],
+        (_x(1, 9, 1), _x(9)),
+    ),
+    Found(
+        "quotient_just_below_a_whole_number",
+        lambda x: torch.div(x, 0.001, rounding_mode="trunc"),
+        (_x(4, 9, dtype=torch.int32),),
+        _FP,
+    ),
     Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
     Found(
         "conv_transpose2d_groups_computed_weight",

@@ -67,7 +67,7 @@ def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, groups: int, eps: float
 ) -> tuple[Tensor, None, None]:
     """The core ATen form; without mean and deviation."""
-    return F.group_norm(x, groups, weight, bias, eps), None, None
+    return torch.group_norm(x, groups, weight, bias, eps), None, None  # F.group_norm refuses groups of one value
 
 
 # -- products -----------------------------------------------------------------------------------------------------
