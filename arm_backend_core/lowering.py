@@ -89,7 +89,10 @@ class Lowering:
         mark = len(self.graph.ops)
         self.builder.origin = Origin(node.name, operator_name(node), source_line(node))
         try:
-            return self._checked(node, self._lower(node))
+            result = self._lower(node)
+            return (
+                result if node in self.constants else self._checked(node, result)
+            )  # a float64 constant is held as FP32
         except Unsupported as reason:
             refusal = reason
         except InternalError:
@@ -139,7 +142,8 @@ class Lowering:
         result = self.results.get(node)
         if isinstance(result, Tensor):
             return result.value, identity(result.rank)
-        self.read(node)
+        if node not in self._entered:  # a constant that TOSA cannot hold, and others were computed from
+            self._entered[node] = self._input(node)
         return self._entered[node][0], boundary_order(node)
 
     def holds(self, node: Node) -> bool:

@@ -290,6 +290,7 @@ FOUND = [
         (_x(2, 2, 5), _x(18, 5, low=-1, high=1), _x(18, low=-1, high=1), _x(18, 6, low=-1, high=1)),
         _INT,
     ),
+    Found("of_a_large_constant", lambda x: x * torch.where(torch.tensor([2**40, 2, 3]) > 4, 2.5, 1.0), (_x(3),)),
     Found("no_inputs", _OfBuffers(), (), _INT),
     Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
 ]
