@@ -51,8 +51,6 @@ def common_base(
     distinct = set(bases)
     if not record.univariate or len(distinct) != 1:
         return None
-    if not is_float(node):  # comparisons and casts to integers have no scale to be quantized with
-        return None
     (base,) = distinct
     return base if tuple(shape(base)) == tuple(node.meta["val"].shape) else None
 
@@ -224,9 +222,6 @@ class Univariate:
             low, high = (int(bound) for bound in q.quantize(np.array(self.clamp)))
             value = context.requantize(base, q)
             return value if (low, high) == q.dtype.range else b.clamp(value, low, high)
-        if base.is_constant:
-            real = self.evaluate(torch.from_numpy(base.real.reshape(-1))).numpy()
-            return b.const(q.quantize(real.reshape(base.shape)), q.dtype)
         return lookup(b, base, lambda grid: self.evaluate(torch.from_numpy(grid)).double().numpy(), q)
 
 

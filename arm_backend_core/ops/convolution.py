@@ -197,8 +197,6 @@ for _record in (conv, conv_same, conv3d, convolution, conv_transpose):
 
 
 def _convolve(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: _Geometry) -> Value:
-    if weight.rank not in (3, 4):
-        raise Unsupported(f"convolution in {weight.rank - 2} dimensions")
     if weight.q is None and x.q is not None:
         raise Unsupported("its input is quantized but its weight is not")
     image = _image(cx, x, weight)

@@ -144,8 +144,7 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     sign(x) * 2**29 is added. So many bits of the product are dropped that 2**29 is beyond the result's range. 0 / 0
     is 0.
     """
-    if not isinstance(x, Tensor):
-        raise Unsupported("a number divided by a tensor, which must be one function of that tensor")
+    assert isinstance(x, Tensor)  # a number divided by a tensor is a function of that tensor
     dividend, divisor = (cx.integer(z).in_steps().in_steps_of(1.0) for z in (x, y))
     size = abs(divisor)
     # One step over one step, in steps of the result; and the quotient from which on results saturate.

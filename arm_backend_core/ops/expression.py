@@ -107,9 +107,7 @@ class Float:
         if dtype.is_float:
             return self._new(self.b.clamp(self.value, *bounds))
         lowest, highest = (int(max(dtype.range[0], min(bound, dtype.range[1]))) for bound in bounds)
-        if dtype is DType.INT32:  # which CLAMP does not take
-            return self.maximum(lowest).minimum(highest)
-        return self._new(self.b.clamp(self.value, lowest, highest))
+        return self.maximum(lowest).minimum(highest)  # int32, which CLAMP does not take
 
     def maximum(self, x: Float | float) -> Float:
         """Elementwise."""

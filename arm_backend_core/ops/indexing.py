@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.casting import to_number
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -74,8 +73,6 @@ def reshape_indices(cx: Context, indices: Value, shape: Sequence[int]) -> Value:
 @op(aten.embedding.default, kind=Kind.SHARED)
 def embedding(cx: Context, table: Tensor, indices: Tensor, *_: Any, **__: Any) -> Value:
     """table [rows, width], indices of any shape -> [*indices, width] (TOSA 1.0, GATHER)."""
-    if indices.value.data is not None and table.value.data is not None:
-        return cx.b.const(table.value.data[indices.value.data], table.value.dtype)
     return cx.b.reshape(_gathered(cx, table.value, 0, indices.value), cx.shape)
 
 
@@ -84,8 +81,6 @@ def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
     """x[:, i]; several indices are one into the product of their axes, which go first where they are apart."""
     axes = [axis for axis, picked in enumerate(indices) if picked is not None]
     given = [picked.value for picked in indices if picked is not None]
-    if any(value.dtype is DType.BOOL for value in given):
-        raise Unsupported("selection by a mask, whose number of elements depends on data; use torch.where")
     value, sizes, first = x.value, [x.shape[axis] for axis in axes], axes[0]
     if axes != list(range(axes[0], axes[-1] + 1)):
         value, first = cx.b.transpose(value, [*axes, *(i for i in range(x.rank) if i not in axes)]), 0
@@ -126,10 +121,8 @@ def index_select(cx: Context, x: Tensor, dim: int, picked: Tensor) -> Value:
 
 
 @op(aten.one_hot.default, kind=Kind.PASSTHROUGH)
-def one_hot(cx: Context, x: Tensor, num_classes: int = -1) -> Value:
+def one_hot(cx: Context, x: Tensor, num_classes: int) -> Value:
     """1 where the class is x, along a new last dimension."""
-    if num_classes < 0:
-        raise Unsupported("one_hot without num_classes, which then depends on data")
     dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares and reshapes no integers
     column = cx.b.reshape(cx.b.cast(x.value, dtype), (*x.shape, 1))
     hot = cx.b.compare("EQUAL", column, cx.b.const(np.arange(num_classes), dtype))

@@ -22,10 +22,9 @@ aten = torch.ops.aten
 @op(aten.linear.default, kind=Kind.CONV, activations=(0,), fuses=True)
 def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
     """x [..., IC], weight [OC, IC]: a 1x1 convolution whose pixels are the rows of x."""
-    if weight.value.data is None:
-        raise Unsupported("its weight is computed while the program runs; use torch.matmul")
     if x.q is not None and weight.q is None:
         raise Unsupported("its input is quantized but its weight is not")
+    assert weight.value.data is not None  # else it was decomposed
     out_channels, in_channels = weight.shape
     rows = prod(x.shape[:-1])
     image = cx.b.reshape(x.value, (1, 1, rows, in_channels))

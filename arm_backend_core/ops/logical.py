@@ -105,8 +105,6 @@ for _kind in ("and", "or", "xor"):
 
 def _shifted(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
     """By more than a number has bits: all are gone, to the right all but the sign."""
-    if cx.dtype.is_float:
-        raise Unsupported("a shift of floating-point numbers; multiply by a power of 2")
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
     if amount.data is None:
         most = b.minimum(amount, b.const(31, cx.dtype))

@@ -99,13 +99,8 @@ class Context:
 
     @property
     def q(self) -> QParams:
-        """Parameters of the quantized result.
-
-        Raises:
-            Unsupported: the result is not quantized, so an integer rule cannot be used.
-        """
-        if self.out is None:
-            raise Unsupported("its result is not quantized; annotate it (set_global), or use a floating-point target")
+        """Parameters of the result, of an integer rule whose result is a real number."""
+        assert self.out is not None
         return self.out
 
     @property

@@ -23,6 +23,8 @@ from arm_backend_core.quantizer import (
 )
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
 
+_LIBRARY = torch.ops.quantized_decomposed
+_INT8, _INT16 = (-128, 127, torch.int8), (-32768, 32767, torch.int16)
 _BOUNDARY = ("quantize_per_tensor", "_to_copy", "_to_dim_order_copy", "executorch_call_delegate", "getitem")
 
 
@@ -110,6 +112,7 @@ def spec(target: str) -> ArmCompileSpec:
     return {
         "fp": lambda: TosaCompileSpec("TOSA-1.0+FP"),
         "int": lambda: TosaCompileSpec("TOSA-1.0+INT+int16"),
+        "mixed": lambda: TosaCompileSpec("TOSA-1.0+INT+FP+int16"),
         "u55": lambda: EthosUCompileSpec("ethos-u55-128"),
         "u85": lambda: EthosUCompileSpec("ethos-u85-256"),
     }[target]()
@@ -168,6 +171,21 @@ def lower(program: ExportedProgram, target: str) -> Lowered:
 def flat(result: Any) -> list[torch.Tensor]:
     """Tensors of a nested result."""
     return [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+
+
+def given(x: torch.Tensor, scale: float = 0.1, *, wide: bool = False) -> torch.Tensor:
+    """``x`` quantized and dequantized, as a graph has it that brings its parameters along."""
+    parameters = (scale, 0, *(_INT16 if wide else _INT8))
+    result: torch.Tensor = _LIBRARY.dequantize_per_tensor(_LIBRARY.quantize_per_tensor(x, *parameters), *parameters)
+    return result
+
+
+def given_rows(x: torch.Tensor, zero_point: int = 0) -> torch.Tensor:
+    """int8 ``x`` dequantized, with parameters for each row."""
+    count = len(x)
+    zero_points = torch.full((count,), zero_point)
+    result: torch.Tensor = _LIBRARY.dequantize_per_channel(x, torch.full((count,), 0.1), zero_points, 0, *_INT8)
+    return result
 
 
 def output_scales(program: ExportedProgram) -> list[float | None]:

@@ -23,6 +23,18 @@ _GRU = nn.GRU(5, 8, 2, bidirectional=True)
 _RNN = nn.RNN(5, 8, nonlinearity="relu", bias=False)
 _PROJECTED = nn.LSTM(5, 4, proj_size=3)
 _PROJECTED_LAYERS = nn.LSTM(5, 8, 2, proj_size=4, bidirectional=True)
+_ENCODER = nn.TransformerEncoderLayer(8, 2, 16, activation="gelu")
+
+
+def _encoder_layer(x: Tensor, norm_first: bool) -> Tensor:
+    """What nn.TransformerEncoderLayer calls in inference where it takes its fused form."""
+    layer, attention = _ENCODER, _ENCODER.self_attn
+    projections = attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias
+    norms = layer.norm1.weight, layer.norm1.bias, layer.norm2.weight, layer.norm2.bias
+    linears = layer.linear1.weight, layer.linear1.bias, layer.linear2.weight, layer.linear2.bias
+    return torch._transformer_encoder_layer_fwd(
+        x, 8, 2, *projections, norm_first, norm_first, layer.norm1.eps, *norms, *linears
+    )
 
 
 def _index(x: Tensor, size: int) -> Tensor:
@@ -52,11 +64,26 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "copysign": (torch.copysign, PAIR),
     "cumprod": (lambda x: torch.cumprod(x, -1), [(2, 9)]),
     "cumsum": (lambda x: torch.cumsum(x, 1), [(2, 37, 3)]),
+    "constant_float64": (
+        lambda x: x + torch.arange(8, dtype=torch.float64).float() + torch.tensor(2.5).double(),
+        [(2, 8)],
+    ),
+    "convolution_core": (
+        lambda x: aten.convolution(x, torch.ones(3, 2, 3), None, [2], [1], [1], False, [0], 1),
+        [(1, 2, 5)],
+    ),
+    "convolution_core_3d": (
+        lambda x: aten.convolution(x, torch.ones(3, 2, 2, 2, 2), None, [1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1),
+        [(1, 2, 3, 4, 5)],
+    ),
     "diagonal": (torch.diagonal, [(4, 5)]),
     "diagonal_above": (lambda x: torch.diagonal(x, 1, -1, 0), [(4, 3, 5)]),
     "diagonal_below": (lambda x: torch.diagonal(x, -2), [(5, 3)]),
     "fmax": (torch.fmax, PAIR),
     "fmin": (torch.fmin, PAIR),
+    "encoder_layer_norm_first": (lambda x: _encoder_layer(x, True), [(2, 3, 8)]),
+    "encoder_layer_norm_last": (lambda x: _encoder_layer(x, False), [(2, 3, 8)]),
+    "equal_booleans": (lambda x, y: (x > 0) == (y > 0), PAIR),
     "fold": (lambda x: F.fold(x, (8, 10), (2, 3), stride=(2, 3)), [(2, 12, 12)]),
     "gru": (lambda x: _GRU(x)[0], [(3, 2, 5)]),
     "hypot": (torch.hypot, PAIR),
@@ -140,9 +167,11 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "div_integers": (lambda x: torch.div((x * 50).int(), 7, rounding_mode="trunc"), [(2, 40)]),
     "floor_divide": (lambda x: (x * 50).int() // -7, [(2, 40)]),
     "fold_overlapping": (lambda x: F.fold(x, (5, 6), (3, 2), 2, (1, 0), (2, 1)), [(2, 12, 8)]),
+    "fold_unbatched": (lambda x: F.fold(x, (8, 10), (2, 3), stride=(2, 3)), [(12, 12)]),
     "full_like": (lambda x: torch.full_like(x, 1.5) + torch.ones_like(x) * x + torch.zeros_like(x), [(2, 8)]),
     "gather": (lambda x, i: torch.gather(x, 1, _index(i, 5)), [(2, 5, 4), (2, 7, 3)]),
     "gather_constant": (lambda x: torch.gather(x, 0, torch.tensor([[1, 0, 2]])), [(3, 4)]),
+    "gather_scalar": (lambda x: torch.gather(x, 0, torch.tensor([0])) * 2, [()]),
     "grid_sample": (lambda x, g: F.grid_sample(x, g, align_corners=False), [(2, 3, 4, 5), (2, 6, 3, 2)]),
     "grid_sample_reflection": (
         lambda x, g: F.grid_sample(x, g, "nearest", "reflection", True),
@@ -152,6 +181,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "index_add": (lambda x, i, y: torch.index_add(x, 1, _index(i, 4), y, alpha=0.5), [(2, 4), (3,), (2, 3)]),
     "index_computed_apart": (lambda x, i: x[_index(i, 2), :, _index(-i / 2, 4)], [(2, 3, 4), (2, 3)]),
     "index_copy": (lambda x, i, y: x.index_copy(0, _index(i, 4), y), [(4, 3), (1,), (1, 3)]),
+    "index_copy_scalar": (lambda x, y: x.index_copy(0, torch.tensor(0), y) * 2, [(), ()]),
     "index_fill": (lambda x: x.index_fill(1, torch.tensor([0, -1]), 7.0), [(2, 8)]),
     "index_put": (lambda x, i, y: aten.index_put(x, [None, _index(i, 4)], y), [(2, 4, 3), (1,), (3,)]),
     "index_put_accumulate": (
@@ -159,6 +189,8 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         [(2, 4, 3), (5,), (5, 3)],
     ),
     "index_put_mask": (lambda x: x.index_put((x > 0.5,), torch.tensor(0.25)), [(2, 8)]),
+    "index_put_values": (lambda x, y: x.index_put((x > -9,), y), [(2, 8), (16,)]),
+    "index_select_scalar": (lambda x: torch.index_select(x, 0, torch.tensor([0])) * 2, [()]),
     "isin": (lambda x: torch.isin(x.round(), torch.tensor([1.0, -2.0])), [(2, 8)]),
     "linear_computed_weight": (F.linear, [(2, 3, 4), (5, 4), (5,)]),
     "logcumsumexp": (lambda x: torch.logcumsumexp(x * 20, 1), [(2, 9)]),
@@ -170,9 +202,20 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "scatter_add": (lambda x, i, y: x.scatter_add(1, _index(i, 4), y), [(2, 4), (2, 9), (2, 9)]),
     "scatter_part": (lambda x, i: x.scatter(1, _index(i, 4)[:1, :1], 2.5), [(2, 4), (2, 3)]),
     "scatter_reduce": (lambda x, i, y: x.scatter_reduce(0, _index(i, 4), y, "amax"), [(4, 3), (2, 3), (2, 3)]),
+    "new_ones": (lambda x: x.new_ones((2, 8)) + x, [(2, 8)]),
+    "pad_integers": (lambda x: F.pad(_index(x, 9), (1, 2), value=300) * 2, [(2, 8)]),
+    "sdpa_grouped": (
+        lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True),
+        [(1, 4, 3, 8), (1, 2, 5, 8)],
+    ),
     "searchsorted": (lambda x, y: torch.searchsorted(x.abs().cumsum(1), y, right=True), [(2, 5), (2, 3)]),
+    "searchsorted_sorter": (
+        lambda x: torch.searchsorted(torch.tensor([3.0, -1.0, 0.5]), x, sorter=torch.tensor([1, 2, 0])),
+        [(2, 3)],
+    ),
     "select_scatter": (lambda x, y: torch.select_scatter(x, y, 1, -2), [(2, 4, 3), (2, 3)]),
     "slice_scatter": (lambda x, y: torch.slice_scatter(x, y, 1, 1, 4), [(2, 6), (2, 3)]),
+    "slice_scatter_empty": (lambda x, y: torch.slice_scatter(x, y, 1, 3, 3) * 2, [(2, 6), (2, 0)]),
     "slice_scatter_step": (lambda x, y: torch.slice_scatter(x, y, 1, -5, None, 2), [(2, 6), (2, 3)]),
     "take": (lambda x, i: torch.take(x, _index(i, 8)), [(2, 4), (3,)]),
     "windows": (lambda x: x.unfold(1, 3, 2), [(2, 8, 2)]),
@@ -216,6 +259,12 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "native_layer_norm": (lambda x: torch.native_layer_norm(x, (8,), x[0], x[1], 1e-5)[0], [(2, 8)]),
     "narrow": (lambda x: torch.narrow(x, 1, 2, 3), [(2, 8)]),
     "negative": (torch.negative, [(2, 8)]),
+    "normalize_by_another": (lambda x: x / (x * 2).norm(2, -1, True).clamp_min(1e-5), [(3, 4)]),
+    "normalize_by_1_norm": (lambda x: x / torch.linalg.vector_norm(x, 1, -1, True).clamp_min(1e-5), [(3, 4)]),
+    "normalize_of_type": (
+        lambda x: x / torch.linalg.vector_norm(x, 2, -1, True, dtype=torch.float32).clamp_min(1e-5),
+        [(3, 4)],
+    ),
     "normalize": (lambda x: F.normalize(x, dim=-1), [(2, 8)]),
     "outer": (torch.outer, [(4,), (5,)]),
     "pairwise_distance": (F.pairwise_distance, PAIR),

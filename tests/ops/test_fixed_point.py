@@ -251,6 +251,17 @@ def test_mean_sum_var(axes: tuple[int, ...], dtype: DType) -> None:
         assert np.abs(out.dequantize(actual) - exact).max() <= 0.51 * float(out.scale)
 
 
+@pytest.mark.parametrize("part", [0.5, 2.0])
+def test_a_long_norm_beside_a_large_eps(part: float) -> None:
+    """On both sides of the eps beside which no variance counts."""
+    q, x = spread(8.0, I16), rows(4096, I16)
+    eps = part * 2.0**46 * float(q.scale) ** 2
+    exact = float_norm(q.dequantize(x), (1,), eps, centre=True)
+    out = params(np.abs(exact).max() / 32767, 0, I16)
+    actual = execute(lambda b, v: fixed_point.layer_norm(b, v, q, (1,), None, None, eps, out), x, I16)
+    assert np.abs(actual - out.quantize(exact)).max() <= 4
+
+
 @pytest.mark.parametrize("dtype", [I8, I16])
 @pytest.mark.parametrize("shape_and_axis", [((3, 7), 1), ((2, 64), -1), ((2, 5, 3), 1), ((4, 1), 1)])
 def test_largest(shape_and_axis: tuple[tuple[int, ...], int], dtype: DType) -> None:
@@ -265,6 +276,7 @@ def test_refusals() -> None:
     for message, shape, dtype, q in (
         ("must be int8 or int16", (4, 4), I32, params(0.1, 0, I32)),
         ("65537 elements", (1, 65537), I8, spread(1.0, I8)),
+        ("64001 int16 elements", (1, 64001), I16, spread(1.0, I16)),
     ):
         with pytest.raises(Unsupported, match=message):
             program(lambda b, v, q=q: fixed_point.softmax(b, v, q, 1, out), (shape, dtype))

@@ -315,6 +315,17 @@ def test_bias_that_sums_cannot_hold(dtype: DType, scale: float) -> None:
     check(got, p.dequantize(x) @ w.T * 0.01 + bias, out)
 
 
+def test_bias_that_no_steps_can_hold() -> None:
+    graph = Graph()
+    x = Tensor(graph.add_input(SHAPE, I8, "x"), QParams(2.0**-60, 0, I8, -128, 127))
+    weight = Tensor(Value(SHAPE, I8, "w", np.ones(SHAPE, np.int8)), QParams(0.01, 0, I8, -127, 127))
+    bias = Tensor(Value((4,), DType.FP32, "b", np.ones(4, np.float32)))
+    node: Any = types.SimpleNamespace(meta={"val": torch.empty(4, 4)})
+    rule = _integer_rule(aten.linear.default)
+    with pytest.raises(Unsupported, match=r"its bias is beyond the int32 sums, .* in which its input is not constant"):
+        rule(Context(Builder(graph, EVERYTHING), node, QParams(1e-9, 0, I8, -128, 127)), x, weight, bias)
+
+
 # -- the arithmetic itself -----------------------------------------------------------------------------------
 
 
@@ -337,6 +348,7 @@ def _builder() -> Builder:
         lambda x: x.rescale(DType.INT32, 1.0),
         lambda x: x.shifted_left(1),
         lambda x: x.times(1 << 8, shift=7),
+        lambda x: Int.const(x.b, 1 << 31),
     ],
 )
 def test_overflow_is_an_error_when_the_rule_is_built(overflow: Callable[[Int], Int]) -> None:

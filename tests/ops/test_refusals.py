@@ -14,8 +14,9 @@ from torch import nn
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import FullDelegationError
+from arm_backend_core.selection import select
 from tests.ops import runner
-from tests.ops.runner import Case, Input
+from tests.ops.runner import Case, Input, given, given_rows
 
 X = Input((1, 4, 8, 8))
 
@@ -45,6 +46,61 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
         [Input((3,)), Input((3,), 0, 3, torch.int64)],
         "scatter_reduce 'mean'",
     ),
+    "scatter_scalar": (
+        lambda x: x.scatter(0, torch.tensor(0), 2.0),
+        [Input(())],
+        "scatter into a scalar; write it with torch.where",
+    ),
+    "index_put_of_rows_by_mask": (
+        lambda x, y: x.index_put((x[:, 0] > -9,), y),
+        [Input((2, 8)), Input((2, 8))],
+        "several values at the places of a mask of some dimensions; write it with torch.where",
+    ),
+    "index_put_apart": (
+        lambda x, i, y: torch.ops.aten.index_put(x, [i, None, i], y),
+        [Input((2, 4, 3)), Input((5,), 0, 2, torch.int64), Input((5, 4))],
+        "writing by indices of dimensions that are apart; permute the tensor before",
+    ),
+    "adaptive_max_pool_of_nothing": (
+        lambda x: F.adaptive_max_pool2d(x, (0, 2)),
+        [X],
+        "TOSA has no tensors without elements",
+    ),
+    "avg_pool3d_divisor_and_ceil_mode": (
+        lambda x: F.avg_pool3d(x, 2, 2, 0, True, divisor_override=3),
+        [Input((1, 2, 3, 4, 5))],
+        "avg_pool3d with divisor_override and ceil_mode; pad the input instead",
+    ),
+    "conv_transpose3d_core": (
+        lambda x, w: torch.ops.aten.convolution(x, w, None, [1] * 3, [0] * 3, [1] * 3, True, [0] * 3, 1),
+        [Input((1, 2, 3, 4, 5)), Input((2, 3, 2, 2, 2))],
+        "transposed convolution in 3 dimensions",
+    ),
+    "power_of_integers": (
+        torch.pow,
+        [Input((3,), 1, 4, torch.int32)] * 2,
+        "a power of integers: TOSA has none; convert with .to(torch.float32)",
+    ),
+    "shift_by_a_negative_number": (
+        lambda x: x >> -1,
+        [Input((3,), 0, 9, torch.int32)],
+        "a shift by a negative number; shift the other way",
+    ),
+    "large_int64": (
+        lambda x: x + torch.tensor([2**40]),
+        [Input((3,), 0, 9, torch.int64)],
+        "int64 constant 'lift_fresh_copy' has values that int32 cannot hold",
+    ),
+    "rrelu_training": (
+        lambda x: F.rrelu(x, training=True),
+        [X],
+        "rrelu in training mode; call model.eval() before exporting",
+    ),
+    "recurrent_dropout_training": (
+        nn.LSTM(5, 4, 2, dropout=0.5).forward,
+        [Input((3, 2, 5))],
+        "dropout between the layers in training mode; call model.eval() before exporting",
+    ),
     "dropout_training": (
         lambda x: torch.ops.aten.dropout(x, 0.5, True),
         [X],
@@ -57,6 +113,11 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     ),
     "float64": (lambda x: x * 2, [Input((3,), dtype=torch.float64)], "TOSA has no element type for torch.float64"),
     "complex": (lambda x: torch.fft.fft(x).real, [Input((8,))], "no lowering for "),
+    "strides_of_a_view": (
+        lambda x: torch.as_strided(x.t(), (2, 2), (1, 1), 0),
+        [Input((4, 6))],
+        "as_strided on a view, which reaches beyond it; index the whole tensor instead",
+    ),
     "gamma": (torch.lgamma, [Input((8,), 1, 2)], "TOSA has no floating-point formula for aten.lgamma.default"),
     "variance_of_one": (lambda x: x.var(1), [Input((3, 1))], "variance of 1 element(s) with a correction of 1"),
 }
@@ -103,6 +164,113 @@ def test_integer(name: str) -> None:
     function, inputs, target, reason = _INTEGER[name]
     case = Case(name, function, inputs)
     assert reason in _reasons(runner.export(runner.quantized(case, wide=False), case.sample()), target)
+
+
+_ROWS, _PIXELS = Input((2, 4)), Input((4, 3))
+_BYTES = Input((2, 4), -100, 100, torch.int8)
+#: Graphs that bring quantization parameters along, in combinations that no quantizer of ours writes.
+_GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
+    "conv_weight": (
+        lambda x: given(F.conv2d(given(x), torch.ones(2, 4, 3, 3))),
+        [X],
+        "aten.conv2d.default: its input is quantized but its weight is not",
+    ),
+    "conv_transpose_axis": (
+        lambda x: given(F.conv_transpose2d(given(x), given_rows(torch.ones(4, 2, 3, 3, dtype=torch.int8)))),
+        [X],
+        "transposed convolution whose weight is not quantized along its output channels (axis 1)",
+    ),
+    "linear_weight": (
+        lambda x: given(F.linear(given(x), torch.ones(3, 4))),
+        [_ROWS],
+        "aten.linear.default: its input is quantized but its weight is not",
+    ),
+    "product_of_one": (
+        lambda x, y: given(torch.mm(given(x), y)),
+        [_ROWS, _PIXELS],
+        "one of its operands is quantized and the other is not; annotate both (set_global)",
+    ),
+    "product_of_two_types": (
+        lambda x, y: given(torch.mm(given(x), given(y, wide=True))),
+        [_ROWS, _PIXELS],
+        "matrix product of an int8 and an int16 operand",
+    ),
+    "long_linear": (
+        lambda x: given(F.linear(given(x), given_rows(torch.full((1, 140000), 127, dtype=torch.int8)))),
+        [Input((1, 140000))],
+        "a sum of 140000 products, which int32 might not hold; split channels",
+    ),
+    "long_product": (
+        lambda x, y: given(torch.mm(given(x), given(y))),
+        [Input((1, 140000)), Input((140000, 1))],
+        "a matrix product over 140000 elements, which int32 might not hold; split it",
+    ),
+    "cat_of_one": (
+        lambda x, y: given(torch.cat((given(x), y))),
+        [_ROWS, _ROWS],
+        "some of its operands are quantized and others are not",
+    ),
+    "sum_of_one": (
+        lambda x, y: given(given(x) + y),
+        [_ROWS, _ROWS],
+        "aten.add.Tensor: one of its operands is quantized and the other is not; annotate both (set_global)",
+    ),
+    "sum_per_channel": (
+        lambda x, y: given(given(x) + given_rows(y)),
+        [_ROWS, _BYTES],
+        "an operand has a scale for each channel, as weights have; quantize it per tensor",
+    ),
+    "comparison_with_nan": (
+        lambda x: given(x) > math.nan,
+        [_ROWS],
+        "one of its operands is not a number (nan), which integers cannot hold",
+    ),
+    "avg_pool_divisor": (
+        lambda x: given(F.avg_pool2d(given(x), 2, divisor_override=3)),
+        [X],
+        "average pooling with divisor_override on integers; multiply the result instead",
+    ),
+    "function_read_unquantized": (
+        lambda x, y: given(torch.sigmoid(given(x)) + given(y)),
+        [_ROWS, _ROWS],
+        "its operand, the result of aten.sigmoid.default, is not quantized",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _GIVEN)
+def test_given_parameters(name: str) -> None:
+    function, inputs, reason = _GIVEN[name]
+    case = Case(name, function, inputs)
+    program = runner.export(case.module(), case.sample())
+    lowered = runner.lower(program, "mixed")
+    assert reason in "\n".join(f"{r.operator}: {r.reason}" for r in lowered.log.rejected)
+    expected = runner.flat(case.module()(*case.sample()))
+    for ours, theirs in zip(lowered.run(case.sample()), expected, strict=True):  # what was not refused is right
+        torch.testing.assert_close(ours, theirs)
+
+
+def _computed_scale(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    zero_point = torch.tensor(0)
+    quantized: torch.Tensor = torch.ops.quantized_decomposed.dequantize_per_tensor.tensor(
+        x, scale.abs(), zero_point, -128, 127, torch.int8
+    )
+    return quantized
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "reason"),
+    [
+        (lambda x: given_rows(x, 1), [_BYTES], "per-channel parameters with a zero point other than 0"),
+        (_computed_scale, [_BYTES, Input(())], "quantization parameters are computed while the program runs"),
+    ],
+)
+def test_given_parameters_of_the_boundary(function: Callable[..., Any], inputs: Sequence[Input], reason: str) -> None:
+    """What only crosses the boundary is no operator of the report; the reason stays on the node."""
+    case = Case("boundary", function, inputs)
+    program = runner.export(case.module(), case.sample())
+    refusals = select(program, runner.spec("int").target, []).refusals
+    assert any(reason in refusal.reason for refusal in refusals.values()), refusals
 
 
 @pytest.mark.parametrize("target", ["int", "u55", "u85"])

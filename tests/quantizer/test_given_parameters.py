@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from tests.ops.runner import Case, Input, check_steps, lower, output_scales, quantized
+from tests.ops.runner import Case, Input, check_steps, given, given_rows, lower, output_scales, quantized
 from tests.ops.runner import export as exported
 
 _IMAGE, _ROWS = Input((1, 4, 6, 6)), Input((6, 8))
@@ -54,3 +54,25 @@ def test_results_stay_inside_the_range_that_their_parameters_name(name: str, wid
     (result,) = lowered.run(case.sample())
     assert float(result.abs().max()) <= bound * scale * 1.0001
     check_steps([result], [expected], [scale], 3 if wide else 1)
+
+
+_INTEGERS = torch.arange(-2, 2, dtype=torch.int8)
+#: Graphs in which some of the operands or results have parameters, in targets that run both kinds of numbers.
+MIXED: dict[str, tuple[Callable[..., Tensor], list[Input]]] = {
+    "results in two scales": (lambda x: (lambda y: given(y) + given(y, 0.2) * 3)(given(x) * given(x, 0.3)), [_ROWS]),
+    "constant operand": (lambda x: torch.mm(given(x), given_rows(_INTEGERS.repeat(8, 2))), [_ROWS]),
+    "function of a constant": (
+        lambda x: given(given(x) + given(torch.sigmoid(given_rows(_INTEGERS)))),
+        [Input((6, 4))],
+    ),
+    "rows of batch_norm": (lambda x: given(F.batch_norm(given(x), torch.zeros(8), torch.ones(8))), [_ROWS]),
+    "clamped integers": (lambda x: x.clamp(-3, 5), [Input((3, 4), -9, 9, torch.int8)]),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_mixed_programs_give_what_pytorch_gives(name: str) -> None:
+    case = Case(name, *MIXED[name])
+    lowered = lower(exported(case.module(), case.sample()), "mixed")
+    lowered.check_delegated()
+    torch.testing.assert_close(lowered.run(case.sample())[0], case.module()(*case.sample()), rtol=1e-5, atol=1e-5)
