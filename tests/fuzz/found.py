@@ -291,6 +291,11 @@ FOUND = [
         _INT,
     ),
     Found("of_a_large_constant", lambda x: x * torch.where(torch.tensor([2**40, 2, 3]) > 4, 2.5, 1.0), (_x(3),)),
+    Found(
+        "padded_int64",
+        lambda x: F.pad(x % 9, (1, 2), value=300) + 1,
+        (_x(5, low=0, high=100, dtype=torch.int64),),
+    ),
     Found("no_inputs", _OfBuffers(), (), _INT),
     Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
 ]

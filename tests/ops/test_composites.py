@@ -203,7 +203,6 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "scatter_part": (lambda x, i: x.scatter(1, _index(i, 4)[:1, :1], 2.5), [(2, 4), (2, 3)]),
     "scatter_reduce": (lambda x, i, y: x.scatter_reduce(0, _index(i, 4), y, "amax"), [(4, 3), (2, 3), (2, 3)]),
     "new_ones": (lambda x: x.new_ones((2, 8)) + x, [(2, 8)]),
-    "pad_integers": (lambda x: F.pad(_index(x, 9), (1, 2), value=300) * 2, [(2, 8)]),
     "sdpa_grouped": (
         lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True),
         [(1, 4, 3, 8), (1, 2, 5, 8)],
