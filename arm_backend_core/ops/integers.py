@@ -310,7 +310,7 @@ class Accumulator:
         dtype: element type of sums and offsets.
         scales: real numbers in a step of the sums, [1] or [out_channels]; None for floats, which are ready.
         peaks: what the sums may come to, [out_channels].
-        late: a real bias that is added to the rescaled sums, [out_channels].
+        late: what of the real bias the offsets leave, [out_channels].
     """
 
     weights: Array
@@ -324,7 +324,8 @@ class Accumulator:
     def of(cls, x: Int, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
         """Sums of x times (``weights`` - zero_point), plus a real ``bias``.
 
-        Where sums are in such small steps that they cannot hold the bias, it is added to them later.
+        The bias is rounded to the sums' steps; where these are so small that the sums cannot hold it, all of it is left
+        for later.
 
         Raises:
             Unsupported: sums might leave their type.
@@ -338,25 +339,26 @@ class Accumulator:
         if np.any(np.abs(bias) > (top - sums) * scales):
             return cls(weights, np.zeros(len(weights)), dtype, scales, sums, bias)
         offsets = np.rint(bias / scales)
-        return cls(weights, offsets, dtype, scales, sums + np.abs(offsets))
+        return cls(weights, offsets, dtype, scales, sums + np.abs(offsets), bias - offsets * scales)
 
     def finished(self, b: Builder, value: Value, out: QParams) -> Value:
-        """The operator's sums in parameters ``out``.
+        """The operator's sums in parameters ``out``, and what is left of the bias where it exceeds a quarter of a step.
 
         Raises:
             Unsupported: see ``requantized``; or 32 bits cannot hold sums and bias in steps that are fine enough.
         """
         assert self.scales is not None
         assert self.peaks is not None
-        if self.late is None:
+        assert self.late is not None
+        if float(np.abs(self.late).max()) <= float(out.scale) / 4:
             peaks = self.peaks if self.scales.size > 1 else float(self.peaks.max())
             return requantized(b, value, peaks, self.scales, out)
         most = max(float((self.peaks * self.scales).max()), float(np.abs(self.late).max()))
         step = max(float(out.scale) * 2.0**-12, most * 2.0**-28)
         if step > float(out.scale) / 4:
             raise Unsupported(
-                f"its bias is beyond the {self.dtype.value} sums, which count in steps of {self.scales.min():.2g}; "
-                "calibrate with samples in which its input is not constant"
+                f"its bias has no place in {self.dtype.value} sums that count in steps of {self.scales.min():.2g}, its "
+                f"result in steps of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
             )
         fine = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / step, 0.0))
         bias = Int.const(b, np.rint(self.late / step).astype(np.int64), DType.INT32, step)

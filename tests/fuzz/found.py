@@ -68,6 +68,19 @@ class _Projected(nn.Module):
         return hidden
 
 
+class _Difference(nn.Module):
+    """Large numbers that cancel each other, and a bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+        self.linear.weight.data, self.linear.bias.data = torch.tensor([[1.0, -1.0]]), torch.tensor([0.3])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        difference: torch.Tensor = self.linear(torch.cat([x, x], -1))
+        return difference
+
+
 class _OfBuffers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -240,6 +253,12 @@ FOUND = [
         lambda x: torch.div(x, 0.001, rounding_mode="trunc"),
         (_x(4, 9, dtype=torch.int32),),
         _FP,
+    ),
+    Found(
+        "bias_finer_than_its_sums",
+        _Difference(),
+        (_x(8, 1, low=-500, high=500),),
+        ("TOSA_A16W8",),
     ),
     Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
     Found(
