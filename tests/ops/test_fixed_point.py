@@ -262,6 +262,26 @@ def test_a_long_norm_beside_a_large_eps(part: float) -> None:
     assert np.abs(actual - out.quantize(exact)).max() <= 4
 
 
+@pytest.mark.parametrize("centre", [True, False])
+@pytest.mark.parametrize("n", [4096, 65536])
+def test_long_rows_of_int16(n: int, centre: bool) -> None:
+    """Each square is a small part of their sum, which 32 bits hold."""
+    q, x = spread(8.0, I16), rows(n, I16)[15:]
+    exact = q.dequantize(x).std(1, keepdims=True)
+    out = params(exact.max() / 32767, 0, I16)
+    actual = execute(lambda b, v: fixed_point.std(b, v, q, (1,), 0, out), x, I16)
+    assert np.abs(actual - out.quantize(exact)).max() <= 2
+    exact = float_norm(q.dequantize(x), (1,), 1e-5, centre=centre)
+    out = params(np.abs(exact).max() / 32767, 0, I16)
+
+    def lower(b: Builder, v: Value) -> Value:
+        if centre:
+            return fixed_point.layer_norm(b, v, q, (1,), None, None, 1e-5, out)
+        return fixed_point.rms_norm(b, v, q, (1,), None, 1e-5, out)
+
+    assert sqnr(exact, out.dequantize(execute(lower, x, I16))) > 65
+
+
 @pytest.mark.parametrize("dtype", [I8, I16])
 @pytest.mark.parametrize("shape_and_axis", [((3, 7), 1), ((2, 64), -1), ((2, 5, 3), 1), ((4, 1), 1)])
 def test_largest(shape_and_axis: tuple[tuple[int, ...], int], dtype: DType) -> None:

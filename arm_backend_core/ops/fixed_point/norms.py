@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 I32 = DType.INT32
+_LONG_ROW = 1024  # elements up to which the rounding of an Energy's terms is at most 2**-9 of it
 
 
 def layer_norm(
@@ -190,6 +191,7 @@ class Energy:
 
     c = x - mean with ``bits`` fractional bits; A = sum(abs(c)) <= 2**29; ``shift`` brings A into [2**28, 2**29).
     Then sum((c << shift)**2) lies in [A * A / n, A * A / 2], and its terms are rounded to multiples of 2**drop.
+    In long rows, whose terms would be few such multiples, M * A takes the place of A * A, M = max(abs(c)).
 
     Attributes:
         shifted: c << shift.
@@ -217,8 +219,7 @@ class Energy:
         if centre:
             mean = rows.sum_of(x).in_steps_of(float(n)).rescale(I32, 2.0**bits / n)
             c = c - mean.in_steps_of(c.scale)
-        size = abs(c).sum(rows.axis, peak=1 << 29)
-        shift = (size.leading_zeros() - 3).minimum(min(28, -(exponent + 2 * bits - drop) // 2)).maximum(0)
+        shift = _places(abs(c), rows).minimum(min(28, -(exponent + 2 * bits - drop) // 2)).maximum(0)
         shifted = c.in_steps_of(1.0).shifted_left(shift, 1 << 29)
         squares = shifted.times(shifted, drop).sum(rows.axis, peak=(1 << 29) + n)
         return cls(shifted, shift, squares, bits, drop, n)
@@ -236,6 +237,26 @@ class Energy:
         """sqrt(sum(c * c)) in steps of x."""
         root = sqrt(self.squares.in_steps_of(1.0))  # 2**shift times as much, in steps of c
         return root.shifted_right(self.shift).in_steps_of(2.0 ** (-self.bits + self.drop / 2 - 14))
+
+
+def _places(size: Int, rows: Rows) -> Int:
+    """By how many bits to shift rows of abs(c)."""
+    zeros = size.sum(rows.axis, peak=1 << 29).leading_zeros()
+    if rows.n <= _LONG_ROW:
+        return zeros - 3
+    both = zeros + _largest(size, rows.axis).leading_zeros()
+    return (both - 8).maximum(0).shifted_right(both.like(1))  # (both - 7) // 2: M * A is below 2**57
+
+
+def _largest(x: Int, axis: int) -> Int:
+    """Maximum along an axis, of halves that share an element where it is odd; no NPU has REDUCE_MAX of INT32."""
+    while (n := x.shape[axis]) > 1:
+        half = (n + 1) // 2
+        starts = [[first if i == axis else 0 for i in range(x.value.rank)] for first in (0, n - half)]
+        sizes = [half if i == axis else size for i, size in enumerate(x.shape)]
+        first, second = (replace(x, value=x.b.slice(x.value, start, sizes)) for start in starts)
+        x = first.maximum(second)
+    return x
 
 
 def _amount(n: int, floor: float) -> tuple[int, int]:
