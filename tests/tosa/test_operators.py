@@ -12,7 +12,7 @@ import tosa_serializer
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa import reference
+from arm_backend_core.tosa import builder, reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.legality import refusal
@@ -82,6 +82,23 @@ def test_seven_dimensions_are_refused() -> None:
 def test_an_npu_says_how_many_multipliers_it_has() -> None:
     with pytest.raises(ValueError, match="macs: ethos-u55 needs"):
         Target("ethos-u55", frozenset({"INT"}), frozenset(), "ethos-u55")
+
+
+@pytest.mark.parametrize(
+    ("body", "dtype", "x", "expected"),
+    [
+        (lambda b, x: b.negate(x), DType.FP32, 1.5, -1.5),
+        (lambda b, x: b.reduce("REDUCE_SUM", x, 0), DType.FP32, 1.5, None),
+        (lambda b, x: b.bitwise("INTDIV", b.const([7], DType.INT32), x), DType.INT32, 0, None),
+        (lambda b, x: b.rescale(x, DType.INT32, 2.0**10), DType.INT32, 1 << 25, None),
+        (lambda b, x: rescaled(1 << 30, 31, rounding_mode="INEXACT_ROUND")(b, x), DType.INT32, 6, None),
+    ],
+)
+def test_evaluation_of_what_is_not_always_defined(body: Body, dtype: DType, x: float, expected: float | None) -> None:
+    target = Target.from_tosa_spec("TOSA-1.0+INT+FP+inexactround")
+    (op,) = graph(body, ((1,), dtype), target=target).ops
+    arrays = [np.array([x], dtype.numpy) if value.data is None else value.data for value in op.inputs]
+    assert evaluate(op, arrays) == expected
 
 
 def test_an_evaluated_rescale_of_a_scalar_keeps_its_shape() -> None:
@@ -159,6 +176,26 @@ def resized(size: tuple[int, int], n: int, d: int, offset: int, border: int) -> 
     return lambda b, x: b.resize(x, size, (n, d, n, d), (offset,) * 2, (border,) * 2, "NEAREST")
 
 
+def transposed(kernel: int, out_pad: tuple[int, int]) -> Body:
+    def body(b: Builder, x: Value) -> Value:
+        weight, bias = b.const(np.ones((1, kernel, 1, 1)), DType.INT8), b.const(np.zeros(1), DType.INT32)
+        return b.transpose_conv2d(x, weight, bias, out_pad=(*out_pad, 0, 0), stride=(1, 1))
+
+    return body
+
+
+def rescaled(multiplier: int, shift: int, **others: object) -> Body:
+    """By a RESCALE that the builder does not choose."""
+
+    def body(b: Builder, x: Value) -> Value:
+        factor = {"multiplier": np.array([multiplier], np.int32), "shift": np.array([shift], np.int8)}
+        facts = {"scale32": True, "rounding_mode": "SINGLE_ROUND", "per_channel": False}
+        signs = {"input_unsigned": False, "output_unsigned": False, "input_zp": 0, "output_zp": 0}
+        return b.emit("RESCALE", (x,), x.shape, DType.INT32, **{**factor, **facts, **signs, **others})
+
+    return body
+
+
 def test_a_constant_is_rescaled_by_what_its_own_values_allow() -> None:
     def body(b: Builder, x: Value) -> Value:
         mask = b.const(np.full((2, 300), -100), DType.INT16)
@@ -166,6 +203,10 @@ def test_a_constant_is_rescaled_by_what_its_own_values_allow() -> None:
 
     target = Target.from_tosa_spec("TOSA-1.0+INT+int16")
     assert "RESCALE" in built(body, ((2, 300), DType.INT32), target=target)
+
+
+#: REQUIREs on elements, which a validator of graphs does not see.
+_OF_ELEMENTS = ("a base", "exponent", "leave the range", "32767 apart", "shifts from")
 
 
 @pytest.mark.parametrize(
@@ -180,11 +221,21 @@ def test_a_constant_is_rescaled_by_what_its_own_values_allow() -> None:
         (lambda b, x: b.table(x, np.tile([-32768, 32767], 257)[:513]), (2, 3), DType.INT16, "32767 apart"),
         (lambda b, x: b.avg_pool2d(x, (2, 2), (1, 1), (2, 0, 0, 0)), (1, 4, 4, 1), DType.INT8, "less than the kernel"),
         (lambda b, x: b.clamp(x, 3, -3), (2, 3), DType.INT8, "bounds 3 to -3"),
+        (lambda b, x: b.pow(x, b.const([[np.inf]], DType.FP32)), (2, 3), DType.FP32, "exponent that is not finite"),
+        (rescaled(1 << 30, 63), (2, 3), DType.INT32, r"shifts from 63 to 63 \(2 to 62\)"),
+        (rescaled(1 << 30, 31, input_unsigned=True), (2, 3), DType.INT32, "unsigned values"),
+        (lambda b, x: b.tile(x, (1 << 16, 1 << 15)), (1, 1), DType.INT8, "2 GiB at most"),
+        (transposed(8193, (0, 0)), (1, 1, 1, 1), DType.INT8, r"kernel \[8193, 1\] \(8192 at most\)"),
+        (transposed(3, (-2, -2)), (1, 1, 1, 1), DType.INT8, r"out_pad \[-2, -2, 0, 0\], which leaves nothing"),
+        (resized((16384, 16384), 1, 1, 0, 0), (1, 16384, 16384, 1), DType.INT8, r"16384 to 16384 \(less than 16384\)"),
     ],
 )
 def test_what_the_specification_forbids_is_refused_with_its_limit(
-    body: Body, shape: tuple[int, ...], dtype: DType, reason: str
+    body: Body, shape: tuple[int, ...], dtype: DType, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16")
     with pytest.raises(Unsupported, match=reason):
         graph(body, (shape, dtype), target=target)
+    monkeypatch.setattr(builder, "op_refusal", lambda target, op: None)
+    complaint = tosa_opt(serialize(graph(body, (shape, dtype), target=target)), target)
+    assert (complaint is None) == any(words in reason for words in _OF_ELEMENTS), complaint

@@ -29,10 +29,8 @@ def _broadcast_offences(op: Op) -> Iterator[str]:
         return
     if any(len(shape) != len(first) for shape in others):
         yield f"operands of different rank: {op.inputs!r}; reshape one"
-        return
-    for sizes in zip(first, *others, strict=True):
-        if len({*sizes} - {1}) > 1:
-            yield f"shapes that do not broadcast: {op.inputs!r}"
+    elif any(len({*sizes} - {1}) > 1 for sizes in zip(first, *others, strict=True)):
+        yield f"shapes that do not broadcast: {op.inputs!r}"
 
 
 def _elementwise(

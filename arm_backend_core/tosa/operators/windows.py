@@ -235,9 +235,7 @@ def _resize_offences(op: Op) -> Iterator[str]:
     widens = op.output.dtype is not op.inputs[0].dtype
     if not op.output.dtype.is_float and widens != (op.attrs["mode"] == "BILINEAR"):
         yield f"mode {op.attrs['mode']} from {op.inputs[0].dtype.value} to {op.output.dtype.value}"
-    if op.output.rank != 4:
-        yield f"a result of {op.output.rank} dimensions"
-        return
+    assert op.output.rank == 4, op
     for axis in samplings(op):
         yield from axis.offences()
 
