@@ -172,7 +172,9 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.accelerator = npu.name
         self.system_config = default_system if system_config is None else system_config
         self.memory_mode = default_mode if memory_mode is None else memory_mode
-        self.config_ini = DEFAULT_CONFIG_INI if config_ini is None else os.fspath(config_ini)
+        chosen = DEFAULT_CONFIG_INI if config_ini is None else config_ini
+        vela_config.config_path(chosen)
+        self.config_ini = os.fspath(chosen)
         flags = vela_config.split_flags(extra_flags or ())
         self.configuration: Configuration = vela_config.configure(
             npu, self.system_config, self.memory_mode, flags, self.config_ini

@@ -111,3 +111,45 @@ def test_missing_converter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_converter.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ArmBackendError, match=r"not installed.*pip install 'ai-ml-sdk-model-converter>=0.11.0'"):
         VgfCompileSpec()
+
+
+def test_converter_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _converter(tmp_path / "model-converter", "0.11.0")
+    monkeypatch.delenv("MODEL_CONVERTER_PATH", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin")
+    monkeypatch.setattr(model_converter.importlib.util, "find_spec", lambda name: None)
+    assert model_converter.converter() == path
+
+
+def test_libraries_of_the_converter_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["/bin/sh", "-c", "echo $LD_LIBRARY_PATH"]
+    monkeypatch.setenv("MODEL_CONVERTER_LIB_DIR", "/own")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    assert model_converter.run(command, 10).stdout == b"/own\n"
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/others")
+    assert model_converter.run(command, 10).stdout == b"/own:/others\n"
+
+
+def test_converter_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "broken"
+    path.write_bytes(b"\0")
+    path.chmod(0o755)
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", str(path))
+    with pytest.raises(ArmBackendError, match=r"does not start.*Exec format error"):
+        VgfCompileSpec()
+    crashing = tmp_path / "crashing"
+    crashing.write_text("#!/bin/sh\necho no such library >&2; exit 127\n")
+    crashing.chmod(0o755)
+    monkeypatch.setenv("MODEL_CONVERTER_PATH", str(crashing))
+    with pytest.raises(ArmBackendError, match="ended with exit code 127: no such library"):
+        VgfCompileSpec()
+
+
+def test_a_flatbuffer_is_kept_where_the_folder_cannot_be_written(tmp_path: Path) -> None:
+    spec = VgfCompileSpec().dump_intermediate_artifacts_to(tmp_path / "dump")
+    (tmp_path / "dump").touch()
+    with pytest.raises(CompileError) as caught:
+        compile_payload(spec, b"bytes", delegate="d", locate=_nowhere)
+    kept = Path(caught.value.artifact or "")
+    assert kept.read_bytes() == b"bytes"
+    assert kept.parent.parent == tmp_path

@@ -63,7 +63,12 @@ def test_exception_leaves_the_process_alive(worker: Worker) -> None:
 
 @pytest.mark.parametrize(
     ("request_name", "argument", "description"),
-    [("exit", 3, "ended with exit code 3"), ("kill", 11, "crashed with SIGSEGV"), ("exit", 0, "exit code 0")],
+    [
+        ("exit", 3, "ended with exit code 3"),
+        ("kill", 11, "crashed with SIGSEGV"),
+        ("exit", 0, "exit code 0"),
+        ("kill", 35, "signal 35"),
+    ],
 )
 def test_death_is_reported_and_the_next_call_works(
     worker: Worker, request_name: str, argument: int, description: str

@@ -13,7 +13,8 @@ from torch import nn
 
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
-from arm_backend_core.errors import FullDelegationError
+from arm_backend_core.errors import CompileError, FullDelegationError
+from arm_backend_core.ops.registry import op, records
 from arm_backend_core.selection import select
 from tests.ops import runner
 from tests.ops.runner import Case, Input, given, given_rows
@@ -294,6 +295,31 @@ def test_kept_on_cpu() -> None:
     with events.record() as log:
         delegate(program, runner.spec("fp"), keep_on_cpu=[lambda node: "linear" in node.name])
     assert [r.reason for r in log.rejected] == ["kept on the CPU as asked"]
+
+
+def test_a_fault_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: object, target: object) -> None:
+        raise ValueError("broken")
+
+    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
+    monkeypatch.setattr("arm_backend_core.tosa.passes.run", broken)
+    program = runner.export(Case("relu", F.relu, ()).module(), (torch.rand(3),))
+    with pytest.raises(CompileError, match="optimizing delegate 'arm_0' raised ValueError: broken"):
+        delegate(program, runner.spec("fp"))
+
+
+@pytest.mark.parametrize(
+    ("overload", "error", "words"),
+    [
+        (torch.ops.aten.add, TypeError, "register an overload such as aten.add.Tensor"),
+        (torch.ops.aten.add.Tensor, ValueError, "aten.add.Tensor is registered twice"),
+    ],
+)
+def test_a_record_of_what_has_one_or_is_no_overload(overload: Any, error: type[Exception], words: str) -> None:
+    before = dict(records())
+    with pytest.raises(error, match=words):
+        op(overload)(lambda cx, x, y: x.value)
+    assert dict(records()) == before
 
 
 def test_full_delegation() -> None:

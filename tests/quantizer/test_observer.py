@@ -128,6 +128,16 @@ def test_the_range_has_nearly_the_least_error_of_all(name: str) -> None:
     assert found <= 1.03 * best, (low, high)
 
 
+def test_a_range_that_is_a_small_part_of_the_values_is_found() -> None:
+    """Among 3 million values that lie close together one is far away: bins over all of them would be too coarse."""
+    x = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0)) / 200
+    x[0] = 1.0
+    low, high = (float(bound) for bound in least_error(x, x.min(), x.max(), 255))
+    best = min((_error(x, float(x.min()), 0.9**k), 0.9**k) for k in range(30))
+    assert high < 0.3
+    assert _error(x, low, high) <= 1.03 * best[0], (high, best)
+
+
 def _quantized(module: nn.Module, config: QuantizationConfig, *samples: tuple[Tensor, ...]) -> nn.Module:
     model = export(module.eval(), samples[0]).module(check_guards=False)
     prepared = prepare_pt2e(model, TOSAQuantizer(spec("int")).set_global(config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -132,7 +133,11 @@ _BAD: list[tuple[Callable[[], object], list[str]]] = [
     (lambda: _u55(extra_flags=["--cpu-tensor-alignment=17"]), ["extra_flags", "power of 2"]),
     (lambda: _u55(extra_flags="--optimise=Size"), ["extra_flags", "must be a list"]),
     (lambda: _u55(extra_flags=[1]), ["extra_flags", "not a string"]),
+    (lambda: _u55(config_ini=5), ["config_ini=5", "must be a path"]),
+    (lambda: vela_config.macs("ethos-u66"), ["family='ethos-u66'", "Vela knows no such NPU"]),
     (lambda: TosaCompileSpec("TOSA-1.0+INTS"), ["tosa_spec", "INTS"]),
+    (lambda: TosaCompileSpec("TOSA-1.0+int16"), ["tosa_spec", "names no profile; add '+INT', '+FP' or both"]),
+    (lambda: VgfCompileSpec(compiler_flags="--x"), ["compiler_flags='--x'", "must be a list of strings"]),
     (lambda: VgfCompileSpec("TOSA-0.80+INT"), ["tosa_spec", "TOSA-1.0"]),
     (
         lambda: VgfCompileSpec(compiler_flags=["--emit-debug-inf"]),
@@ -171,6 +176,14 @@ def test_broken_config_file(tmp_path: Path) -> None:
     path.write_text(_INI.replace("400e6", "fast"))
     with pytest.raises(ValueError, match=r"config_ini=.*'fast'"):
         EthosUCompileSpec("ethos-u55-64", "My_Board", "Mine", config_ini=path)
+
+
+def test_a_config_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own.ini"
+    path.touch()
+    monkeypatch.setattr(os, "access", lambda file, mode: False)  # root may read everything
+    with pytest.raises(ValueError, match=f"no permission to read '{path}'"):
+        vela_config.config_path(path)
 
 
 def test_missing_config_file_names_the_paths(tmp_path: Path) -> None:

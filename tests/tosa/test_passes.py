@@ -226,6 +226,9 @@ def test_tile_becomes_broadcast() -> None:
     y = net.input(1, 8, 1, dtype=DType.INT32)
     tiled = net.b.tile(y, (2, 1, 3))
     assert check(net, net.b.add(tiled, net.b.unary("ABS", tiled)), passes=simplify) == ["TILE", "ABS", "ADD"]
+    net = Net()
+    both = [net.b.tile(net.input(1, 8, 1, dtype=DType.INT32), (2, 1, 3)) for _ in range(2)]
+    assert check(net, net.b.add(*both), passes=simplify) == ["TILE", "ADD"]  # one gives the sum its shape
 
 
 def test_pad_goes_into_convolution_and_max_pool() -> None:
@@ -238,6 +241,20 @@ def test_pad_goes_into_convolution_and_max_pool() -> None:
         net = Net()
         x = net.b.pad(net.input(1, 5, 5, 4), [(0, 0), (1, 1), (1, 1), (0, 0)], fill)
         assert check(net, net.b.max_pool2d(x, (3, 3), (2, 2), [0] * 4), passes=simplify) == kinds
+
+
+@pytest.mark.parametrize("padding", [[(0, 0), (0, 0), (0, 0), (0, 1)], [(0, 0), (3, 0), (0, 0), (0, 0)]])
+def test_pad_of_channels_or_as_deep_as_the_window_stays(padding: list[tuple[int, int]]) -> None:
+    net = Net()
+    x = net.b.pad(net.input(1, 5, 5, 4), padding, 3)
+    weight, bias = net.random((8, 3, 3, x.shape[3]), DType.INT8), net.random((8,), DType.INT32)
+    assert check(net, net.b.conv2d(x, weight, bias, pad=[0] * 4, zps=(3, 0)), passes=simplify) == ["PAD", "CONV2D"]
+
+
+def test_tiles_merge() -> None:
+    net = Net()
+    y = net.b.tile(net.b.tile(net.input(1, 8, 2), (2, 1, 3)), (1, 2, 2))
+    assert check(net, y, passes=simplify) == ["TILE"]
 
 
 def test_pad_stays_before_average_pool() -> None:
