@@ -90,9 +90,8 @@ class Lowering:
         self.builder.origin = Origin(node.name, operator_name(node), source_line(node))
         try:
             result = self._lower(node)
-            return (
-                result if node in self.constants else self._checked(node, result)
-            )  # a float64 constant is held as FP32
+            # A constant is held in a type that TOSA has: float64 as FP32.
+            return result if node in self.constants else self._checked(node, result)
         except Unsupported as reason:
             refusal = reason
         except InternalError:
@@ -190,7 +189,8 @@ class Lowering:
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return item
-        if _is_integer(node) and not self._intervals.fits(node) and _is_int64(node):
+        fits = not _is_integer(node) or self._intervals.fits(node)  # narrower ones are known to those that read them
+        if _is_int64(node) and not fits:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )

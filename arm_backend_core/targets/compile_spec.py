@@ -173,12 +173,11 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.system_config = default_system if system_config is None else system_config
         self.memory_mode = default_mode if memory_mode is None else memory_mode
         chosen = DEFAULT_CONFIG_INI if config_ini is None else config_ini
-        vela_config.config_path(chosen)
-        self.config_ini = os.fspath(chosen)
         flags = vela_config.split_flags(extra_flags or ())
         self.configuration: Configuration = vela_config.configure(
-            npu, self.system_config, self.memory_mode, flags, self.config_ini
+            npu, self.system_config, self.memory_mode, flags, chosen
         )
+        self.config_ini = os.fspath(chosen)
         super().__init__(
             Target(npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs),
             vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),

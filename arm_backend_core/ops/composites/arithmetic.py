@@ -30,7 +30,7 @@ def batch_norm(
     eps: float,
 ) -> tuple[Tensor, None, None]:
     """The core ATen form; without the statistics, which are empty."""
-    return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps), None, None
+    return native_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
 
 
 @made_of(aten.native_batch_norm.default)

@@ -78,6 +78,11 @@ def fold(
 # -- pooling and resizing -----------------------------------------------------------------------------------------
 
 
+def _sizes(values: Sequence[int], count: int) -> list[int]:
+    """One for each of ``count`` dimensions, or none at all."""
+    return list(values) * count if len(values) == 1 else list(values)
+
+
 @made_of(aten.max_pool2d_with_indices.default, tell_quantized=True)
 def max_pool2d_with_indices(
     x: Tensor,
@@ -93,8 +98,8 @@ def max_pool2d_with_indices(
 
     Where the indices are not used, nothing is left of the comparisons.
     """
-    kernel, padding, dilation = (list(v) * 2 if len(v) == 1 else list(v) for v in (kernel, padding, dilation))
-    stride = (list(stride) * 2 if len(stride) == 1 else list(stride)) or kernel
+    kernel, padding, dilation = (_sizes(values, 2) for values in (kernel, padding, dilation))
+    stride = _sizes(stride, 2) or kernel
     maxima = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
     (height, width), (rows, columns) = x.shape[-2:], maxima.shape[-2:]
     ends = [
@@ -132,10 +137,6 @@ def adaptive_max_pool2d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, 
     return torch.cat(rows, -2), None
 
 
-def _three(values: Sequence[int]) -> list[int]:
-    return list(values) * 3 if len(values) == 1 else list(values)
-
-
 def _by_planes(x: Tensor, pool: Callable[..., Tensor], **window: Sequence[int]) -> Tensor:
     """Over height and width, then over depth; x [..., D, H, W], three sizes for each argument of ``pool``."""
     flat = pool(x.flatten(0, -4), **{name: sizes[1:] for name, sizes in window.items()})
@@ -168,8 +169,8 @@ def max_pool3d(
 ) -> tuple[Tensor, None]:
     """x [..., D, H, W]; without indices."""
     pool = partial(F.max_pool2d, ceil_mode=ceil_mode)
-    kernel, padding, dilation = map(_three, (kernel, padding, dilation))
-    steps = _three(stride) or kernel
+    kernel, padding, dilation = (_sizes(values, 3) for values in (kernel, padding, dilation))
+    steps = _sizes(stride, 3) or kernel
     return _by_planes(x, pool, kernel_size=kernel, stride=steps, padding=padding, dilation=dilation), None
 
 
@@ -188,8 +189,8 @@ def avg_pool3d(
         raise Unsupported("avg_pool3d with divisor_override and ceil_mode; pad the input instead")
     counted = count_include_pad or divisor_override is not None
     pool = partial(F.avg_pool2d, ceil_mode=ceil_mode, count_include_pad=counted)
-    kernel, padding = _three(kernel), _three(padding)
-    result = _by_planes(x, pool, kernel_size=kernel, stride=_three(stride) or kernel, padding=padding)
+    kernel, padding = _sizes(kernel, 3), _sizes(padding, 3)
+    result = _by_planes(x, pool, kernel_size=kernel, stride=_sizes(stride, 3) or kernel, padding=padding)
     return result if divisor_override is None else result * (math.prod(kernel) / divisor_override)
 
 
@@ -205,7 +206,7 @@ def conv_transpose3d(
     dilation: Sequence[int] = (1,),
 ) -> Tensor:
     """x [(N,) IC, D, H, W], zeros between its elements, convolved with the mirrored weight [IC, OC / groups, ...]."""
-    stride, padding, extra, dilation = map(_three, (stride, padding, output_padding, dilation))
+    stride, padding, extra, dilation = (_sizes(v, 3) for v in (stride, padding, output_padding, dilation))
     pads: list[int] = []
     for i, step in enumerate(stride):
         axis = x.dim() - 3 + i
