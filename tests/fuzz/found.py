@@ -260,6 +260,9 @@ FOUND = [
         (_x(8, 1, low=-500, high=500),),
         ("TOSA_A16W8",),
     ),
+    Found(
+        "angle_of_minus_zero", lambda x, y: (torch.atan2(x * 0, y), torch.copysign(y, x * 0)), (_x(12), _x(12)), _INT
+    ),
     Found("conv_transpose1d", nn.ConvTranspose1d(4, 3, 4, stride=2), (_x(1, 4, 7),)),
     Found(
         "conv_transpose2d_groups_computed_weight",

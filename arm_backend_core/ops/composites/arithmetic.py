@@ -133,19 +133,19 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
-@made_of(aten.copysign.Tensor, aten.copysign.Scalar)
-def copysign(x: Tensor, y: Any) -> Tensor:
-    """The magnitude of x with the sign of y, which minus zero has too."""
+@made_of(aten.signbit.default, tell_quantized=True)
+def signbit(x: Tensor, *, quantized: bool = False) -> Tensor:
+    """Minus zero has it too, but no quantized number is minus zero, and 1 / 0 has no scale."""
+    return x < 0 if quantized else torch.minimum(x, 1 / x) < 0
+
+
+@made_of(aten.copysign.Tensor, aten.copysign.Scalar, tell_quantized=True)
+def copysign(x: Tensor, y: Any, *, quantized: bool = False) -> Tensor:
+    """The magnitude of x with the sign of y."""
     y = y if isinstance(y, Tensor) else torch.tensor(y)
     dtype = (x / y).dtype  # integers become floating-point numbers alike
     x, y = x.to(dtype), y.to(dtype)
-    return torch.where(torch.minimum(y, 1 / y) < 0, -x.abs(), x.abs())
-
-
-@made_of(aten.signbit.default)
-def signbit(x: Tensor) -> Tensor:
-    """Minus zero has it too."""
-    return torch.minimum(x, 1 / x) < 0
+    return torch.where(signbit(y, quantized=quantized), -x.abs(), x.abs())
 
 
 @made_of(aten.atan2.default)
