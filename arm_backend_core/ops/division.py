@@ -18,6 +18,8 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 Operand = Tensor | float
 _WHOLE: dict[str, Any] = {"univariate": True, "wide": True}
+#: Quotients up to this are off by one at most, however their reciprocal was rounded.
+_EXACT = 2.0**21
 
 
 def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> tuple[Value, Value]:
@@ -78,7 +80,7 @@ def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
 
 @op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_WHOLE)
 def remainder(cx: Context, x: Operand, y: Operand) -> Value:
-    """x - y * floor(x / y), with the sign of y, exact where the quotient is below 2**22.
+    """x - y * floor(x / y), with the sign of y, exact where the quotient is below 2**21.
 
     A larger one is off by several units; what then remains is rounded, and divided once more: the result is off by
     2**-46 of x at most. Beside a divisor next to 0, whose reciprocal could overflow, nothing remains.
@@ -87,9 +89,11 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     if not cx.dtype.is_float:
         return rest
     again, divisor = Float(cx.b, _divided(cx, Tensor(rest), y)[1]), Float(cx.b, cx.operand(y, cx.dtype))
-    again = again.equal(again).where(again, Float(cx.b, rest))  # infinite beside an infinite divisor
-    nothing = divisor.equal(0.0).where(math.nan, Float(cx.b, cx.operand(x, cx.dtype)) * 0.0)
-    return abs(divisor).less(2.0**-120).where(nothing, again).value
+    dividend = Float(cx.b, cx.operand(x, cx.dtype))
+    # A small one is not divided again: -1e-9 % 1 is 1 once it is rounded, which would leave 0.
+    left = abs(dividend).greater(abs(divisor) * _EXACT).where(again, Float(cx.b, rest))
+    nothing = divisor.equal(0.0).where(math.nan, dividend * 0.0)
+    return abs(divisor).less(2.0**-120).where(nothing, left).value
 
 
 @op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_WHOLE)

@@ -108,9 +108,12 @@ def _spread(
 
 def _variance(cx: Context, x: Tensor, axes: Sequence[int], less: float) -> Value:
     """Sum of (x - mean)**2 divided by (count - less), the axes kept with size 1."""
-    centred = cx.b.sub(x.value, mean_over(cx, x, axes))
+    return _mean_square(cx, cx.b.sub(x.value, mean_over(cx, x, axes)), axes, less)
+
+
+def _mean_square(cx: Context, x: Value, axes: Sequence[int], less: float) -> Value:
     count = prod(x.shape[axis] for axis in axes)
-    return mean_over(cx, Tensor(cx.b.mul(centred, cx.b.mul(centred, cx.operand(count / (count - less))))), axes)
+    return mean_over(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - less))))), axes)
 
 
 @op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, error=2.0**-13, wide=True)
@@ -129,10 +132,13 @@ def _(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
 
 @op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, wide=True)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
-    """Square root of the variance."""
+    """Square root of the variance, of numbers that are divided by the largest: no square leaves the type's range."""
     x = vector(cx, x)
-    variance = _variance(cx, x, *_spread(x, *args, **kwargs))
-    return cx.b.reshape(Float(cx.b, variance).sqrt().value, cx.shape)
+    axes, less = _spread(x, *args, **kwargs)
+    centred = Float(cx.b, cx.b.sub(x.value, mean_over(cx, x, axes)))
+    largest = Float(cx.b, _reduce(cx, "REDUCE_MAX", abs(centred).value, axes)).clamp(2.0**-120, 2.0**126)
+    variance = _mean_square(cx, (centred / largest).value, axes, less)
+    return cx.b.reshape((Float(cx.b, variance).sqrt() * largest).value, cx.shape)
 
 
 @std.integer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -320,4 +321,22 @@ FOUND = [
     ),
     Found("no_inputs", _OfBuffers(), (), _INT),
     Found("adaptive_max_pool", lambda x: F.adaptive_max_pool2d(x, 1), (_x(3, 6, 8, 6),)),
+    Found(
+        "remainder_of_little",
+        lambda x, y: (x % 3, torch.remainder(-1, y)),
+        (_x(2, 9, low=-1e-35, high=1e-35), _x(2, 9, low=-1e9, high=1e9)),
+        _FP,
+    ),
+    Found(
+        "spread_whose_square_is_not_a_float32",
+        lambda x, y: (x.std(), *torch.std_mean(y, 1)),
+        (_x(3, 4, low=-1e24, high=1e24), _x(3, 4, low=-1e-35, high=1e-35)),
+        _FP,
+    ),
+    Found(
+        "infinity_added_to_one_row",
+        lambda x, y: x.index_add(1, torch.tensor([0, 2, 0]), y, alpha=2),
+        (_x(2, 4, 5), Input((2, 3, 5), special=(math.inf, -math.inf))),
+        _FP,
+    ),
 ]

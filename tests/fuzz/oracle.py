@@ -286,7 +286,9 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
         raise Failure("crashed", f"runtime: {_where(error)}") from error
     _check_signature(outputs, expected)
     for ours, theirs in zip(outputs, expected, strict=True):
-        if not torch.allclose(ours.double(), theirs.double(), rtol=1e-4, atol=1e-30, equal_nan=True):
+        # A kernel of the runtime and PyTorch's may cancel differently: x - mean, where x is the mean.
+        noise = 1e-6 * float(theirs.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if theirs.numel() else 0.0
+        if not torch.allclose(ours.double(), theirs.double(), rtol=1e-4, atol=1e-30 + noise, equal_nan=True):
             raise Failure("wrong", "the runtime's outputs are not the core's")
 
 

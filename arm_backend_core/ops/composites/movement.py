@@ -181,13 +181,22 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized:
     return torch.where(_along(hits.any(0), x, dim), rows, x)
 
 
-@made_of(aten.index_add.default)
-def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """x and the rows of ``source`` at the indices along ``dim``: a product with ones where a row goes to a place."""
+@made_of(aten.index_add.default, tell_quantized=True)
+def index_add(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, quantized: bool = False
+) -> Tensor:
+    """x and the rows of ``source`` at the indices along ``dim``.
+
+    Quantized, a product with ones where a row goes to a place; else, as 0 * inf is no number, a sum of what goes there.
+    """
     if not x.dim() or not x.is_floating_point():
         raise Unsupported("index_add on integers or a scalar; convert with .to(torch.float32)")
-    ones = _hits(index.reshape(-1), x.shape[dim]).to(x.dtype)
-    added = torch.matmul(source.transpose(dim, -1), ones).transpose(dim, -1)
+    hits, rows = _hits(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)  # [rows, places], [..., rows]
+    if quantized:
+        added = torch.matmul(rows, hits.to(x.dtype))
+    else:
+        added = torch.where(hits, rows.unsqueeze(-1), 0.0).sum(-2)
+    added = added.transpose(dim, -1)
     return x + (added if alpha == 1 else added * alpha)
 
 
@@ -287,7 +296,7 @@ def index_put(
     source = values.expand(*lead, *index.shape, *rest).reshape(*lead, -1, *rest)
     merged, places = x.reshape(*lead, -1, *rest), index.reshape(-1)
     if accumulate:
-        return index_add(merged, axes[0], places, source).reshape(x.shape)
+        return index_add(merged, axes[0], places, source, quantized=quantized).reshape(x.shape)
     return index_copy(merged, axes[0], places, source, quantized=quantized).reshape(x.shape)
 
 
