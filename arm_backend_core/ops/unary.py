@@ -278,6 +278,8 @@ def _logit(x: Float, eps: float | None = None) -> Float:
 
 
 def _nan_to_num(x: Float, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Float:
+    if not x.value.dtype.is_float:
+        return x  # whole numbers are all finite
     largest = x.largest
     known = x.equal(x).where(x, 0.0 if nan is None else nan)
     below = known.greater(largest).where(largest if posinf is None else posinf, known)

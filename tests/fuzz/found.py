@@ -339,4 +339,9 @@ FOUND = [
         (_x(2, 4, 5), Input((2, 3, 5), special=(math.inf, -math.inf))),
         _FP,
     ),
+    Found(
+        "whole_numbers_are_numbers",
+        lambda x: torch.nan_to_num(x, None, 0.001, 1.5),
+        (_x(5, 8, low=-100, high=100, dtype=torch.int32),),
+    ),
 ]

@@ -310,6 +310,8 @@ class _Perturbed(quantized_reference.Float64):
             return self._called(target, args, kwargs)
         if overload.namespace == "quantized_decomposed":  # a product with the scale rounds, whatever it is
             return self._noisy(super().call_function(target, args, kwargs))
+        if overload is torch.ops.aten.pow.Scalar:  # a whole exponent of a real base rounds as much as a real one
+            args = (args[0], args[1].double() if isinstance(args[0], float) else args[1])
         if self._exact(target, args, kwargs):
             return self._called(target, args, kwargs)
         args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._noisy)
