@@ -129,3 +129,11 @@ def source_line(node: Node) -> str:
         return ""
     file, line, *_ = lines[-1].removeprefix("File ").split(", ")
     return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"
+
+
+def in_words(node: Node) -> str:
+    """What a user may know ``node`` by."""
+    if node.op != "call_function":
+        return f"{'input' if node.op == 'placeholder' else 'parameter'} '{node.target}'"
+    line = source_line(node)
+    return f"the result of {overload_of(node.target) or node.target} ('{node.name}'{line and ', ' + line})"

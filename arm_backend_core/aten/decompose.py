@@ -21,8 +21,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.errors import InternalError, Unsupported, fault
-from arm_backend_core.nodes import DECLINED, first_result, is_constant
+from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
+from arm_backend_core.nodes import DECLINED, first_result, in_words, is_constant
 from arm_backend_core.ops.composites.arithmetic import computed_product, product_of_nothing
 from arm_backend_core.ops.registry import composite, find, records
 
@@ -101,6 +101,8 @@ class _Decomposer:
             _check(node, outputs)
         except InternalError:
             raise
+        except ModelError as error:
+            raise ModelError(f"{in_words(node)} cannot be exported: {error}") from error
         except Exception as error:
             what = f"decomposing {node.target} raised {type(error).__name__}: {error}"
             node.meta[DECLINED] = error if isinstance(error, Unsupported) else fault(what, error)
@@ -126,6 +128,8 @@ class _Decomposer:
             args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: known[x])
             return rule(*args, **kwargs)
 
+        if record is not None and record.reads_memory:
+            form += str([_value(writer.module, source).storage_offset() for source in sources])
         fragment = self.fragment(writer.module, (node.target, form), call, sources, writer.constants)
         if fragment is None or (_alternative(node) and not fragment.complete):
             return None

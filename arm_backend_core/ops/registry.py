@@ -84,12 +84,14 @@ class Composite:
             A result that it does not give (indices, say) is None.
         tell_quantized: it has another form for a program that is going to be quantized, and takes ``quantized``.
         stepwise: ``parts`` writes nodes and takes what writes them before the arguments, see ``ops/recurrent``.
+        reads_memory: its numbers depend on where its operands begin in memory, not on shapes and strides alone.
     """
 
     overloads: tuple[OpOverload, ...]
     parts: Rule
     tell_quantized: bool = False
     stepwise: bool = False
+    reads_memory: bool = False
 
 
 _RECORDS: dict[OpOverload, Record | Composite] = {}

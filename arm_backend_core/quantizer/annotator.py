@@ -18,7 +18,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from arm_backend_core.fusion import Regions
-from arm_backend_core.nodes import constant_nodes, is_float, overload_of, source_line
+from arm_backend_core.nodes import constant_nodes, in_words, is_float
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
 from arm_backend_core.quantizer.observer import RangeObserver, WeightObserver
@@ -162,14 +162,6 @@ def connect(model: GraphModule, observers: Mapping[Node | tuple[Node, Node], Any
             continue
         if isinstance(bias, Node) and bias.op == "get_attr" and activation.dtype is torch.int8:
             weight.accumulates(activation, attrgetter(str(bias.target))(model))
-
-
-def in_words(node: Node) -> str:
-    """What a user may know ``node`` by."""
-    if node.op != "call_function":
-        return f"{'input' if node.op == 'placeholder' else 'parameter'} '{node.target}'"
-    line = source_line(node)
-    return f"the result of {overload_of(node.target) or node.target} ('{node.name}'{line and ', ' + line})"
 
 
 def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:

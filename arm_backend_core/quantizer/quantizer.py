@@ -16,9 +16,9 @@ from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.masks import bound_masks
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import is_float
+from arm_backend_core.nodes import in_words, is_float
 from arm_backend_core.ops.registry import Kind, find
-from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect, in_words
+from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect
 from arm_backend_core.quantizer.config import QuantizationConfig
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,

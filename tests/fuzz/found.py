@@ -344,4 +344,21 @@ FOUND = [
         lambda x: torch.nan_to_num(x, None, 0.001, 1.5),
         (_x(5, 8, low=-100, high=100, dtype=torch.int32),),
     ),
+    Found(
+        "angle_of_whole_numbers",
+        lambda x, y: (torch.atan2(x, x), torch.atan2(x, y)),
+        (_x(9, low=-96, high=85, dtype=torch.int32), _x(9, low=-96, high=85, dtype=torch.int8)),
+    ),
+    Found(
+        "memory_read_from_two_places",
+        lambda x: tuple(x.flatten()[i : i + 8].as_strided((2,), (1,), 4) + 1 for i in (1, 2)),
+        (_x(3, 4),),
+        _INT,
+    ),
+    Found(
+        "whole_numbers_filled_with_a_real_one",
+        lambda x: (x.index_fill(1, torch.tensor([0, 2]), 3.0), x.scatter(0, torch.tensor([[1]]), 3.0)),
+        (_x(3, 4, low=-100, high=100, dtype=torch.int16),),
+        _FP,
+    ),
 ]

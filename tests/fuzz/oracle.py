@@ -270,13 +270,15 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
 
     Raises:
         Failure: they are not, or the export raises.
-        Undefined: the runtime has no kernel for an operator that stays on the CPU.
+        Undefined: ExecuTorch has no kernel for an operator that stays on the CPU, or cannot write it.
     """
     expected = compiled(model, samples, target).run(samples[0])
     recipe = ExportRecipe.get_recipe(ArmRecipeType[target])
     try:
         result = arm_recipes.export(model, recipe, [_copies(sample) for sample in samples])
     except Exception as error:
+        if "Missing out variants" in str(error):  # an operator without elements, which no target takes
+            raise Undefined(f"export: {str(error)[-80:]}") from error
         raise Failure("crashed", f"export: {_where(error)}") from error
     try:
         outputs = flat(result.run(*_copies(samples[0]), via="tosa" if target.startswith("ETHOS") else None))
@@ -286,9 +288,9 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
         raise Failure("crashed", f"runtime: {_where(error)}") from error
     _check_signature(outputs, expected)
     for ours, theirs in zip(outputs, expected, strict=True):
-        # A kernel of the runtime and PyTorch's may cancel differently: x - mean, where x is the mean.
+        # A kernel of the runtime and PyTorch's may cancel differently: x - mean where x is the mean, a variance of 0.
         noise = 1e-6 * float(theirs.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if theirs.numel() else 0.0
-        if not torch.allclose(ours.double(), theirs.double(), rtol=1e-4, atol=1e-30 + noise, equal_nan=True):
+        if not torch.allclose(ours.double(), theirs.double(), rtol=2e-3, atol=1e-30 + noise, equal_nan=True):
             raise Failure("wrong", "the runtime's outputs are not the core's")
 
 

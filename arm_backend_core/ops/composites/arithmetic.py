@@ -154,7 +154,9 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
 
     Infinity counts as the largest number, so that the quotient of two is 1.
     """
-    across, up = (z.abs().clamp(max=torch.finfo(z.dtype).max) for z in (x, y))
+    dtype = (y / x).dtype  # integers become floating-point numbers alike
+    x, y = x.to(dtype), y.to(dtype)
+    across, up = (z.abs().clamp(max=torch.finfo(dtype).max) for z in (x, y))
     large = torch.maximum(across, up)
     angle = torch.atan(torch.minimum(across, up) / torch.where(large == 0, 1.0, large))
     angle = torch.where(up > across, math.pi / 2 - angle, angle)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arm_backend_core.errors import Unsupported
+from arm_backend_core.errors import ModelError, Unsupported
 from arm_backend_core.ops.registry import made_of
 
 aten = torch.ops.aten
@@ -44,16 +44,20 @@ def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     return picked.unflatten(axis, (len(places), size)).movedim(axis + 1, -1)
 
 
-@made_of(aten.as_strided.default, aten.as_strided_copy.default)
+@made_of(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
-    """Elements of contiguous memory at the sums of multiples of the strides."""
+    """Elements of contiguous memory at the sums of multiples of the strides.
+
+    Raises:
+        ModelError: x is a part of some memory of which others are read. In a program it is a tensor of its own.
+    """
     first = 0 if storage_offset is None else storage_offset - x.storage_offset()
     places = torch.tensor(first)
     for count, step in zip(size, stride, strict=True):
         places = places.unsqueeze(-1) + torch.arange(count) * step
     span = first + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
     if not x.is_contiguous() or first < 0 or span >= x.numel():
-        raise Unsupported("as_strided on a view, which reaches beyond it; index the whole tensor instead")
+        raise ModelError("it reads memory beyond the view that it is given; index the whole tensor instead")
     return torch.index_select(x.reshape(-1), 0, places.reshape(-1)).reshape(tuple(size))
 
 
@@ -168,7 +172,12 @@ def _along(places: Tensor, x: Tensor, dim: int) -> Tensor:
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
     size = x.shape[dim] if x.dim() else 1
-    return torch.where(_along(_hits(index.reshape(-1), size).any(0), x, dim), value, x)
+    return torch.where(_along(_hits(index.reshape(-1), size).any(0), x, dim), _like(x, value), x)
+
+
+def _like(x: Tensor, value: Any) -> Tensor:
+    """A number as a scalar of x's type, which ``where`` would else widen."""
+    return value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)
 
 
 @made_of(aten.index_copy.default, tell_quantized=True)
@@ -192,10 +201,7 @@ def index_add(
     if not x.dim() or not x.is_floating_point():
         raise Unsupported("index_add on integers or a scalar; convert with .to(torch.float32)")
     hits, rows = _hits(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)  # [rows, places], [..., rows]
-    if quantized:
-        added = torch.matmul(rows, hits.to(x.dtype))
-    else:
-        added = torch.where(hits, rows.unsqueeze(-1), 0.0).sum(-2)
+    added = torch.matmul(rows, hits.to(x.dtype)) if quantized else torch.where(hits, rows.unsqueeze(-1), 0.0).sum(-2)
     added = added.transpose(dim, -1)
     return x + (added if alpha == 1 else added * alpha)
 
@@ -204,7 +210,7 @@ def index_add(
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
     hits, _ = _scattered(x, dim, index, x)
-    return torch.where(hits.any(-2).transpose(dim, -1), value, x)
+    return torch.where(hits.any(-2).transpose(dim, -1), _like(x, value), x)
 
 
 @made_of(aten.scatter.src, tell_quantized=True)
