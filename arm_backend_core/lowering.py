@@ -254,7 +254,10 @@ class Lowering:
         """What PyTorch makes of constants alone: positions, masks, scales; a tensor or several."""
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: self.constants[x])
         with torch.no_grad():
-            return node.target(*args, **kwargs)  # type: ignore[operator]
+            made = node.target(*args, **kwargs)  # type: ignore[operator]
+        # Some kernels lay their result out in another way than the graph says, by which its views were traced.
+        as_traced = isinstance(made, torch.Tensor) and node.meta["val"].is_contiguous()
+        return made.contiguous() if as_traced else made
 
     # -- quantize and dequantize ---------------------------------------------------------------------------------
 

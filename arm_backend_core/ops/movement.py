@@ -22,7 +22,6 @@ _SHARED: dict[str, Any] = {"kind": Kind.SHARED}
     aten.view.default,
     aten.reshape.default,
     aten._unsafe_view.default,
-    aten._reshape_alias.default,
     aten._reshape_copy.default,
     aten.view_copy.default,
     aten.flatten.using_ints,

@@ -126,6 +126,18 @@ class _ComputedGru(nn.Module):
         return y
 
 
+class _LayerOfConstants(nn.Module):
+    """PyTorch's kernel of the whole layer lays its result out in another way than its graph says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Buffer(torch.linspace(-1, 1, 324).reshape(12, 9, 3))
+        self.layer = nn.TransformerEncoderLayer(3, 1, 8, batch_first=True)
+
+    def forward(self, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return y.select(2, 0).zero_(), self.layer(self.x) + y[0, 0, 0]
+
+
 class _NormBesideWrite(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -361,4 +373,14 @@ FOUND = [
         (_x(3, 4, low=-100, high=100, dtype=torch.int16),),
         _FP,
     ),
+    Found(
+        "logarithms_of_sums_of_attention",
+        lambda x, y: (
+            *aten._scaled_dot_product_flash_attention_for_cpu(x, x, x),
+            *aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, attn_mask=torch.where(y > 0, -math.inf, 0.0)),
+        ),
+        (_x(1, 3, 2, 6), _x(2, 1)),
+        _FP,
+    ),
+    Found("layer_of_constants", _LayerOfConstants(), (_x(4, 11, 7),), _FP),
 ]

@@ -32,24 +32,32 @@ def scaled_dot_product_attention(
     quantized: bool = False,
 ) -> Tensor:
     """softmax(query @ key^T * scale + mask) @ value, heads in dimension -3; 0 for a query that may read no key."""
-    lowest = QUANTIZABLE_LOWEST if quantized else -math.inf
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    scores, masked = _scores(query, key, attn_mask, is_causal, scale, quantized)
+    weights = aten._safe_softmax(scores, -1) if masked else torch.softmax(scores, -1)
+    return torch.matmul(weights, value)
+
+
+def _scores(
+    query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None, quantized: bool
+) -> tuple[Tensor, bool]:
+    """query @ key^T * scale + mask, and whether there is a mask."""
+    lowest = QUANTIZABLE_LOWEST if quantized else -math.inf
     factor = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = torch.matmul(query, key.transpose(-2, -1)) * factor
     if is_causal:
-        attn_mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
-    if attn_mask is None:
-        return torch.matmul(torch.softmax(scores, -1), value)
-    if attn_mask.dtype is torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, lowest)
+        mask = torch.ones(query.size(-2), key.size(-2), dtype=torch.bool).tril()
+    if mask is None:
+        return scores, False
+    if mask.dtype is torch.bool:
+        mask = torch.where(mask, 0.0, lowest)
     elif quantized:
-        attn_mask = attn_mask.clamp(min=lowest)
-    if attn_mask.dtype is not scores.dtype:
-        attn_mask = attn_mask.to(scores.dtype)
-    weights = aten._safe_softmax(scores + attn_mask, -1)
-    return torch.matmul(weights, value)
+        mask = mask.clamp(min=lowest)
+    if mask.dtype is not scores.dtype:
+        mask = mask.to(scores.dtype)
+    return scores + mask, True
 
 
 @made_of(aten._scaled_dot_product_flash_attention_for_cpu.default, tell_quantized=True)
@@ -63,10 +71,16 @@ def flash_attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
     quantized: bool = False,
-) -> tuple[Tensor, None]:
-    """The core ATen form; without the logarithms of the sums."""
+) -> tuple[Tensor, Tensor]:
+    """The core ATen form, and the logarithms of the sums of exp(scores): 0 for a query that may read no key.
+
+    PyTorch's own decomposition gives the weights in the place of these.
+    """
     masked = query, key, value, attn_mask, dropout_p, is_causal
-    return scaled_dot_product_attention(*masked, scale=scale, quantized=quantized), None
+    scores, _ = _scores(query, key, attn_mask, is_causal, scale, quantized)
+    sums = torch.logsumexp(scores if scores.dtype is torch.float64 else scores.float(), -1)
+    sums = torch.where(sums == -math.inf, 0.0, sums)
+    return scaled_dot_product_attention(*masked, scale=scale, quantized=quantized), sums
 
 
 @made_of(aten._transformer_encoder_layer_fwd.default, tell_quantized=True)

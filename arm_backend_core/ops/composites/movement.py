@@ -61,6 +61,13 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
     return torch.index_select(x.reshape(-1), 0, places.reshape(-1)).reshape(tuple(size))
 
 
+@made_of(aten._reshape_alias.default, reads_memory=True)
+def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """A view with the strides given, which are those of a reshape as a rule."""
+    shaped = x.reshape(tuple(size))
+    return shaped if x.is_contiguous() and shaped.stride() == tuple(stride) else as_strided(x, size, stride)
+
+
 @made_of(aten.take.default)
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened tensor."""
