@@ -18,7 +18,7 @@ from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import Payload, checksum
 from arm_backend_core.culprit import culprit
-from arm_backend_core.errors import CompileError, FullDelegationError, fault
+from arm_backend_core.errors import CompileError, FullDelegationError, ModelError, fault
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import is_quantize, keep_reason, operator_name
 from arm_backend_core.permutation import Layout
@@ -80,7 +80,7 @@ def delegate(
 def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
     if not functionalize(program.graph_module.graph):
-        program = program.run_decompositions(undeclared_views(program.graph))
+        program = _functionalized(program)
     if decompose(program.graph_module, constants_of(program)):
         lift_constants(program)
     drop_assertions(program)
@@ -89,6 +89,19 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     split_dequantize(program)
     settle_memory_formats(program)
     return program
+
+
+def _functionalized(program: ExportedProgram) -> ExportedProgram:
+    """Without writes in place, by PyTorch.
+
+    Raises:
+        ModelError: it cannot, say because elements of what is written to overlap in memory.
+    """
+    try:
+        return program.run_decompositions(undeclared_views(program.graph))
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error
 
 
 def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> Compiled:

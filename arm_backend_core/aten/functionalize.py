@@ -27,7 +27,7 @@ def functionalize(graph: Graph) -> bool:
     Returns:
         Whether the graph is now free of in-place operators.
     """
-    _drop_dropout(graph)
+    _drop_identities(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     mutating = [node for node in graph.nodes if _mutates(node)]
     if any(_functional(node) is None or _is_shared(node.args[0], node, order) for node in mutating):
@@ -61,10 +61,10 @@ def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
     return {target: table[target] for target in hidden if target in table}
 
 
-def _drop_dropout(graph: Graph) -> None:
-    """In evaluation dropout returns its input itself, which neither its schema nor a trace shows."""
+def _drop_identities(graph: Graph) -> None:
+    """What returns its input itself, which neither schema nor trace shows reliably: ``lift``, dropout in evaluation."""
     for node in list(graph.nodes):
-        if node.target in _DROPOUT and not node.args[2]:
+        if node.target is aten.lift.default or (node.target in _DROPOUT and not node.args[2]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

@@ -20,6 +20,8 @@ Operand = Tensor | float
 _WHOLE: dict[str, Any] = {"univariate": True, "wide": True}
 #: Quotients up to this are off by one at most, however their reciprocal was rounded.
 _EXACT = 2.0**21
+#: The inverse of a quotient of which two divisions leave more than the divisor.
+_BEYOND = 2.0**-40
 
 
 def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> tuple[Value, Value]:
@@ -83,7 +85,8 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     """x - y * floor(x / y), with the sign of y, exact where the quotient is below 2**21.
 
     A larger one is off by several units; what then remains is rounded, and divided once more: the result is off by
-    2**-46 of x at most. Beside a divisor next to 0, whose reciprocal could overflow, nothing remains.
+    2**-46 of x at most. Of a quotient beyond 2**40, and beside a divisor next to 0, whose reciprocal could overflow,
+    nothing remains.
     """
     rest = _divided(cx, x, y)[1]
     if not cx.dtype.is_float:
@@ -93,7 +96,9 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     # A small one is not divided again: -1e-9 % 1 is 1 once it is rounded, which would leave 0.
     left = abs(dividend).greater(abs(divisor) * _EXACT).where(again, Float(cx.b, rest))
     nothing = divisor.equal(0.0).where(math.nan, dividend * 0.0)
-    return abs(divisor).less(2.0**-120).where(nothing, left).value
+    left = left.equal(0.0).where(nothing, left)  # a zero has the dividend's sign
+    beyond = (abs(dividend) * _BEYOND).greater(abs(divisor)).where(nothing, left)
+    return abs(divisor).less(2.0**-120).where(nothing, beyond).value
 
 
 @op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_WHOLE)

@@ -218,10 +218,11 @@ def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -
     return cx.b.pad(result, padding, fill)
 
 
-_SOURCE: dict[str, Callable[[int, int], int]] = {
-    "reflect": lambda i, size: size - 1 - abs(size - 1 - abs(i)),
-    "replicate": lambda i, size: min(max(i, 0), size - 1),
-    "circular": lambda i, size: i % size,
+#: Mode -> where the element at place i of the padded dimension comes from, of so many; and of those that are not cut.
+_SOURCE: dict[str, Callable[[int, int, range], int]] = {
+    "reflect": lambda i, size, kept: size - 1 - abs(size - 1 - abs(i)),
+    "replicate": lambda i, size, kept: min(max(i, 0), size - 1),
+    "circular": lambda i, size, kept: kept[(i - kept.start) % len(kept)],
 }
 
 
@@ -234,7 +235,8 @@ def pad(cx: Context, x: Tensor, pad: Sequence[int], mode: str = "constant", valu
     for i in range(len(pad) // 2):
         axis = x.rank - 1 - i
         size, (before, after) = x.shape[axis], pad[2 * i : 2 * i + 2]
-        result = take(cx.b, result, axis, [_SOURCE[mode](j, size) for j in range(-before, size + after)])
+        kept = range(size)[max(-before, 0) : size - max(-after, 0)]
+        result = take(cx.b, result, axis, [_SOURCE[mode](j, size, kept) for j in range(-before, size + after)])
     return result
 
 

@@ -112,7 +112,7 @@ def _asinh(x: Float) -> Float:
 
 def _acosh(x: Float) -> Float:
     """A&S 4.6.21 as log1p(t + sqrt(t * (t + 2))), t = x - 1."""
-    t = x.minimum(_LARGE) - 1
+    t = x.less(1.0).where(math.nan, x.minimum(_LARGE) - 1)
     return x.greater(_LARGE).where(_log_double(x), _log1p(t + (t * (t + 2)).sqrt()))
 
 

@@ -1006,8 +1006,11 @@ def _function(template: str, d: Draw) -> tuple[str, str]:
 
 @cache
 def menu() -> list[list[tuple[str, Make]]]:
-    """What steps are drawn from: records make up two thirds, modules and functions a sixth each."""
-    operators: list[tuple[str, Make]] = [(str(overload), partial(call, overload)) for overload in records()]
+    """What steps are drawn from: records make up two thirds, modules and functions a sixth each.
+
+    By name, so that a record that is moved does not draw all graphs anew.
+    """
+    operators: list[tuple[str, Make]] = [(str(o), partial(call, o)) for o in sorted(records(), key=str)]
     modules: list[tuple[str, Make]] = [(c.split("(")[0], partial(_module, c, t)) for c, t in MODULES]
     functions: list[tuple[str, Make]] = [(t, partial(_function, t)) for t in FUNCTIONS]
     return [operators] * 4 + [modules, functions]

@@ -383,4 +383,28 @@ FOUND = [
         _FP,
     ),
     Found("layer_of_constants", _LayerOfConstants(), (_x(4, 11, 7),), _FP),
+    Found(
+        "wrapped_around_after_a_cut",
+        lambda x: (F.pad(x, (1, -1, 3, 3), "circular"), F.pad(x, (-2, 2, -1, 0), "circular")),
+        (_x(1, 2, 5, 4),),
+    ),
+    Found(
+        "product_that_overflows_beside_zero",
+        lambda x: torch.cumprod(x * torch.tensor([0.0, 1e20, 1e20, 1e20, 1.0]), 1),
+        (_x(3, 5, low=1, high=2),),
+        _FP,
+    ),
+    Found("acosh_far_below_its_domain", torch.acosh, (_x(9, 7, low=-10000, high=9),), _FP),
+    Found(
+        "zeros_that_remain_have_a_sign",
+        lambda x: torch.copysign(x, (x / x.abs() * 4) % 2),
+        (_x(9, 7, low=-9, high=9),),
+        _FP,
+    ),
+    Found(
+        "write_to_what_lift_returns",
+        lambda x: (aten.lift(x).view(-1)[:3].add_(1.5), torch.tanh(x)),
+        (_x(10, 1),),
+        _FP,
+    ),
 ]

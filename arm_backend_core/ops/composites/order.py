@@ -138,10 +138,21 @@ made_of(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_wit
 made_of(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
 
 
-@made_of(aten.cumprod.default)
-def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """In steps, as ``cumsum``."""
-    return _cumulative(x, dim, dtype, torch.mul)
+#: CONCAT takes so many.
+_MOST_PRODUCTS = 64
+
+
+@made_of(aten.cumprod.default, tell_quantized=True)
+def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
+    """One after the other, as 0 times a product that overflows is no number; quantized or many, in steps."""
+    size = x.shape[dim] if x.dim() else 1
+    if quantized or not 1 < size <= _MOST_PRODUCTS:
+        return _cumulative(x, dim, dtype, torch.mul)
+    x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
+    products = [x.narrow(dim, 0, 1)]
+    for i in range(1, size):
+        products.append(products[-1] * x.narrow(dim, i, 1))
+    return torch.cat(products, dim)
 
 
 @made_of(aten.cumsum.default, tell_quantized=True)
