@@ -24,6 +24,7 @@ from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
 from arm_backend_core.nodes import DECLINED, first_result, in_words, is_constant
 from arm_backend_core.ops.composites.arithmetic import computed_product, product_of_nothing
+from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
 from arm_backend_core.ops.registry import composite, find, records
 
 aten = torch.ops.aten
@@ -38,7 +39,14 @@ def decompose(module: GraphModule, constants: Iterable[Node] = (), *, quantized:
 
     Returns:
         Whether the graph changed.
+
+    Raises:
+        ModelError: an operator reads memory by strides, and its operand does not lie there as its shape says.
     """
+    for node in module.graph.nodes:  # before operands are replaced by what lies otherwise
+        record = composite(node)
+        if record is not None and record.reads_memory and not _value(module, node.args[0]).is_contiguous():
+            raise ModelError(f"{in_words(node)} cannot be exported: {BEYOND_A_VIEW}")
     return _Decomposer(quantized).run(module, set(constants))
 
 

@@ -407,4 +407,10 @@ FOUND = [
         (_x(10, 1),),
         _FP,
     ),
+    Found(
+        "infinity_folded_to_one_place",
+        lambda x: F.fold(x, (5, 6), (2, 3), (2, 1), (1, 2), (1, 2)),
+        (Input((2, 12, 20), special=(math.inf, -math.inf)),),
+        _FP,
+    ),
 ]

@@ -44,6 +44,9 @@ def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     return picked.unflatten(axis, (len(places), size)).movedim(axis + 1, -1)
 
 
+BEYOND_A_VIEW = "it reads memory beyond the view that it is given; index the whole tensor instead"
+
+
 @made_of(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """Elements of contiguous memory at the sums of multiples of the strides.
@@ -57,7 +60,7 @@ def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_of
         places = places.unsqueeze(-1) + torch.arange(count) * step
     span = first + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
     if not x.is_contiguous() or first < 0 or span >= x.numel():
-        raise ModelError("it reads memory beyond the view that it is given; index the whole tensor instead")
+        raise ModelError(BEYOND_A_VIEW)
     return torch.index_select(x.reshape(-1), 0, places.reshape(-1)).reshape(tuple(size))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -43,7 +44,7 @@ def unfold(
     return torch.stack(pictures, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
 
 
-@made_of(aten.col2im.default)
+@made_of(aten.col2im.default, tell_quantized=True)
 def fold(
     x: Tensor,
     output_size: Sequence[int],
@@ -51,13 +52,16 @@ def fold(
     dilation: Sequence[int],
     padding: Sequence[int],
     stride: Sequence[int],
+    *,
+    quantized: bool = False,
 ) -> Tensor:
-    """x [N, C * KH * KW, windows] -> [N, C, H, W]: a transposed convolution that adds each element at its place.
+    """x [N, C * KH * KW, windows] -> [N, C, H, W]: the sum of what the places in a window hold.
 
-    Windows that lie beside each other are moved alone.
+    Windows that lie beside each other are moved alone. Quantized, a transposed convolution, which rounds once; else
+    sums, as 0 * inf is no number.
     """
     if x.dim() == 2:
-        return fold(x.unsqueeze(0), output_size, kernel, dilation, padding, stride).squeeze(0)
+        return fold(x.unsqueeze(0), output_size, kernel, dilation, padding, stride, quantized=quantized).squeeze(0)
     batch, area = x.shape[0], kernel[0] * kernel[1]
     spans = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
     rows, columns = ((output_size[i] + 2 * padding[i] - spans[i]) // stride[i] + 1 for i in (0, 1))
@@ -65,6 +69,17 @@ def fold(
         grid = x.reshape(batch, -1, kernel[0], kernel[1], rows, columns).permute(0, 1, 4, 2, 5, 3)
         image = grid.reshape(batch, -1, rows * kernel[0], columns * kernel[1])
         return F.pad(image, (0, output_size[1] - image.shape[3], 0, output_size[0] - image.shape[2]))
+    if not quantized:
+        pictures = x.reshape(batch, -1, area, rows, columns)
+        height, width = rows * stride[0], columns * stride[1]
+        parts = []
+        for place in range(area):
+            picture = pictures[:, :, place].reshape(batch, -1, rows, 1, columns, 1)
+            apart = F.pad(picture, (0, stride[1] - 1, 0, 0, 0, stride[0] - 1))
+            top, left = (at * dilation[i] - padding[i] for i, at in enumerate(divmod(place, kernel[1])))
+            edges = left, output_size[1] - left - width, top, output_size[0] - top - height
+            parts.append(F.pad(apart.reshape(batch, -1, height, width), edges))
+        return functools.reduce(torch.add, parts)
     ends = [
         size - (count - 1) * stride[i] - spans[i] + 2 * padding[i]
         for i, (size, count) in enumerate(zip(output_size, (rows, columns), strict=True))
