@@ -27,7 +27,7 @@ VERIFY = {
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--target", choices=TARGETS, nargs="*", default=["TOSA_FP", "TOSA_INT8"])
+    parser.add_argument("--target", choices=TARGETS, nargs="*")
     parser.add_argument("--seed", type=int, default=0, help="graph number n of a seed is always the same")
     parser.add_argument("--graphs", type=int, default=10**6)
     parser.add_argument("--only", type=int, help="this graph alone")
@@ -70,6 +70,7 @@ def main() -> int:
     os.environ["ARM_BACKEND_CORE_STRICT"] = "1"  # a fault of the compiler is an error here, no refusal
     os.environ["OMP_NUM_THREADS"] = "1"
     args = _arguments()
+    args.target = args.target or (list(VERIFY) if args.verify else ["TOSA_FP", "TOSA_INT8"])
     if args.serve:
         _quiet()
         campaign.serve(args.target[0], args.seed, args.shrink)
