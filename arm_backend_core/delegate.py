@@ -24,6 +24,7 @@ from arm_backend_core.nodes import is_quantize, keep_reason, operator_name
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
     avoid_builtin_names,
+    compute_constant_outputs,
     constants_of,
     copied,
     drop_assertions,
@@ -81,7 +82,8 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
     if not functionalize(program.graph_module.graph):
         program = _functionalized(program)
-    if decompose(program.graph_module, constants_of(program)):
+    computed = compute_constant_outputs(program)
+    if decompose(program.graph_module, constants_of(program)) or computed:
         lift_constants(program)
     drop_assertions(program)
     program.graph_module.graph.eliminate_dead_code()

@@ -186,8 +186,8 @@ class Univariate:
         def real(x: Any) -> Any:
             if isinstance(x, Univariate):
                 return known[x]
-            if isinstance(x, Tensor):
-                return torch.from_numpy(x.real.reshape(-1)) if x.is_constant else grid
+            if isinstance(x, Tensor):  # the base may be a constant too
+                return grid if x is self.base or not x.is_constant else torch.from_numpy(x.real.reshape(-1))
             return x
 
         waiting = [self]

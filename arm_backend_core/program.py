@@ -15,8 +15,9 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
+from arm_backend_core.aten.constants import attribute
 from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
-from arm_backend_core.nodes import is_dequantize
+from arm_backend_core.nodes import is_constant, is_dequantize, is_quantize
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
 if TYPE_CHECKING:
@@ -164,6 +165,45 @@ def lift_constants(program: ExportedProgram) -> None:
     from executorch.exir.program._program import lift_constant_tensor_pass
 
     lift_constant_tensor_pass(program)
+
+
+def compute_constant_outputs(program: ExportedProgram) -> bool:
+    """Compute what the program returns of constants alone; what is left of it is a copy.
+
+    ExecuTorch ends the process, or fails, for some that PyTorch takes: ``logsumexp`` of a scalar, ``interpolate``.
+
+    Returns:
+        Whether there was any.
+    """
+    graph, values = program.graph_module.graph, dict[Node, Any](constants_of(program))
+    for node in graph.nodes:
+        if node.op == "call_function" and is_constant(node, values) and not (is_quantize(node) or is_dequantize(node)):
+            values[node] = None  # computed where it is returned
+    output = graph.output_node()
+    returned = [node for node in output.all_input_nodes if node.op == "call_function" and node in values]
+    for node in returned:
+        value = _computed(node, values)
+        if not isinstance(value, torch.Tensor):
+            continue
+        with graph.inserting_before(node):
+            constant = attribute(program.graph_module, f"{node.name}_value", value.contiguous().clone())
+            duplicate = graph.call_function(torch.ops.aten.clone.default, (constant,))
+        duplicate.meta = dict(node.meta)
+        constant.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(duplicate)
+        for spec in program.graph_signature.output_specs:
+            if spec.arg.name == node.name:
+                spec.arg.name = duplicate.name
+    graph.eliminate_dead_code()
+    return bool(returned)
+
+
+def _computed(node: Node, values: dict[Node, Any]) -> Any:
+    if values[node] is None:
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: _computed(x, values))
+        with torch.no_grad():
+            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    return values[node]
 
 
 def avoid_builtin_names(program: ExportedProgram) -> None:

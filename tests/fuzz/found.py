@@ -138,6 +138,17 @@ class _LayerOfConstants(nn.Module):
         return y.select(2, 0).zero_(), self.layer(self.x) + y[0, 0, 0]
 
 
+class _OfConstants(nn.Module):
+    """ExecuTorch has no kernel for the sum of a scalar that PyTorch has, and its own decomposition loses constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalar, self.row = nn.Buffer(torch.tensor(0.7)), nn.Buffer(torch.rand(1, 1, 4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.logsumexp(self.scalar, 0), F.interpolate(self.row, scale_factor=2.0, mode="linear"), x + 1
+
+
 class _NormBesideWrite(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -413,4 +424,6 @@ FOUND = [
         (Input((2, 12, 20), special=(math.inf, -math.inf)),),
         _FP,
     ),
+    Found("function_of_a_constant", lambda x: (x.select(-1, 0).zero_() + 0.3).floor(), (_x(1, 2, 2, 3, 3, 4),), _INT),
+    Found("returned_constants", _OfConstants(), (_x(3),), _FP),
 ]

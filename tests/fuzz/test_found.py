@@ -20,3 +20,9 @@ def test_found(found: Found, target: str) -> None:
     with pytest.raises(oracle.Failure) as failure:  # where this does not raise, the row's ``fails`` can go
         oracle.check(found.module(), found.samples(), target)
     assert re.search(found.fails[target], str(failure.value))
+
+
+def test_returned_constants_run() -> None:
+    """The copies of what was computed at export leave ExecuTorch's runtime too."""
+    found = next(found for found in FOUND if found.name == "returned_constants")
+    oracle.check_runtime(found.module(), found.samples(), "TOSA_FP")
