@@ -281,8 +281,12 @@ class Draw:
         return bool(x.isfinite().all()) and float(x.abs().max()) <= self.limit
 
     def calibrates(self, program: Program) -> bool:
-        """Whether other samples, too, stay in the range of numbers."""
-        return all(map(self._sound, (x for seed in (1, 2) for x in program.values(seed).values())))
+        """Whether it runs on other samples, too, and stays in the range of numbers."""
+        try:
+            values = [x for seed in (1, 2) for x in program.values(seed).values()]
+        except RuntimeError:  # a mask has more ones than there are elements
+            return False
+        return all(map(self._sound, values))
 
     def program(self) -> Program:
         """What was drawn, returning what no step reads, and now and then something more."""

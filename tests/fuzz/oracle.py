@@ -540,7 +540,7 @@ def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[tor
     region, todo, bases = {quantize}, list(quantize.all_input_nodes), set()
     while todo:
         node = todo.pop()
-        if node in region or (node.op == "placeholder" and node.name in held):
+        if node in region or _is_held(node, held):
             continue
         region.add(node)
         if is_dequantize(node):
@@ -558,6 +558,13 @@ def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[tor
     if len(inner) < 2 and all(record is not None and record.clamp for record in inner):
         return None  # a RESCALE or a CLAMP, which is exact
     return [node for node in quantize.graph.nodes if node in region]
+
+
+def _is_held(node: torch.fx.Node, held: Collection[str]) -> bool:
+    """Whether a node is computed from constants alone."""
+    if node.op == "placeholder":
+        return node.name in held
+    return node.op == "get_attr" or all(_is_held(source, held) for source in node.all_input_nodes)
 
 
 def _interval(found: list[list[Tensor]], exact: Tensor, quantize: torch.fx.Node) -> tuple[Tensor, Tensor]:
