@@ -130,8 +130,8 @@ class Annotator:
             return
         first, *others = sources
         shared = SharedQuantizationSpec((first, node))
-        inputs: dict[Node, QuantizationSpecBase | None] = {first: self._input_spec(node, first)}
-        inputs |= dict.fromkeys(others, shared)
+        inputs: dict[Node, QuantizationSpecBase | None] = dict.fromkeys(others, shared)
+        inputs[first] = self._input_spec(node, first)  # which may be there several times
         several = isinstance(node.meta["val"], (list, tuple))
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if several else shared, _annotated=True)
         for piece in filter(is_float, node.users) if several else ():

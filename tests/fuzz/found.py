@@ -138,6 +138,11 @@ class _LayerOfConstants(nn.Module):
         return y.select(2, 0).zero_(), self.layer(self.x) + y[0, 0, 0]
 
 
+def _joined_again(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.cat([x, x, x], -1)
+    return torch.cat([y, x], -1), y + 3.0
+
+
 class _OfConstants(nn.Module):
     """ExecuTorch has no kernel for the sum of a scalar that PyTorch has, and its own decomposition loses constants."""
 
@@ -426,4 +431,10 @@ FOUND = [
     ),
     Found("function_of_a_constant", lambda x: (x.select(-1, 0).zero_() + 0.3).floor(), (_x(1, 2, 2, 3, 3, 4),), _INT),
     Found("returned_constants", _OfConstants(), (_x(3),), _FP),
+    Found(
+        "write_to_what_was_filled",
+        lambda x, y, z: (x.clamp_(-0.5, 0.5), aten.fill(y, z)[..., :2].mul_(0.5).sum()),
+        (_x(10, 6), _x(2), _x()),
+    ),
+    Found("joined_with_itself_and_again", _joined_again, (_x(4, 3, 2),)),
 ]

@@ -125,7 +125,7 @@ def fill(x: Tensor, value: float) -> Tensor:
 @made_of(aten.fill.Tensor, aten.copy.default)
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """``source`` in the shape and type of x."""
-    return source.to(x.dtype).expand(x.shape)
+    return source.to(x.dtype).expand(x.shape).clone()  # memory of its own, which may be written to
 
 
 # -- replacing ----------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def _like(x: Tensor, value: Any) -> Tensor:
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
     """x with the rows of ``source`` at the indices along ``dim``; of equal indices the last counts."""
     if not x.dim():
-        return source.reshape(())
+        return source.reshape(()).clone()
     hits = _hits(index.reshape(-1), x.shape[dim])  # [rows of source, places]
     rows = torch.index_select(source, dim, _last(hits, 0, quantized))
     return torch.where(_along(hits.any(0), x, dim), rows, x)
