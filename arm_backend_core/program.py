@@ -7,11 +7,13 @@ import copy
 import keyword
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, TensorArgument
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
@@ -161,10 +163,30 @@ def drop_assertions(program: ExportedProgram) -> None:
 
 
 def lift_constants(program: ExportedProgram) -> None:
-    """Turn get_attr constants that a pass has added into placeholders, as the signature wants them."""
-    from executorch.exir.program._program import lift_constant_tensor_pass
+    """Turn get_attr constants that a pass has added into placeholders in front of the inputs, as the signature wants.
 
-    lift_constant_tensor_pass(program)
+    ExecuTorch's own pass (``lift_constant_tensor_pass``) gives those of a program without inputs each other's names.
+    """
+    graph, specs = program.graph_module.graph, program.graph_signature.input_specs
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    mode = detect_fake_mode([node.meta.get("val") for node in placeholders])
+    place = next((i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT), len(specs))
+    first = next(node for node in graph.nodes if node in placeholders[place:] or node.op != "placeholder")
+    for node in graph.find_nodes(op="get_attr"):
+        tensor = attrgetter(str(node.target))(program.graph_module)
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        with graph.inserting_before(first):
+            lifted = graph.placeholder(f"_lifted_constant_{len(program.state_dict)}")
+        lifted.meta = {**node.meta, "val": mode.from_tensor(tensor, static_shapes=True) if mode else tensor}
+        lifted.meta["val"].constant = tensor
+        node.replace_all_uses_with(lifted)
+        graph.erase_node(node)
+        argument = TensorArgument(name=lifted.name)
+        specs.insert(place, InputSpec(InputKind.BUFFER, argument, target=lifted.name, persistent=True))
+        program.state_dict[lifted.name] = tensor
+        place += 1
+    program.graph_module.recompile()
 
 
 def compute_constant_outputs(program: ExportedProgram) -> bool:
@@ -181,8 +203,7 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
             values[node] = None  # computed where it is returned
     output = graph.output_node()
     returned = [node for node in output.all_input_nodes if node.op == "call_function" and node in values]
-    for node in returned:
-        value = _computed(node, values)
+    for node, value in [(node, _computed(node, values)) for node in returned]:
         if not isinstance(value, torch.Tensor):
             continue
         with graph.inserting_before(node):

@@ -35,6 +35,7 @@ class Annotator:
         self.constants = constant_nodes(graph)
         self.records: dict[Node, Record] = {}
         self.configs: dict[Node, QuantizationConfig] = {}
+        self._moved: dict[Node, Node] = {}
         for node in self.nodes:
             record, config = find(node), config_of(node)
             if record is None or config is None or node in self.constants or record.kind is Kind.PASSTHROUGH:
@@ -123,6 +124,12 @@ class Annotator:
             return spec
         return _fixed_spec(spec, *record.fixed_range)
 
+    def _origin(self, node: Node) -> Node:
+        """One of all tensors that have the parameters of ``node``, as data only moves between them."""
+        while node in self._moved:
+            node = self._moved[node]
+        return node
+
     def _annotate_shared(self, node: Node) -> None:
         """Data movement: the result and all operands have the parameters of the first operand."""
         sources = self.regions.operands(node)
@@ -130,12 +137,18 @@ class Annotator:
             return
         first, *others = sources
         shared = SharedQuantizationSpec((first, node))
-        inputs: dict[Node, QuantizationSpecBase | None] = dict.fromkeys(others, shared)
-        inputs[first] = self._input_spec(node, first)  # which may be there several times
+        inputs: dict[Node, QuantizationSpecBase | None] = {first: self._input_spec(node, first)}
+        for other in others:
+            if self._origin(other) is self._origin(first):  # they share already: a second way there would be a circle
+                inputs[other] = self._input_spec(node, other)
+            else:
+                inputs[other], self._moved[self._origin(other)] = shared, first
+        self._moved[node] = first
         several = isinstance(node.meta["val"], (list, tuple))
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if several else shared, _annotated=True)
         for piece in filter(is_float, node.users) if several else ():
             piece.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
+            self._moved[piece] = node
 
 
 def connect(model: GraphModule, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:

@@ -138,9 +138,10 @@ class _LayerOfConstants(nn.Module):
         return y.select(2, 0).zero_(), self.layer(self.x) + y[0, 0, 0]
 
 
-def _joined_again(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _joined_again(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     y = torch.cat([x, x, x], -1)
-    return torch.cat([y, x], -1), y + 3.0
+    z = x.flatten(1)
+    return torch.cat([y, x], -1), y + 3.0, torch.cat([z, x.flatten(1), z], 1), torch.cat([x[:, :1], x[:, 1:], x], 1)
 
 
 class _OfConstants(nn.Module):
