@@ -43,7 +43,7 @@ def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
     if a.q is None or b.q is None:
         if a.q is not b.q:
             raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
-        return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)  # TOSA sums int8 in INT32 and BF16 in FP32
+        return cx.b.cast(cx.b.matmul(a.value, b.value), cx.dtype)  # TOSA sums int8 in INT32, FP16 and BF16 in FP32
     if a.value.dtype is not b.value.dtype:
         raise Unsupported("matrix product of an int8 and an int16 operand")
     left, right = cx.integer(a), cx.integer(b)

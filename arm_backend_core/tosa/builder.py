@@ -226,7 +226,7 @@ class Builder:
         return self._accumulate("TRANSPOSE_CONV2D", (x, weight, bias), (n, out_h, out_w, oc), zps, **attrs)
 
     def matmul(self, a: Value, b: Value, zps: tuple[int, int] = (0, 0)) -> Value:
-        """a [N, H, C] times b [N, C, W]; int8 gives INT32, int16 INT48 and BF16 FP32."""
+        """a [N, H, C] times b [N, C, W]; int8 gives INT32, int16 INT48, FP16 and BF16 FP32."""
         shape = (a.shape[0], a.shape[1], b.shape[2])
         dtype = OPERATORS["MATMUL"].result(a.dtype, b.dtype)
         return self.emit("MATMUL", (a, b), shape, dtype, a_zp=zps[0], b_zp=zps[1])

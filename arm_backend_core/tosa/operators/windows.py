@@ -176,7 +176,7 @@ define(
 )
 define(
     "MATMUL",
-    "i8,i8>i32:INT i16,i16>i48:int16 f16,f16>f16:FP f16,f16>f32:FP bf16,bf16>f32:bf16 f32,f32>f32:FP",
+    "i8,i8>i32:INT i16,i16>i48:int16 f16,f16>f32:FP f16,f16>f16:FP bf16,bf16>f32:bf16 f32,f32>f32:FP",
     [(3, 3)],
     lambda op: (op.inputs[0].shape[0], op.inputs[0].shape[1], op.inputs[1].shape[2]),
     attribute="MatMul",
