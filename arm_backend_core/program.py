@@ -207,10 +207,11 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
         if not isinstance(value, torch.Tensor):
             continue
         with graph.inserting_before(node):
-            constant = attribute(program.graph_module, f"{node.name}_value", value.contiguous().clone())
+            constant = attribute(program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value))
             duplicate = graph.call_function(torch.ops.aten.clone.default, (constant,))
-        duplicate.meta = dict(node.meta)
-        constant.meta["val"] = node.meta["val"]
+        val = node.meta["val"]
+        duplicate.meta = {**node.meta, "val": val.new_empty(val.shape)}  # whose strides are in order, also of one element
+        constant.meta["val"] = duplicate.meta["val"]
         node.replace_all_uses_with(duplicate)
         for spec in program.graph_signature.output_specs:
             if spec.arg.name == node.name:
