@@ -281,6 +281,8 @@ class Lowering:
         assert isinstance(source, Tensor)
         if source.q is not None:
             return Tensor(context.requantize(source, q))
+        if _node(node.args[0]) in self.constants:  # PyTorch divides in float32, which shows beside a half
+            return Tensor(self.builder.const(self._evaluate_constant(node).numpy(), q.dtype))
         if source.is_constant:
             return Tensor(self.builder.const(q.quantize(source.real), q.dtype))
         if not self.target.floating:

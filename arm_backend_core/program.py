@@ -209,8 +209,8 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
         with graph.inserting_before(node):
             constant = attribute(program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value))
             duplicate = graph.call_function(torch.ops.aten.clone.default, (constant,))
-        val = node.meta["val"]
-        duplicate.meta = {**node.meta, "val": val.new_empty(val.shape)}  # whose strides are in order, also of one element
+        traced = node.meta["val"]  # strides of dimensions with one element may be out of order there
+        duplicate.meta = {**node.meta, "val": traced.new_empty(traced.shape)}
         constant.meta["val"] = duplicate.meta["val"]
         node.replace_all_uses_with(duplicate)
         for spec in program.graph_signature.output_specs:
