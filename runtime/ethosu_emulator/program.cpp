@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ethosu_emulator/program.h"
+
+#include <algorithm>
+
+namespace arm_runtime::npu {
+namespace {
+
+// Larger than any that a 32-bit address space holds: sizes from damaged streams.
+constexpr int64_t kMostElements = int64_t{1} << 28;
+
+template <typename T>
+void grow(std::vector<T>* vector, int64_t size) {
+  if (static_cast<int64_t>(vector->size()) < size) {
+    vector->resize(static_cast<size_t>(size));
+  }
+}
+
+bool reads_memory(const Operation& op) { return !op.scalar && !(op.kind == Kind::kPool && op.mode == kNoPool); }
+
+Status at(const Operation& op, Status status) {
+  if (!status.ok()) {
+    status.command = op.name;
+    status.offset = op.offset;
+  }
+  return status;
+}
+
+// Shape of the output as it lies in memory.
+FeatureMap stored(const Operation& op) {
+  FeatureMap map = op.ofm;
+  const int32_t h = map.height, w = map.width, c = map.depth;
+  const int32_t shapes[8][3] = {{h, w, c}, {w, h, c}, {h, c, w}, {w, c, h},
+                                {h, w, c}, {h, w, c}, {c, h, w}, {c, w, h}};
+  const int32_t* shape = shapes[op.output.transpose];
+  map.height = shape[0];
+  map.width = shape[1];
+  map.depth = shape[2];
+  return map;
+}
+
+}  // namespace
+
+void Machine::reserve(const Operation& op) {
+  if (op.kind == Kind::kDma) {
+    return;
+  }
+  const int64_t depth = std::max(op.ofm.depth, op.ifm.depth);
+  for (std::vector<int64_t>& values : row) {
+    grow(&values, depth);
+  }
+  if (op.ofm.storage == Storage::kChained) {
+    grow(&chains[op.ofm.region], op.ofm.elements());
+  }
+  if (op.kind == Kind::kConv || op.kind == Kind::kDepthwise) {
+    grow(&narrow, op.ifm.elements());
+    grow(&patch, int64_t{op.kernel.height} * op.kernel.width * op.ifm.depth);
+    if (op.dynamic_weights) {
+      grow(&dynamic_weights, int64_t{op.ofm.depth} * op.ifm.depth);
+    }
+  } else if (op.kind != Kind::kElementwise) {
+    grow(&wide, op.ifm.elements());
+  }
+}
+
+Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, const uint64_t* sizes) {
+  weights_ = weights;
+  for (int i = 0; i < kRegions; ++i) {
+    machine_.regions[i].size = sizes[i];
+  }
+  CommandReader reader;
+  Status status = reader.open(stream, stream_size);
+  if (!status.ok()) {
+    status.command = "the header";
+    return status;
+  }
+  configuration_ = reader.configuration();
+  machine_.u85 = configuration_.u85();
+  const auto registers = std::make_unique<Registers>();
+  while (!reader.done()) {
+    Command command;
+    status = reader.next(&command);
+    if (!status.ok()) {
+      return status;
+    }
+    if (!command.starts()) {
+      registers->set(command);
+    } else if (command.key == kOpStop) {
+      return {};
+    } else if (command.key != kOpIrq && command.key != kOpDmaWait && command.key != kOpKernelWait &&
+               command.key != kOpPmuMask) {
+      status = add(command, *registers);
+      if (!status.ok()) {
+        return status;
+      }
+    }
+  }
+  status = failure(Error::kStream, "the stream ends without NPU_OP_STOP");
+  status.command = "the last command";
+  return status;
+}
+
+Status Program::add(const Command& command, const Registers& registers) {
+  Operation op;
+  Status status = read_operation(configuration_, command, registers, &op);
+  if (status.ok()) {
+    status = at(op, check(op));
+  }
+  if (status.ok() && (op.kind == Kind::kConv || op.kind == Kind::kDepthwise || op.kind == Kind::kPool)) {
+    status = at(op, add_constants(registers, &op));
+  }
+  if (!status.ok()) {
+    return status;
+  }
+  const Dma& dma = op.dma;
+  if (op.kind == Kind::kDma && dma.source_region == 0 && !dma.to_tables && !dma.from_tables && !dma.gathers &&
+      !dma.scatters && dma.count0 == 1 && dma.count1 == 1) {
+    copies_.push_back({dma.target_region, dma.target, dma.length, dma.source});
+  }
+  machine_.reserve(op);
+  operations_.push_back(op);
+  return {};
+}
+
+Status Program::check_map(const FeatureMap& map, const char* reason) const {
+  if (map.elements() > kMostElements) {
+    return failure(Error::kShape, "a tensor has % elements", map.elements());
+  }
+  if (map.storage == Storage::kTiles3x1) {
+    return failure(Error::kUnsupported, "tiles of 3x1");
+  }
+  if (map.storage == Storage::kChained) {
+    const auto held = static_cast<int64_t>(machine_.chains[map.region].size());
+    return map.elements() > held ? failure(Error::kShape, "a chained tensor has % elements, its buffer %",
+                                           map.elements(), held)
+                                 : Status{};
+  }
+  return map.check(machine_.regions[map.region], reason);
+}
+
+Status Program::check(const Operation& op) const {
+  if (op.kind == Kind::kDma) {
+    return {};
+  }
+  Status status;
+  if (reads_memory(op)) {
+    status = check_map(op.ifm, "IFM takes bytes % to % of a region of %");
+  }
+  if (status.ok() && op.uses_ifm2 && !op.scalar2) {
+    status = check_map(op.ifm2, "IFM2 takes bytes % to % of a region of %");
+  }
+  if (status.ok() && op.ofm.storage == Storage::kNone) {
+    return failure(Error::kUnsupported, "an operation without output");
+  }
+  if (status.ok() && op.ofm.storage != Storage::kChained) {
+    status = check_map(stored(op), "OFM takes bytes % to % of a region of %");
+  }
+  return status;
+}
+
+Status Program::add_constants(const Registers& registers, Operation* op) {
+  if (op->kind != Kind::kPool && !op->dynamic_weights) {
+    const Status status = add_weights(registers, op);
+    if (!status.ok()) {
+      return status;
+    }
+  }
+  return op->output.per_channel && !op->dynamic_weights ? add_scales(registers, op) : Status{};
+}
+
+// Where constants lie in region 0, whatever region they are read from.
+Status Program::constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const {
+  int64_t from = address;
+  if (region != 0) {
+    const auto found = std::find_if(copies_.rbegin(), copies_.rend(), [&](const Copy& copy) {
+      return copy.region == region && copy.target <= address && address < copy.target + copy.length;
+    });
+    if (found == copies_.rend()) {
+      return failure(Error::kUnsupported, "weights at byte % of region %, where no DMA has brought any", address,
+                     region);
+    }
+    from = found->source + address - found->target;
+    length = std::min(length, found->target + found->length - address);
+  }
+  const auto size = static_cast<int64_t>(weights_.size);
+  if (from < 0 || length < 0 || from > size - length) {
+    return failure(Error::kMemory, "% bytes of weights at byte % of a region of %", length, from, size);
+  }
+  bytes->data = weights_.data + from;
+  bytes->size = static_cast<size_t>(length);
+  return {};
+}
+
+Status Program::add_weights(const Registers& registers, Operation* op) {
+  constexpr int kBases[] = {kWeightBase, kWeight1Base, kScale1Base, kWeight3Base};
+  const WeightLayout layout = weight_layout(registers, *op, configuration_.u85());
+  const uint32_t region = registers.bits(kWeightRegion, 0, 3);
+  Bytes streams[4];
+  std::vector<int64_t> key = {layout.ofm_depth, layout.ofm_block_depth, layout.ifm_depth, layout.microblock,
+                              layout.kernel_h,  layout.kernel_w,        layout.stride_y,  layout.stride_x};
+  for (uint32_t core = 0; core < configuration_.cores; ++core) {
+    const int64_t address = registers.address(kBases[core]);
+    const int64_t length = registers.word(kBases[core] + 1);
+    if (length == 0) {
+      continue;
+    }
+    const Status status = constant(region, address, length, &streams[core]);
+    if (!status.ok()) {
+      return status;
+    }
+    key.push_back(static_cast<int64_t>(streams[core].data - weights_.data));
+    key.push_back(length);
+  }
+  auto& decoded = decoded_weights_[key];
+  if (decoded == nullptr) {
+    decoded = std::make_unique<std::vector<int16_t>>();
+    const Status status = decode_weights(configuration_, layout, streams, decoded.get());
+    if (!status.ok()) {
+      return status;
+    }
+  }
+  op->weights = decoded.get();
+  return {};
+}
+
+Status Program::add_scales(const Registers& registers, Operation* op) {
+  const bool two = configuration_.product == Product::kU65 && configuration_.cores == 2 && op->ofm.depth > 1;
+  const uint32_t region = registers.bits(kScaleRegion, 0, 3);
+  const int bases[] = {kScaleBase, kScale1Base};
+  Bytes streams[2];
+  std::vector<int64_t> key = {op->ofm.depth, op->wide ? 1 : 0};
+  for (int i = 0; i < (two ? 2 : 1); ++i) {
+    const Status status = constant(region, registers.address(bases[i]), registers.word(bases[i] + 1) & 0xFFFFF, &streams[i]);
+    if (!status.ok()) {
+      return status;
+    }
+    key.push_back(static_cast<int64_t>(streams[i].data - weights_.data));
+  }
+  auto& decoded = decoded_scales_[key];
+  if (decoded == nullptr) {
+    decoded = std::make_unique<std::vector<ChannelScale>>();
+    const Status status =
+        decode_scales(configuration_, op->wide, op->ofm.depth, streams, two ? 2 : 1, decoded.get());
+    if (!status.ok()) {
+      return status;
+    }
+  }
+  op->scales = decoded.get();
+  return {};
+}
+
+Status Program::execute(uint8_t* const* regions) {
+  for (int i = 0; i < kRegions; ++i) {
+    machine_.regions[i].data = regions[i];
+  }
+  for (const Operation& op : operations_) {
+    switch (op.kind) {
+      case Kind::kConv:
+        run_convolution(op, &machine_);
+        break;
+      case Kind::kDepthwise:
+        run_depthwise(op, &machine_);
+        break;
+      case Kind::kPool:
+        run_pool(op, &machine_);
+        break;
+      case Kind::kElementwise:
+        run_elementwise(op, &machine_);
+        break;
+      case Kind::kResize:
+        run_resize(op, &machine_);
+        break;
+      case Kind::kDma:
+        const Status status = at(op, run_dma(op, &machine_));
+        if (!status.ok()) {
+          return status;
+        }
+    }
+  }
+  return {};
+}
+
+}  // namespace arm_runtime::npu

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "ethosu_emulator/command_stream.h"
+#include "ethosu_emulator/machine.h"
+
+namespace arm_runtime::npu {
+
+// A command stream, checked and decoded. Executing it neither allocates nor reads weights again.
+class Program {
+ public:
+  // `sizes` are those of the regions that `execute` will be given; region 0 holds `weights`.
+  Status load(const uint8_t* stream, size_t stream_size, Bytes weights, const uint64_t* sizes);
+
+  // Runs all operations in the stream's order, over memory of the sizes that it was loaded with.
+  Status execute(uint8_t* const* regions);
+
+  const Configuration& configuration() const { return configuration_; }
+  size_t operations() const { return operations_.size(); }
+
+ private:
+  // Constants that a DMA brings to another region before they are used.
+  struct Copy {
+    uint8_t region;
+    int64_t target, length, source;
+  };
+
+  Status add(const Command& command, const Registers& registers);
+  Status check(const Operation& operation) const;
+  Status check_map(const FeatureMap& map, const char* reason) const;
+  Status add_constants(const Registers& registers, Operation* operation);
+  Status add_weights(const Registers& registers, Operation* operation);
+  Status add_scales(const Registers& registers, Operation* operation);
+  Status constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const;
+
+  Configuration configuration_;
+  Bytes weights_;
+  Machine machine_;
+  std::vector<Operation> operations_;
+  std::vector<Copy> copies_;
+  // By where they lie and how: stripes of an operator share them.
+  std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;
+  std::map<std::vector<int64_t>, std::unique_ptr<std::vector<ChannelScale>>> decoded_scales_;
+};
+
+}  // namespace arm_runtime::npu

@@ -1,0 +1,153 @@
+"""The Ethos-U emulator of ``runtime/ethosu_emulator`` from Python, for tests."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.export import ExportedProgram
+
+from arm_backend_core import events
+from tests.runtime.building import RUNTIME, compile_cpp
+
+Array = np.ndarray[Any, Any]
+_REGIONS = 8
+_MESSAGE_BYTES = 512
+#: Bytes of fast scratch that Vela may use where a memory mode has any: the payload does not tell how many it does.
+_FAST_SCRATCH = 4 << 20
+
+
+class EmulatorError(Exception):
+    """What the emulator says of a program that it does not run."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an input or output lies."""
+
+    offset: int
+    region: int
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The parts of an Ethos-U payload that the driver is given."""
+
+    commands: bytes
+    weights: bytes
+    scratch: int
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+
+
+def read_payload(data: bytes) -> Payload:
+    """Take a block stream apart (``arm_backend_core/backends/payload.py``)."""
+    blocks: dict[str, bytes] = {}
+    position = 0
+    while position < len(data):
+        name, size = struct.unpack_from("<16sI", data, position)
+        blocks[name.rstrip(b"\0").decode()] = data[position + 32 : position + 32 + size]
+        position += 32 + size + -size % 16
+
+    def places(block: bytes) -> tuple[Place, ...]:
+        (count,) = struct.unpack_from("<i", block)
+        records = [struct.unpack_from("<9i", block, 4 + 36 * index) for index in range(count)]
+        return tuple(Place(record[7], record[8]) for record in records)
+
+    (scratch,) = struct.unpack("<I", blocks["scratch_size"])
+    return Payload(
+        blocks["cmd_data"], blocks["weight_data"], scratch, places(blocks["inputs"]), places(blocks["outputs"])
+    )
+
+
+def build(directory: Path) -> Path:
+    """Compile the emulator into a shared library."""
+    sources = sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))
+    flags = ["-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{RUNTIME}"]
+    return compile_cpp(directory / "libethosu_emulator.so", sources, flags)
+
+
+class Emulator:
+    """A loaded library."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.arm_npu_load.restype = ctypes.c_void_p
+        self._library.arm_npu_free.argtypes = [ctypes.c_void_p]
+
+    def run(self, payload: Payload, inputs: Sequence[Array], outputs: Sequence[tuple[str, tuple[int, ...]]]) -> list[Array]:
+        """Execute once.
+
+        Args:
+            outputs: element type and shape of each result.
+
+        Raises:
+            EmulatorError: it does not load, or fails.
+        """
+        memory = [np.frombuffer(payload.weights, np.uint8), np.zeros(payload.scratch, np.uint8)]
+        memory += [np.zeros(_FAST_SCRATCH, np.uint8)]
+        memory += [np.zeros(0, np.uint8)] * (_REGIONS - len(memory))
+        for place, array in zip(payload.inputs, inputs, strict=True):
+            data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
+            if place.offset >= 0:
+                memory[place.region][place.offset : place.offset + data.size] = data
+        program = self._load(payload, memory)
+        try:
+            self._execute(program, memory)
+        finally:
+            self._library.arm_npu_free(program)
+        results = []
+        for place, (dtype, shape) in zip(payload.outputs, outputs, strict=True):
+            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            data = memory[place.region][place.offset : place.offset + count]
+            results.append(np.frombuffer(data.tobytes(), dtype).reshape(shape))
+        return results
+
+    def _load(self, payload: Payload, memory: Sequence[Array]) -> int:
+        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        sizes = (ctypes.c_uint64 * _REGIONS)(*[array.size for array in memory])
+        program: int | None = self._library.arm_npu_load(
+            payload.commands,
+            ctypes.c_uint64(len(payload.commands)),
+            ctypes.c_void_p(memory[0].ctypes.data),
+            sizes,
+            message,
+            ctypes.c_uint64(_MESSAGE_BYTES),
+        )
+        if program is None:
+            raise EmulatorError(message.value.decode())
+        return program
+
+    def _execute(self, program: int, memory: Sequence[Array]) -> None:
+        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        bases = (ctypes.c_void_p * _REGIONS)(*[array.ctypes.data for array in memory])
+        arguments = ctypes.c_void_p(program), bases, message, ctypes.c_uint64(_MESSAGE_BYTES)
+        if self._library.arm_npu_execute(*arguments) != 0:
+            raise EmulatorError(message.value.decode())
+
+
+def payloads(program: ExportedProgram) -> Iterator[bytes]:
+    """Payloads of a delegated program, in the order of its calls."""
+    modules: Mapping[str, Any] = dict(program.graph_module.named_modules())
+    for node in program.graph.nodes:
+        if node.op == "call_function" and "executorch_call_delegate" in str(node.target):
+            yield modules[node.args[0].target].processed_bytes
+
+
+def random_inputs(delegate: events.Delegate, seed: int) -> list[Array]:
+    """Every number of the element types, not only those that a calibrated input has; indices stay small."""
+    generator = np.random.default_rng(seed)
+    arrays = []
+    for io in delegate.inputs:
+        if io.dtype == "bool":
+            arrays.append(generator.random(io.shape) < 0.5)
+            continue
+        info = np.iinfo(io.dtype)
+        low, high = (info.min, info.max) if info.bits < 32 else (0, 2)
+        arrays.append(generator.integers(low, high, io.shape, dtype=io.dtype, endpoint=info.bits < 32))
+    return arrays
