@@ -27,6 +27,9 @@ int64_t shift_left(int64_t value, int64_t by) {
   return static_cast<int32_t>(static_cast<uint32_t>(value) << (by & 31));
 }
 
+// All bits set, a mask for bitwise operations.
+int64_t truth(bool value) { return value ? -1 : 0; }
+
 // Towards zero, as in C.
 int64_t divide(int64_t a, int64_t b) { return b == 0 ? 0 : a / b; }
 
@@ -57,13 +60,13 @@ int64_t compute(const Operation& op, int64_t a, int64_t b) {
     case kDiv:
       return divide(a, b);
     case kEqual:
-      return operand(op.scale_a, a) == operand(op.scale_b, b);
+      return truth(operand(op.scale_a, a) == operand(op.scale_b, b));
     case kNotEqual:
-      return operand(op.scale_a, a) != operand(op.scale_b, b);
+      return truth(operand(op.scale_a, a) != operand(op.scale_b, b));
     case kGreaterEqual:
-      return operand(op.scale_a, a) >= operand(op.scale_b, b);
+      return truth(operand(op.scale_a, a) >= operand(op.scale_b, b));
     case kGreater:
-      return operand(op.scale_a, a) > operand(op.scale_b, b);
+      return truth(operand(op.scale_a, a) > operand(op.scale_b, b));
     case kAnd:
       return a & b;
     case kOr:
