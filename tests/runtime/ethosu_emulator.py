@@ -80,7 +80,9 @@ class Emulator:
         self._library.arm_npu_load.restype = ctypes.c_void_p
         self._library.arm_npu_free.argtypes = [ctypes.c_void_p]
 
-    def run(self, payload: Payload, inputs: Sequence[Array], outputs: Sequence[tuple[str, tuple[int, ...]]]) -> list[Array]:
+    def run(
+        self, payload: Payload, inputs: Sequence[Array], outputs: Sequence[tuple[str, tuple[int, ...]]]
+    ) -> list[Array]:
         """Execute once.
 
         Args:

@@ -1,0 +1,140 @@
+"""The emulator against the TOSA reference model: every row of the operator tests, as Vela compiles it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch.export import ExportedProgram
+
+from arm_backend_core import events
+from arm_backend_core.delegate import delegate
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa import reference
+from tests.ops import runner
+from tests.ops.cases import CASES
+from tests.ops.runner import Case
+from tests.runtime.ethosu_emulator import Emulator, EmulatorError, build, payloads, random_inputs, read_payload
+
+_OLD = ("ethos-u55-128", "ethos-u65-256")
+_ACCELERATORS = (*_OLD, "ethos-u85-256")
+_WRAPS = ("add_int8", "add_int16", "sub_int8", "sub_int16", "mul_int8", "mul_int16", "square_int16", "mm_int8")
+_HALVED = ("sdpa", "sdpa_causal", "sdpa_mask", "sdpa_scale")
+#: Rows that Vela compiles to something else than the flatbuffer (``docs/vela.md``), by profile and accelerator.
+_VELA = {
+    *(("int8", name, row) for name in _OLD for row in (*_WRAPS, *_HALVED, "amin", "conv_transpose2d_groups")),
+    *(("a16w8", name, row) for name in _OLD for row in (*_HALVED, "amin", "softmax", "softmax_large")),
+    *(("a16w8", name, row) for name in _OLD for row in ("softmax_middle", "log_softmax")),
+    *((profile, name, "conv3d_depthwise") for profile in ("int8", "a16w8") for name in _ACCELERATORS),
+    *(("a16w8", "ethos-u85-256", row) for row in ("lstm", "lstm_bidirectional")),
+}
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(build(tmp_path_factory.mktemp("emulator")))
+
+
+def _program(case: Case, profile: str) -> ExportedProgram:
+    return runner.export(runner.quantized(case, wide=profile == "a16w8"), case.sample())
+
+
+def _compiled(program: ExportedProgram, accelerator: str) -> list[tuple[events.Delegate, bytes]]:
+    """Delegates with their payloads."""
+    with events.record() as log:
+        compiled = delegate(program, EthosUCompileSpec(accelerator))
+    by_checksum = {zlib.crc32(payload).to_bytes(4, "little"): payload for payload in payloads(compiled)}
+    return [(made, by_checksum[made.checksum]) for made in log.delegates]
+
+
+def _equal(emulator: Emulator, made: events.Delegate, payload: bytes) -> bool:
+    inputs = random_inputs(made, seed=0)
+    expected = reference.run(made.tosa, inputs)
+    results = emulator.run(read_payload(payload), inputs, [(array.dtype.name, array.shape) for array in expected])
+    return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("case", "profile"),
+    [
+        pytest.param(case, profile, id=f"{case.name}-{profile}")
+        for case in CASES
+        for profile in ("int8", "a16w8")
+        if profile in case.profiles
+    ],
+)
+def test_operators(case: Case, profile: str, emulator: Emulator) -> None:
+    program = _program(case, profile)
+    for accelerator in _ACCELERATORS:
+        compiled = _compiled(program, accelerator)
+        equal = all(_equal(emulator, made, payload) for made, payload in compiled)
+        assert equal == ((profile, accelerator, case.name) not in _VELA), accelerator
+
+
+@pytest.fixture(scope="module")
+def convolution() -> bytes:
+    """A payload with weights, scales and feature maps."""
+    case = next(case for case in CASES if case.name == "conv2d")
+    ((_, payload),) = _compiled(_program(case, "int8"), "ethos-u55-128")
+    return payload
+
+
+def _run_commands(emulator: Emulator, payload: bytes, commands: bytes, weights: bytes | None = None) -> None:
+    parts = read_payload(payload)
+    changed = type(parts)(commands, parts.weights if weights is None else weights, parts.scratch, (), ())
+    emulator.run(changed, [], [])
+
+
+def _word(commands: bytes, index: int, value: int) -> bytes:
+    return commands[: 4 * index] + struct.pack("<I", value) + commands[4 * index + 4 :]
+
+
+def test_unknown_command(emulator: Emulator, convolution: bytes) -> None:
+    commands = _word(read_payload(convolution).commands, 8, 0x3FF)
+    with pytest.raises(EmulatorError, match=r"a command at byte 32: unknown: opcode 1023, control 0"):
+        _run_commands(emulator, convolution, commands)
+
+
+def test_cut_off(emulator: Emulator, convolution: bytes) -> None:
+    with pytest.raises(EmulatorError, match="words of commands are announced"):
+        _run_commands(emulator, convolution, read_payload(convolution).commands[:-8])
+
+
+def test_outside_of_region(emulator: Emulator, convolution: bytes) -> None:
+    parts = read_payload(convolution)
+    smaller = type(parts)(parts.commands, parts.weights, 16, (), ())
+    with pytest.raises(EmulatorError, match=r"NPU_OP_\w+ at byte \d+: [IO]FM takes bytes .* of a region of 16"):
+        emulator.run(smaller, [], [])
+
+
+def test_damaged_weights(emulator: Emulator, convolution: bytes) -> None:
+    parts = read_payload(convolution)
+    with pytest.raises(EmulatorError, match="NPU_OP_CONV at byte .* weights"):
+        _run_commands(emulator, convolution, parts.commands, bytes(len(parts.weights)))
+
+
+def test_damaged_programs_end_in_errors(emulator: Emulator, convolution: bytes) -> None:
+    parts = read_payload(convolution)
+    generator = np.random.default_rng(0)
+    refused = 0
+    for _ in range(300):
+        commands = bytearray(parts.commands)
+        weights = bytearray(parts.weights)
+        commands[int(generator.integers(32, len(commands)))] ^= 1 << int(generator.integers(8))
+        weights[int(generator.integers(len(weights)))] ^= 1 << int(generator.integers(8))
+        try:
+            _run_commands(emulator, convolution, bytes(commands), bytes(weights))
+        except EmulatorError:
+            refused += 1
+    assert refused > 30
+
+
+def test_compiles_without_warnings(tmp_path: Path) -> None:
+    from tests.runtime.building import RUNTIME, compile_cpp
+
+    sources = sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))
+    flags = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-I{RUNTIME}"]
+    compile_cpp(tmp_path / "libethosu_emulator.so", sources, flags, compiler="clang++-14")
