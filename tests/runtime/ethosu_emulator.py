@@ -150,6 +150,6 @@ def random_inputs(delegate: events.Delegate, seed: int) -> list[Array]:
             arrays.append(generator.random(io.shape) < 0.5)
             continue
         info = np.iinfo(io.dtype)
-        low, high = (info.min, info.max) if info.bits < 32 else (0, 2)
-        arrays.append(generator.integers(low, high, io.shape, dtype=io.dtype, endpoint=info.bits < 32))
+        low, high = (info.min, info.max + 1) if info.bits < 32 else (0, 2)
+        arrays.append(generator.integers(low, high, io.shape).astype(io.dtype))
     return arrays

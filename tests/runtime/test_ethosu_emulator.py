@@ -11,13 +11,16 @@ import pytest
 from torch.export import ExportedProgram
 
 from arm_backend_core import events
+from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.delegate import delegate
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
+from tests.graphs import program
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case
 from tests.runtime.ethosu_emulator import Emulator, EmulatorError, build, payloads, random_inputs, read_payload
+from tests.runtime.vela_mistakes import MISTAKES, Mistake
 
 _OLD = ("ethos-u55-128", "ethos-u65-256")
 _ACCELERATORS = (*_OLD, "ethos-u85-256")
@@ -74,6 +77,24 @@ def test_operators(case: Case, profile: str, emulator: Emulator) -> None:
         assert equal == ((profile, accelerator, case.name) not in _VELA), accelerator
 
 
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_mistakes_of_vela(mistake: Mistake, emulator: Emulator) -> None:
+    """Fails where one is mended: the core need no longer avoid it."""
+    flatbuffer = program(mistake.body, *mistake.inputs)
+    generator = np.random.default_rng(0)
+    inputs = []
+    for shape, dtype in mistake.inputs:
+        info = np.iinfo(dtype.numpy)
+        inputs.append(generator.integers(info.min, info.max + 1, shape).astype(dtype.numpy))
+    expected = reference.run(flatbuffer, inputs)
+    for accelerator in _ACCELERATORS:
+        payload = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+        shapes = [(array.dtype.name, array.shape) for array in expected]
+        results = emulator.run(read_payload(payload.data), inputs, shapes)
+        equal = all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
+        assert equal == (accelerator not in mistake.wrong), accelerator
+
+
 @pytest.fixture(scope="module")
 def convolution() -> bytes:
     """A payload with weights, scales and feature maps."""
@@ -112,7 +133,7 @@ def test_outside_of_region(emulator: Emulator, convolution: bytes) -> None:
 
 def test_damaged_weights(emulator: Emulator, convolution: bytes) -> None:
     parts = read_payload(convolution)
-    with pytest.raises(EmulatorError, match="NPU_OP_CONV at byte .* weights"):
+    with pytest.raises(EmulatorError, match=r"NPU_OP_CONV at byte .* weights"):
         _run_commands(emulator, convolution, parts.commands, bytes(len(parts.weights)))
 
 
