@@ -41,7 +41,7 @@ class Input {
   const int16_t* data_ = nullptr;
 };
 
-// Nine bits times nine bits: sums of 2^14 products fit.
+// Sums of 2^12 products of nine bits and nine bits, or of 64 of 16 and nine, fit.
 int32_t dot(const int16_t* a, const int16_t* b, int32_t count) {
   int32_t sum = 0;
   for (int32_t i = 0; i < count; ++i) {
@@ -50,11 +50,10 @@ int32_t dot(const int16_t* a, const int16_t* b, int32_t count) {
   return sum;
 }
 
-// 16 bits times 9 bits: sums of 128 products fit.
-int64_t dot_wide(const int16_t* a, const int16_t* b, int32_t count) {
+int64_t dot_wide(const int16_t* a, const int16_t* b, int32_t count, int32_t step) {
   int64_t sum = 0;
-  for (int32_t i = 0; i < count; i += 64) {
-    sum += dot(a + i, b + i, std::min(64, count - i));
+  for (int32_t i = 0; i < count; i += step) {
+    sum += dot(a + i, b + i, std::min(step, count - i));
   }
   return sum;
 }
@@ -124,7 +123,7 @@ class Convolution {
 
   void begin(int32_t y, int32_t x, int64_t* sums) const {
     if (op_.accumulates) {
-      fetch(machine_, op_.ifm2, y, x, sums);
+      fetch_accumulators(machine_, op_.ifm2, y, x, sums);
     } else {
       std::fill_n(sums, op_.ofm.depth, 0);
     }
@@ -133,10 +132,9 @@ class Convolution {
   void accumulate(const int16_t* patch, int64_t* sums) const {
     const int16_t* weights = weights_;
     const bool full = op_.dynamic_weights && op_.ifm.bytes == 2;
+    const int32_t step = op_.ifm.bytes == 2 ? 64 : 4096;
     for (int32_t o = 0; o < op_.ofm.depth; ++o, weights += row_) {
-      sums[o] += full                 ? dot_full(patch, weights, row_)
-                 : op_.ifm.bytes == 2 ? dot_wide(patch, weights, row_)
-                                      : dot(patch, weights, row_);
+      sums[o] += full ? dot_full(patch, weights, row_) : dot_wide(patch, weights, row_, step);
     }
   }
 
@@ -162,7 +160,7 @@ void run_depthwise(const Operation& op, Machine* machine) {
   for (int32_t y = 0; y < op.ofm.height; ++y) {
     for (int32_t x = 0; x < op.ofm.width; ++x) {
       if (op.accumulates) {
-        fetch(*machine, op.ifm2, y, x, sums);
+        fetch_accumulators(*machine, op.ifm2, y, x, sums);
       } else {
         std::fill_n(sums, depth, 0);
       }

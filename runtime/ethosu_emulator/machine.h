@@ -58,6 +58,14 @@ void fetch(const Machine& machine, const FeatureMap& map, int32_t y, int32_t x, 
   }
 }
 
+// What accumulators begin with: 32 or 48 bits of IFM2.
+inline void fetch_accumulators(const Machine& machine, const FeatureMap& map, int32_t y, int32_t x, int64_t* out) {
+  fetch(machine, map, y, x, out);
+  for (int32_t c = 0; c < map.depth; ++c) {
+    out[c] = static_cast<int64_t>(static_cast<uint64_t>(out[c]) << 16) >> 16;
+  }
+}
+
 void run_convolution(const Operation& operation, Machine* machine);
 void run_depthwise(const Operation& operation, Machine* machine);
 void run_pool(const Operation& operation, Machine* machine);

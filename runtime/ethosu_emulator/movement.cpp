@@ -10,13 +10,16 @@ namespace {
 // Tables have addresses of their own, which on U55 are those of the NPU's memory: they lie in its last 2 KiB.
 Region tables(Machine* machine) { return {machine->tables, kTableBytes}; }
 
+// An address may be any product of what registers and memory hold.
 struct Range {
   Region region;
-  int64_t at;
+  Wide at;
+
+  uint8_t* data() const { return region.data + static_cast<int64_t>(at); }
 };
 
 bool inside(const Range& range, int64_t length) {
-  return range.at >= 0 && length >= 0 && range.at <= static_cast<int64_t>(range.region.size) - length;
+  return range.at >= 0 && length >= 0 && range.at <= Wide{range.region.size} - length;
 }
 
 }  // namespace
@@ -46,12 +49,15 @@ Status run_dma(const Operation& op, Machine* machine) {
         }
         (d.gathers ? row_from : row_to) = index;
       }
-      const Range a{source, from + i * d.source_stride1 + row_from * d.source_stride0};
-      const Range b{target, to + i * d.target_stride1 + row_to * d.target_stride0};
+      const Range a{source, from + Wide{i} * d.source_stride1 + Wide{row_from} * d.source_stride0};
+      const Range b{target, to + Wide{i} * d.target_stride1 + Wide{row_to} * d.target_stride0};
       if (!inside(a, d.length) || !inside(b, d.length)) {
-        return failure(Error::kMemory, "% bytes from % to % are not all in their regions", d.length, a.at, b.at);
+        return failure(Error::kMemory, "% bytes from % to % are not all in their regions", d.length,
+                       static_cast<int64_t>(a.at), static_cast<int64_t>(b.at));
       }
-      std::memmove(b.region.data + b.at, a.region.data + a.at, static_cast<size_t>(d.length));
+      if (d.length > 0) {
+        std::memmove(b.data(), a.data(), static_cast<size_t>(d.length));
+      }
     }
   }
   return {};
@@ -85,7 +91,7 @@ void run_resize(const Operation& op, Machine* machine) {
       // Sums are scaled up by 2^16, which the output's scale takes off again.
       for (int32_t c = 0; c < depth; ++c) {
         if (z.mode != 0) {
-          out[c] = int64_t{at(2 * dy >= z.scale_y ? bottom : top, 2 * dx >= z.scale_x ? right : left)[c]} << 16;
+          out[c] = int64_t{at(2 * dy >= z.scale_y ? bottom : top, 2 * dx >= z.scale_x ? right : left)[c]} * 65536;
           continue;
         }
         const int64_t upper = int64_t{at(top, left)[c]} * (z.scale_x - dx) + int64_t{at(top, right)[c]} * dx;

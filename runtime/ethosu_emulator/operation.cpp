@@ -48,8 +48,7 @@ class Reader {
         return resize();
       case kOpDmaStart:
         op_.kind = Kind::kDma;
-        dma();
-        return {};
+        return dma();
       default:
         return failure(Error::kUnsupported, "not emulated");
     }
@@ -119,7 +118,8 @@ class Reader {
       out.table = op_.ofm.bytes == 2 ? Table::k16 : op_.ofm.bytes == 4 ? Table::k8to32 : Table::k8to8;
       out.table_at = static_cast<uint16_t>((function - 16) * 256);
       out.table_signed = op_.ofm.is_signed;
-      return {};
+      const int bytes = out.table == Table::k16 ? 2048 : out.table == Table::k8to32 ? 1024 : 256;
+      return out.table_at + bytes > 2048 ? failure(Error::kShape, "table % does not exist", function - 16) : Status{};
     }
     if (function != 0) {
       return failure(Error::kUnsupported, "activation function %", function);
@@ -201,8 +201,15 @@ class Reader {
     const int32_t columns = (op_.ofm.width - 1) * k.stride_x + dilated_w - k.left - k.right;
     op_.ifm.height = (rows + factor - 1) / factor;
     op_.ifm.width = (columns + factor - 1) / factor;
+    constexpr int64_t kMostTaps = int64_t{1} << 24;
+    if (int64_t{k.height} * k.width * op_.ifm.depth > kMostTaps) {
+      return failure(Error::kShape, "the kernel has % rows and % columns", k.height, k.width);
+    }
     if (op_.ifm.height < 1 || op_.ifm.width < 1) {
       return failure(Error::kShape, "the input has % rows and % columns", op_.ifm.height, op_.ifm.width);
+    }
+    if (op_.dynamic_weights && (op_.accumulates || k.height != 1 || k.width != 1)) {
+      return failure(Error::kUnsupported, "weights from IFM2 for a kernel of % x %", k.height, k.width);
     }
     if (op_.accumulates) {
       second(op_.ofm.height, op_.ofm.width, op_.ofm.depth);
@@ -215,7 +222,8 @@ class Reader {
   // Depths that belong together.
   Status channels() {
     const bool reduces = op_.kind == Kind::kPool && op_.mode == kReduceSum;
-    const bool equal = (op_.kind == Kind::kPool && !reduces) || op_.kind == Kind::kDepthwise;
+    const bool equal = (op_.kind == Kind::kPool && !reduces) || op_.kind == Kind::kDepthwise ||
+                       op_.kind == Kind::kResize;
     if (equal && op_.ifm.depth != op_.ofm.depth) {
       return failure(Error::kShape, "the input has % channels, the output %", op_.ifm.depth, op_.ofm.depth);
     }
@@ -251,6 +259,9 @@ class Reader {
     }
     if (op_.upscale != Upscale::kNone) {
       return failure(Error::kUnsupported, "an elementwise operation that scales its input up");
+    }
+    if (op_.ifm.bytes > 4 || (op_.uses_ifm2 && op_.ifm2.bytes > 4)) {
+      return failure(Error::kUnsupported, "an elementwise operation on 64 bits");
     }
     return {};
   }
@@ -333,10 +344,13 @@ class Reader {
     z.step_y = step(kResizeYStep, z.scale_y);
     op_.ifm.height = static_cast<int32_t>(r_.parameter(kKernelHeightM1)) + 1;
     op_.ifm.width = static_cast<int32_t>(r_.parameter(kKernelWidthM1)) + 1;
-    return {};
+    if (op_.ifm.bytes > 2) {
+      return failure(Error::kUnsupported, "a resize of % bytes", op_.ifm.bytes);
+    }
+    return channels();
   }
 
-  void dma() {
+  Status dma() {
     Dma& d = op_.dma;
     d.source_region = static_cast<uint8_t>(r_.bits(kDmaSrcRegion, 0, 3));
     d.target_region = static_cast<uint8_t>(r_.bits(kDmaDstRegion, 0, 3));
@@ -354,7 +368,7 @@ class Reader {
       d.source_stride1 = d.length * d.count0;
       d.target_stride0 = d.length + r_.address(kDmaSrcStride0);
       d.target_stride1 = d.length * d.count0 + r_.address(kDmaSrcStride1);
-      return;
+      return rows();
     }
     d.gathers = r_.bits(kDmaSrcRegion, 11, 1) != 0;
     d.scatters = r_.bits(kDmaDstRegion, 11, 1) != 0;
@@ -366,6 +380,16 @@ class Reader {
     d.index = r_.address(kDmaIdx);
     d.index_max = r_.word(kDmaIdxMax);
     d.index_skip = rank >= 2 ? r_.address(kDmaIdxSkip1) : 0;
+    return rows();
+  }
+
+  Status rows() const {
+    constexpr int64_t kMostRows = int64_t{1} << 24;
+    const Dma& d = op_.dma;
+    if (d.count0 * d.count1 > kMostRows) {
+      return failure(Error::kShape, "% times % rows are copied", d.count1, d.count0);
+    }
+    return {};
   }
 
   const Configuration& npu_;
@@ -381,6 +405,16 @@ Status read_operation(const Configuration& npu, const Command& command, const Re
   status.command = command.name;
   status.offset = command.offset;
   return status;
+}
+
+uint64_t Operation::work() const {
+  if (kind == Kind::kDma) {
+    return static_cast<uint64_t>(dma.count0 * dma.count1);
+  }
+  const auto results = static_cast<uint64_t>(ofm.elements());
+  const auto taps = static_cast<uint64_t>(kernel.height) * static_cast<uint64_t>(kernel.width);
+  const bool sums_channels = kind == Kind::kConv || (kind == Kind::kPool && mode == kReduceSum);
+  return results * taps * (sums_channels ? static_cast<uint64_t>(ifm.depth) : 1);
 }
 
 WeightLayout weight_layout(const Registers& registers, const Operation& operation, bool u85) {

@@ -116,6 +116,9 @@ struct Operation {
   Dma dma;
   const std::vector<int16_t>* weights = nullptr;
   const std::vector<ChannelScale>* scales = nullptr;
+
+  // Elements that are multiplied, compared or moved.
+  uint64_t work() const;
 };
 
 // Fills in what the registers say. Weights and scales are left to the caller.

@@ -28,7 +28,7 @@ class Pool {
     for (int32_t y = 0; y < op_.ofm.height; ++y) {
       for (int32_t x = 0; x < op_.ofm.width; ++x) {
         if (op_.accumulates) {
-          fetch(machine_, op_.ifm2, y, x, values);
+          fetch_accumulators(machine_, op_.ifm2, y, x, values);
         } else {
           std::fill_n(values, op_.ofm.depth, start());
         }

@@ -7,7 +7,7 @@ namespace arm_runtime::npu {
 namespace {
 
 // Larger than any that a 32-bit address space holds: sizes from damaged streams.
-constexpr int64_t kMostElements = int64_t{1} << 28;
+constexpr int64_t kMostElements = int64_t{1} << 26;
 
 template <typename T>
 void grow(std::vector<T>* vector, int64_t size) {
@@ -196,11 +196,15 @@ Status Program::add_weights(const Registers& registers, Operation* op) {
   const WeightLayout layout = weight_layout(registers, *op, configuration_.u85());
   const uint32_t region = registers.bits(kWeightRegion, 0, 3);
   Bytes streams[4];
-  std::vector<int64_t> key = {layout.ofm_depth, layout.ofm_block_depth, layout.ifm_depth, layout.microblock,
-                              layout.kernel_h,  layout.kernel_w,        layout.stride_y,  layout.stride_x};
+  const int64_t flags = (layout.depthwise ? 1 : 0) + (layout.part_kernel ? 2 : 0) + (layout.fast ? 4 : 0) +
+                        (layout.sparse ? 8 : 0);
+  std::vector<int64_t> key = {layout.ofm_depth,  layout.ofm_block_depth, layout.ifm_depth, layout.microblock,
+                              layout.kernel_h,   layout.kernel_w,        layout.stride_y,  layout.stride_x,
+                              layout.dilation_y, layout.dilation_x,      layout.ifm_bits,  flags};
   for (uint32_t core = 0; core < configuration_.cores; ++core) {
     const int64_t address = registers.address(kBases[core]);
     const int64_t length = registers.word(kBases[core] + 1);
+    key.push_back(length);
     if (length == 0) {
       continue;
     }
@@ -209,7 +213,6 @@ Status Program::add_weights(const Registers& registers, Operation* op) {
       return status;
     }
     key.push_back(static_cast<int64_t>(streams[core].data - weights_.data));
-    key.push_back(length);
   }
   auto& decoded = decoded_weights_[key];
   if (decoded == nullptr) {
@@ -247,6 +250,14 @@ Status Program::add_scales(const Registers& registers, Operation* op) {
   }
   op->scales = decoded.get();
   return {};
+}
+
+uint64_t Program::work() const {
+  uint64_t sum = 0;
+  for (const Operation& op : operations_) {
+    sum += op.work();
+  }
+  return sum;
 }
 
 Status Program::execute(uint8_t* const* regions) {

@@ -21,6 +21,8 @@ class Program {
 
   const Configuration& configuration() const { return configuration_; }
   size_t operations() const { return operations_.size(); }
+  // Elements that one execution multiplies, compares or moves.
+  uint64_t work() const;
 
  private:
   // Constants that a DMA brings to another region before they are used.

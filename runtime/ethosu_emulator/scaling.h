@@ -49,19 +49,21 @@ inline T rounding_term(Rounding rounding, int shift, bool negative) {
   return 0;
 }
 
-// For accumulators of 32 bits: with a multiplier below 2^31 and the rounding term nothing overflows.
-inline int64_t scaled(int32_t value, Scale scale, Rounding rounding) {
-  const int64_t product = static_cast<int64_t>(value) * static_cast<int64_t>(scale.multiplier);
-  if (scale.shift > 62) {
-    return static_cast<int64_t>((Wide{product} + rounding_term<Wide>(rounding, scale.shift, value < 0)) >>
-                                scale.shift);
-  }
-  return (product + rounding_term<int64_t>(rounding, scale.shift, value < 0)) >> scale.shift;
+// Results beyond 2^60 come of damaged programs only. They are cut off there, so that sums of two fit 64 bits.
+inline int64_t scaled_wide(int64_t value, Scale scale, Rounding rounding) {
+  constexpr int64_t kMost = int64_t{1} << 60;
+  const Wide product = Wide{value} * Wide{scale.multiplier};
+  const Wide result = (product + rounding_term<Wide>(rounding, scale.shift, value < 0)) >> scale.shift;
+  return result > kMost ? kMost : result < -kMost ? -kMost : static_cast<int64_t>(result);
 }
 
-inline int64_t scaled_wide(int64_t value, Scale scale, Rounding rounding) {
-  const Wide product = Wide{value} * Wide{scale.multiplier};
-  return static_cast<int64_t>((product + rounding_term<Wide>(rounding, scale.shift, value < 0)) >> scale.shift);
+// For accumulators of 32 bits: with a multiplier below 2^31 product and rounding term fit 64 bits.
+inline int64_t scaled(int32_t value, Scale scale, Rounding rounding) {
+  if (scale.shift > 61 || scale.multiplier > INT32_MAX) {
+    return scaled_wide(value, scale, rounding);
+  }
+  const int64_t product = static_cast<int64_t>(value) * static_cast<int64_t>(scale.multiplier);
+  return (product + rounding_term<int64_t>(rounding, scale.shift, value < 0)) >> scale.shift;
 }
 
 }  // namespace arm_runtime::npu

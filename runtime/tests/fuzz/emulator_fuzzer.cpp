@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loads and executes damaged Ethos-U programs. An input: bytes of the command stream and of the scratch memory
+// (uint32, little endian), the stream, the weights.
+#include <cstring>
+#include <vector>
+
+#include "ethosu_emulator/program.h"
+
+using arm_runtime::npu::Bytes;
+using arm_runtime::npu::kRegions;
+using arm_runtime::npu::Program;
+
+namespace {
+
+// A damaged program may be right and endless.
+constexpr uint64_t kMostWork = uint64_t{1} << 22;
+constexpr uint32_t kMostScratch = 1 << 20;
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  uint32_t header[2];
+  if (size < sizeof(header)) {
+    return 0;
+  }
+  std::memcpy(header, data, sizeof(header));
+  data += sizeof(header);
+  size -= sizeof(header);
+  if (header[0] > size || header[1] > kMostScratch) {
+    return 0;
+  }
+  // In memory of their own, so that every access beyond an end is seen.
+  std::vector<uint8_t> stream(data, data + header[0]);
+  std::vector<uint8_t> memory[kRegions];
+  memory[0].assign(data + header[0], data + size);
+  memory[1].resize(header[1]);
+  uint64_t sizes[kRegions];
+  uint8_t* bases[kRegions];
+  for (int i = 0; i < kRegions; ++i) {
+    sizes[i] = memory[i].size();
+    bases[i] = memory[i].data();
+  }
+  Program program;
+  const Bytes weights{memory[0].data(), memory[0].size()};
+  const auto status = program.load(stream.data(), stream.size(), weights, sizes);
+  char text[160];
+  status.describe(text, sizeof(text));
+  if (status.ok() && program.work() < kMostWork) {
+    program.execute(bases);
+  }
+  return 0;
+}
