@@ -229,8 +229,23 @@ Status CommandReader::open_cop1() {
   return failure(Error::kStream, "the header announces no commands");
 }
 
+// Bytes: 4 major version (uint16), 24 length of the metadata from 28 to the commands, 28 "VEUM", 40 configuration.
+// What runs Direct Drive streams reads their lengths and versions (payload/ethosu_payload.h); here they bound.
 Status CommandReader::open_cop2() {
-  return failure(Error::kUnsupported, "Direct Drive streams (COP2) are not read yet");
+  constexpr size_t kMetadataAt = 28;
+  constexpr size_t kFixedSize = 60;
+  if (size_ < kFixedSize || std::memcmp(data_ + kMetadataAt, "VEUM", 4) != 0) {
+    return failure(Error::kStream, "its metadata is not of the known kind");
+  }
+  const size_t metadata = read_u32(data_ + 24);
+  if (metadata < kFixedSize - kMetadataAt || metadata > size_ - kMetadataAt ||
+      (size_ - kMetadataAt - metadata) % 4 != 0) {
+    return failure(Error::kStream, "% bytes of metadata do not leave commands in % bytes",
+                   static_cast<int64_t>(metadata), static_cast<int64_t>(size_));
+  }
+  position_ = kMetadataAt + metadata;
+  end_ = size_;
+  return configure(read_u32(data_ + 40));
 }
 
 Status CommandReader::configure(uint32_t config) {

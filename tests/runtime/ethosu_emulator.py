@@ -72,6 +72,10 @@ def build(directory: Path) -> Path:
     return compile_cpp(directory / "libethosu_emulator.so", sources, flags)
 
 
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+
+
 class Emulator:
     """A loaded library."""
 
@@ -93,7 +97,12 @@ class Emulator:
         """
         memory = [np.frombuffer(payload.weights, np.uint8), np.zeros(payload.scratch, np.uint8)]
         memory += [np.zeros(_FAST_SCRATCH, np.uint8)]
-        memory += [np.zeros(0, np.uint8)] * (_REGIONS - len(memory))
+        # Regions of their own, if the stream has any for inputs and outputs.
+        sizes = [np.asarray(array).nbytes for array in inputs], [_nbytes(*output) for output in outputs]
+        for region in range(len(memory), _REGIONS):
+            places = [*zip(payload.inputs, sizes[0], strict=True), *zip(payload.outputs, sizes[1], strict=True)]
+            ends = [place.offset + size for place, size in places if place.region == region]
+            memory.append(np.zeros(max(ends, default=0), np.uint8))
         for place, array in zip(payload.inputs, inputs, strict=True):
             data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
             if place.offset >= 0:
@@ -105,8 +114,7 @@ class Emulator:
             self._library.arm_npu_free(program)
         results = []
         for place, (dtype, shape) in zip(payload.outputs, outputs, strict=True):
-            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            data = memory[place.region][place.offset : place.offset + count]
+            data = memory[place.region][place.offset : place.offset + _nbytes(dtype, shape)]
             results.append(np.frombuffer(data.tobytes(), dtype).reshape(shape))
         return results
 

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Loads and executes damaged Ethos-U programs. An input: bytes of the command stream and of the scratch memory
 // (uint32, little endian), the stream, the weights.
+// Build: clang++-14 -std=c++17 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iruntime
+//        runtime/tests/fuzz/emulator_fuzzer.cpp runtime/ethosu_emulator/*.cpp
+// Run:   ./a.out -max_len=6000 new/ programs/
 #include <cstring>
 #include <vector>
 
