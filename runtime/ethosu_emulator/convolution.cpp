@@ -80,7 +80,7 @@ class Convolution {
     for (int32_t y = 0; y < op_.ofm.height; ++y) {
       for (int32_t x = 0; x < op_.ofm.width; ++x) {
         const int16_t* patch = gather(y, x);
-        begin(y, x, sums);
+        begin_pixel(machine_, op_, y, x, 0, sums);
         accumulate(patch, sums);
         writer_.write(y, x, sums);
       }
@@ -121,14 +121,6 @@ class Convolution {
     return machine_.patch.data();
   }
 
-  void begin(int32_t y, int32_t x, int64_t* sums) const {
-    if (op_.accumulates) {
-      fetch_accumulators(machine_, op_.ifm2, y, x, sums);
-    } else {
-      std::fill_n(sums, op_.ofm.depth, 0);
-    }
-  }
-
   void accumulate(const int16_t* patch, int64_t* sums) const {
     const int16_t* weights = weights_;
     const bool full = op_.dynamic_weights && op_.ifm.bytes == 2;
@@ -159,11 +151,7 @@ void run_depthwise(const Operation& op, Machine* machine) {
   int64_t* sums = machine->row[0].data();
   for (int32_t y = 0; y < op.ofm.height; ++y) {
     for (int32_t x = 0; x < op.ofm.width; ++x) {
-      if (op.accumulates) {
-        fetch_accumulators(*machine, op.ifm2, y, x, sums);
-      } else {
-        std::fill_n(sums, depth, 0);
-      }
+      begin_pixel(*machine, op, y, x, 0, sums);
       const int16_t* weights = op.weights->data();
       for (int32_t i = 0; i < k.height; ++i) {
         for (int32_t j = 0; j < k.width; ++j, weights += depth) {

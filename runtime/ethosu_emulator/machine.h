@@ -23,6 +23,8 @@ struct Machine {
   std::vector<int16_t> patch;
   std::vector<int16_t> dynamic_weights;
   std::vector<int64_t> row[3];
+  // Accumulators that an operation leaves to the next.
+  std::vector<int64_t> kept;
 
   // Makes room for an operation. Only while a program is loaded.
   void reserve(const Operation& operation);
@@ -58,13 +60,8 @@ void fetch(const Machine& machine, const FeatureMap& map, int32_t y, int32_t x, 
   }
 }
 
-// What accumulators begin with: 32 or 48 bits of IFM2.
-inline void fetch_accumulators(const Machine& machine, const FeatureMap& map, int32_t y, int32_t x, int64_t* out) {
-  fetch(machine, map, y, x, out);
-  for (int32_t c = 0; c < map.depth; ++c) {
-    out[c] = static_cast<int64_t>(static_cast<uint64_t>(out[c]) << 16) >> 16;
-  }
-}
+// What the accumulators of an output pixel begin with: `start`, 32 or 48 bits of IFM2, or what was left.
+void begin_pixel(const Machine& machine, const Operation& op, int32_t y, int32_t x, int64_t start, int64_t* out);
 
 void run_convolution(const Operation& operation, Machine* machine);
 void run_depthwise(const Operation& operation, Machine* machine);

@@ -91,9 +91,8 @@ class Reader {
     if (npu_.u85()) {
       const uint32_t input = r_.bits(kAccFormat, 4, 2);
       op_.accumulates = input == 2;
-      if (input == 1 || r_.bits(kAccFormat, 6, 1) != 0) {
-        return failure(Error::kUnsupported, "accumulators that are kept between operations");
-      }
+      op_.continues = input == 1;
+      op_.keeps = r_.bits(kAccFormat, 6, 1) != 0;
     } else if (r_.bits(kAccFormat, 0, 2) == 2) {
       return failure(Error::kUnsupported, "accumulators of 16-bit floats");
     }

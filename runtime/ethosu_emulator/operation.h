@@ -111,6 +111,8 @@ struct Operation {
   Output output;
   bool wide = false;           // accumulators of 40 or 48 bits
   bool accumulates = false;    // they begin with IFM2
+  bool continues = false;      // they begin as the operation before has left them
+  bool keeps = false;          // they are left to the next operation, and nothing is written
   bool dynamic_weights = false;
   Resize resize;
   Dma dma;

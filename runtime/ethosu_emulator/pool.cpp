@@ -27,11 +27,7 @@ class Pool {
     stage();
     for (int32_t y = 0; y < op_.ofm.height; ++y) {
       for (int32_t x = 0; x < op_.ofm.width; ++x) {
-        if (op_.accumulates) {
-          fetch_accumulators(machine_, op_.ifm2, y, x, values);
-        } else {
-          std::fill_n(values, op_.ofm.depth, start());
-        }
+        begin_pixel(machine_, op_, y, x, start(), values);
         pixel(y, x, values);
         writer_.write(y, x, values);
       }

@@ -49,6 +49,9 @@ void Machine::reserve(const Operation& op) {
   for (std::vector<int64_t>& values : row) {
     grow(&values, depth);
   }
+  if (op.keeps) {
+    grow(&kept, op.ofm.elements());
+  }
   if (op.ofm.storage == Storage::kChained) {
     grow(&chains[op.ofm.region], op.ofm.elements());
   }
@@ -117,6 +120,9 @@ Status Program::add(const Command& command, const Registers& registers) {
       !dma.scatters && dma.count0 == 1 && dma.count1 == 1) {
     copies_.push_back({dma.target_region, dma.target, dma.length, dma.source});
   }
+  if (op.kind != Kind::kDma) {
+    kept_ = op.keeps ? op.ofm.elements() : 0;
+  }
   machine_.reserve(op);
   operations_.push_back(op);
   return {};
@@ -148,6 +154,13 @@ Status Program::check(const Operation& op) const {
   }
   if (status.ok() && op.uses_ifm2 && !op.scalar2) {
     status = check_map(op.ifm2, "IFM2 takes bytes % to % of a region of %");
+  }
+  if (status.ok() && op.continues && kept_ != op.ofm.elements()) {
+    return failure(Error::kShape, "% accumulators were left, it goes on with %", kept_, op.ofm.elements());
+  }
+  if (op.keeps) {
+    return op.ofm.elements() > kMostElements ? failure(Error::kShape, "a tensor has % elements", op.ofm.elements())
+                                             : status;
   }
   if (status.ok() && op.ofm.storage == Storage::kNone) {
     return failure(Error::kUnsupported, "an operation without output");

@@ -44,6 +44,7 @@ class Program {
   Machine machine_;
   std::vector<Operation> operations_;
   std::vector<Copy> copies_;
+  int64_t kept_ = 0;  // accumulators that the last operation leaves
   // By where they lie and how: stripes of an operator share them.
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<ChannelScale>>> decoded_scales_;

@@ -61,7 +61,29 @@ Place reversed(int reverse, const FeatureMap& map, Place from) {
 
 }  // namespace
 
+void begin_pixel(const Machine& machine, const Operation& op, int32_t y, int32_t x, int64_t start, int64_t* out) {
+  const int32_t depth = op.ofm.depth;
+  if (op.continues) {
+    const int64_t at = (int64_t{y} * op.ofm.width + x) * depth;
+    std::copy_n(machine.kept.data() + at, depth, out);
+    return;
+  }
+  if (!op.accumulates) {
+    std::fill_n(out, depth, start);
+    return;
+  }
+  fetch(machine, op.ifm2, y, x, out);
+  for (int32_t c = 0; c < depth; ++c) {
+    out[c] = static_cast<int64_t>(static_cast<uint64_t>(out[c]) << 16) >> 16;
+  }
+}
+
 void Writer::write(int32_t y, int32_t x, int64_t* values) const {
+  if (op_.keeps) {
+    const int64_t at = (int64_t{y} * op_.ofm.width + x) * op_.ofm.depth;
+    std::copy_n(values, op_.ofm.depth, machine_.kept.data() + at);
+    return;
+  }
   scale(values);
   finish(values);
   store(y, x, values);
