@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ethosu_emulator/emulator_abi.h"
 
+#include <cstdio>
+#include <exception>
 #include <memory>
 
 #include "ethosu_emulator/program.h"
@@ -14,7 +16,7 @@ struct arm_npu_program {
 };
 
 arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size, const void* weights, const uint64_t* sizes,
-                              char* message, uint64_t message_size) {
+                              char* message, uint64_t message_size) try {
   auto loaded = std::make_unique<arm_npu_program>();
   const Bytes constants{static_cast<const uint8_t*>(weights), static_cast<size_t>(sizes[0])};
   const Status status = loaded->program.load(static_cast<const uint8_t*>(stream), static_cast<size_t>(stream_size),
@@ -24,6 +26,9 @@ arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size, const vo
     return nullptr;
   }
   return loaded.release();
+} catch (const std::exception& error) {  // of the C++ library, whose containers hold the program: no memory
+  std::snprintf(message, static_cast<size_t>(message_size), "the program is too large: %s", error.what());
+  return nullptr;
 }
 
 int32_t arm_npu_execute(arm_npu_program* program, void* const* regions, char* message, uint64_t message_size) {
@@ -36,6 +41,10 @@ int32_t arm_npu_execute(arm_npu_program* program, void* const* regions, char* me
     status.describe(message, static_cast<size_t>(message_size));
   }
   return static_cast<int32_t>(status.error);
+}
+
+uint64_t arm_npu_reach(const arm_npu_program* program, int32_t region) {
+  return region >= 0 && region < arm_runtime::npu::kRegions ? program->program.reach(region) : 0;
 }
 
 void arm_npu_free(arm_npu_program* program) { delete program; }

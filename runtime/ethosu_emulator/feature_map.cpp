@@ -77,17 +77,14 @@ void tile_range(const FeatureMap& map, int tile, int32_t rows, int32_t columns, 
 
 }  // namespace
 
-Status FeatureMap::check(const Region& memory, const char* reason) const {
-  int64_t low = INT64_MAX, high = INT64_MIN;
+void FeatureMap::range(int64_t* low, int64_t* high) const {
+  *low = INT64_MAX;
+  *high = INT64_MIN;
   const int32_t left = std::min(width, width0), right = width - left;
-  tile_range(*this, 0, std::min(height, height0), left, &low, &high);
-  tile_range(*this, 2, height - height0, left, &low, &high);
-  tile_range(*this, 1, std::min(height, height1), right, &low, &high);
-  tile_range(*this, 3, height - height1, right, &low, &high);
-  if (low < 0 || high > static_cast<int64_t>(memory.size)) {
-    return failure(Error::kMemory, reason, low, high, static_cast<int64_t>(memory.size));
-  }
-  return {};
+  tile_range(*this, 0, std::min(height, height0), left, low, high);
+  tile_range(*this, 2, height - height0, left, low, high);
+  tile_range(*this, 1, std::min(height, height1), right, low, high);
+  tile_range(*this, 3, height - height1, right, low, high);
 }
 
 void load_pixel(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, int32_t* out) {

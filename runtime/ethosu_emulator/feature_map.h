@@ -45,8 +45,8 @@ struct FeatureMap {
     return bricks ? (c >> 4) * stride_c + (c & 15) * bytes : int64_t{c} * bytes;
   }
 
-  // Whether all of it lies in `region`.
-  Status check(const Region& region, const char* reason) const;
+  // The bytes that it takes in its region: from the first to one past the last.
+  void range(int64_t* low, int64_t* high) const;
 };
 
 // One pixel's channels, zero point taken off.

@@ -204,6 +204,9 @@ class Reader {
     if (int64_t{k.height} * k.width * op_.ifm.depth > kMostTaps) {
       return failure(Error::kShape, "the kernel has % rows and % columns", k.height, k.width);
     }
+    if (op_.kind != Kind::kPool && (op_.ifm.bytes > 2 || (op_.dynamic_weights && r_.bits(kIfm2Precision, 2, 2) > 1))) {
+      return failure(Error::kUnsupported, "a convolution of numbers of more than 16 bits");
+    }
     if (op_.ifm.height < 1 || op_.ifm.width < 1) {
       return failure(Error::kShape, "the input has % rows and % columns", op_.ifm.height, op_.ifm.width);
     }

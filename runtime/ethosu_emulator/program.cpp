@@ -8,6 +8,8 @@ namespace {
 
 // Larger than any that a 32-bit address space holds: sizes from damaged streams.
 constexpr int64_t kMostElements = int64_t{1} << 26;
+// A thousand times what large networks do, an hour of this machine's: what a damaged stream may ask for has no end.
+constexpr uint64_t kMostWork = uint64_t{1} << 45;
 
 template <typename T>
 void grow(std::vector<T>* vector, int64_t size) {
@@ -18,10 +20,12 @@ void grow(std::vector<T>* vector, int64_t size) {
 
 bool reads_memory(const Operation& op) { return !op.scalar && !(op.kind == Kind::kPool && op.mode == kNoPool); }
 
-Status at(const Operation& op, Status status) {
+// `place` is a command, or the operation that one starts.
+template <typename Place>
+Status at(const Place& place, Status status) {
   if (!status.ok()) {
-    status.command = op.name;
-    status.offset = op.offset;
+    status.command = place.name;
+    status.offset = place.offset;
   }
   return status;
 }
@@ -89,7 +93,7 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
     if (!command.starts()) {
       registers->set(command);
     } else if (command.key == kOpStop) {
-      return {};
+      return at(command, end());
     } else if (command.key != kOpIrq && command.key != kOpDmaWait && command.key != kOpKernelWait &&
                command.key != kOpPmuMask) {
       status = add(command, *registers);
@@ -101,6 +105,14 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
   status = failure(Error::kStream, "the stream ends without NPU_OP_STOP");
   status.command = "the last command";
   return status;
+}
+
+Status Program::end() {
+  for (int i = 0; i < kRegions; ++i) {
+    machine_.regions[i].size = std::min(machine_.regions[i].size, reach_[i]);
+  }
+  return work() > kMostWork ? failure(Error::kShape, "there are % elements to compute", static_cast<int64_t>(work()))
+                            : Status{};
 }
 
 Status Program::add(const Command& command, const Registers& registers) {
@@ -116,6 +128,9 @@ Status Program::add(const Command& command, const Registers& registers) {
     return status;
   }
   const Dma& dma = op.dma;
+  if (op.kind == Kind::kDma) {
+    extend(dma);
+  }
   if (op.kind == Kind::kDma && dma.source_region == 0 && !dma.to_tables && !dma.from_tables && !dma.gathers &&
       !dma.scatters && dma.count0 == 1 && dma.count1 == 1) {
     copies_.push_back({dma.target_region, dma.target, dma.length, dma.source});
@@ -128,10 +143,33 @@ Status Program::add(const Command& command, const Registers& registers) {
   return {};
 }
 
-Status Program::check_map(const FeatureMap& map, const char* reason) const {
-  if (map.elements() > kMostElements) {
-    return failure(Error::kShape, "a tensor has % elements", map.elements());
+void Program::extend(int region, Wide end) {
+  const Wide size = machine_.regions[region].size;
+  reach_[region] = std::max(reach_[region], static_cast<uint64_t>(std::clamp(end, Wide{0}, size)));
+}
+
+// Where its last row ends. Indices are below a largest one; what is outside of a region is found when it runs.
+void Program::extend(const Dma& d) {
+  if (d.count0 == 0 || d.count1 == 0) {
+    return;
   }
+  const auto end = [&d](Wide start, bool indexed, int64_t stride0, int64_t stride1) {
+    const Wide rows = indexed ? d.index_max : d.count0 - 1;
+    return start + std::max(Wide{0}, rows * stride0) + std::max(Wide{0}, Wide{d.count1 - 1} * stride1) + d.length;
+  };
+  if (!d.from_tables) {
+    extend(d.source_region, end(d.source, d.gathers, d.source_stride0, d.source_stride1));
+  }
+  if (!d.to_tables) {
+    extend(d.target_region, end(d.target, d.scatters, d.target_stride0, d.target_stride1));
+  }
+  if (d.gathers || d.scatters) {
+    const Wide row = Wide{4} * d.count0;
+    extend(d.index_region, d.index + row + std::max(Wide{0}, (row + d.index_skip) * (d.count1 - 1)));
+  }
+}
+
+Status Program::check_map(const FeatureMap& map, const char* reason) {
   if (map.storage == Storage::kTiles3x1) {
     return failure(Error::kUnsupported, "tiles of 3x1");
   }
@@ -141,12 +179,24 @@ Status Program::check_map(const FeatureMap& map, const char* reason) const {
                                            map.elements(), held)
                                  : Status{};
   }
-  return map.check(machine_.regions[map.region], reason);
+  int64_t low, high;
+  map.range(&low, &high);
+  const auto size = static_cast<int64_t>(machine_.regions[map.region].size);
+  if (low < 0 || high > size) {
+    return failure(Error::kMemory, reason, low, high, size);
+  }
+  extend(map.region, high);
+  return {};
 }
 
-Status Program::check(const Operation& op) const {
+Status Program::check(const Operation& op) {
   if (op.kind == Kind::kDma) {
     return {};
+  }
+  // All of them, as room is made for what lies in no memory too.
+  const int64_t elements = std::max({op.ifm.elements(), op.uses_ifm2 ? op.ifm2.elements() : 0, op.ofm.elements()});
+  if (elements > kMostElements) {
+    return failure(Error::kShape, "a tensor has % elements", elements);
   }
   Status status;
   if (reads_memory(op)) {
@@ -159,8 +209,7 @@ Status Program::check(const Operation& op) const {
     return failure(Error::kShape, "% accumulators were left, it goes on with %", kept_, op.ofm.elements());
   }
   if (op.keeps) {
-    return op.ofm.elements() > kMostElements ? failure(Error::kShape, "a tensor has % elements", op.ofm.elements())
-                                             : status;
+    return status;
   }
   if (status.ok() && op.ofm.storage == Storage::kNone) {
     return failure(Error::kUnsupported, "an operation without output");
@@ -246,7 +295,8 @@ Status Program::add_scales(const Registers& registers, Operation* op) {
   Bytes streams[2];
   std::vector<int64_t> key = {op->ofm.depth, op->wide ? 1 : 0};
   for (int i = 0; i < (two ? 2 : 1); ++i) {
-    const Status status = constant(region, registers.address(bases[i]), registers.word(bases[i] + 1) & 0xFFFFF, &streams[i]);
+    const uint32_t length = registers.word(bases[i] + 1) & 0xFFFFF;
+    const Status status = constant(region, registers.address(bases[i]), length, &streams[i]);
     if (!status.ok()) {
       return status;
     }

@@ -23,6 +23,8 @@ class Program {
   size_t operations() const { return operations_.size(); }
   // Elements that one execution multiplies, compares or moves.
   uint64_t work() const;
+  // One past the last byte of a region that executing it touches, at most its size: what `execute` may be given.
+  uint64_t reach(int region) const { return machine_.regions[region].size; }
 
  private:
   // Constants that a DMA brings to another region before they are used.
@@ -32,8 +34,11 @@ class Program {
   };
 
   Status add(const Command& command, const Registers& registers);
-  Status check(const Operation& operation) const;
-  Status check_map(const FeatureMap& map, const char* reason) const;
+  Status end();
+  Status check(const Operation& operation);
+  Status check_map(const FeatureMap& map, const char* reason);
+  void extend(const Dma& dma);
+  void extend(int region, Wide end);
   Status add_constants(const Registers& registers, Operation* operation);
   Status add_weights(const Registers& registers, Operation* operation);
   Status add_scales(const Registers& registers, Operation* operation);
@@ -45,6 +50,7 @@ class Program {
   std::vector<Operation> operations_;
   std::vector<Copy> copies_;
   int64_t kept_ = 0;  // accumulators that the last operation leaves
+  uint64_t reach_[kRegions] = {};
   // By where they lie and how: stripes of an operator share them.
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<ChannelScale>>> decoded_scales_;

@@ -422,10 +422,16 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
   }
 }
 
+// More come from damaged streams only.
+constexpr size_t kMostWeights = size_t{1} << 28;
+
 Status decode_stream(const Configuration& npu, const WeightLayout& l, int32_t core, Bytes stream,
                      std::vector<int16_t>* weights) {
   size_t wanted = 0;
   walk(npu, l, core, [&wanted](int32_t, int32_t, int32_t, int32_t) { ++wanted; });
+  if (wanted > kMostWeights) {
+    return failure(Error::kWeights, "there are % weights with their padding", static_cast<int64_t>(wanted));
+  }
   std::vector<int16_t> values;
   values.reserve(wanted);
   if (!(l.fast ? decode_fast(stream, wanted, &values) : decode_standard(stream, wanted, &values))) {
@@ -473,9 +479,11 @@ ChannelScale read_scale(const Configuration& npu, bool wide, const uint8_t* at) 
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights) {
   // Sizes of weights come from registers of 16 bits: their product is bounded here.
-  constexpr size_t kMost = size_t{1} << 28;
-  if (layout.count() > kMost) {
+  if (layout.count() > kMostWeights) {
     return failure(Error::kWeights, "there are % weights", static_cast<int64_t>(layout.count()));
+  }
+  if (layout.ofm_block_depth < static_cast<int32_t>(npu.cores)) {
+    return failure(Error::kShape, "blocks of % channels for % cores", layout.ofm_block_depth, npu.cores);
   }
   weights->assign(layout.count(), 0);
   const auto cores = static_cast<int32_t>(layout.fast ? 1 : npu.cores);
