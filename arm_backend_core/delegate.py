@@ -16,7 +16,7 @@ from arm_backend_core.aten.functionalize import functionalize, undeclared_views
 from arm_backend_core.aten.memory_format import settle_memory_formats
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
-from arm_backend_core.backends.payload import Payload, checksum
+from arm_backend_core.backends.payload import Payload
 from arm_backend_core.culprit import culprit
 from arm_backend_core.errors import CompileError, FullDelegationError, ModelError, fault
 from arm_backend_core.lowering import Lowering
@@ -116,7 +116,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
     flatbuffer = serialize(graph, locations=spec.debug_mode is ArmCompileSpec.DebugMode.TOSA)
     payload = _payload(part, graph, flatbuffer, spec)
     artifacts.dump(spec, part.name, flatbuffer, payload, graph)
-    check = checksum(payload.data)
+    told = payload.told()
     record = events.Delegate(
         name=part.name,
         backend=spec.backend_id,
@@ -124,7 +124,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         tosa_operators=tuple(op.kind for op in graph.ops),
         tosa=flatbuffer,
         payload_bytes=len(payload.data),
-        checksum=check.value,
+        checksum=told[0].value,
         vela=payload.vela,
         inputs=tuple(_io(node, value, walk) for node, value in zip(part.inputs, graph.inputs, strict=True)),
         outputs=tuple(_io(node, value, walk) for node, value in zip(part.outputs, graph.outputs, strict=True)),
@@ -133,7 +133,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
     if log is not None:
         log.delegates.append(record)
     execute = _executor(flatbuffer, [walk.entry(node)[1] for node in part.inputs])
-    return Compiled(part, spec.backend_id, payload.data, [*spec.to_list(), check], execute, {"arm_delegate": record})
+    return Compiled(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, {"arm_delegate": record})
 
 
 def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) -> Payload:

@@ -262,6 +262,7 @@ def _vela_rows(vela: VelaFigures) -> list[tuple[str, ...]]:
         ("SRAM", size(vela.sram_bytes) + limit + exceeded),
         ("DRAM", size(vela.dram_bytes)),
         ("flash", size(vela.flash_bytes)),
+        *([("fast scratch", f"{size(vela.fast_scratch_bytes)}, of the SRAM")] if vela.fast_scratch_bytes else []),
         ("MACs", f"{vela.macs:,}"),
         ("weights", f"{size(vela.weight_bytes)} encoded, {size(vela.original_weight_bytes)} before"),
     ]

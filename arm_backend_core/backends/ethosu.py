@@ -104,6 +104,7 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec) -> VelaFigures:
         sram_bytes=peak.get("Sram", 0),
         dram_bytes=peak.get("Dram", 0),
         flash_bytes=peak.get("OnChipFlash", 0) + peak.get("OffChipFlash", 0),
+        fast_scratch_bytes=answer["scratch_fast"][0],
         sram_limit=configuration.arena_cache_size if limited else None,
         macs=report["macCount"],
         weight_bytes=report["encodedWeights"],

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Key of the compile spec with a payload's checksum.
 CHECKSUM_KEY = "payload_crc32"
+#: Key of the compile spec with the bytes of fast scratch that an Ethos-U program uses, which COP1 does not tell.
+FAST_SCRATCH_KEY = "fast_scratch_size"
 _HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
 _IO = struct.Struct("<9i")
@@ -68,6 +70,7 @@ class VelaFigures:
         inference_seconds: ``total_cycles / core_clock``.
         sram_bytes, dram_bytes, flash_bytes: peak use of each kind of memory. In a memory mode that keeps
             everything in SRAM, Vela counts the constants as on-chip flash; so does this.
+        fast_scratch_bytes: memory beside the scratch that the firmware gives in Dedicated_Sram memory modes, else 0.
         sram_limit: bytes of SRAM that the memory mode or ``--arena-cache-size`` grants; None without a limit.
         macs: multiply-accumulates.
         weight_bytes: weights as encoded for the NPU; ``original_weight_bytes`` before that.
@@ -83,6 +86,7 @@ class VelaFigures:
     sram_bytes: int
     dram_bytes: int
     flash_bytes: int
+    fast_scratch_bytes: int
     sram_limit: int | None
     macs: int
     weight_bytes: int
@@ -114,12 +118,18 @@ class Payload:
     vela: VelaFigures | None = None
     artifacts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
 
+    def told(self) -> list[CompileSpec]:
+        """Compile specs of what the payload itself does not tell, its checksum first. Runtimes pass over unknown keys."""
+        from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+        specs = [checksum(self.data)]
+        if self.vela is not None:
+            specs.append(CompileSpec(FAST_SCRATCH_KEY, struct.pack("<I", self.vela.fast_scratch_bytes)))
+        return specs
+
 
 def checksum(data: bytes) -> CompileSpec:
-    """The compile spec ``payload_crc32`` of a payload: its CRC-32, little endian.
-
-    Runtimes that do not know the key pass it over; ours refuses a payload that has changed since.
-    """
+    """The compile spec ``payload_crc32`` of a payload: its CRC-32, little endian. Ours refuse one that has changed."""
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
     return CompileSpec(CHECKSUM_KEY, zlib.crc32(data).to_bytes(4, "little"))

@@ -19,6 +19,7 @@ VELA = VelaFigures(
     sram_bytes=20_000,
     dram_bytes=0,
     flash_bytes=300,
+    fast_scratch_bytes=5_120,
     sram_limit=10_000,
     macs=1_234_567,
     weight_bytes=100,
@@ -76,6 +77,7 @@ Vela's estimates for arm_0
   SRAM          19.5 KiB of 9.8 KiB (more than the memory mode grants)
   DRAM          0 B
   flash         300 B
+  fast scratch  5,120 B, of the SRAM
   MACs          1,234,567
   weights       100 B encoded, 200 B before
 Conversions at the boundary
