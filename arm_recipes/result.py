@@ -67,8 +67,8 @@ class ExportResult:
 
         Args:
             tosa: write its TOSA twin beside it too, ``model.tosa.pte`` for ``model.pte``: the same program with
-                the graphs that the delegates were compiled from. With it, ``arm_recipes.load`` can run a program
-                for an Ethos-U on any machine.
+                the graphs that the delegates were compiled from. With it, a program that ``arm_recipes.load``
+                reads can be compared with them, by ``run(..., via="tosa")``.
 
         Raises:
             ValueError: nothing can be written at ``path``; the message says why.
@@ -84,10 +84,10 @@ class ExportResult:
     def run(self, *inputs: Any, method: str = "forward", via: Literal["tosa"] | None = None, **keywords: Any) -> Any:
         """Execute the program in ExecuTorch's runtime on this machine.
 
-        TOSA delegates run on Arm's reference model, VGF ones on Vulkan. Those for Ethos-U take the NPU: run the
-        TOSA graphs that Vela was given instead, with ``via="tosa"``.
+        TOSA delegates run on Arm's reference model, VGF ones on Vulkan, those for Ethos-U on an emulator of the NPU.
 
         Args:
+            via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
             inputs, keywords: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
                 Numbers, strings and None must be those that the model was exported with.
 

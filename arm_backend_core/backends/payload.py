@@ -119,7 +119,7 @@ class Payload:
     artifacts: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
 
     def told(self) -> list[CompileSpec]:
-        """Compile specs of what the payload itself does not tell, its checksum first. Runtimes pass over unknown keys."""
+        """Compile specs of what the payload does not tell, its checksum first. Runtimes pass over unknown keys."""
         from executorch.exir.backend.compile_spec_schema import CompileSpec
 
         specs = [checksum(self.data)]

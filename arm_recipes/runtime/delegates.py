@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from arm_recipes.report import TensorInfo
+    from arm_recipes.runtime.ethosu_payload import EthosUTensor
 
     Array = np.ndarray[Any, Any]
 
@@ -27,15 +28,18 @@ class Delegate(Protocol):
     """A payload that is ready to run."""
 
     @property
-    def inputs(self) -> Sequence[TensorInfo]:
-        """What ``run`` takes; shapes in memory order."""
+    def inputs(self) -> Sequence[TensorInfo | EthosUTensor]:
+        """What ``run`` takes; shapes in memory order. Of an ``EthosUTensor`` only the bytes are known."""
 
     @property
-    def outputs(self) -> Sequence[TensorInfo]:
+    def outputs(self) -> Sequence[TensorInfo | EthosUTensor]:
         """What ``run`` returns."""
 
     def run(self, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Execute once. The arrays are those of ``inputs``, C-contiguous, and only read."""
+        """Execute once. The arrays are those of ``inputs``, C-contiguous, and only read.
+
+        An ``EthosUTensor`` is an array of bytes.
+        """
 
     def close(self) -> None:
         """Give back what it holds."""
@@ -65,16 +69,31 @@ class TosaDelegate:
         """See ``Delegate``."""
 
 
-def _vgf(payload: bytes) -> Delegate:
+def _tosa(payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
+    return TosaDelegate(payload)
+
+
+def _vgf(payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
     from arm_recipes.runtime.vgf import VgfDelegate
 
     return VgfDelegate(payload)
 
 
-#: Backend id -> what makes a delegate of a payload.
-BACKENDS: Mapping[str, Callable[[bytes], Delegate]] = {"TOSABackend": TosaDelegate, "VgfBackend": _vgf}
-#: Those that run in this process; the reference model has one of its own.
-_IN_PROCESS = frozenset({"VgfBackend"})
+def _ethosu(payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
+    from arm_recipes.runtime.ethosu import EthosUDelegate
+
+    return EthosUDelegate(payload, compile_specs)
+
+
+#: Backend id -> what makes a delegate of a payload and its compile specs.
+BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes]], Delegate]] = {
+    "TOSABackend": _tosa,
+    "VgfBackend": _vgf,
+    "EthosUBackend": _ethosu,
+}
+#: Those that a damaged payload can crash, and this process with them: the reference model has a process of its own,
+#: and the emulator of Ethos-U checks every access.
+_CRASHES = frozenset({"VgfBackend"})
 
 
 def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
@@ -91,14 +110,14 @@ def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes]) ->
 
     recorded = compile_specs.get(CHECKSUM_KEY)
     if recorded is None:
-        if backend in _IN_PROCESS:
+        if backend in _CRASHES:
             _try(backend, payload)
     elif checksum(payload).value != recorded:
         raise PayloadError(
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
             "recorded when it was exported. Export or copy the program again."
         )
-    return BACKENDS[backend](payload)
+    return BACKENDS[backend](payload, compile_specs)
 
 
 def _try(backend: str, payload: bytes) -> None:

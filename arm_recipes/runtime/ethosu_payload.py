@@ -1,13 +1,29 @@
-"""Describes Ethos-U payloads with the C++ reader that the device backends use, ``runtime/payload``."""
+"""Reads Ethos-U payloads as strictly as ``runtime/payload/ethosu_payload.cpp``, which devices run, in its words."""
 
 from __future__ import annotations
 
-import ctypes
-from dataclasses import dataclass
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
 
+from arm_backend_core.backends.payload import FAST_SCRATCH_KEY
 from arm_recipes.runtime.errors import PayloadError
 
-_MESSAGE_BYTES = 512
+_HEADER, _COMMANDS, _WEIGHTS, _SCRATCH = "vela_bin_stream", "cmd_data", "weight_data", "scratch_size"
+_INPUTS, _OUTPUTS, _FOOTER = "inputs", "outputs", "vela_end_stream"
+_NAMES: Final = (_HEADER, _COMMANDS, _WEIGHTS, _SCRATCH, _INPUTS, _OUTPUTS, _FOOTER)
+_NAMED: Final = {name.encode().ljust(16, b"\0"): name for name in _NAMES}
+#: Bytes of a block's header, and where in it the length and the flag for data that is elsewhere are.
+_BLOCK, _LENGTH_AT, _EXTERNAL_AT = 32, 16, 20
+_ALIGNMENT = 16
+#: An input or output: shape (6), element size, offset, region.
+_TENSOR: Final = struct.Struct("<9i")
+_RANK, _MOST_TENSORS, _MOST_BYTES = 6, 1024, 2**32 - 1
+_PRODUCTS: Final = (55, 65, 85)
+#: Regions of base addresses. Inputs and outputs have their own only in COP2 streams that say so.
+WEIGHTS, SCRATCH, FAST_SCRATCH, INPUT, OUTPUT = range(5)
 
 
 @dataclass(frozen=True)
@@ -26,6 +42,11 @@ class EthosUTensor:
     offset: int
     region: int
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.element_size
+
     def __str__(self) -> str:
         first = next((index for index, count in enumerate(self.shape) if count != 1), len(self.shape) - 1)
         where = f"byte {self.offset:,} of region {self.region}" if self.offset >= 0 else "no place"
@@ -41,6 +62,7 @@ class EthosUPayload:
         macs: multiply-accumulates a cycle.
         stream: what the driver is given: ``COP1``, or ``COP2`` for Direct Drive.
         scratch_bytes: memory that the backend must provide while it runs.
+        fast_scratch_bytes: the same, in fast memory; None where neither stream nor compile spec tell.
     """
 
     product: int
@@ -49,76 +71,294 @@ class EthosUPayload:
     command_bytes: int
     weight_bytes: int
     scratch_bytes: int
+    fast_scratch_bytes: int | None
     inputs: tuple[EthosUTensor, ...]
     outputs: tuple[EthosUTensor, ...]
 
 
-class _Tensor(ctypes.Structure):
-    """``arm_payload_tensor`` of ``payload_abi.h``."""
+@dataclass(frozen=True)
+class EthosUParts:
+    """What a driver is given, in the payload's own memory, and what it is."""
 
-    _fields_ = (
-        ("shape", ctypes.c_int32 * 6),
-        ("element_size", ctypes.c_int32),
-        ("offset", ctypes.c_int64),
-        ("region", ctypes.c_int32),
-    )
-
-
-class _Info(ctypes.Structure):
-    """``arm_payload_info`` of ``payload_abi.h``."""
-
-    _fields_ = (
-        ("command_offset", ctypes.c_uint64),
-        ("command_size", ctypes.c_uint64),
-        ("weight_offset", ctypes.c_uint64),
-        ("weight_size", ctypes.c_uint64),
-        ("scratch_size", ctypes.c_uint64),
-        ("input_count", ctypes.c_uint32),
-        ("output_count", ctypes.c_uint32),
-        ("product", ctypes.c_uint32),
-        ("macs", ctypes.c_uint32),
-        ("stream_kind", ctypes.c_uint32),
-    )
+    payload: EthosUPayload
+    commands: memoryview
+    weights: memoryview
 
 
 def read_payload(data: bytes | memoryview) -> EthosUPayload:
+    """Describe a payload.
+
+    Raises:
+        PayloadError: it is truncated or damaged; the message says where.
+    """
+    return read_parts(data).payload
+
+
+def read_parts(data: bytes | memoryview) -> EthosUParts:
     """Read and validate a payload.
 
     Raises:
         PayloadError: it is truncated or damaged; the message says where.
-        RuntimeUnavailable: the reader cannot be built here.
     """
-    import numpy as np
-
-    from arm_recipes.runtime.plugin import payload_library
-
-    library = payload_library()
-    # NumPy gives the address of read-only memory, which ctypes refuses to.
-    array = np.frombuffer(data, np.uint8)
-    place = ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(array.size)
-    info, message = _Info(), ctypes.create_string_buffer(_MESSAGE_BYTES)
-    if library.arm_payload_read(*place, ctypes.byref(info), message, ctypes.c_uint64(_MESSAGE_BYTES)) != 0:
-        raise PayloadError(message.value.decode(errors="replace"))
-
-    def tensors(side: int, count: int) -> tuple[EthosUTensor, ...]:
-        return tuple(_tensor(library, place, side, index) for index in range(count))
-
-    return EthosUPayload(
-        product=info.product,
-        macs=info.macs,
-        stream=f"COP{info.stream_kind}",
-        command_bytes=info.command_size,
-        weight_bytes=info.weight_size,
-        scratch_bytes=info.scratch_size,
-        inputs=tensors(0, info.input_count),
-        outputs=tensors(1, info.output_count),
+    if len(data) == 0:
+        raise _damaged(_HEADER, 0, "the payload is empty")
+    blocks = _blocks(memoryview(data))
+    for name, length in ((_HEADER, 0), (_FOOTER, 0), (_SCRATCH, 4)):
+        blocks[name].check_length(length)
+    commands, scratch = blocks[_COMMANDS], blocks[_SCRATCH].number(0)
+    stream = _stream(commands)
+    inputs = _tensors(blocks[_INPUTS], INPUT, scratch, stream)
+    outputs = _tensors(blocks[_OUTPUTS], OUTPUT, scratch, stream)
+    described = EthosUPayload(
+        product=stream.product,
+        macs=stream.macs,
+        stream=stream.kind,
+        command_bytes=commands.size,
+        weight_bytes=blocks[_WEIGHTS].size,
+        scratch_bytes=scratch,
+        fast_scratch_bytes=stream.fast_scratch,
+        inputs=inputs,
+        outputs=outputs,
     )
+    return EthosUParts(described, commands.data, blocks[_WEIGHTS].data)
 
 
-def _tensor(
-    library: ctypes.CDLL, place: tuple[ctypes.c_void_p, ctypes.c_uint64], side: int, index: int
-) -> EthosUTensor:
-    tensor = _Tensor()
-    if library.arm_payload_tensor_at(*place, ctypes.c_int32(side), ctypes.c_uint32(index), ctypes.byref(tensor)) != 0:
-        raise PayloadError(f"{('input', 'output')[side]} {index} cannot be read")
-    return EthosUTensor(tuple(tensor.shape), tensor.element_size, tensor.offset, tensor.region)
+def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]) -> EthosUPayload:
+    """The payload with the size of fast scratch that its compile specs tell, if they do.
+
+    Raises:
+        PayloadError: they tell it in another form.
+    """
+    value = compile_specs.get(FAST_SCRATCH_KEY)
+    if value is None:
+        return payload
+    if len(value) != 4:
+        raise PayloadError(f"damaged: the compile spec {FAST_SCRATCH_KEY} has {len(value)} bytes, not 4")
+    return replace(payload, fast_scratch_bytes=int.from_bytes(value, "little"))
+
+
+def _damaged(block: str, offset: int, reason: str) -> PayloadError:
+    return PayloadError(f"block '{block}' at byte {offset}: {reason}")
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block's data, and where in the payload it begins."""
+
+    name: str
+    data: memoryview
+    offset: int
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def number(self, at: int, layout: str = "<I") -> int:
+        value: int = struct.unpack_from(layout, self.data, at)[0]
+        return value
+
+    def damaged(self, at: int, reason: str) -> PayloadError:
+        return _damaged(self.name, self.offset + at, reason)
+
+    def check_length(self, length: int) -> None:
+        if self.size != length:
+            raise self.damaged(_LENGTH_AT - _BLOCK, f"its length is {self.size} bytes, not {length}")
+
+
+def _blocks(data: memoryview) -> dict[str, _Block]:
+    """The blocks by name: names, headers and lengths are checked, not what is in them."""
+    blocks: dict[str, _Block] = {}
+    at, last = 0, _HEADER
+    while at < len(data):
+        block, at = _block(data, at, last, blocks)
+        blocks[block.name] = block
+        last = block.name
+        if last == _FOOTER and at < len(data):
+            raise _damaged(last, at, f"{len(data) - at} bytes follow the last block")
+    for name in _NAMES:
+        if name not in blocks:
+            raise _damaged(name, len(data), "the payload ends without this block")
+    return blocks
+
+
+def _block(data: memoryview, start: int, last: str, known: Mapping[str, _Block]) -> tuple[_Block, int]:
+    """The block at ``start``, behind that of the name ``last``, and where the next one begins."""
+    left = len(data) - start
+    if left < _BLOCK:
+        tail = f"{left} follow this one" if start else f"the payload {left}"
+        raise _damaged(last, start, f"the header of a block has {_BLOCK} bytes, {tail}")
+    name = _NAMED.get(bytes(data[start : start + 16]))
+    if start == 0 and name != _HEADER:
+        reason = "the bytes do not start with this block: not a program compiled for an Ethos-U"
+        raise _damaged(_HEADER, 0, reason)
+    if name is None:
+        raise _damaged(last, start, "a block follows this one that has no name of an Ethos-U payload's blocks")
+    if name in known:
+        raise _damaged(name, start, "the block occurs twice")
+    header = data[start : start + _BLOCK]
+    if header[_EXTERNAL_AT] == 1:
+        reason = "its data is kept outside the payload, which is not supported: export it inline"
+        raise _damaged(name, start + _EXTERNAL_AT, reason)
+    for at in range(_EXTERNAL_AT, _BLOCK):
+        if header[at] != 0:
+            raise _damaged(name, start + at, f"reserved byte is {header[at]}, not 0")
+    length = int.from_bytes(header[_LENGTH_AT:_EXTERNAL_AT], "little")
+    left -= _BLOCK
+    if length > left:
+        reason = f"its length is {length} bytes, {left} are left in the payload"
+        raise _damaged(name, start + _LENGTH_AT, reason)
+    first, padding = start + _BLOCK, -length % _ALIGNMENT
+    if padding > left - length:
+        raise _damaged(name, first + length, f"{padding} bytes of padding, {left - length} are left in the payload")
+    return _Block(name, data[first : first + length], first), first + length + padding
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """What the header of a command stream tells."""
+
+    kind: str
+    product: int
+    macs: int
+    fast_scratch: int | None = None
+    separate_io: bool = False
+
+
+def _stream(block: _Block) -> _Stream:
+    if block.size == 0:
+        raise block.damaged(0, "the command stream is empty")
+    reader = {b"COP1": _cop1, b"COP2": _cop2}.get(bytes(block.data[:4]))
+    if reader is None:
+        raise block.damaged(0, "it starts neither with COP1 nor with COP2")
+    return reader(block)
+
+
+def _configuration(block: _Block, at: int) -> tuple[int, int]:
+    """Product and multiply-accumulates, from the word that the NPU's own CONFIG register is compared with."""
+    word = block.number(at)
+    product, log2_macs = word >> 28, word & 0xF
+    if product >= len(_PRODUCTS):
+        raise block.damaged(at, f"unknown product {product} in its configuration")
+    if not 5 <= log2_macs <= 11:
+        reason = f"its configuration has 2**{log2_macs} multiply-accumulates; Ethos-U NPUs have 32 to 2048"
+        raise block.damaged(at, reason)
+    return _PRODUCTS[product], 1 << log2_macs
+
+
+def _cop1(block: _Block) -> _Stream:
+    """The magic, then records: a tag word, whose lowest byte is the kind; the rest is the length of commands in words.
+
+    The length's high part is in bits 8 to 15, the low part in bits 16 to 31.
+    """
+    at, configured = 4, None
+    while block.size - at >= 4:
+        tag, left = block.number(at), block.size - at
+        kind = tag & 0xFF
+        if kind == 5:
+            at += 4
+        elif kind == 1:
+            if left < 12:
+                raise block.damaged(at, "its configuration is cut off")
+            configured = _configuration(block, at + 4)
+            at += 12
+        elif kind == 2:
+            size = 4 * ((tag >> 8 & 0xFF) << 16 | tag >> 16)
+            if configured is None:
+                raise block.damaged(at, "commands without a configuration before them")
+            if size == 0 or left - 4 != size:
+                raise block.damaged(at, f"it announces {size} bytes of commands and has {left - 4}")
+            if (at + 4) % _ALIGNMENT != 0:
+                raise block.damaged(at, "the commands do not start at a multiple of 16 bytes")
+            return _Stream("COP1", *configured)
+        else:
+            raise block.damaged(at, f"unknown record {kind}")
+    raise block.damaged(at, "it ends without commands")
+
+
+def _cop2(block: _Block) -> _Stream:
+    """Fields at fixed bytes, as ``ethosu_payload.cpp`` lists them. Minor versions only add to the metadata."""
+    fixed, metadata_at = 60, 28
+    if block.size < fixed:
+        raise block.damaged(0, f"the header of a COP2 stream has {fixed} bytes, it has {block.size}")
+    if (version := block.number(4, "<H")) != 1:
+        raise block.damaged(4, f"its major version is {version}, not 1")
+    if (upper := block.number(12)) != 0 or block.number(8) != block.size - 16:
+        raise block.damaged(8, f"it announces {block.number(8)} bytes (upper half {upper}) and has {block.size - 16}")
+    kind, entry = block.number(16), block.number(20)
+    if kind != 1 or entry != block.size - 24:
+        reason = f"its entry is of kind {kind} with {entry} bytes; one entry of kind 1 fills the stream"
+        raise block.damaged(16, reason)
+    if bytes(block.data[metadata_at : metadata_at + 4]) != b"VEUM" or block.number(36) < fixed - 40:
+        raise block.damaged(metadata_at, "its metadata is not of the known kind")
+    if (version := block.number(32, "<H")) != 1:
+        raise block.damaged(32, f"the major version of its metadata is {version}, not 1")
+    metadata, left = block.number(24), block.size - metadata_at
+    if metadata == left:
+        raise block.damaged(block.size, "it ends without commands")
+    ends = metadata_at + metadata
+    if metadata < fixed - metadata_at or metadata > left or ends % _ALIGNMENT != 0 or (block.size - ends) % 4 != 0:
+        reason = f"{metadata} bytes of metadata do not leave commands at a multiple of 16 in {block.size} bytes"
+        raise block.damaged(24, reason)
+    if (addressing := block.number(48)) not in (1, 2):
+        raise block.damaged(48, f"unknown addressing {addressing}")
+    return _Stream("COP2", *_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
+
+
+def _tensors(block: _Block, own_region: int, scratch: int, stream: _Stream) -> tuple[EthosUTensor, ...]:
+    if block.size < 4:
+        raise block.damaged(0, f"{block.size} bytes cannot hold a count")
+    count = block.number(0)
+    if count > _MOST_TENSORS or block.size != 4 + _TENSOR.size * count:
+        reason = f"{count} tensors of 36 bytes do not make {block.size} bytes (at most {_MOST_TENSORS})"
+        raise block.damaged(0, reason)
+    tensors: list[EthosUTensor] = []
+    for index, (*shape, size, offset, region) in enumerate(_TENSOR.iter_unpack(block.data[4:])):
+        tensor = EthosUTensor(tuple(shape), size, offset, region)
+        _check_tensor(block, index, tensor, own_region, scratch, stream)
+        tensors.append(tensor)
+    _check_overlaps(block, tensors, may_repeat=own_region == OUTPUT)
+    return tuple(tensors)
+
+
+def _check_tensor(
+    block: _Block, index: int, tensor: EthosUTensor, own_region: int, scratch: int, stream: _Stream
+) -> None:
+    at = 4 + _TENSOR.size * index
+    size_at, offset_at, region_at = (at + 4 * (_RANK + field) for field in range(3))
+    if tensor.element_size not in (1, 2, 4, 8):
+        raise block.damaged(size_at, f"tensor {index} has elements of {tensor.element_size} bytes")
+    nbytes = tensor.element_size
+    for dimension, extent in enumerate(tensor.shape):
+        if extent <= 0:
+            raise block.damaged(at + 4 * dimension, f"dimension {dimension} of tensor {index} is {extent}")
+        nbytes *= extent
+        if nbytes > _MOST_BYTES:
+            raise block.damaged(at, f"tensor {index} is larger than 4 GiB")
+    own = tensor.region == own_region
+    if not own and tensor.region != SCRATCH:
+        reason = f"tensor {index} is in region {tensor.region}, not in {SCRATCH} or {own_region}"
+        raise block.damaged(region_at, reason)
+    if own and not stream.separate_io:
+        reason = f"tensor {index} is in region {tensor.region}, which its commands do not address"
+        raise block.damaged(region_at, reason)
+    if tensor.offset < -1:
+        raise block.damaged(offset_at, f"tensor {index} is at offset {tensor.offset}")
+    if tensor.offset >= 0 and not own and tensor.offset + nbytes > scratch:
+        reason = f"tensor {index} ends at byte {tensor.offset + nbytes} of a scratch of {scratch}"
+        raise block.damaged(offset_at, reason)
+
+
+def _check_overlaps(block: _Block, tensors: list[EthosUTensor], *, may_repeat: bool) -> None:
+    """Vela gives an input's memory to an output where it can, so only tensors of one side are compared.
+
+    A tensor that is returned twice is an output twice, in one place.
+    """
+    ends = [tensor.offset + tensor.nbytes for tensor in tensors]
+    for i, tensor in enumerate(tensors):
+        for j, other in enumerate(tensors[:i]):
+            if tensor.region != other.region or tensor.offset < 0 or other.offset < 0:
+                continue
+            same = tensor.offset == other.offset and ends[i] == ends[j]
+            if tensor.offset < ends[j] and other.offset < ends[i] and not (may_repeat and same):
+                reason = f"tensors {j} and {i} overlap in region {tensor.region}"
+                raise block.damaged(4 + _TENSOR.size * i, reason)

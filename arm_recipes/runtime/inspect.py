@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
 from arm_recipes.report import Section, as_html, as_text, plain, size
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
 from arm_recipes.runtime.payloads import TosaPayload, VgfPayload, read_tosa, read_vgf
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read
 from arm_recipes.runtime.signature import Value, signature
@@ -20,6 +21,8 @@ _READERS: dict[str, Callable[[memoryview], Payload]] = {
     "TOSABackend": read_tosa,
     "VgfBackend": read_vgf,
 }
+#: Compile specs with four bytes that are a number, not text.
+_NUMBERS = (CHECKSUM_KEY, FAST_SCRATCH_KEY)
 
 
 @dataclass(frozen=True)
@@ -151,9 +154,12 @@ def _delegate(delegate: PteDelegate) -> DelegateInspection:
     payload, problem = None, None
     try:
         payload = reader(delegate.data) if reader is not None else None
+        if isinstance(payload, EthosUPayload):
+            payload = with_fast_scratch(payload, delegate.compile_specs)
     except RunError as error:
         problem = str(error)
-    specs = {key: text for key, value in delegate.compile_specs.items() if (text := _text(value)) is not None}
+    texts = {key: _text(value) for key, value in delegate.compile_specs.items() if key not in _NUMBERS}
+    specs = {key: text for key, text in texts.items() if text is not None}
     return DelegateInspection(delegate.backend, len(delegate.data), payload, problem, specs)
 
 
@@ -190,6 +196,9 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
             ("weights", size(payload.weight_bytes)),
             ("scratch", size(payload.scratch_bytes)),
         ]
+        if payload.fast_scratch_bytes != 0:
+            told = payload.fast_scratch_bytes
+            rows.append(("fast scratch", "not told" if told is None else size(told)))
     elif isinstance(payload, TosaPayload):
         rows += [("TOSA", payload.version), ("operators", f"{payload.operators:,}")]
     elif isinstance(payload, VgfPayload):

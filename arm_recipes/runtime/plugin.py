@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime.delegates import BACKENDS, Delegate, prepare
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
+from arm_recipes.runtime.ethosu_payload import EthosUTensor
 from arm_recipes.runtime.once import once
 
 if TYPE_CHECKING:
@@ -99,7 +100,12 @@ class _Executor:
                     f"{self._backend}: the program gives a delegate {count} tensors, its payload has "
                     f"{len(delegate.inputs)} inputs and {len(delegate.outputs)} outputs"
                 )
-            arrays = [_view(self._backend, tensors[index], info) for index, info in enumerate(expected)]
+            arrays = [
+                _bytes(self._backend, index, tensors[index], info)
+                if isinstance(info, EthosUTensor)
+                else _view(self._backend, tensors[index], info)
+                for index, info in enumerate(expected)
+            ]
             results = delegate.run(arrays[: len(delegate.inputs)])
             for target, result in zip(arrays[len(delegate.inputs) :], results, strict=True):
                 target[...] = result.reshape(target.shape)
@@ -129,17 +135,51 @@ def _view(backend: str, tensor: Any, expected: TensorInfo) -> Array:
             f"{backend}: the program gives '{expected.name}' of a delegate as {kind or 'an unknown type'}{list(shape)} "
             f"(in memory order), its payload has {expected}. They do not belong together: export the program again."
         )
-    dtype = np.dtype("V2" if kind == "bfloat16" else kind)
+    dtype = np.dtype(_dtype(kind))
     size = dtype.itemsize * math.prod(shape)
     if size == 0:
         return np.empty(shape, dtype)
     if size != tensor.nbytes or not tensor.data:
         raise RunError(f"{backend}: '{expected.name}' of a delegate has {tensor.nbytes} bytes, not {size}")
-    return np.frombuffer((ctypes.c_char * size).from_address(tensor.data), dtype).reshape(shape)
+    return _memory(tensor).view(dtype).reshape(shape)
+
+
+def _bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Array:
+    """The bytes of a tensor of the runtime, over the same memory.
+
+    Raises:
+        RunError: it has not as many, or not in such elements, as the payload says.
+    """
+    import numpy as np
+
+    kind = _SCALAR_TYPES.get(tensor.dtype)
+    size = 0 if kind is None else np.dtype(_dtype(kind)).itemsize
+    if size != expected.element_size or tensor.nbytes != expected.nbytes or not tensor.data:
+        raise RunError(
+            f"{backend}: the program gives tensor {index} of a delegate as {tensor.nbytes} bytes of "
+            f"{kind or 'an unknown type'}, its payload has {expected}. They do not belong together: export the "
+            "program again."
+        )
+    return _memory(tensor)
+
+
+def _dtype(kind: str) -> str:
+    return "V2" if kind == "bfloat16" else kind
+
+
+def _memory(tensor: Any) -> Array:
+    import numpy as np
+
+    return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data), np.uint8)
 
 
 @once
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """The plugin: ``runtime/host`` and ``runtime/ethosu_emulator``.
+
+    Raises:
+        RuntimeUnavailable: it cannot be built or loaded.
+    """
     # The plugin takes the runtime's symbols from the library that this import loads.
     import executorch.extension.pybindings.portable_lib  # noqa: F401
 
@@ -152,18 +192,9 @@ def _library() -> ctypes.CDLL:
         raise RuntimeUnavailable(f"The plugin for ExecuTorch's runtime cannot be loaded: {error}") from error
 
 
-def payload_library() -> ctypes.CDLL:
-    """The library with the reader of Ethos-U payloads (``runtime/payload/payload_abi.h``).
-
-    Raises:
-        RuntimeUnavailable: it cannot be built or loaded.
-    """
-    return _library()
-
-
 @once
 def install() -> Sequence[_Executor]:
-    """Connect ``TOSABackend`` and ``VgfBackend`` of ExecuTorch's runtime to this process, once.
+    """Connect ``TOSABackend``, ``VgfBackend`` and ``EthosUBackend`` of ExecuTorch's runtime to this process, once.
 
     Programs that are then loaded with ``executorch.runtime`` itself run as well.
 
@@ -173,11 +204,11 @@ def install() -> Sequence[_Executor]:
     # What ExecuTorch has no kernels for in its base runtime: quantize and dequantize of programs for VGF.
     import executorch.kernels.quantized  # noqa: F401
 
-    library = _library()
-    _call(library.arm_host_install)
+    loaded = library()
+    _call(loaded.arm_host_install)
     executors = [_Executor(backend) for backend in BACKENDS]
     for backend, executor in zip(BACKENDS, executors, strict=True):
-        _call(library.arm_host_set_executor, backend.encode(), ctypes.byref(executor.struct))
+        _call(loaded.arm_host_set_executor, backend.encode(), ctypes.byref(executor.struct))
     return executors  # kept by the cache: the runtime holds pointers into them
 
 

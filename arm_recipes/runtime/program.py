@@ -16,13 +16,15 @@ from arm_recipes.runtime.signature import Signature, Value, check_seal, signatur
 
 #: What follows the stem of a program's path in that of its TOSA twin: ``model.pte``, ``model.tosa.pte``.
 TWIN_SUFFIX = ".tosa.pte"
-_NPU, _VULKAN = "EthosUBackend", "VgfBackend"
+#: Backends of ours whose delegates are compiled from a TOSA graph to something else.
+_COMPILED = frozenset({"EthosUBackend", "VgfBackend"})
 
 
 def load(source: str | Path | bytes, *, tosa: str | Path | bytes | None = None) -> Program:
     """Load a program to run it on this machine, in ExecuTorch's runtime.
 
-    TOSA delegates run on Arm's reference model, VGF ones on Vulkan; what is bit-exact on the target is so here.
+    TOSA delegates run on Arm's reference model, VGF ones on Vulkan, the command streams of Ethos-U on an emulator of
+    the NPU; what is bit-exact on the target is so here.
 
     Args:
         source: path or bytes of a ``.pte``.
@@ -181,7 +183,7 @@ class Program:
     @property
     def _is_own_twin(self) -> bool:
         backends = {delegate.backend for method in self.content.methods.values() for delegate in method.delegates}
-        return not backends & {_NPU, _VULKAN}
+        return not backends & _COMPILED
 
     def _via(self, via: str) -> Program:
         if via != "tosa":
@@ -229,7 +231,7 @@ class Program:
 
         plugin.install()
         runtime = Runtime.get()
-        _check_backends(self.content.methods[name], runtime.backend_registry.registered_backend_names, self.twin)
+        _check_backends(self.content.methods[name], runtime.backend_registry.registered_backend_names)
         _check_kernels(self.content.methods[name], runtime.operator_registry.operator_names)
         if not self._shares_state:
             # Methods that are loaded together lie in the same memory: one would overwrite the other's buffers.
@@ -291,22 +293,13 @@ def _checked_input(index: int, expected: Value, described: PteTensor | str, give
     return given.detach().cpu().permute(order).contiguous().permute(back)
 
 
-def _check_backends(method: PteMethod, registered: Iterable[str], twin: Program | None) -> None:
+def _check_backends(method: PteMethod, registered: Iterable[str]) -> None:
     missing = sorted({delegate.backend for delegate in method.delegates} - set(registered))
-    if not missing:
-        return
-    if _NPU in missing:
-        instead = "Run its TOSA graph instead, which gives the same numbers: run(..., via='tosa')"
-        if twin is None:
-            instead += ". Keep that graph at export with result.save('model.pte', tosa=True)"
+    if missing:
         raise RunError(
-            f"'{method.name}' is compiled for an Ethos-U NPU: it runs on firmware with ExecuTorch's {_NPU} and "
-            f"Arm's driver (runtime/ has both kinds, Cortex-M and Linux), not on this machine. {instead}"
+            f"'{method.name}' needs the backend {', '.join(missing)}, which ExecuTorch's runtime does not have here; "
+            f"it has: {', '.join(sorted(registered))}. Export it without that backend, or load its library first"
         )
-    raise RunError(
-        f"'{method.name}' needs the backend {', '.join(missing)}, which ExecuTorch's runtime does not have here; "
-        f"it has: {', '.join(sorted(registered))}. Export it without that backend, or load its library first"
-    )
 
 
 def _check_kernels(method: PteMethod, registered: Iterable[str]) -> None:

@@ -94,7 +94,8 @@ class HostBackend final : public BackendInterface {
 };
 
 // Never destroyed: the runtime's registry points to them until the process ends.
-HostBackend* const kBackends[] = {new HostBackend("TOSABackend"), new HostBackend("VgfBackend")};
+HostBackend* const kBackends[] = {new HostBackend("TOSABackend"), new HostBackend("VgfBackend"),
+                                  new HostBackend("EthosUBackend")};
 bool installed = false;
 
 }  // namespace

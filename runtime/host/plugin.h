@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The C interface between the host plugin and the executors that Python registers.
 //
-// The plugin stands in ExecuTorch's runtime for the backends that have no device here. It does not know TOSA or
-// Vulkan: it hands each delegate's payload and tensors to an executor.
+// The plugin stands in ExecuTorch's runtime for the backends that have no device here. It does not know TOSA,
+// Vulkan or NPUs: it hands each delegate's payload and tensors to an executor.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +49,8 @@ typedef struct {
 // its backends, is registered already (the runtime itself would abort the process).
 ARM_HOST_EXPORT int32_t arm_host_install(char* message, uint64_t message_size);
 
-// Sets what executes the delegates of `backend_id` ("TOSABackend", "VgfBackend"); the struct is copied.
+// Sets what executes the delegates of `backend_id` ("TOSABackend", "VgfBackend", "EthosUBackend"); the struct is
+// copied.
 // Returns 0, or 1 with the reason in `message`.
 ARM_HOST_EXPORT int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* executor,
                                               char* message, uint64_t message_size);

@@ -147,8 +147,9 @@ class BlockReader {
 };
 
 PayloadStatus bad_commands(const Block& block, size_t at, const char* reason, int64_t first = 0,
-                           int64_t second = 0) {
-  return failure(PayloadError::kCommandStream, kNames[kCommands], block.offset + at, reason, first, second);
+                           int64_t second = 0, int64_t third = 0) {
+  return failure(PayloadError::kCommandStream, kNames[kCommands], block.offset + at, reason, first, second,
+                 third);
 }
 
 // The configuration word that the NPU's own CONFIG register is compared with.
@@ -238,7 +239,7 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
   }
   if (read_u32(data + 12) != 0 || read_u32(data + 8) != block.size - 16) {
     return bad_commands(block, 8, "it announces % bytes (upper half %) and has %", read_u32(data + 8),
-                        read_u32(data + 12));
+                        read_u32(data + 12), signed_size(block.size - 16));
   }
   if (read_u32(data + 16) != 1 || read_u32(data + 20) != block.size - 24) {
     return bad_commands(block, 16,

@@ -9,6 +9,7 @@ import torch
 from executorch.exir import to_edge, to_edge_transform_and_lower
 from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
@@ -91,14 +92,18 @@ def rewritten(
     *,
     named_data: dict[str, bytes] | None = None,
     payload: bytes | None = None,
+    compile_specs: dict[str, bytes] | None = None,
     extract_delegate_segments: bool = False,
 ) -> bytes:
-    """A program with other named data, and another payload of its first delegate."""
+    """A program with other named data, and another payload of its first delegate, or other compile specs."""
     file = deserialize_pte_binary(data)
     # ExecuTorch leaves an empty segment in programs that have no other, and would count from behind it.
     file.program.segments, file.program.constant_segment.offsets = [], []
     if payload is not None:
         file.program.backend_delegate_data[0].data = payload
+    if compile_specs is not None:
+        specs = [CompileSpec(key, value) for key, value in compile_specs.items()]
+        file.program.execution_plan[0].delegates[0].compile_specs = specs
     store = NamedDataStore()
     for key, value in (named_data or {}).items():
         store.add_named_data(key, value)

@@ -1,8 +1,12 @@
-"""The reader of Ethos-U payloads, through its C interface: real payloads, and every way to damage one."""
+"""The two readers of Ethos-U payloads: real payloads, and every way to damage one.
+
+Whatever the one in C++, which devices run, is given here is given to the one in Python too: they agree to the word.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import random
 import re
 import struct
 from collections.abc import Callable
@@ -15,11 +19,13 @@ import tosa_serializer as ts
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import block_stream, io_block
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_recipes.runtime.errors import PayloadError
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_parts
 from tests.backends.tosa_programs import Flatbuffer, conv2d
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
 
 _NAMES = ["vela_bin_stream", "cmd_data", "weight_data", "scratch_size", "inputs", "outputs", "vela_end_stream"]
-_SOURCES = [RUNTIME / "payload/ethosu_payload.cpp", RUNTIME / "payload/payload_abi.cpp"]
+_SOURCES = [RUNTIME / "payload/ethosu_payload.cpp", RUNTIME / "tests/payload/payload_abi.cpp"]
 _TRUNCATED, _MISSING = 1, 5
 _FUZZ = RUNTIME / "tests/fuzz"
 
@@ -27,7 +33,7 @@ _FUZZ = RUNTIME / "tests/fuzz"
 class _Info(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_uint64) for name in ("command_offset", "command_size", "weight_offset", "weight_size")),
-        ("scratch_size", ctypes.c_uint64),
+        *((name, ctypes.c_uint64) for name in ("scratch_size", "fast_scratch_size")),
         *((name, ctypes.c_uint32) for name in ("input_count", "output_count", "product", "macs", "stream_kind")),
     ]
 
@@ -54,7 +60,36 @@ class Reader:
             data, ctypes.c_uint64(len(data)), ctypes.byref(info), message, ctypes.c_uint64(message_size)
         )
         assert message.raw[message_size:256] == b"\x7f" * (256 - message_size)
+        if message_size == 256:
+            self._agree(data, message.value.decode() if code else None, info)
         return code, message.value.decode(), info
+
+    def _agree(self, data: bytes, refusal: str | None, info: _Info) -> None:
+        """Hold the reader in Python against this one."""
+        if refusal is not None:
+            with pytest.raises(PayloadError) as caught:
+                read_parts(data)
+            assert str(caught.value) == refusal
+            return
+        parts = read_parts(data)
+        cop2 = info.stream_kind == 2
+        assert parts.payload == EthosUPayload(
+            product=info.product,
+            macs=info.macs,
+            stream="COP2" if cop2 else "COP1",
+            command_bytes=info.command_size,
+            weight_bytes=info.weight_size,
+            scratch_bytes=info.scratch_size,
+            fast_scratch_bytes=info.fast_scratch_size if cop2 else None,
+            inputs=self._tensors(data, 0, info.input_count),
+            outputs=self._tensors(data, 1, info.output_count),
+        )
+        assert parts.commands == data[info.command_offset :][: info.command_size]
+        assert parts.weights == data[info.weight_offset :][: info.weight_size]
+
+    def _tensors(self, data: bytes, side: int, count: int) -> tuple[EthosUTensor, ...]:
+        records = [self.tensor(data, side, index) for index in range(count)]
+        return tuple(EthosUTensor(tuple(record[0]), *record[1:]) for record in records if record is not None)
 
     def tensor(self, data: bytes, side: int, index: int) -> Record | None:
         tensor = _Tensor()
@@ -371,7 +406,7 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     ),
     (lambda: _payload(_cop2(commands=b"")), "cmd_data", "ends without commands"),
     (lambda: _payload(_cop2() + bytes(16)), "cmd_data", "announces 64 bytes"),
-    (lambda: _payload(_put(_cop2(), 12, b"\x01")), "cmd_data", r"announces 64 bytes \(upper half 1\)"),
+    (lambda: _payload(_put(_cop2(), 12, b"\x01")), "cmd_data", r"announces 64 bytes \(upper half 1\) and has 64"),
     (lambda: _payload(_put(_cop2(), 16, b"\x02")), "cmd_data", "of kind 2"),
     (lambda: _payload(_put(_cop2(), 20, b"\x00")), "cmd_data", "of kind 1 with 0 bytes"),
     (lambda: _payload(_put(_cop2(), 28, b"veum")), "cmd_data", "metadata is not of the known kind"),
@@ -398,6 +433,25 @@ def test_refused(reader: Reader, make: Callable[[], bytes], block: str, reason: 
 def test_cop2_by_hand_is_accepted(reader: Reader, stream: bytes) -> None:
     """What the corrupted COP2 streams above start from, and newer minor versions."""
     _check_against_stream(reader, _payload(stream))
+
+
+def test_both_readers_of_damaged_payloads(reader: Reader) -> None:
+    """``Reader.read`` compares them."""
+    damage, refused = random.Random(0), 0
+    payloads = [_compile("ethos-u55-128", _several_outputs()), _payload(_cop2()), _payload()]
+    for data in payloads:
+        for _ in range(1500):
+            damaged = bytearray(data)
+            for _ in range(damage.choice((1, 1, 2, 4))):
+                at = damage.randrange(len(data)) if damage.random() < 0.5 else damage.randrange(0, len(data), 4)
+                damaged[at] = damage.choice((0, 1, 16, 255, damaged[at] ^ 1 << damage.randrange(8)))
+            refused += reader.read(bytes(damaged))[0] != 0
+    assert 1000 < refused < 4000
+
+
+def test_both_readers_of_the_fuzzers_corpus(reader: Reader) -> None:
+    codes = [reader.read(path.read_bytes())[0] for path in sorted((_FUZZ / "corpus").iterdir())]
+    assert len(set(codes)) > 5
 
 
 def test_message_is_cut_off(reader: Reader) -> None:

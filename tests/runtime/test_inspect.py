@@ -12,7 +12,7 @@ import pytest
 
 from arm_recipes.cli import main
 from arm_recipes.report import TensorInfo
-from arm_recipes.runtime import payloads, plugin
+from arm_recipes.runtime import build, payloads
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload
 from arm_recipes.runtime.inspect import DelegateInspection, inspect
@@ -223,13 +223,39 @@ def _with_payload(name: str, at: int) -> bytes:
     return rewritten(program(name), payload=bytes(data))
 
 
-def test_no_reader_for_ethosu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable() -> None:
         raise RuntimeUnavailable("there is no compiler")
 
-    monkeypatch.setattr(plugin, "payload_library", unavailable)
-    delegate = _only("ethosu")
-    assert (delegate.payload, delegate.problem) == (None, "there is no compiler")
+    monkeypatch.setattr(build, "plugin", unavailable)
+    assert isinstance(_only("ethosu").payload, EthosUPayload)
+
+
+@pytest.mark.parametrize(
+    ("specs", "told", "text"),
+    [
+        ({"fast_scratch_size": b"\0\4\0\0"}, 1024, r"\n  fast scratch +1,024 B\n"),
+        ({"fast_scratch_size": bytes(4)}, 0, None),
+        ({}, None, r"\n  fast scratch +not told\n"),
+    ],
+)
+def test_fast_scratch(specs: dict[str, bytes], told: int | None, text: str | None) -> None:
+    """The stream of an Ethos-U55 or U65 does not tell how much it uses: a compile spec does."""
+    inspection = inspect(rewritten(program("ethosu"), compile_specs=specs))
+    payload = inspection.methods[0].delegates[0].payload
+    assert isinstance(payload, EthosUPayload)
+    assert payload.fast_scratch_bytes == told
+    assert "fast_scratch_size" not in str(inspection)
+    if text is None:
+        assert "fast scratch" not in str(inspection)
+    else:
+        assert re.search(text, str(inspection))
+
+
+def test_a_size_of_fast_scratch_that_is_none() -> None:
+    inspection = inspect(rewritten(program("ethosu"), compile_specs={"fast_scratch_size": b"1024 "}))
+    problem = inspection.methods[0].delegates[0].problem
+    assert problem == "damaged: the compile spec fast_scratch_size has 5 bytes, not 4"
 
 
 @pytest.mark.parametrize("name", ["tosa", "vgf", "ethosu"])

@@ -30,7 +30,7 @@ from tests.runtime.host_programs import small
 #: The processes and the exported programs that they share are made once.
 pytestmark = pytest.mark.xdist_group("host_children")
 
-TOSA, VGF = ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8
+TOSA, VGF, NPU = ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8, ArmRecipeType.ETHOSU_U85_INT8
 
 
 def _same(results: list[Any], expected: list[Any]) -> bool:
@@ -73,7 +73,7 @@ def test_the_same_library_twice() -> None:
 
 def test_an_unknown_backend_id() -> None:
     with pytest.raises(RuntimeUnavailable, match="the plugin has no backend 'OtherBackend'"):
-        plugin._call(plugin._library().arm_host_set_executor, b"OtherBackend", None)
+        plugin._call(plugin.library().arm_host_set_executor, b"OtherBackend", None)
 
 
 # Building.
@@ -203,10 +203,12 @@ def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    for folder in ("host", "payload"):
+    for folder in ("host", "ethosu_emulator"):
         for source in (ROOT / "runtime" / folder).iterdir():
             assert f"arm_recipes/runtime/cpp/{folder}/{source.name}" in names
-    assert all(f"arm_recipes/runtime/cpp/{unit}" in names for unit in build._UNITS)
+    units = [unit.relative_to(build.SOURCES) for unit in build.units()]
+    assert len(units) > 10
+    assert all(f"arm_recipes/runtime/cpp/{unit}" in names for unit in units)
     assert not any(name.startswith(("tests/", "arm_recipes/runtime/cpp/tests")) for name in names)
 
 
@@ -259,11 +261,12 @@ def test_an_executor_that_returns_something_else(
     assert program.run(x)[0].shape == (1, 4)
 
 
-def test_delegates_are_given_back() -> None:
-    (executor, *_) = plugin.install()
+@pytest.mark.parametrize(("recipe", "backend"), [(TOSA, "TOSABackend"), (NPU, "EthosUBackend")])
+def test_delegates_are_given_back(recipe: ArmRecipeType, backend: str) -> None:
+    executor = next(executor for executor in plugin.install() if executor._backend == backend)
     gc.collect()  # what earlier tests left
     before = len(executor._delegates)
-    programs = [load(small(TOSA).buffer) for _ in range(3)]
+    programs = [load(small(recipe).buffer) for _ in range(3)]
     for program in programs:
         program.run(*images(1)[0])
     assert len(executor._delegates) == before + 3
@@ -275,7 +278,11 @@ def test_delegates_are_given_back() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own programs", "shared programs"])
-@pytest.mark.parametrize("recipes", [(TOSA, TOSA), (TOSA, VGF), (VGF, VGF)], ids=["TOSA", "TOSA and VGF", "VGF"])
+@pytest.mark.parametrize(
+    "recipes",
+    [(TOSA, TOSA), (TOSA, VGF), (VGF, VGF), (NPU, NPU)],
+    ids=["TOSA", "TOSA and VGF", "VGF", "NPU"],
+)
 def test_threads(recipes: tuple[ArmRecipeType, ArmRecipeType], shared: bool) -> None:
     samples = [images(8), images(16)[8:]]
     jobs = [([small(recipe).buffer], sample) for recipe, sample in zip(recipes, samples, strict=True)]
@@ -294,7 +301,9 @@ def test_several_programs_in_every_thread() -> None:
         assert _same([output for (output,) in outputs[1::2]], expected)
 
 
-@pytest.mark.parametrize(("kept", "dropped"), [(TOSA, TOSA), (VGF, VGF), (TOSA, VGF)], ids=lambda value: value.name)
+@pytest.mark.parametrize(
+    ("kept", "dropped"), [(TOSA, TOSA), (VGF, VGF), (TOSA, VGF), (NPU, NPU)], ids=lambda value: value.name
+)
 def test_programs_end_while_others_run(kept: ArmRecipeType, dropped: ArmRecipeType) -> None:
     (x,) = images(1)[0]
     outputs = in_child(host_children.destroy_while_running, small(kept).buffer, small(dropped).buffer, (x,), 60)
@@ -308,7 +317,7 @@ def test_what_other_threads_print_arrives() -> None:
 
 
 def test_the_interpreter_ends_well_with_programs_alive(tmp_path: Path) -> None:
-    for recipe in (TOSA, VGF):
+    for recipe in (TOSA, VGF, NPU):
         (tmp_path / f"{recipe.name}.pte").write_bytes(small(recipe).buffer)
     script = f"""
         import sys, threading, torch

@@ -206,7 +206,7 @@ def test_methods_that_share_a_buffer_see_each_others_writes() -> None:
 # From elsewhere.
 
 
-@pytest.mark.parametrize("recipe", [INT8, VGF_INT8], ids=_name)
+@pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
 def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
     program, ours = load(plain(recipe)), load(small(recipe).buffer)
     assert program.content.named_data == {}
@@ -216,7 +216,7 @@ def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
         assert torch.equal(program.run(x)[0], ours.run(x)[0])
 
 
-@pytest.mark.parametrize("recipe", [INT8, VGF_INT8], ids=_name)
+@pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
 def test_executorchs_runtime_itself_runs_it_after_install(recipe: ArmRecipeType) -> None:
     plugin.install()
     buffer = small(recipe).buffer
@@ -226,8 +226,8 @@ def test_executorchs_runtime_itself_runs_it_after_install(recipe: ArmRecipeType)
         assert torch.equal(method.execute([x])[0], load(buffer).run(x)[0])
 
 
-@pytest.mark.parametrize(("recipe", "trials"), [(INT8, 0), (VGF_INT8, 1)])
-def test_what_runs_in_this_process_without_a_checksum_is_tried_in_another(
+@pytest.mark.parametrize(("recipe", "trials"), [(INT8, 0), (VGF_INT8, 1), (U55, 0)])
+def test_what_may_crash_this_process_is_tried_in_another_if_it_has_no_checksum(
     recipe: ArmRecipeType, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = untracked(small(recipe).buffer)

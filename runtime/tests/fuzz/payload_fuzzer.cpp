@@ -3,7 +3,7 @@
 // Feeds the payload reader through its C interface, and checks what it promises of a payload that it accepts.
 // Build: clang++-14 -std=c++17 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iruntime
 //        runtime/tests/fuzz/payload_fuzzer.cpp runtime/payload/ethosu_payload.cpp
-//        runtime/payload/payload_abi.cpp
+//        runtime/tests/payload/payload_abi.cpp
 // Run:   ./a.out -dict=runtime/tests/fuzz/payload.dict -max_len=4096 new/ runtime/tests/fuzz/corpus/
 // The corpus: files with a name are compiled programs (u55_..., u65_..., u85_..., cop2...) or written by
 // hand; those named by their hash were found by the fuzzer. -merge=1 corpus/ new/ adds what reaches new code.
@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "payload/payload_abi.h"
+#include "tests/payload/payload_abi.h"
 
 namespace {
 

@@ -3,7 +3,8 @@
 
 #include <stdint.h>
 
-// The payload reader for other languages. Nothing is kept between calls.
+// The payload reader for the fuzzer, and for the tests that compare it with the one in Python.
+// Nothing is kept between calls.
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,7 +19,7 @@ typedef struct {
 
 typedef struct {
   // Byte offsets count from the start of the payload.
-  uint64_t command_offset, command_size, weight_offset, weight_size, scratch_size;
+  uint64_t command_offset, command_size, weight_offset, weight_size, scratch_size, fast_scratch_size;
   uint32_t input_count, output_count;
   uint32_t product;      // 55, 65 or 85
   uint32_t macs;         // multiply-accumulates a cycle

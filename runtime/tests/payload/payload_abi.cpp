@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "payload/payload_abi.h"
+#include "tests/payload/payload_abi.h"
 
 #include <cstring>
 
@@ -35,6 +35,7 @@ int32_t arm_payload_read(const void* data, uint64_t size, arm_payload_info* info
   info->weight_offset = offset_of(payload.weights, data);
   info->weight_size = payload.weights.size;
   info->scratch_size = payload.scratch_size;
+  info->fast_scratch_size = payload.fast_scratch_size;
   info->input_count = payload.inputs.count();
   info->output_count = payload.outputs.count();
   info->product = payload.product;

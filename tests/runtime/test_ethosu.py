@@ -1,0 +1,238 @@
+"""Ethos-U programs run here, command by command, as the TOSA graphs that Vela was given."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_recipes import ArmRecipeType, ExportResult, export, load
+from arm_recipes.runtime.errors import PayloadError
+from arm_recipes.runtime.ethosu import EthosUDelegate
+from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, read_parts
+from arm_recipes.runtime.program import Program
+from tests.backends.tosa_programs import conv2d
+from tests.recipes.models import Small, images, vectors
+from tests.runtime.host_programs import Between, Counting, small, untracked
+
+#: The exported programs that they share are made once in a process.
+pytestmark = pytest.mark.xdist_group("host_programs")
+
+RECIPES = tuple(recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"))
+U55, U65, U85 = (ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "U85"))
+
+
+def _equal(result: ExportResult, *inputs: Tensor) -> bool:
+    """Whether the program's integers are those of its TOSA graphs, and so all that follows from them."""
+    ours, theirs = result.run(*inputs), result.run(*inputs, via="tosa")
+    assert isinstance(ours, Tensor)
+    assert ours.unique().numel() > 1
+    return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("quantized_io", [False, True], ids=["float", "quantized"])
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_a_program_gives_the_numbers_of_its_tosa_graph(recipe: ArmRecipeType, quantized_io: bool) -> None:
+    result = small(recipe, quantized_io)
+    assert [delegate.backend for delegate in result.report.delegates] == ["EthosUBackend"]
+    (source,) = result.inputs
+    assert source.dtype == ("float32" if not quantized_io else "int16" if "A16W8" in recipe.name else "int8")
+    for (x,) in images(6):
+        assert _equal(result, source.quantize(x * 2) if quantized_io else x * 2)  # some of it saturates
+
+
+class Wide(nn.Module):
+    """More than the NPU's buffers hold: it is cut into stripes, and its tensors do not all fit fast memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 24, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(24, 24, 3, padding=1, groups=24),
+            nn.Hardswish(),
+            nn.Conv2d(24, 40, 3, stride=2),
+            nn.MaxPool2d(2),
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A picture, and its channels' means."""
+        y = self.layers(x)
+        return y, y.mean((2, 3))
+
+
+def _wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    samples = [(torch.randn(1, 3, 40, 40, generator=generator),) for _ in range(3)]
+    return export(Wide().eval(), ExportRecipe.get_recipe(recipe, **options), samples), samples[0][0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        (U55, {"macs": 32}),
+        (U65, {"macs": 512}),
+        (U85, {"macs": 2048}),
+        (U85, {"memory_mode": "Dedicated_Sram_384KB"}),
+        (U85, {"extra_flags": ["--cop-format=COP2"]}),
+        (U85, {"extra_flags": ["--cop-format=COP2", "--separate-io-regions"]}),
+    ],
+    ids=["U55-32", "U65-512", "U85-2048", "fast scratch", "Direct Drive", "regions for inputs and outputs"],
+)
+def test_configurations(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
+    result, x = _wide(recipe, **options)
+    ours, theirs = result.run(x), result.run(x, via="tosa")
+    assert [output.shape for output in ours] == [(1, 40, 9, 9), (1, 40)]
+    assert all(map(torch.equal, ours, theirs))
+
+
+class Numbers(nn.Module):
+    """Integers and truth values beside quantized numbers."""
+
+    def forward(self, x: Tensor, count: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        """In another order than they come."""
+        return count + 3, torch.where(mask, x, x * 0.5), x > 0.25
+
+
+def test_all_kinds_of_tensors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 8, generator=generator)
+    sample = x, torch.tensor([1, -7, 2**30, 0], dtype=torch.int32), x > 0
+    result = export(Numbers().eval(), ExportRecipe.get_recipe(U85), [sample])
+    assert result.report.cpu == ()
+    for given in (sample, (-x.flip(1), -sample[1], ~sample[2])):
+        ours, theirs = result.run(*given), result.run(*given, via="tosa")
+        assert [output.dtype for output in ours] == [torch.int32, torch.float32, torch.bool]
+        assert all(map(torch.equal, ours, theirs))
+
+
+# Around the delegates.
+
+
+@pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
+def test_operators_between_delegates_and_state(recipe: ArmRecipeType, tmp_path: Path) -> None:
+    """Every method has delegates, memory and buffers of its own, and so has every loaded program."""
+    models = {"first": Counting().eval(), "between": Between().eval(), "second": Counting().eval()}
+    result = export(models, ExportRecipe.get_recipe(recipe), dict.fromkeys(models, vectors(4)))
+    path = result.save(tmp_path / "methods.pte", tosa=True)
+    assert [len(method.delegates) for method in result.report.methods if method.name == "between"] == [2]
+    programs = [load(path), load(path)]
+    (x,) = vectors(1)[0]
+    seen = []
+    for index, method in [(0, "first"), (0, "second"), (1, "first"), (0, "between"), (0, "first"), (0, "first")]:
+        outputs = programs[index].run(x, method=method)
+        assert all(map(torch.equal, outputs, programs[index].run(x, method=method, via="tosa")))
+        seen.append((method, outputs[0]))
+    firsts = [output for method, output in seen if method == "first"]
+    assert torch.equal(firsts[0], firsts[1])  # of two programs
+    assert not torch.equal(firsts[1], firsts[2])
+
+
+def test_a_channels_last_program() -> None:
+    samples = [(x.to(memory_format=torch.channels_last),) for (x,) in images(3)]
+    result = export(Small().eval(), ExportRecipe.get_recipe(U85), samples)
+    assert _equal(result, *samples[0])
+
+
+# Memory.
+
+
+def _delegates(program: Program) -> list[tuple[bytes, dict[str, bytes]]]:
+    methods = program.content.methods.values()
+    return [(bytes(d.data), dict(d.compile_specs)) for method in methods for d in method.delegates]
+
+
+@pytest.mark.parametrize("macs", [256, 512])
+def test_fast_scratch_is_as_large_as_it_must_be(macs: int) -> None:
+    """Vela's figure is in a compile spec. Without it, as others export, the stream itself tells."""
+    result, x = _wide(U65, macs=macs)
+    ((payload, specs),) = _delegates(load(result.buffer))
+    vela = result.report.delegates[0].vela
+    assert vela is not None
+    assert specs["fast_scratch_size"] == struct.pack("<I", vela.fast_scratch_bytes)
+    sizes = [EthosUDelegate(payload, given)._memory[FAST_SCRATCH].size for given in (specs, {})]
+    assert sizes == [vela.fast_scratch_bytes] * 2
+    assert sizes[0] > 10_000
+    others = untracked(result.buffer).replace(b"fast_scratch_size", b"fast_scratch_what")
+    assert all(map(torch.equal, load(others).run(x), result.run(x)))
+
+
+def test_too_little_fast_scratch() -> None:
+    result, _ = _wide(U65)
+    ((payload, _),) = _delegates(load(result.buffer))
+    with pytest.raises(
+        PayloadError, match=r"for Ethos-U65-256 is damaged.* In its command stream, NPU_OP_\w+ at byte "
+    ):
+        EthosUDelegate(payload, {"fast_scratch_size": struct.pack("<I", 1024)})
+    with pytest.raises(PayloadError, match="the compile spec fast_scratch_size has 2 bytes, not 4"):
+        EthosUDelegate(payload, {"fast_scratch_size": bytes(2)})
+
+
+def test_runs_do_not_leave_traces() -> None:
+    """Memory is kept from run to run, with what the runs before have left there."""
+    result = small(U55)
+    samples = [x for (x,) in images(4)]
+    alone = [load(result.buffer).run(x)[0] for x in samples]
+    program = load(result.buffer)
+    for x, expected in zip(samples * 2, alone * 2, strict=True):
+        assert torch.equal(program.run(x)[0], expected)
+
+
+# Streams that others could make.
+
+
+def _changed(accelerator: str, register: int, value: int) -> bytes:
+    """A convolution's payload in which a register of 16 bits has another value."""
+    flatbuffer = conv2d(channels=32, out_channels=32)
+    spec = EthosUCompileSpec(accelerator)
+    payload = compile_payload(spec, flatbuffer, delegate="delegate", locate=lambda text: None).data
+    commands = bytes(read_parts(payload).commands)
+    words = list(struct.unpack(f"<{len(commands) // 4}I", commands))
+    places = [index for index in range(8, len(words)) if words[index] & 0xFFFF == register]
+    assert places
+    for index in places:
+        words[index] = register | value << 16
+    return payload.replace(commands, struct.pack(f"<{len(words)}I", *words))
+
+
+def _refused(accelerator: str, register: int, value: int) -> str:
+    """What is said of such a program."""
+    with pytest.raises(PayloadError) as caught:
+        EthosUDelegate(_changed(accelerator, register, value), {})
+    return str(caught.value)
+
+
+def test_the_programs_bytes_are_not_written() -> None:
+    """What a stream writes where its weights are stays in the delegate's copy."""
+    payload = _changed("ethos-u55-128", 287, 0)  # NPU_SET_OFM_REGION
+    kept = bytes(bytearray(payload))
+    delegate = EthosUDelegate(payload, {})
+    before = delegate._memory[WEIGHTS].copy()
+    delegate.run([np.ones(delegate.inputs[0].nbytes, np.uint8)])
+    assert not np.array_equal(delegate._memory[WEIGHTS], before)
+    assert payload == kept
+
+
+def test_blocks_for_fewer_channels_than_cores() -> None:
+    assert "NPU_OP_CONV at byte" in (said := _refused("ethos-u65-512", 279, 0))
+    assert "blocks of 1 channels for 2 cores" in said
+
+
+def test_a_convolution_of_more_than_16_bits() -> None:
+    said = _refused("ethos-u55-128", 261, 1 | 2 << 2)  # NPU_SET_IFM_PRECISION: signed, 32 bits
+    assert said.endswith("a convolution of numbers of more than 16 bits")
+
+
+def test_tensors_that_no_memory_holds() -> None:
+    said = _refused("ethos-u85-256", 275, 0xFFFF)  # NPU_SET_OFM_DEPTH_M1
+    assert re.search(r"NPU_OP_CONV at byte \d+: OFM takes bytes \d+ to \d+ of a region of", said)
