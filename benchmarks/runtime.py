@@ -1,6 +1,6 @@
 """What running a program costs over calling what executes its delegate, and whether memory stays flat.
 
-For a small convolutional network with int8 inputs and outputs, TOSA and VGF:
+For a small convolutional network with int8 inputs and outputs, TOSA, VGF and Ethos-U:
 
 - milliseconds of ``Program.run``, of the executor alone on the same arrays, and of the TOSA reference model called in
   this process (the executor has it in one of its own), measured in turn;
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 import tosa_reference_model
 from executorch.export import ExportRecipe
@@ -26,6 +27,7 @@ from torch import nn
 
 from arm_recipes import ArmRecipeType, export, load
 from arm_recipes.runtime.delegates import BACKENDS
+from arm_recipes.runtime.ethosu_payload import EthosUTensor
 
 ROUNDS = 300
 WARM_UP = 500
@@ -82,8 +84,9 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
     program = load(result.buffer)
     integers = result.inputs[0].quantize(samples[0][0])
     (delegate,) = program.content.methods["forward"].delegates
-    executor = BACKENDS[delegate.backend](bytes(delegate.data))
-    arrays = [integers.numpy()]
+    executor = BACKENDS[delegate.backend](bytes(delegate.data), delegate.compile_specs)
+    array = integers.numpy()
+    arrays = [array.view(np.uint8).reshape(-1) if isinstance(executor.inputs[0], EthosUTensor) else array]
     program.run(integers)
     flatbuffer = result.report.delegates[0].tosa
     with quiet_output():
@@ -91,7 +94,7 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
             [
                 lambda: program.run(integers),
                 lambda: executor.run(arrays),
-                lambda: tosa_reference_model.run(flatbuffer, arrays),
+                lambda: tosa_reference_model.run(flatbuffer, [array]),
             ]
         )
     print(f"{recipe.name}: {through:.3f} ms a run, {alone:.3f} ms in the executor alone: {through - alone:+.3f} ms")
@@ -109,11 +112,11 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
 
 
 def main() -> None:
-    """Measure both executors."""
+    """Measure the executors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10_000)
     runs = parser.parse_args().runs
-    for recipe in (ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8):
+    for recipe in (ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8, ArmRecipeType.ETHOSU_U85_INT8):
         measure(recipe, runs)
 
 
