@@ -49,16 +49,16 @@ def _export(given: argparse.Namespace) -> int:
     model = check_saved_program(given.model)
     output = check_writable(given.output or model.with_suffix(".pte"))
     from arm_backend_core.errors import ArmBackendError
-    from arm_recipes import ArmRecipeType, ExportRecipe, export
+    from arm_recipes import ArmRecipeType, ExportRecipe, RunError, export
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", ArmRecipesWarning)
         warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
         try:
             recipe = ExportRecipe.get_recipe(ArmRecipeType[given.recipe], **chosen)
-            result = export(model, recipe)
+            result = export(model, recipe, verify=given.verify)
             result.save(output, tosa=given.tosa)
-        except (ArmBackendError, ExportError) as error:
+        except (ArmBackendError, ExportError, RunError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
     print(json.dumps(result.report.to_dict(), indent=2) if given.json else result.report)
@@ -84,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--recipe", required=True, choices=list(SPECS), metavar="NAME")
     one.add_argument("-o", "--output", type=Path, default=None, help="default: the model's name with .pte")
     one.add_argument("--tosa", action="store_true", default=False, help="write the TOSA twin too: model.tosa.pte")
+    one.add_argument(
+        "--verify", action="store_true", default=False, help="run what Vela compiled, against its TOSA graph"
+    )
     one.add_argument("--json", action="store_true", default=False, help="print the report as JSON")
     one.add_argument("--macs", type=int)
     for name in ("system_config", "memory_mode", "config_ini", "dump_dir"):

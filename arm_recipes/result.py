@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
-    from arm_recipes.sample import Pattern
+    from arm_recipes.sample import Inputs, Pattern
 
 
 class ExportResult:
@@ -125,6 +125,18 @@ class ExportResult:
         leaves = pattern.check_form(as_inputs(given, what), what)
         pairs = zip(leaves, pattern.leaves, strict=True)
         return [leaf for leaf, expected in pairs if isinstance(expected, torch.Tensor)]
+
+    def program_inputs(self, method: MethodReport, sample: Inputs) -> list[Any]:
+        """What ``Program.run`` takes for a sample of the model; real numbers are quantized for ``quantized_io``."""
+        import torch
+
+        pattern = self._patterns[method.name]
+        leaves = zip(pattern.flatten(sample, "a sample"), pattern.leaves, strict=True)
+        tensors = [leaf for leaf, expected in leaves if isinstance(expected, torch.Tensor)]
+        return [
+            info.quantize(tensor) if info.scale is not None and tensor.is_floating_point() else tensor
+            for info, tensor in zip(method.inputs, tensors, strict=True)
+        ]
 
     def _twin(self) -> bytes:
         """The program with its delegates as TOSA graphs."""

@@ -6,9 +6,12 @@ import ctypes
 import itertools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.backends.payload import CHECKSUM_KEY
 from arm_recipes.runtime.delegates import BACKENDS, Delegate, prepare
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
@@ -67,12 +70,36 @@ def take_failure() -> BaseException | None:
     return failure
 
 
+@dataclass(frozen=True)
+class Execution:
+    """What a delegate was given and what it gave; ``checksum`` is that of its payload, if it has one recorded."""
+
+    checksum: bytes | None
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+
+
+_observers = threading.local()
+
+
+@contextmanager
+def observed() -> Iterator[list[Execution]]:
+    """Collect what delegates that run on this thread are given and give."""
+    executions: list[Execution] = []
+    before, _observers.executions = getattr(_observers, "executions", None), executions
+    try:
+        yield executions
+    finally:
+        _observers.executions = before
+
+
 class _Executor:
     """The delegates of one backend id. The runtime calls from whatever thread runs a program."""
 
     def __init__(self, backend: str) -> None:
         self._backend = backend
         self._delegates: dict[int, Delegate] = {}
+        self._checksums: dict[int, bytes | None] = {}
         self._handles = itertools.count(1)
         self.struct = _ExecutorStruct(None, _Init(self._init), _Execute(self._execute), _Destroy(self._destroy))
 
@@ -85,7 +112,7 @@ class _Executor:
             }
             delegate = prepare(self._backend, ctypes.string_at(payload, size), described)
             handle = next(self._handles)
-            self._delegates[handle] = delegate
+            self._delegates[handle], self._checksums[handle] = delegate, described.get(CHECKSUM_KEY)
             return handle
         except BaseException as error:
             _failures.error = error
@@ -106,9 +133,14 @@ class _Executor:
                 else _view(self._backend, tensors[index], info)
                 for index, info in enumerate(expected)
             ]
-            results = delegate.run(arrays[: len(delegate.inputs)])
-            for target, result in zip(arrays[len(delegate.inputs) :], results, strict=True):
+            given, targets = arrays[: len(delegate.inputs)], arrays[len(delegate.inputs) :]
+            results = delegate.run(given)
+            for target, result in zip(targets, results, strict=True):
                 target[...] = result.reshape(target.shape)
+            executions: list[Execution] | None = getattr(_observers, "executions", None)
+            if executions is not None:
+                inputs, outputs = (tuple(array.copy() for array in side) for side in (given, targets))
+                executions.append(Execution(self._checksums[handle], inputs, outputs))
             return 0
         except BaseException as error:
             _failures.error = error
@@ -116,6 +148,7 @@ class _Executor:
 
     def _destroy(self, _: Any, handle: int) -> None:
         delegate = self._delegates.pop(handle, None)
+        self._checksums.pop(handle, None)
         if delegate is not None:
             delegate.close()
 

@@ -1,0 +1,107 @@
+"""``verify=True``: what Vela compiled is run beside the TOSA graphs, delegate by delegate."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import nn
+
+from arm_backend_core.tosa import reference
+from arm_recipes import ArmRecipeType, ExportError, RuntimeUnavailable, export
+from arm_recipes.cli import main
+from arm_recipes.runtime import plugin
+from tests.recipes.models import Small, images, vectors
+from tests.runtime.host_programs import Between, Counting
+
+U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
+VERIFIED = r"verified in [\d.]+ s: {} executions of {} delegate\(s\) gave the numbers of the TOSA reference model"
+
+
+@pytest.mark.parametrize("quantized_io", [False, True])
+def test_a_note_says_what_was_compared(quantized_io: bool) -> None:
+    recipe = ExportRecipe.get_recipe(U85, quantized_io=quantized_io)
+    result = export(Small().eval(), recipe, images(6), verify=True)
+    assert re.fullmatch(VERIFIED.format(4, 1), result.report.notes[-1])
+
+
+def test_every_method_and_every_delegate() -> None:
+    models: dict[str, nn.Module] = {"count": Counting().eval(), "between": Between().eval()}
+    result = export(models, ExportRecipe.get_recipe(U55), dict.fromkeys(models, vectors(3)), verify=True)
+    assert re.fullmatch(VERIFIED.format(9, 3), result.report.notes[-1])
+    # Buffers of the result's own program are as they were.
+    (x,) = vectors(1)[0]
+    fresh = export(models, ExportRecipe.get_recipe(U55), dict.fromkeys(models, vectors(3)))
+    assert torch.equal(result.run(x, method="count"), fresh.run(x, method="count"))
+
+
+def test_nothing_to_verify() -> None:
+    result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), images(), verify=True)
+    assert result.report.notes[-1] == "verify: nothing was compiled for an Ethos-U, so there is nothing to compare"
+
+
+def test_a_difference_is_an_error_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The second delegate of the second method, at one number."""
+    run, calls = reference.run, []
+
+    def wrong(flatbuffer: bytes, inputs: Any) -> list[Any]:
+        results = [np.array(array) for array in run(flatbuffer, inputs)]
+        calls.append(flatbuffer)
+        if len(calls) == 5:
+            results[0].reshape(-1)[2] ^= 1
+        return results
+
+    monkeypatch.setattr(reference, "run", wrong)
+    models: dict[str, nn.Module] = {"count": Counting().eval(), "between": Between().eval()}
+    examples = dict.fromkeys(models, vectors(3))
+    with pytest.raises(
+        ExportError,
+        match=r"verify: delegate '\w+' of method 'between' gives other numbers than the TOSA graph that it was "
+        r"compiled from, for sample 0: 1 of 4 numbers of '\w+', the first at \[0, 2\]: -?\d+ in place of -?\d+\. "
+        r"It has aten\.linear\.default\. docs/vela\.md",
+    ):
+        export(models, ExportRecipe.get_recipe(U55), examples, verify=True, output=tmp_path / "model.pte")
+    assert not (tmp_path / "model.pte").exists()
+
+
+def test_no_compiler_is_said_before_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable() -> None:
+        raise RuntimeUnavailable("there is no compiler")
+
+    monkeypatch.setattr("arm_recipes.exporting.library", unavailable)
+    monkeypatch.setattr("arm_recipes.exporting.Pipeline", None)
+    with pytest.raises(RuntimeUnavailable, match="there is no compiler"):
+        export(Small().eval(), ExportRecipe.get_recipe(U85), images(), verify=True)
+
+
+def test_observing_ends() -> None:
+    result = export(Small().eval(), ExportRecipe.get_recipe(U85), images())
+    (x,) = images(1)[0]
+    with plugin.observed() as outer:
+        with plugin.observed() as inner:
+            result.run(x)
+        result.run(x)
+    result.run(x)
+    assert len(inner) == len(outer) == 1
+    assert inner[0].checksum == result.report.delegates[0].checksum
+    assert all(map(np.array_equal, inner[0].outputs, outer[0].outputs))
+
+
+def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "small.pt2"
+    torch.export.save(torch.export.export(Small().eval(), images(1)[0]), str(path))
+    arguments = ["export", str(path), "--recipe", "ETHOSU_U85_INT8", "--verify"]
+    assert main(arguments) == 0
+    assert re.search(VERIFIED.format(1, 1), capsys.readouterr().out)
+
+    def unavailable() -> None:
+        raise RuntimeUnavailable("there is no compiler")
+
+    monkeypatch.setattr("arm_recipes.exporting.library", unavailable)
+    assert main(arguments) == 1
+    assert "error: there is no compiler" in capsys.readouterr().err
