@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from torch.export import ExportedProgram
 
 from arm_backend_core import events
+from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
 from tests.runtime.building import RUNTIME, compile_cpp
 
 Array = np.ndarray[Any, Any]
@@ -27,42 +27,21 @@ class EmulatorError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where an input or output lies."""
-
-    offset: int
-    region: int
-
-
-@dataclass(frozen=True)
 class Payload:
     """The parts of an Ethos-U payload that the driver is given."""
 
     commands: bytes
     weights: bytes
     scratch: int
-    inputs: tuple[Place, ...]
-    outputs: tuple[Place, ...]
+    inputs: tuple[EthosUTensor, ...]
+    outputs: tuple[EthosUTensor, ...]
 
 
 def read_payload(data: bytes) -> Payload:
-    """Take a block stream apart (``arm_backend_core/backends/payload.py``)."""
-    blocks: dict[str, bytes] = {}
-    position = 0
-    while position < len(data):
-        name, size = struct.unpack_from("<16sI", data, position)
-        blocks[name.rstrip(b"\0").decode()] = data[position + 32 : position + 32 + size]
-        position += 32 + size + -size % 16
-
-    def places(block: bytes) -> tuple[Place, ...]:
-        (count,) = struct.unpack_from("<i", block)
-        records = [struct.unpack_from("<9i", block, 4 + 36 * index) for index in range(count)]
-        return tuple(Place(record[7], record[8]) for record in records)
-
-    (scratch,) = struct.unpack("<I", blocks["scratch_size"])
-    return Payload(
-        blocks["cmd_data"], blocks["weight_data"], scratch, places(blocks["inputs"]), places(blocks["outputs"])
-    )
+    """Take a block stream apart."""
+    parts = read_parts(data)
+    told = parts.payload
+    return Payload(bytes(parts.commands), bytes(parts.weights), told.scratch_bytes, told.inputs, told.outputs)
 
 
 def build(directory: Path) -> Path:
