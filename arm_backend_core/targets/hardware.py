@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_backend_core.dtype import DType
@@ -41,6 +42,8 @@ class Operation(Protocol):
 
 #: Gives the property of an operator that hardware cannot do, or None.
 Limit = Callable[[Operation], "str | None"]
+#: Whether an operator has some property.
+Trait = Callable[[Operation], bool]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Hardware:
         averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D
             (24x5x64 on U55-128: 2,693 against 5,208).
         transposes_by_convolution: [A, N] to [N, A] takes fewer cycles as a convolution than as TRANSPOSE.
+        mistakes: forms that its compiler gets wrong (``docs/vela.md``); ``tosa/passes/vela.py`` writes others.
+        taken_apart: whether its compiler makes several operations of an operator, of which each reads a part.
     """
 
     lacks: frozenset[str] = frozenset()
@@ -73,6 +78,8 @@ class Hardware:
     macs_per_result: int = 128
     averages_by_convolution: bool = False
     transposes_by_convolution: bool = False
+    mistakes: tuple[str, ...] = ()
+    taken_apart: Trait = lambda op: False
 
     def refusal(self, kind: str, inputs: Sequence[DType], output: DType, op: Operation | None = None) -> str | None:
         """What it has not, after "<target> has no"; without ``op`` by the element types alone."""
@@ -235,6 +242,29 @@ def _right_shift(op: Operation) -> str | None:
     return None if op.attrs["round"] else "a shift that does not round"
 
 
+def _window_taken_apart(op: Operation) -> bool:
+    shape, attrs = op.inputs[0].shape, op.attrs
+    if max(shape) > _SIDE or max(attrs.get("dilation", (1,))) > 2:
+        return True
+    multiplied = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
+    large = max(attrs["stride"]) > 3 or max(attrs.get("kernel", (1,))) > 8
+    return any(attrs["pad"]) and (shape[0] > 1 or multiplied or large)
+
+
+def _reduction_taken_apart(op: Operation, axes: Sequence[int]) -> bool:
+    """REDUCE_SUM is computed along channels, the others along ``axes``, counted from the last; of one image."""
+    rank = len(op.inputs[0].shape)
+    if op.kind == "REDUCE_SUM":
+        return rank > 3 and op.attrs["axis"] == rank - 1
+    return op.attrs["axis"] - rank not in axes or math.prod(op.inputs[0].shape[:-3]) > 1
+
+
+def _taken_apart(op: Operation, always: Sequence[str], axes: Sequence[int]) -> bool:
+    if op.kind.startswith("REDUCE"):
+        return _reduction_taken_apart(op, axes)
+    return op.kind in always or ("pad" in op.attrs and _window_taken_apart(op))
+
+
 _U55_LIMITS: dict[str, Limit] = {
     "ARGMAX": _argmax,
     "ARITHMETIC_RIGHT_SHIFT": _right_shift,
@@ -250,6 +280,7 @@ _U55_LIMITS: dict[str, Limit] = {
     "TRANSPOSE": _transpose,
     "TRANSPOSE_CONV2D": _transpose_conv2d,
 }
+_SLICES = ("sliced", "joined", "padded_zero")
 _U55 = Hardware(
     lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE)),
     types=_U55_TYPES,
@@ -257,12 +288,16 @@ _U55 = Hardware(
     booleans=False,
     npu=True,
     averages_by_convolution=True,
+    mistakes=(*_SLICES, "narrowing_cast", "reduce_min", "unequal_scales"),
+    taken_apart=partial(_taken_apart, always=("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), axes=(-2,)),
 )
 _U85 = Hardware(
     limits={"CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
+    mistakes=(*_SLICES, "two_tables"),
+    taken_apart=partial(_taken_apart, always=("CONV3D", "TRANSPOSE_CONV2D", "ARGMAX"), axes=(-2, -3)),
 )
 #: By family; the others have what their TOSA profile says.
 HARDWARE = {"ethos-u55": _U55, "ethos-u65": _U55, "ethos-u85": _U85}

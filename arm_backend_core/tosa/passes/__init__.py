@@ -17,6 +17,7 @@ from arm_backend_core.tosa.passes.rewrite import settle, sweep
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
+from arm_backend_core.tosa.passes.vela import avoid_mistakes
 
 Pass = Callable[[Graph, Target], None]
 
@@ -48,7 +49,8 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (slice_after_transposes, "a convolution that is folded reads beyond the SLICE"),
     (fold_strides, "before TRANSPOSEs get their form, because it may add some"),
     (choose_transpose_forms, "needs each TRANSPOSE that will be there"),
-    (share_common, "several readers of one input ask for the same TRANSPOSE"),
+    (avoid_mistakes, "looks at the operators that Vela will see, beside each other as they will be"),
+    (share_common, "several readers of one input ask for the same TRANSPOSE or copy"),
     (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
     (make_outputs_distinct, "last: the others remove IDENTITY and share equal results"),
 )
