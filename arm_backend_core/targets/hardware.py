@@ -42,8 +42,8 @@ class Operation(Protocol):
 
 #: Gives the property of an operator that hardware cannot do, or None.
 Limit = Callable[[Operation], "str | None"]
-#: Whether an operator has some property.
-Trait = Callable[[Operation], bool]
+#: Gives axes of an operator's operands, counted from the last.
+Axes = Callable[[Operation], Sequence[int]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Hardware:
             (24x5x64 on U55-128: 2,693 against 5,208).
         transposes_by_convolution: [A, N] to [N, A] takes fewer cycles as a convolution than as TRANSPOSE.
         mistakes: forms that its compiler gets wrong (``docs/vela.md``); ``tosa/passes/vela.py`` writes others.
-        taken_apart: whether its compiler makes several operations of an operator, of which each reads a part.
+        forgotten: axes along which its compiler, where it takes an operator apart, forgets which part it is to read.
     """
 
     lacks: frozenset[str] = frozenset()
@@ -79,7 +79,7 @@ class Hardware:
     averages_by_convolution: bool = False
     transposes_by_convolution: bool = False
     mistakes: tuple[str, ...] = ()
-    taken_apart: Trait = lambda op: False
+    forgotten: Axes = lambda op: ()
 
     def refusal(self, kind: str, inputs: Sequence[DType], output: DType, op: Operation | None = None) -> str | None:
         """What it has not, after "<target> has no"; without ``op`` by the element types alone."""
@@ -242,27 +242,28 @@ def _right_shift(op: Operation) -> str | None:
     return None if op.attrs["round"] else "a shift that does not round"
 
 
-def _window_taken_apart(op: Operation) -> bool:
+_EVERY = tuple(range(-6, 0))  # axes of up to six dimensions
+_IMAGE = (-3, -2)  # height and width
+
+
+def _forgotten_of_window(op: Operation) -> tuple[int, ...]:
     shape, attrs = op.inputs[0].shape, op.attrs
-    if max(shape) > _SIDE or max(attrs.get("dilation", (1,))) > 2:
-        return True
     multiplied = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
+    dilated = max(attrs.get("dilation", (1,))) > 2 or max(shape) > _SIDE
     large = max(attrs["stride"]) > 3 or max(attrs.get("kernel", (1,))) > 8
-    return any(attrs["pad"]) and (shape[0] > 1 or multiplied or large)
+    if any(attrs["pad"]) and (shape[0] > 1 or multiplied or dilated or large):
+        return _EVERY  # the padding goes with it
+    return _IMAGE if dilated else ()
 
 
-def _reduction_taken_apart(op: Operation, axes: Sequence[int]) -> bool:
-    """REDUCE_SUM is computed along channels, the others along ``axes``, counted from the last; of one image."""
-    rank = len(op.inputs[0].shape)
+def _forgotten(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Sequence[int]) -> tuple[int, ...]:
+    """REDUCE_SUM is computed along channels, other reductions along ``reduced``; both of one image."""
+    if not op.kind.startswith("REDUCE"):
+        return always.get(op.kind, _forgotten_of_window(op) if "pad" in op.attrs else ())
+    shape, axis = op.inputs[0].shape, op.attrs["axis"] - len(op.inputs[0].shape)
     if op.kind == "REDUCE_SUM":
-        return rank > 3 and op.attrs["axis"] == rank - 1
-    return op.attrs["axis"] - rank not in axes or math.prod(op.inputs[0].shape[:-3]) > 1
-
-
-def _taken_apart(op: Operation, always: Sequence[str], axes: Sequence[int]) -> bool:
-    if op.kind.startswith("REDUCE"):
-        return _reduction_taken_apart(op, axes)
-    return op.kind in always or ("pad" in op.attrs and _window_taken_apart(op))
+        return _EVERY if len(shape) > 3 and axis == -1 else ()
+    return _EVERY if axis not in reduced or math.prod(shape[:-3]) > 1 else ()
 
 
 _U55_LIMITS: dict[str, Limit] = {
@@ -289,7 +290,9 @@ _U55 = Hardware(
     npu=True,
     averages_by_convolution=True,
     mistakes=(*_SLICES, "narrowing_cast", "reduce_min", "unequal_scales"),
-    taken_apart=partial(_taken_apart, always=("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), axes=(-2,)),
+    forgotten=partial(
+        _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
+    ),
 )
 _U85 = Hardware(
     limits={"CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
@@ -297,7 +300,9 @@ _U85 = Hardware(
     macs_per_result=64,
     transposes_by_convolution=True,
     mistakes=(*_SLICES, "two_tables"),
-    taken_apart=partial(_taken_apart, always=("CONV3D", "TRANSPOSE_CONV2D", "ARGMAX"), axes=(-2, -3)),
+    forgotten=partial(
+        _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
+    ),
 )
 #: By family; the others have what their TOSA profile says.
 HARDWARE = {"ethos-u55": _U55, "ethos-u65": _U55, "ethos-u85": _U85}

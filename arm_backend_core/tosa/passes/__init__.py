@@ -49,9 +49,9 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (slice_after_transposes, "a convolution that is folded reads beyond the SLICE"),
     (fold_strides, "before TRANSPOSEs get their form, because it may add some"),
     (choose_transpose_forms, "needs each TRANSPOSE that will be there"),
-    (avoid_mistakes, "looks at the operators that Vela will see, beside each other as they will be"),
-    (share_common, "several readers of one input ask for the same TRANSPOSE or copy"),
+    (share_common, "several readers of one input ask for the same TRANSPOSE"),
     (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
+    (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
     (make_outputs_distinct, "last: the others remove IDENTITY and share equal results"),
 )
 

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from arm_backend_core.dtype import DType
@@ -14,8 +16,8 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
 
-#: What Vela writes into an operator before it or reads through.
-_THROUGH = ("RESHAPE", "RESCALE")
+#: What a chain of U85 has at most: operations, and operands that are not results within it.
+_CHAIN_OPERATIONS, _CHAIN_OPERANDS = 4, 3
 _REDUCTIONS = ("REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN")
 
 
@@ -51,21 +53,24 @@ def copied(x: Value, b: Builder) -> Value:
 
 def slice_whole(op: Op, rewriter: Rewriter) -> Value | None:
     """The SLICE that an operator reads is copied where Vela, which lets the operator read the part, forgets it."""
-    if not rewriter.build.target.hardware.taken_apart(op):
-        return None
-    inputs = [_whole(value, rewriter.build) or value for value in op.inputs]
+    axes = rewriter.build.target.hardware.forgotten(op)
+    inputs = [_whole(value, axes, rewriter.build) or value for value in op.inputs] if axes else op.inputs
     if inputs == op.inputs:
         return None
     return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
 
 
-def _whole(value: Value, b: Builder) -> Value | None:
+def _whole(value: Value, axes: Sequence[int], b: Builder) -> Value | None:
     op = value.producer
     if op is None:
         return None
     if op.kind == "SLICE":
-        return copied(value, b)
-    inner = _whole(op.inputs[0], b) if op.kind in _THROUGH else None
+        whole, part = op.inputs[0].shape, value.shape
+        cut = any(-axis <= value.rank and whole[axis] != part[axis] for axis in axes)
+        return copied(value, b) if cut else None
+    if op.kind not in ("RESHAPE", "RESCALE"):  # what Vela looks or writes through
+        return None
+    inner = _whole(op.inputs[0], range(-6, 0) if op.kind == "RESHAPE" else axes, b)
     return None if inner is None else b.emit(op.kind, (inner,), value.shape, value.dtype, **op.attrs)
 
 
@@ -85,7 +90,7 @@ def _misplaced(value: Value, rewriter: Rewriter) -> bool:
         return False
     if op.kind == "DEPTHWISE_CONV2D":
         return op.inputs[1].shape[3] > 1
-    return op.kind in _REDUCTIONS and rewriter.build.target.hardware.taken_apart(op)
+    return op.kind in _REDUCTIONS and bool(rewriter.build.target.hardware.forgotten(op))
 
 
 def pad_apart(op: Op, rewriter: Rewriter) -> Value | None:
@@ -108,12 +113,31 @@ def wrap_cast(op: Op, rewriter: Rewriter) -> Value | None:
     """CAST to fewer bits, which saturates there, of the low bits shifted up and down with their sign."""
     b, dtype = rewriter.build, op.output.dtype
     bits = {DType.INT8: 24, DType.INT16: 16}.get(dtype)
-    if bits is None or op.inputs[0].dtype not in (DType.INT16, DType.INT32) or op.inputs[0].dtype is dtype:
+    if bits is None or op.inputs[0].dtype not in (DType.INT16, DType.INT32) or _fits(op.inputs[0], dtype):
         return None
     x = b.cast(op.inputs[0], DType.INT32)
     places = _filled(x, bits, DType.INT32, b)
     # Nothing is rounded, as the bits that are shifted out are 0; the hardware has no other right shift.
     return b.cast(b.arithmetic_right_shift(b.logical_left_shift(x, places), places, round=True), dtype)
+
+
+def _fits(value: Value, dtype: DType) -> bool:
+    low, high = _range(value)
+    least, most = dtype.range
+    return bool(least <= low and high <= most)
+
+
+def _range(value: Value) -> tuple[float, float]:
+    """Bounds, through what programs of narrow integers have before a CAST back."""
+    op = value.producer
+    if value.data is not None:
+        return int(value.data.min()), int(value.data.max())
+    if op is not None and op.kind in ("MAXIMUM", "MINIMUM"):
+        (a, b), (c, d) = map(_range, op.inputs)
+        return (max(a, c), max(b, d)) if op.kind == "MAXIMUM" else (min(a, c), min(b, d))
+    if op is not None and op.kind in ("CAST", "RESHAPE") and _fits(op.inputs[0], value.dtype):
+        return _range(op.inputs[0])
+    return value.dtype.range
 
 
 def complement_minimum(op: Op, rewriter: Rewriter) -> Value | None:
@@ -186,15 +210,14 @@ def separate_tables(op: Op, rewriter: Rewriter) -> Value | None:
     chain, and halves cost no more cycles than the whole.
     """
     steps = _from_arithmetic(op, rewriter)
-    if not steps or not any(_chains(value, steps, rewriter) for value in steps[0].inputs):
+    table = next((step for step in steps if step.kind == "TABLE"), op)
+    if not steps or not _chains(steps[0], table, 0, 0, rewriter):
         return None
     b, shape = rewriter.build, steps[0].output.shape
     axis = next((axis for axis, size in enumerate(shape) if size > 1), None)
     if axis is None:  # one element: a CLAMP is in the place that the TABLE would have in the chain
-        narrow = next(step.inputs[0] for step in steps if step.kind == "TABLE")
-        clamped = b.clamp(narrow, *narrow.dtype.range)
-        rest = steps[next(i for i, step in enumerate(steps) if step.kind == "TABLE") :]
-        return b.reshape(_repeated(rest, b.reshape(clamped, shape), b), op.output.shape)
+        clamped = b.reshape(b.clamp(table.inputs[0], *table.inputs[0].dtype.range), shape)
+        return b.reshape(_repeated(steps[steps.index(table) :], clamped, b), op.output.shape)
     middle, halves = shape[axis] // 2, []
     for span in ((0, middle), (middle, shape[axis])):
         inputs = [_part(value, axis, span, rewriter) for value in steps[0].inputs]
@@ -221,17 +244,35 @@ def _from_arithmetic(op: Op, rewriter: Rewriter) -> list[Op]:
     return [step for step in steps if step.kind != "RESHAPE"] if arithmetic else []
 
 
-def _chains(value: Value, steps: list[Op], rewriter: Rewriter) -> bool:
-    """Whether ``value`` comes, by arithmetic alone, from a TABLE that does not go with the one in ``steps``."""
-    op = value.producer
-    if op is None or not rewriter.single_use(value):
+def _chains(op: Op, table: Op, length: int, operands: int, rewriter: Rewriter) -> bool:
+    """Whether what ``op`` reads can be in a chain with it behind a TABLE that does not go with ``table``."""
+    if op.kind not in (*ELEMENTWISE, "RESHAPE") or length > _CHAIN_OPERATIONS or operands > _CHAIN_OPERANDS:
         return False
-    if op.kind == "TABLE":
-        table = next(step for step in steps if step.kind == "TABLE")
+    if op.kind == "TABLE" and op is not table:
         wide = DType.INT16 in (op.inputs[0].dtype, table.inputs[0].dtype)
-        if wide and not np.array_equal(op.attrs["table"], table.attrs["table"]):
+        fits = length < _CHAIN_OPERATIONS and operands + _before_table(op, rewriter) <= _CHAIN_OPERANDS
+        if wide and fits and not np.array_equal(op.attrs["table"], table.attrs["table"]):
             return True
-    return op.kind in (*ELEMENTWISE, "RESHAPE") and any(_chains(x, steps, rewriter) for x in op.inputs)
+    if op.kind not in ("CLAMP", "RESCALE", "RESHAPE", "TABLE"):  # those go with another operation or are none
+        length, operands = length + 1, operands + _operands(op) - 1
+    before = [value.producer for value in op.inputs if rewriter.single_use(value) and value.producer is not None]
+    return any(_chains(one, table, length, operands, rewriter) for one in before)
+
+
+def _operands(op: Op) -> int:
+    """How many of arithmetic are no single number."""
+    return max(1, sum(value.data is None or value.size > 1 for value in op.inputs))
+
+
+def _before_table(op: Op, rewriter: Rewriter) -> int:
+    """Operands of the operation that a TABLE goes with, where that is sure to be arithmetic; else one, its own."""
+    value = op.inputs[0]
+    rescale = producer(value, "RESCALE")
+    if rescale is not None and rewriter.single_use(value) and not rescale.attrs["per_channel"]:
+        value = rescale.inputs[0]
+    before = value.producer
+    sure = before is not None and before.kind in ("ADD", "SUB", "MUL") and rewriter.single_use(value)
+    return _operands(before) if sure and before is not None else 1
 
 
 def _repeated(steps: list[Op], value: Value, b: Builder) -> Value:
