@@ -281,7 +281,7 @@ _U55_LIMITS: dict[str, Limit] = {
     "TRANSPOSE": _transpose,
     "TRANSPOSE_CONV2D": _transpose_conv2d,
 }
-_SLICES = ("sliced", "joined", "padded_zero")
+_SLICES = ("sliced", "column", "joined", "padded_zero")
 _U55 = Hardware(
     lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE)),
     types=_U55_TYPES,
@@ -289,7 +289,7 @@ _U55 = Hardware(
     booleans=False,
     npu=True,
     averages_by_convolution=True,
-    mistakes=(*_SLICES, "narrowing_cast", "reduce_min", "unequal_scales"),
+    mistakes=("reduce_min", *_SLICES, "narrowing_cast", "unequal_scales"),  # the first leaves no REDUCE_MIN
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
     ),

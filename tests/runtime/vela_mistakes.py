@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +15,8 @@ from arm_backend_core.tosa.graph import Value
 from tests.graphs import Input
 
 _OLD = ("ethos-u55-128", "ethos-u65-256")
+_NEW = ("ethos-u85-256",)
+_ALL = (*_OLD, *_NEW)
 
 
 @dataclass(frozen=True)
@@ -38,17 +42,73 @@ def _minimum(b: Builder, x: Value) -> Value:
     return b.reshape(b.reduce("REDUCE_MIN", x, 1), (2, 4))
 
 
+def _window(b: Builder, x: Value, m: int = 1) -> Value:
+    """A padded depthwise convolution with ``m`` results a channel."""
+    channels = x.shape[3]
+    weight = b.const(np.arange(4 * channels * m).reshape(2, 2, channels, m) - 5, DType.INT8)
+    bias = b.const([0] * channels * m, DType.INT32)
+    return b.rescale(b.depthwise_conv2d(x, weight, bias, pad=(1, 1, 1, 1)), DType.INT8, 0.125)
+
+
 def _sliced(b: Builder, x: Value) -> Value:
     weight = b.const(np.arange(1, 5).reshape(1, 2, 2, 1), DType.INT8)
     part = b.slice(x, (0, 0, 0, 1), (2, 2, 2, 1))
     return b.rescale(b.conv2d(part, weight, b.const([0], DType.INT32), pad=(1, 1, 1, 1)), DType.INT8, 0.125)
 
 
-def _transposed(b: Builder, x: Value) -> Value:
+def _sliced_multiplied(b: Builder, x: Value) -> Value:
+    return _window(b, b.slice(x, (0, 0, 0, 1), (1, 2, 2, 2)), 2)
+
+
+def _sliced_dilated(b: Builder, x: Value) -> Value:
+    weight = b.const(np.arange(1, 5).reshape(1, 2, 2, 1), DType.INT8)
+    part = b.slice(x, (0, 1, 0, 0), (1, 6, 6, 1))
+    wide = b.conv2d(part, weight, b.const([0], DType.INT32), pad=(0, 0, 0, 0), dilation=(3, 3))
+    return b.rescale(wide, DType.INT8, 0.125)
+
+
+def _sliced_transposed(b: Builder, x: Value) -> Value:
     weight = b.const(np.arange(1, 10).reshape(1, 3, 3, 1), DType.INT8)
-    part = b.slice(x, (0, 0, 0, 1), (1, 2, 2, 1))
+    part = b.slice(x, (0, 1, 0, 0), (1, 2, 2, 1))
     whole = b.transpose_conv2d(part, weight, b.const([0], DType.INT32), out_pad=(0, 0, 0, 0), stride=(2, 2))
     return b.rescale(whole, DType.INT8, 0.125)
+
+
+def _sliced_maximum(b: Builder, x: Value) -> Value:
+    return b.reduce("REDUCE_MAX", b.slice(x, (0, 0, 0, 1), (1, 3, 4, 5)), 3)
+
+
+def _sliced_sum(b: Builder, x: Value) -> Value:
+    return b.reduce("REDUCE_SUM", b.rescale(b.slice(x, (0, 0, 0, 1), (1, 3, 4, 5)), DType.INT32, 1.0), 3)
+
+
+def _sliced_product(b: Builder, x: Value) -> Value:
+    y = b.const(np.arange(24).reshape(2, 3, 4) - 9, DType.INT8)
+    return b.rescale(b.matmul(b.slice(x, (0, 0, 1), (2, 4, 3)), y), DType.INT8, 0.125)
+
+
+def _column(b: Builder, x: Value) -> Value:
+    """Several, so that one is written over another in a memory that is large enough for them too."""
+    number, total = np.arange(-128, 128), b.const([[0]], DType.INT32)
+    rows = [b.reshape(b.table(x, np.roll(number, turn)), (2, 5)) for turn in (0, 50, 99, 200)]
+    for peak in [b.reduce("REDUCE_MAX", row, 1) for row in rows]:
+        total = b.add(total, b.rescale(peak, DType.INT32, 1.0))
+    return b.rescale(total, DType.INT8, 0.25)
+
+
+def _joined_maximum(b: Builder, x: Value) -> Value:
+    return b.concat([b.const(np.zeros((1, 3, 4, 1)), DType.INT8), b.reduce("REDUCE_MAX", x, 3)], 3)
+
+
+def _joined_multiplied(b: Builder, x: Value) -> Value:
+    return b.concat([b.const(np.zeros((1, 1, 3, 4)), DType.INT8), _window(b, x, 2)], 1)
+
+
+def _padded(b: Builder, x: Value) -> Value:
+    weight = b.const(np.arange(1, 5).reshape(1, 2, 2, 1), DType.INT8)
+    image = b.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), 0)
+    wide = b.conv2d(image, weight, b.const([0], DType.INT32), pad=(0, 0, 0, 0), zps=(-7, 0))
+    return b.rescale(wide, DType.INT8, 0.125)
 
 
 def _tables(b: Builder, x: Value, y: Value) -> Value:
@@ -58,11 +118,96 @@ def _tables(b: Builder, x: Value, y: Value) -> Value:
     return b.rescale(b.table(product, falling), DType.INT16, 1 / 128)
 
 
+def _tables_of_two_widths(b: Builder, x: Value, y: Value) -> Value:
+    rising, falling = np.arange(-128, 128), np.arange(256, -257, -1) * 90
+    product = b.rescale(b.mul(b.table(x, rising), y), DType.INT16, 2.0)
+    return b.rescale(b.table(product, falling), DType.INT16, 1 / 128)
+
+
 MISTAKES = (
     Mistake("narrowing_cast", _narrow, (((2, 8), DType.INT8),), _OLD),
     Mistake("unequal_scales", _difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _OLD),
     Mistake("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _OLD),
-    Mistake("sliced_batches", _sliced, (((2, 2, 2, 2), DType.INT8),), (*_OLD, "ethos-u85-256")),
-    Mistake("sliced_transposed", _transposed, (((1, 2, 2, 2), DType.INT8),), _OLD),
-    Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), ("ethos-u85-256",)),
+    Mistake("sliced_batches", _sliced, (((2, 2, 2, 2), DType.INT8),), _ALL),
+    Mistake("sliced_multiplied", _sliced_multiplied, (((1, 2, 2, 3), DType.INT8),), _ALL),
+    Mistake("sliced_dilated", _sliced_dilated, (((1, 7, 6, 1), DType.INT8),), _ALL),
+    Mistake("sliced_transposed", _sliced_transposed, (((1, 3, 2, 1), DType.INT8),), _ALL),
+    Mistake("sliced_maximum", _sliced_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
+    Mistake("sliced_sum", _sliced_sum, (((1, 3, 4, 6), DType.INT8),), _ALL),
+    Mistake("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _OLD),
+    Mistake("column", _column, (((2, 5, 1), DType.INT8),), _ALL),
+    Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
+    Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
+    Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
+    Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
+    Mistake("two_tables_of_two_widths", _tables_of_two_widths, (((2, 8), DType.INT8), ((2, 8), DType.INT8)), _NEW),
 )
+
+
+# -- parts of tensors: operators that may be taken apart -----------------------------------------------------
+
+
+def _convolution(b: Builder, x: Value, **attrs: Any) -> Value:
+    weight = b.const(np.arange(9 * 5 * x.shape[3]).reshape(5, 3, 3, x.shape[3]) % 41 - 20, DType.INT8)
+    return b.rescale(b.conv2d(x, weight, b.const([0] * 5, DType.INT32), **attrs), DType.INT8, 0.01)
+
+
+def _transpose_convolution(b: Builder, x: Value, step: int) -> Value:
+    weight = b.const(np.arange(9 * 5 * x.shape[3]).reshape(5, 3, 3, x.shape[3]) % 41 - 20, DType.INT8)
+    bias = b.const([0] * 5, DType.INT32)
+    whole = b.transpose_conv2d(x, weight, bias, out_pad=(0, 0, 0, 0), stride=(step, step))
+    return b.rescale(whole, DType.INT8, 0.01)
+
+
+def _product(b: Builder, x: Value) -> Value:
+    n, h, w, c = x.shape
+    y = b.const(np.arange(n * h * c * 4).reshape(n * h, c, 4) % 41 - 20, DType.INT8)
+    wide = b.rescale(b.matmul(b.reshape(x, (n * h, w, c)), y), DType.INT8, 0.01)
+    return b.reshape(wide, (n, h, w, 4))
+
+
+def _sum(b: Builder, x: Value, axis: int) -> Value:
+    return b.rescale(b.reduce("REDUCE_SUM", b.rescale(x, DType.INT32, 1.0), axis), DType.INT8, 0.1)
+
+
+def _extreme(b: Builder, x: Value, kind: str, axis: int) -> Value:
+    return b.reduce(kind, x, axis)
+
+
+_FRAME = (1, 1, 1, 1)
+_BODIES: dict[str, Callable[[Builder, Value], Value]] = {
+    "convolution": lambda b, x: _convolution(b, x, pad=(0, 0, 0, 0)),
+    "convolution_padded": lambda b, x: _convolution(b, x, pad=_FRAME),
+    "convolution_strided": lambda b, x: _convolution(b, x, pad=_FRAME, stride=(2, 2)),
+    "convolution_dilated_by_2": lambda b, x: _convolution(b, x, pad=(2, 2, 2, 2), dilation=(2, 2)),
+    "convolution_dilated_by_3": lambda b, x: _convolution(b, x, pad=(0, 0, 0, 0), dilation=(3, 3)),
+    "depthwise": lambda b, x: _window(b, x),
+    "depthwise_multiplied": lambda b, x: _window(b, x, 2),
+    "transpose_convolution": lambda b, x: _transpose_convolution(b, x, 1),
+    "transpose_convolution_strided": lambda b, x: _transpose_convolution(b, x, 2),
+    "max_pool": lambda b, x: b.max_pool2d(x, (3, 3), (1, 1), _FRAME),
+    "avg_pool": lambda b, x: b.avg_pool2d(x, (3, 3), (1, 1), _FRAME),
+    "product": _product,
+    **{f"sum_{axis}": partial(_sum, axis=axis) for axis in range(4)},
+    **{f"maximum_{axis}": partial(_extreme, kind="REDUCE_MAX", axis=axis) for axis in range(4)},
+    **{f"minimum_{axis}": partial(_extreme, kind="REDUCE_MIN", axis=axis) for axis in range(4)},
+    "table": lambda b, x: b.table(x, np.arange(-128, 128)[::-1]),
+    "transpose": lambda b, x: b.transpose(x, (0, 2, 3, 1)),
+    "reverse": lambda b, x: b.reverse(x, 2),
+}
+PARTS = tuple(_BODIES)
+
+
+def part(name: str, axis: int, batches: int) -> Mistake:
+    """A graph that takes its operator's operand out of a larger tensor and puts its result into one."""
+    shape = (batches, 9, 7, 6)
+    start = tuple(int(i == axis) for i in range(4))
+    whole = tuple(size + 2 * before for size, before in zip(shape, start, strict=True))
+
+    def body(b: Builder, x: Value) -> Value:
+        y = _BODIES[name](b, b.slice(x, start, shape))
+        frame = (*y.shape[:axis], 1, *y.shape[axis + 1 :])
+        beside = b.const(np.arange(y.size // y.shape[axis]).reshape(frame) % 99, y.dtype)
+        return b.concat([beside, y, beside], axis)
+
+    return Mistake(f"{name} along {axis} of {batches}", body, ((whole, DType.INT8),), ())

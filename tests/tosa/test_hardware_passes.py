@@ -258,3 +258,123 @@ def test_split_needs_no_hardware_passes() -> None:
     net.graph.outputs = [net.b.slice(y, (0, 0, 0, n), (1, 4, 4, 8)) for n in (0, 8)]
     simplify(net.graph, ANY)
     assert net.kinds() == ["CONV2D", "RESCALE"] * 2
+
+
+# -- forms that Vela gets wrong ------------------------------------------------------------------------------
+
+
+def _difference(net: Net, first: float, second: float, dtype: DType = DType.INT16) -> Value:
+    x, y = (net.b.rescale(net.input(2, 8, dtype=dtype), DType.INT32, scale) for scale in (first, second))
+    return net.b.rescale(net.b.sub(x, y), dtype, 1 / 16)
+
+
+def _factors(net: Net) -> list[float]:
+    """What each RESCALE multiplies by."""
+    return [
+        float(op.attrs["multiplier"][0]) * 2.0 ** -int(op.attrs["shift"][0])
+        for op in net.graph.ops
+        if op.kind == "RESCALE"
+    ]
+
+
+@pytest.mark.parametrize(("dtype", "top"), [(DType.INT16, 2**14), (DType.INT8, 2**19)], ids=["int16", "int8"])
+def test_the_larger_of_unequal_scales_is_what_hardware_shifts_by(dtype: DType, top: int) -> None:
+    net = Net(U55)
+    net.check(_difference(net, 3, 8, dtype))
+    assert _factors(net) == [top * 3 / 8, top, 8 / top / 16]
+
+
+def test_unequal_scales_that_are_no_power_of_two_are_not_fused() -> None:
+    net = Net(U65)
+    net.check(_difference(net, 3, 5))
+    assert net.kinds() == ["RESCALE", "RESCALE", "MUL", "SUB", "RESCALE"]
+
+
+@pytest.mark.parametrize(("target", "scales"), [(U85, (4, 8)), (U55, (4, 4)), (U55, (0.5, 8)), (U55, (2**14, 8))])
+def test_scales_that_vela_gets_right_stay(target: Target, scales: tuple[float, float]) -> None:
+    net = Net(target)
+    net.check(_difference(net, *scales))
+    assert _factors(net) == [*scales, 1 / 16]
+
+
+def test_scales_whose_sum_is_read_twice_stay() -> None:
+    net = Net(U55)
+    x, y = (net.b.rescale(net.input(2, 8, dtype=DType.INT16), DType.INT32, scale) for scale in (4, 8))
+    total = net.b.add(x, y)
+    net.check(net.b.rescale(total, DType.INT16, 1 / 16), total)
+    assert _factors(net) == [4, 8, 1 / 16]
+
+
+def test_narrowing_casts_wrap_where_values_may_not_fit() -> None:
+    net = Net(U55)
+    x = net.input(2, 8, dtype=DType.INT32)
+    low, high = (net.b.const([[number]], DType.INT32) for number in (-128, 127))
+    net.check(net.b.cast(net.b.minimum(net.b.maximum(x, low), high), DType.INT8))
+    assert net.kinds() == ["MAXIMUM", "MINIMUM", "CAST"]
+    net.check(net.b.cast(x, DType.INT16))
+    assert net.kinds() == ["LOGICAL_LEFT_SHIFT", "ARITHMETIC_RIGHT_SHIFT", "CAST"]
+
+
+def _windows_of_a_slice(target: Target, batches: int, dilation: int = 1) -> list[str]:
+    net = Net(target)
+    part = net.b.slice(net.input(batches, 8, 8, 12), (0, 0, 0, 1), (batches, 8, 8, 10))
+    weight = net.b.const(net.rng.integers(-127, 128, (4, 3, 3, 10)), DType.INT8)
+    pad, bias = [dilation] * 4, net.b.const([0] * 4, DType.INT32)
+    wide = net.b.conv2d(part, weight, bias, pad=pad, dilation=(dilation, dilation))
+    net.check(net.b.rescale(wide, DType.INT8, 1e-3))
+    return net.kinds()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.family)
+def test_a_window_that_vela_takes_apart_reads_a_copy(target: Target) -> None:
+    right, copied = ["SLICE", "CONV2D", "RESCALE"], ["SLICE", "MUL", "RESCALE", "CONV2D", "RESCALE"]
+    assert _windows_of_a_slice(target, 1) == right
+    assert _windows_of_a_slice(target, 1, dilation=2) == right
+    assert _windows_of_a_slice(target, 1, dilation=3) == copied
+    assert _windows_of_a_slice(target, 2) == copied
+
+
+@pytest.mark.parametrize(("reduced", "u55", "u85"), [(1, True, False), (2, False, False), (3, True, True)])
+def test_reductions_copy_what_they_read_and_write_where_vela_reshapes_them(reduced: int, u55: bool, u85: bool) -> None:
+    for target, copies in ((U55, u55), (U85, u85)):
+        net = Net(target)
+        part = net.b.slice(net.input(1, 4, 5, 8), (0, 0, 0, 1), (1, 4, 5, 6))
+        peak = net.b.reduce("REDUCE_MAX", part, reduced)
+        net.check(net.b.concat([peak, net.input(*peak.shape)], 0))
+        assert net.kinds().count("MUL") == 2 * copies
+
+
+def test_padding_with_zero_is_not_that_of_a_convolution_with_another_zero_point() -> None:
+    net = Net(U85)
+    image = net.b.pad(net.input(1, 8, 8, 4), ((0, 0), (1, 1), (1, 1), (0, 0)), 0)
+    net.check(net.conv(image, 8, (3, 3)))
+    assert net.kinds() == ["PAD", "MUL", "RESCALE", "CONV2D", "RESCALE"]
+
+
+def _tables(net: Net, operands: int, *, begun: bool = False) -> list[str]:
+    """TABLE, as many MULs, another TABLE; ``begun`` by a MUL."""
+    x, b = net.input(4, 8, dtype=DType.INT16), net.b
+    for i in range(operands + begun):
+        if i == int(begun):
+            x = b.rescale(b.table(x, np.arange(-256, 257) * 100), DType.INT16, 1 / 128)
+        x = b.rescale(b.mul(x, net.input(4, 8, dtype=DType.INT16)), DType.INT16, 2.0**-15)
+    net.check(b.rescale(b.table(x, np.arange(256, -257, -1) * 90), DType.INT16, 1 / 128))
+    return net.kinds()
+
+
+def test_arithmetic_between_tables_is_halved_where_one_chain_could_hold_it() -> None:
+    assert _tables(Net(U85), 1).count("MUL") == 2
+    assert _tables(Net(U85), 2).count("MUL") == 3  # the last alone
+    assert _tables(Net(U85), 3).count("MUL") == 3  # a chain has three operands
+    assert _tables(Net(U85), 1, begun=True).count("MUL") == 3
+    assert _tables(Net(U85), 2, begun=True).count("MUL") == 3
+    assert _tables(Net(U55), 1).count("MUL") == 1
+
+
+def test_tables_on_the_way_to_several_readers_are_in_no_chain() -> None:
+    net = Net(U85)
+    x, y = net.input(4, 8, dtype=DType.INT16), net.input(4, 8, dtype=DType.INT16)
+    first = net.b.rescale(net.b.table(x, np.arange(-256, 257) * 100), DType.INT16, 1 / 128)
+    product = net.b.rescale(net.b.mul(first, y), DType.INT16, 2.0**-15)
+    net.check(net.b.rescale(net.b.table(product, np.arange(256, -257, -1) * 90), DType.INT16, 1 / 128), first)
+    assert net.kinds().count("MUL") == 1

@@ -60,6 +60,19 @@ def slice_whole(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
 
 
+def copy_column(op: Op, rewriter: Rewriter) -> Value | None:
+    """The reduction of rows that were columns, [.., n, 1], is of a copy.
+
+    Vela reduces columns again and sees one layout all through, of 16 channels, but has allocated the rows.
+    """
+    value, column = op.inputs[0], producer(op.inputs[0], "RESHAPE")
+    rows = op.attrs["axis"] == value.rank - 1 and value.shape[-1] > 1
+    if not rows or column is None or column.inputs[0].shape[-1:] != (1,):
+        return None
+    inputs = [copied(value, rewriter.build)]
+    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+
+
 def _whole(value: Value, axes: Sequence[int], b: Builder) -> Value | None:
     op = value.producer
     if op is None:
@@ -83,14 +96,17 @@ def join_whole(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _misplaced(value: Value, rewriter: Rewriter) -> bool:
-    op = value.producer
-    while op is not None and op.kind == "RESCALE":
+    op, reshaped = value.producer, False
+    while op is not None and op.kind in ("RESCALE", "RESHAPE"):
+        reshaped = reshaped or op.kind == "RESHAPE"
         op = op.inputs[0].producer
     if op is None or not rewriter.single_use(value):
         return False
     if op.kind == "DEPTHWISE_CONV2D":
-        return op.inputs[1].shape[3] > 1
-    return op.kind in _REDUCTIONS and bool(rewriter.build.target.hardware.forgotten(op))
+        return op.inputs[1].shape[3] > 1 and not reshaped
+    forgotten = bool(rewriter.build.target.hardware.forgotten(op))
+    # Of a MATMUL the results that Vela sees have four dimensions, the first of them 1.
+    return forgotten and (reshaped if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not reshaped)
 
 
 def pad_apart(op: Op, rewriter: Rewriter) -> Value | None:
@@ -300,6 +316,7 @@ _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D
 #: By name: rules, and what they are for.
 _RULES: dict[str, tuple[tuple[Rule, tuple[str, ...]], ...]] = {
     "sliced": ((slice_whole, _APART),),
+    "column": ((copy_column, (*_REDUCTIONS, "ARGMAX")),),
     "joined": ((join_whole, ("CONCAT", "PAD")),),
     "padded_zero": ((pad_apart, _WINDOWS),),
     "narrowing_cast": ((wrap_cast, ("CAST",)),),
