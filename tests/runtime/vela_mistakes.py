@@ -89,11 +89,10 @@ def _sliced_product(b: Builder, x: Value) -> Value:
 
 def _column(b: Builder, x: Value) -> Value:
     """Several, so that one is written over another in a memory that is large enough for them too."""
-    number, total = np.arange(-128, 128), b.const([[0]], DType.INT32)
-    rows = [b.reshape(b.table(x, np.roll(number, turn)), (2, 5)) for turn in (0, 50, 99, 200)]
-    for peak in [b.reduce("REDUCE_MAX", row, 1) for row in rows]:
-        total = b.add(total, b.rescale(peak, DType.INT32, 1.0))
-    return b.rescale(total, DType.INT8, 0.25)
+    number = np.arange(-128, 128)
+    rows = [b.reshape(b.table(x, table), (2, 5)) for table in (number, -1 - number, number // 2, number[::-1] // 3)]
+    first, second, third, fourth = (b.rescale(b.reduce("REDUCE_MAX", row, 1), DType.INT32, 1.0) for row in rows)
+    return b.rescale(b.add(b.add(first, second), b.add(third, fourth)), DType.INT8, 0.25)
 
 
 def _joined_maximum(b: Builder, x: Value) -> Value:
