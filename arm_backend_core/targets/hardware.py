@@ -126,22 +126,29 @@ def _constant_weights(op: Operation) -> str | None:
     return "weights and bias that are not constant" if any(value.data is None for value in op.inputs[1:]) else None
 
 
+def _narrow_bias(op: Operation) -> str | None:
+    """Ethos-U55 and U65 hold 40 bits of it; Vela 5.1 cuts off the others without a word."""
+    bias = op.inputs[2].data
+    large = bias is not None and bias.size and max(-int(bias.min()), int(bias.max()) + 1) > 1 << 39
+    return "a bias of more than 40 bits" if large else _constant_weights(op)
+
+
 def _conv2d(op: Operation) -> str | None:
     kernel = op.inputs[1].shape[1:3]
     padded, stride = _window(op, kernel)
     if stride > 3 and padded and max(kernel) > 1:
         return f"stride {stride} (3 at most) together with padding"
-    return _constant_weights(op)
+    return _narrow_bias(op)
 
 
 def _depthwise(op: Operation) -> str | None:
     _, stride = _window(op, op.inputs[1].shape[:2])
-    return f"stride {stride} (3 at most)" if stride > 3 else _constant_weights(op)
+    return f"stride {stride} (3 at most)" if stride > 3 else _narrow_bias(op)
 
 
 def _conv3d(op: Operation) -> str | None:
     depth = op.inputs[1].shape[1]
-    return f"a kernel {depth} deep (1 at most)" if depth > 1 else _constant_weights(op)
+    return f"a kernel {depth} deep (1 at most)" if depth > 1 else _narrow_bias(op)
 
 
 def _transpose_conv2d(op: Operation) -> str | None:
@@ -149,7 +156,7 @@ def _transpose_conv2d(op: Operation) -> str | None:
     flat = [op.inputs[0].shape[i] == op.inputs[1].shape[i] == 1 for i in (1, 2)]
     if stride not in ((1, 1), (2, 2)) and not (stride == (1, 2) and flat[0]) and not (stride == (2, 1) and flat[1]):
         return f"stride {stride} (1x1 and 2x2; 1x2 and 2x1 for one-dimensional input)"
-    return _constant_weights(op)
+    return _narrow_bias(op)
 
 
 def _transpose_conv2d_u85(op: Operation) -> str | None:
@@ -289,7 +296,13 @@ _U55 = Hardware(
     booleans=False,
     npu=True,
     averages_by_convolution=True,
-    mistakes=("reduce_min", *_SLICES, "narrowing_cast", "unequal_scales"),  # the first leaves no REDUCE_MIN
+    mistakes=(
+        "reduce_min",
+        *_SLICES,
+        "narrowing_cast",
+        "unequal_scales",
+        "one_of_five",
+    ),  # the first leaves no REDUCE_MIN
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
     ),
@@ -299,7 +312,7 @@ _U85 = Hardware(
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
-    mistakes=(*_SLICES, "two_tables"),
+    mistakes=(*_SLICES, "reshaped_select", "two_tables"),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
     ),

@@ -21,12 +21,13 @@ _ALL = (*_OLD, *_NEW)
 
 @dataclass(frozen=True)
 class Mistake:
-    """A graph, and the accelerators whose programs do not compute it."""
+    """A graph, the accelerators whose programs do not compute it, and those that have all its operators."""
 
     name: str
     body: Callable[..., Value]
     inputs: tuple[Input, ...]
     wrong: tuple[str, ...]
+    accelerators: tuple[str, ...] = _ALL
 
 
 def _narrow(b: Builder, x: Value) -> Value:
@@ -87,6 +88,10 @@ def _sliced_product(b: Builder, x: Value) -> Value:
     return b.rescale(b.matmul(b.slice(x, (0, 0, 1), (2, 4, 3)), y), DType.INT8, 0.125)
 
 
+def _one_of_five(b: Builder, x: Value, y: Value) -> Value:
+    return b.rescale(b.add(b.rescale(x, DType.INT32, 1.0), b.rescale(y, DType.INT32, 1.0)), DType.INT8, 0.5)
+
+
 def _column(b: Builder, x: Value) -> Value:
     """Several, so that one is written over another in a memory that is large enough for them too."""
     number = np.arange(-128, 128)
@@ -110,6 +115,12 @@ def _padded(b: Builder, x: Value) -> Value:
     return b.rescale(wide, DType.INT8, 0.125)
 
 
+def _reshaped_select(b: Builder, x: Value) -> Value:
+    turned = b.gather(b.reshape(x, (1, 80, 1)), b.const([np.arange(80)[::-1]], DType.INT32))
+    large = b.compare("GREATER", b.cast(x, DType.INT32), b.const([5], DType.INT32))
+    return b.select(large, b.reshape(turned, (80,)), x)
+
+
 def _tables(b: Builder, x: Value, y: Value) -> Value:
     rising, falling = np.arange(-256, 257) * 100, np.arange(256, -257, -1) * 90
     first = b.rescale(b.table(x, rising), DType.INT16, 1 / 128)
@@ -127,6 +138,7 @@ MISTAKES = (
     Mistake("narrowing_cast", _narrow, (((2, 8), DType.INT8),), _OLD),
     Mistake("unequal_scales", _difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _OLD),
     Mistake("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _OLD),
+    Mistake("one_of_five", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _OLD),
     Mistake("sliced_batches", _sliced, (((2, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("sliced_multiplied", _sliced_multiplied, (((1, 2, 2, 3), DType.INT8),), _ALL),
     Mistake("sliced_dilated", _sliced_dilated, (((1, 7, 6, 1), DType.INT8),), _ALL),
@@ -138,6 +150,7 @@ MISTAKES = (
     Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
+    Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
     Mistake("two_tables_of_two_widths", _tables_of_two_widths, (((2, 8), DType.INT8), ((2, 8), DType.INT8)), _NEW),
 )

@@ -12,8 +12,8 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.graph import Graph, Op, Value, prod
+from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
 
 #: What a chain of U85 has at most: operations, and operands that are not results within it.
@@ -216,6 +216,17 @@ def _scaled(term: Op, factor: int, b: Builder) -> Value:
     return b.rescale(term.inputs[0], DType.INT32, factor, term.attrs["input_zp"])
 
 
+def four_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
+    """Arithmetic of more dimensions with a single element that is no constant, of which Vela reads more."""
+    b, shape = rewriter.build, op.output.shape
+    single = any(value.size == 1 and value.data is None for value in op.inputs)
+    if len(shape) <= 4 or not single or any(value.size > 1 and value.shape != shape for value in op.inputs):
+        return None
+    flat = (prod(shape[:-3]), *shape[-3:])
+    inputs = [b.reshape(value, flat if value.shape == shape else (1, 1, 1, 1)) for value in op.inputs]
+    return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
+
+
 # -- Ethos-U85 -----------------------------------------------------------------------------------------------
 
 
@@ -241,6 +252,21 @@ def separate_tables(op: Op, rewriter: Rewriter) -> Value | None:
         first = b.emit(steps[0].kind, inputs, part, steps[0].output.dtype, **steps[0].attrs)
         halves.append(_repeated(steps[1:], first, b))
     return b.reshape(b.concat(halves, axis), op.output.shape)
+
+
+def select_own(op: Op, rewriter: Rewriter) -> Value | None:
+    """SELECT reads copies of what others read in another shape: Vela takes that shape for it, and broadcasts."""
+    inputs = [copied(value, rewriter.build) if _read_reshaped(value, rewriter) else value for value in op.inputs]
+    if inputs == op.inputs:
+        return None
+    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+
+
+def _read_reshaped(value: Value, rewriter: Rewriter) -> bool:
+    """Whether another than the reader of ``value`` reads a RESHAPE of it; a result of the graph counts as that."""
+    own = producer(value, "RESHAPE")
+    readers = rewriter.users(own.inputs[0] if own else value)
+    return readers is None or any(reader.kind == "RESHAPE" and reader is not own for reader in readers)
 
 
 def _from_arithmetic(op: Op, rewriter: Rewriter) -> list[Op]:
@@ -312,6 +338,7 @@ def _part(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) ->
 
 
 _WINDOWS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
+_BINARY = tuple(ELEMENTWISE - UNARY)
 _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D", "REDUCE_SUM", "TRANSPOSE_CONV2D")
 #: By name: rules, and what they are for.
 _RULES: dict[str, tuple[tuple[Rule, tuple[str, ...]], ...]] = {
@@ -322,5 +349,7 @@ _RULES: dict[str, tuple[tuple[Rule, tuple[str, ...]], ...]] = {
     "narrowing_cast": ((wrap_cast, ("CAST",)),),
     "reduce_min": ((complement_minimum, ("REDUCE_MIN",)),),
     "unequal_scales": ((level_scales, ("RESCALE",)),),
+    "one_of_five": ((four_dimensions, _BINARY),),
+    "reshaped_select": ((select_own, ("SELECT",)),),
     "two_tables": ((separate_tables, ("TABLE", "RESCALE")),),
 }
