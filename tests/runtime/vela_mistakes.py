@@ -121,6 +121,11 @@ def _reshaped_select(b: Builder, x: Value) -> Value:
     return b.select(large, b.reshape(turned, (80,)), x)
 
 
+def _resized(b: Builder, x: Value) -> Value:
+    wide = b.resize(x, (1, 1), (1, 1, 1, 1), (0, 0), (0, 0), "BILINEAR")
+    return b.reshape(b.rescale(wide, DType.INT16, 0.5), (1, 10, 1, 1))
+
+
 def _tables(b: Builder, x: Value, y: Value) -> Value:
     rising, falling = np.arange(-256, 257) * 100, np.arange(256, -257, -1) * 90
     first = b.rescale(b.table(x, rising), DType.INT16, 1 / 128)
@@ -151,6 +156,7 @@ MISTAKES = (
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
+    Mistake("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
     Mistake("two_tables_of_two_widths", _tables_of_two_widths, (((2, 8), DType.INT8), ((2, 8), DType.INT8)), _NEW),
 )

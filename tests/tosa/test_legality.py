@@ -150,7 +150,18 @@ def _reductions() -> Iterator[Case]:
         yield Case(f"ARGMAX {image} {axis} {dtype.value}", body, ((image, dtype),))
 
 
+def _biased(bias: int) -> Body:
+    def body(b: Builder, x: Value) -> Value:
+        wide = b.conv2d(x, _constant((2, 1, 1, 16)), b.const([bias, 0], I48), pad=(0, 0, 0, 0))
+        return b.rescale(wide, I16, 2.0**-30)
+
+    return body
+
+
 def _convolutions() -> Iterator[Case]:
+    for bias, stricter in ((2**39 - 1, False), (-(2**39), False), (2**39, True), (-(2**39) - 1, True)):
+        yield Case(f"conv int16 bias {bias}", _biased(bias), ((S, I16),), stricter)
+
     def conv(kernel: tuple[int, int], stride: tuple[int, int], pad: int, depthwise: bool = False) -> Body:
         def body(b: Builder, x: Value) -> Value:
             c = x.shape[3]

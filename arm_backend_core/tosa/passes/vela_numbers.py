@@ -1,0 +1,149 @@
+"""Arithmetic that Vela fuses or replaces by something else (``vela``)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Op, Value, prod
+from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+from arm_backend_core.tosa.passes.vela_parts import filled
+
+
+def wrap_cast(op: Op, rewriter: Rewriter) -> Value | None:
+    """CAST to fewer bits, which saturates there, of the low bits shifted up and down with their sign."""
+    b, dtype = rewriter.build, op.output.dtype
+    bits = {DType.INT8: 24, DType.INT16: 16}.get(dtype)
+    if bits is None or op.inputs[0].dtype not in (DType.INT16, DType.INT32) or _fits(op.inputs[0], dtype):
+        return None
+    x = b.cast(op.inputs[0], DType.INT32)
+    places = filled(x, bits, DType.INT32, b)
+    # Nothing is rounded, as the bits that are shifted out are 0; the hardware has no other right shift.
+    return b.cast(b.arithmetic_right_shift(b.logical_left_shift(x, places), places, round=True), dtype)
+
+
+def _fits(value: Value, dtype: DType) -> bool:
+    low, high = _range(value)
+    least, most = dtype.range
+    return bool(least <= low and high <= most)
+
+
+def _range(value: Value) -> tuple[float, float]:
+    """Bounds, through what programs of narrow integers have before a CAST back."""
+    op = value.producer
+    if value.data is not None:
+        return int(value.data.min()), int(value.data.max())
+    if op is not None and op.kind in ("MAXIMUM", "MINIMUM"):
+        (a, b), (c, d) = map(_range, op.inputs)
+        return (max(a, c), max(b, d)) if op.kind == "MAXIMUM" else (min(a, c), min(b, d))
+    if op is not None and op.kind in ("CAST", "RESHAPE") and _fits(op.inputs[0], value.dtype):
+        return _range(op.inputs[0])
+    return value.dtype.range
+
+
+def complement_minimum(op: Op, rewriter: Rewriter) -> Value | None:
+    """min(x) as ~max(~x), ~x = -1 - x: what Vela makes of it, which forgets shapes on the way back."""
+    b = rewriter.build
+    peak = b.reduce("REDUCE_MAX", _complement(op.inputs[0], b), op.attrs["axis"])
+    return _complement(peak, b)
+
+
+def _complement(x: Value, b: Builder) -> Value:
+    ones = b.rescale(filled(x, -1, x.dtype, b), DType.INT32, 1.0)
+    return b.rescale(b.sub(ones, b.rescale(x, DType.INT32, 1.0)), x.dtype, 1.0)
+
+
+def level_scales(op: Op, rewriter: Rewriter) -> Value | None:
+    """RESCALE(RESCALE(x) +- RESCALE(y)) by different whole numbers, both less than 2**15.
+
+    The NPU scales one operand, by any number, and shifts the other by 14 bits (int16) or 19 (int8). All three
+    scales times a power of two make it so where the larger number is one: the sum stays within 31 bits. Else Vela
+    must not fuse them: one operand is multiplied by its number.
+    """
+    total = op.inputs[0].producer
+    if total is None or total.kind not in ("ADD", "SUB") or not rewriter.single_use(op.inputs[0]):
+        return None
+    found = _whole_scales(total, rewriter)
+    if found is None or op.attrs["per_channel"] or op.output.dtype not in (DType.INT8, DType.INT16):
+        return None
+    terms, factors = found
+    b, attrs, large = rewriter.build, dict(op.attrs), max(factors)
+    up = (14 if terms[0].inputs[0].dtype is DType.INT16 else 19) - large.bit_length() + 1
+    shift = np.asarray(attrs["shift"]) + up
+    if large & (large - 1) == 0 and shift[0] <= 62 and attrs["rounding_mode"] == "SINGLE_ROUND":
+        attrs["shift"] = shift.astype(np.int8)
+        scaled = [_scaled(term, factor << up, b) for term, factor in zip(terms, factors, strict=True)]
+    else:
+        plain = _scaled(terms[1], 1, b)
+        scaled = [total.inputs[0], b.mul(plain, filled(plain, factors[1], DType.INT32, b))]
+    result = b.emit(total.kind, scaled, total.output.shape, DType.INT32)
+    return b.emit("RESCALE", (result,), op.output.shape, op.output.dtype, **attrs)
+
+
+def _whole_scales(total: Op, rewriter: Rewriter) -> tuple[list[Op], list[int]] | None:
+    """The RESCALEs before ADD or SUB and their numbers, where Vela fuses these and gets them wrong."""
+    terms, factors = [], []
+    for value in total.inputs:
+        term = producer(value, "RESCALE")
+        if term is None or term.attrs["per_channel"] or not rewriter.single_use(value):
+            return None
+        multiplier, shift = int(term.attrs["multiplier"][0]), int(term.attrs["shift"][0])
+        if multiplier % (1 << shift) or multiplier >> shift >= 1 << 15:
+            return None
+        terms.append(term)
+        factors.append(multiplier >> shift)
+    kinds = {term.inputs[0].dtype for term in terms}
+    fused = len(kinds) == 1 and kinds <= {DType.INT8, DType.INT16}
+    return (terms, factors) if fused and factors[0] != factors[1] else None
+
+
+def _scaled(term: Op, factor: int, b: Builder) -> Value:
+    return b.rescale(term.inputs[0], DType.INT32, factor, term.attrs["input_zp"])
+
+
+def four_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
+    """Arithmetic of more dimensions with a single element that is no constant, of which Vela reads more."""
+    b, shape = rewriter.build, op.output.shape
+    single = any(value.size == 1 and value.data is None for value in op.inputs)
+    if len(shape) <= 4 or not single or any(value.size > 1 and value.shape != shape for value in op.inputs):
+        return None
+    flat = (prod(shape[:-3]), *shape[-3:])
+    inputs = [b.reshape(value, flat if value.shape == shape else (1, 1, 1, 1)) for value in op.inputs]
+    return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
+
+
+def drop_resize(op: Op, rewriter: Rewriter) -> Value | None:
+    """RESIZE to the same pixels; of bilinear ones, in a RESCALE, by the product of its numerators.
+
+    Vela makes a copy of it whose shape is the one that a RESHAPE behind it has.
+    """
+    resize = op if op.kind == "RESIZE" else producer(op.inputs[0], "RESIZE")
+    if resize is None or not _keeps_pixels(resize):
+        return None
+    x, (up, _, across, _) = resize.inputs[0], resize.attrs["scale"]
+    if resize.attrs["mode"] == "NEAREST":
+        return x if op is resize else None
+    factor = up * across
+    if op is resize or factor & (factor - 1):  # another factor may not go into 31 bits with the RESCALE's
+        return None
+    scales = op.attrs["multiplier"] * np.exp2(-np.asarray(op.attrs["shift"], np.float64)) * factor
+    twice = op.attrs["rounding_mode"] == "DOUBLE_ROUND"
+    return rewriter.build.rescale(x, op.output.dtype, scales, 0, op.attrs["output_zp"], round_double=twice)
+
+
+def _keeps_pixels(resize: Op) -> bool:
+    sizes, (yn, yd, xn, xd), offset = resize.inputs[0].shape[1:3], resize.attrs["scale"], resize.attrs["offset"]
+    same = [size == 1 or (n == d and at == 0) for size, n, d, at in zip(sizes, (yn, xn), (yd, xd), offset, strict=True)]
+    return resize.output.shape[1:3] == sizes and all(same)
+
+
+#: By the mistake's name: rules, and the operators that they are for.
+RULES: dict[str, tuple[tuple[Rule, tuple[str, ...]], ...]] = {
+    "narrowing_cast": ((wrap_cast, ("CAST",)),),
+    "reduce_min": ((complement_minimum, ("REDUCE_MIN",)),),
+    "unequal_scales": ((level_scales, ("RESCALE",)),),
+    "one_of_five": ((four_dimensions, tuple(ELEMENTWISE - UNARY)),),
+    "resized_same": ((drop_resize, ("RESIZE", "RESCALE")),),
+}

@@ -1,0 +1,112 @@
+"""Two tables in one chain of operations, of which U85 holds one (``vela``)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Op, Value
+from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+
+#: What a chain has at most: operations, and operands that are not results within it.
+_CHAIN_OPERATIONS, _CHAIN_OPERANDS = 4, 3
+
+
+def separate_tables(op: Op, rewriter: Rewriter) -> Value | None:
+    """TABLE behind arithmetic behind another TABLE, one of them int16: the arithmetic and what follows, in halves.
+
+    Vela would make one chain of them, for which the hardware holds one table of int16. What reads a SLICE is in no
+    chain, and halves cost no more cycles than the whole.
+    """
+    steps = _from_arithmetic(op, rewriter)
+    table = next((step for step in steps if step.kind == "TABLE"), op)
+    if not steps or not _chains(steps[0], table, 0, 0, rewriter):
+        return None
+    b, shape = rewriter.build, steps[0].output.shape
+    axis = next((axis for axis, size in enumerate(shape) if size > 1), None)
+    if axis is None:  # one element: a CLAMP is in the place that the TABLE would have in the chain
+        clamped = b.reshape(b.clamp(table.inputs[0], *table.inputs[0].dtype.range), shape)
+        return b.reshape(_repeated(steps[steps.index(table) :], clamped, b), op.output.shape)
+    middle, halves = shape[axis] // 2, []
+    for span in ((0, middle), (middle, shape[axis])):
+        inputs = [_part(value, axis, span, rewriter) for value in steps[0].inputs]
+        part = (*shape[:axis], span[1] - span[0], *shape[axis + 1 :])
+        first = b.emit(steps[0].kind, inputs, part, steps[0].output.dtype, **steps[0].attrs)
+        halves.append(_repeated(steps[1:], first, b))
+    return b.reshape(b.concat(halves, axis), op.output.shape)
+
+
+def _from_arithmetic(op: Op, rewriter: Rewriter) -> list[Op]:
+    """Arithmetic, RESCALEs, a TABLE and, of int16, its RESCALE, if ``op`` is the last of such; RESHAPEs left out."""
+    users = rewriter.users(op.output) or []
+    if (op.kind == "TABLE" and len(users) == 1 and users[0].kind == "RESCALE") or (
+        op.kind == "RESCALE" and producer(op.inputs[0], "TABLE") is None
+    ):
+        return []
+    steps = [op]
+    while steps[0].kind in ("TABLE", "RESCALE", "RESHAPE") and not steps[0].attrs.get("per_channel"):
+        before = steps[0].inputs[0]
+        if before.producer is None or not rewriter.single_use(before):
+            return []
+        steps.insert(0, before.producer)
+    arithmetic = steps[0].kind in ELEMENTWISE - {"CLAMP", "RESCALE", "TABLE"}
+    return [step for step in steps if step.kind != "RESHAPE"] if arithmetic else []
+
+
+def _chains(op: Op, table: Op, length: int, operands: int, rewriter: Rewriter) -> bool:
+    """Whether what ``op`` reads can be in a chain with it behind a TABLE that does not go with ``table``."""
+    if op.kind not in (*ELEMENTWISE, "RESHAPE") or length > _CHAIN_OPERATIONS or operands > _CHAIN_OPERANDS:
+        return False
+    if op.kind == "TABLE" and op is not table:
+        wide = DType.INT16 in (op.inputs[0].dtype, table.inputs[0].dtype)
+        fits = length < _CHAIN_OPERATIONS and operands + _before_table(op, rewriter) <= _CHAIN_OPERANDS
+        if wide and fits and not np.array_equal(op.attrs["table"], table.attrs["table"]):
+            return True
+    if op.kind not in ("CLAMP", "RESCALE", "RESHAPE", "TABLE"):  # those go with another operation or are none
+        length, operands = length + 1, operands + _operands(op) - 1
+    before = [value.producer for value in op.inputs if rewriter.single_use(value) and value.producer is not None]
+    return any(_chains(one, table, length, operands, rewriter) for one in before)
+
+
+def _operands(op: Op) -> int:
+    """How many of arithmetic are no single number."""
+    return max(1, sum(value.data is None or value.size > 1 for value in op.inputs))
+
+
+def _before_table(op: Op, rewriter: Rewriter) -> int:
+    """Operands of the operation that a TABLE goes with, where that is sure to be arithmetic; else one, its own."""
+    value = op.inputs[0]
+    rescale = producer(value, "RESCALE")
+    if rescale is not None and rewriter.single_use(value) and not rescale.attrs["per_channel"]:
+        value = rescale.inputs[0]
+    before = value.producer
+    sure = before is not None and before.kind in ("ADD", "SUB", "MUL") and rewriter.single_use(value)
+    return _operands(before) if sure and before is not None else 1
+
+
+def _repeated(steps: list[Op], value: Value, b: Builder) -> Value:
+    for step in steps:
+        value = b.emit(step.kind, (value,), value.shape, step.output.dtype, **step.attrs)
+    return value
+
+
+def _part(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) -> Value:
+    """Of ``value``, which may broadcast; a widening RESCALE stays with the arithmetic, which does it on its way."""
+    b, (start, end), op = rewriter.build, span, producer(value, "RESCALE")
+    if value.shape[axis] == 1:
+        return value
+    if op is not None and value.dtype is DType.INT32 and rewriter.single_use(value) and not op.attrs["per_channel"]:
+        return _repeated([op], _part(op.inputs[0], axis, span, rewriter), b)
+    if value.data is not None:
+        return b.const(value.data.take(range(start, end), axis), value.dtype)
+    starts, sizes = [0] * value.rank, list(value.shape)
+    starts[axis], sizes[axis] = start, end - start
+    return b.slice(value, starts, sizes)
+
+
+#: By the mistake's name: rules, and the operators that they are for.
+RULES: dict[str, tuple[tuple[Rule, tuple[str, ...]], ...]] = {
+    "two_tables": ((separate_tables, ("TABLE", "RESCALE")),),
+}
