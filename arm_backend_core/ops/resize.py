@@ -108,6 +108,8 @@ def _nearest_sampling(size: int, out: int, factor: float | None, shift: float) -
 def _nearest(cx: Context, x: Tensor, factors: Sequence[float | None], shift: float) -> Value:
     sides = list(zip(x.shape[2:], cx.shape[2:], factors, strict=True))
     picked = [_picked(*side, shift) for side in sides]
+    if picked == [list(range(size)) for size in x.shape[2:]]:
+        return x.value
     samplings = [_nearest_sampling(*side, shift) for side in sides]
     image = to_nhwc(cx.b, x.value)
     exact = all(sampling.nearest() == wanted for sampling, wanted in zip(samplings, picked, strict=True))
@@ -173,7 +175,9 @@ def bilinear(
     image = to_nhwc(b, b.slice(x.value, (0, 0, 0, 0), (*x.shape[:2], *(sampling.size for sampling in samplings))))
     wide = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
     reason = _offence(cx, image, wide, samplings, "BILINEAR")
-    if reason is None:
+    if all(sampling.parameters == (1, 1, 0, 0) for sampling in samplings):
+        result = image  # Vela has a mistake there: resized_same of docs/vela.md
+    elif reason is None:
         result = _resize(cx, image, samplings, "BILINEAR")
         if x.q is not None:
             result = b.rescale(result, x.q.dtype, 1 / (samplings[0].unit * samplings[1].unit))

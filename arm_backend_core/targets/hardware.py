@@ -312,7 +312,7 @@ _U85 = Hardware(
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
-    mistakes=(*_SLICES, "reshaped_select", "resized_same", "two_tables"),
+    mistakes=(*_SLICES, "reshaped_select", "two_tables"),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
     ),

@@ -490,6 +490,8 @@ MOVEMENT = [
     Case("upsample_bilinear", nn.Upsample(scale_factor=2, mode="bilinear"), image()),
     Case("upsample_bilinear_corners", nn.Upsample(scale_factor=2, mode="bilinear", align_corners=True), image()),
     Case("upsample_bilinear_uneven", nn.Upsample(size=(13, 15), mode="bilinear"), image()),
+    Case("upsample_bilinear_same", lambda x: F.interpolate(x, size=x.shape[2:], mode="bilinear").flatten(2), image()),
+    Case("upsample_nearest_same", lambda x: F.interpolate(x, size=x.shape[2:]).flatten(2), image()),
     Case("upsample_bilinear_down", nn.Upsample(size=(4, 5), mode="bilinear"), image()),
     Case("upsample_bilinear_factor", nn.Upsample(scale_factor=1.6, mode="bilinear"), image()),
 ]

@@ -28,7 +28,7 @@ from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case
 from tests.runtime.ethosu_emulator import Emulator, EmulatorError, build, payloads, random_inputs, read_payload
-from tests.runtime.vela_mistakes import MISTAKES, PARTS, Mistake, part
+from tests.runtime.vela_mistakes import MISTAKES, PARTS, UNWRITTEN, Mistake, part
 
 _ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
 
@@ -116,7 +116,7 @@ def _runs_right(emulator: Emulator, flatbuffer: bytes, accelerator: str, mistake
     return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
 
-@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+@pytest.mark.parametrize("mistake", [*MISTAKES, *UNWRITTEN], ids=lambda mistake: mistake.name)
 def test_mistakes_of_vela(mistake: Mistake, emulator: Emulator) -> None:
     """Fails where one is mended: the core need no longer avoid it."""
     flatbuffer = program(mistake.body, *mistake.inputs)

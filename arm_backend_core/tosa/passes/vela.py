@@ -1,24 +1,116 @@
 """Ethos-U: forms that Vela 5.1 compiles to something else, in forms that it compiles right (``docs/vela.md``).
 
-``Hardware.mistakes`` names those that a family meets. Nothing here changes a bit of a result.
+``Hardware.mistakes`` names those that a family meets. Nothing here changes a bit of a result. Where a copy helps it is
+here; ``vela_numbers`` and ``vela_tables`` have the other forms.
 """
 
 from __future__ import annotations
 
-from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import Graph
-from arm_backend_core.tosa.passes import vela_numbers, vela_parts, vela_tables
-from arm_backend_core.tosa.passes.rewrite import Rule, sweep
+from collections.abc import Callable, Sequence
+from functools import partial
 
-_RULES = vela_parts.RULES | vela_numbers.RULES | vela_tables.RULES
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.passes import vela_numbers, vela_tables
+from arm_backend_core.tosa.passes.fuse import power_of_two
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
+from arm_backend_core.tosa.passes.vela_numbers import filled
+
+_REDUCTIONS = ("REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN")
+_WINDOWS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
+_APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D", "REDUCE_SUM", "TRANSPOSE_CONV2D")
 
 
 def avoid_mistakes(graph: Graph, target: Target) -> None:
     """Each operator once: what is written is not looked at again."""
     rules: dict[str, list[Rule]] = {}
     for mistake in target.hardware.mistakes:
-        for rule, kinds in _RULES[mistake]:
-            for kind in kinds:
-                rules.setdefault(kind, []).append(rule)
+        rule, kinds = _RULES[mistake]
+        for kind in kinds:
+            rules.setdefault(kind, []).append(rule)
     if rules:
         sweep(graph, target, rules)
+
+
+def copied(x: Value, b: Builder) -> Value:
+    """``x`` as the result of an operation that reads slices and writes into parts of a tensor: x * 1, or x or x.
+
+    Vela removes IDENTITY, and estimates 1.1 to 1.5 cycles an element for CLAMP against 0.25 (U85) to 1 (U55) here.
+    """
+    if x.dtype is DType.BOOL:
+        return b.bitwise("LOGICAL_OR", x, x)
+    product = b.mul(x, filled(x, 1, x.dtype, b))
+    return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
+
+
+def _copy_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> Value | None:
+    inputs = [copied(value, rewriter.build) if test(op, value, rewriter) else value for value in op.inputs]
+    if inputs == op.inputs:
+        return None
+    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+
+
+def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Vela lets an operator read part of what a SLICE reads, and forgets it where it takes the operator apart."""
+    axes: Sequence[int] = rewriter.build.target.hardware.forgotten(op)
+    while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
+        sides = [[size for size in x.shape if size > 1] for x in (value, before.inputs[0])]
+        if sides[0] != sides[1] or (before.kind == "RESCALE" and power_of_two(before) != 0):
+            return False
+        axes = range(-6, 0) if axes and before.kind == "RESHAPE" else axes
+        value = before.inputs[0]
+    if before is None or before.kind != "SLICE":
+        return False
+    whole = before.inputs[0].shape
+    return any(-axis <= value.rank and whole[axis] != value.shape[axis] for axis in axes)
+
+
+def _is_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Vela reduces the columns, [.., n, 1], that rows were, laid out with 16 channels in the memory of the rows."""
+    column = producer(value, "RESHAPE")
+    along = op.attrs["axis"] == value.rank - 1 and value.shape[-1] > 1
+    return along and column is not None and column.inputs[0].shape[-1:] == (1,)
+
+
+def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Vela lets an operator write its part of a larger tensor, and forgets which where it takes the operator apart."""
+    op, reshaped = value.producer, False
+    while op is not None and op.kind in ("RESCALE", "RESHAPE"):
+        reshaped = reshaped or op.kind == "RESHAPE"
+        op = op.inputs[0].producer
+    if op is None or not rewriter.single_use(value):
+        return False
+    if op.kind == "DEPTHWISE_CONV2D":
+        return op.inputs[1].shape[3] > 1 and not reshaped
+    forgotten = bool(rewriter.build.target.hardware.forgotten(op))
+    # Of a MATMUL the results that Vela sees have four dimensions, the first of them 1.
+    return forgotten and (reshaped if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not reshaped)
+
+
+def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Vela makes PAD with 0 the padding of a convolution that has none, which is with ``input_zp``."""
+    while (source := value.producer) is not None and source.kind == "RESHAPE":
+        value = source.inputs[0]
+    zeros = source is not None and source.kind == "PAD" and source.attrs["pad_const"] == 0
+    return zeros and not any(op.attrs["pad"]) and op.attrs["input_zp"] != 0
+
+
+def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Another reads a RESHAPE of the value, and Vela takes that shape for it; a result of the graph may be so read."""
+    own = producer(value, "RESHAPE")
+    readers = rewriter.users(own.inputs[0] if own else value)
+    return readers is None or any(reader.kind == "RESHAPE" and reader is not own for reader in readers)
+
+
+#: By the mistake's name: a rule, and the operators that it is for.
+_RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "sliced": (partial(_copy_where, _forgets_slice), _APART),
+    "column": (partial(_copy_where, _is_column), (*_REDUCTIONS, "ARGMAX")),
+    "joined": (partial(_copy_where, _is_misplaced), ("CONCAT", "PAD")),
+    "padded_zero": (partial(_copy_where, _becomes_padding), _WINDOWS),
+    "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
+    **vela_numbers.RULES,
+    "two_tables": (vela_tables.separate_tables, ("TABLE", "RESCALE")),
+}

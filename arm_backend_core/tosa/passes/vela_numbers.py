@@ -9,7 +9,11 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
-from arm_backend_core.tosa.passes.vela_parts import filled
+
+
+def filled(x: Value, number: int, dtype: DType, b: Builder) -> Value:
+    """One number that broadcasts to ``x``."""
+    return b.const(np.full((1,) * x.rank, number), dtype)
 
 
 def wrap_cast(op: Op, rewriter: Rewriter) -> Value | None:
@@ -114,36 +118,9 @@ def four_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
     return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
 
 
-def drop_resize(op: Op, rewriter: Rewriter) -> Value | None:
-    """RESIZE to the same pixels; of bilinear ones, in a RESCALE, by the product of its numerators.
-
-    Vela makes a copy of it whose shape is the one that a RESHAPE behind it has.
-    """
-    resize = op if op.kind == "RESIZE" else producer(op.inputs[0], "RESIZE")
-    if resize is None or not _keeps_pixels(resize):
-        return None
-    x, (up, _, across, _) = resize.inputs[0], resize.attrs["scale"]
-    if resize.attrs["mode"] == "NEAREST":
-        return x if op is resize else None
-    factor = up * across
-    if op is resize or factor & (factor - 1):  # another factor may not go into 31 bits with the RESCALE's
-        return None
-    scales = op.attrs["multiplier"] * np.exp2(-np.asarray(op.attrs["shift"], np.float64)) * factor
-    twice = op.attrs["rounding_mode"] == "DOUBLE_ROUND"
-    return rewriter.build.rescale(x, op.output.dtype, scales, 0, op.attrs["output_zp"], round_double=twice)
-
-
-def _keeps_pixels(resize: Op) -> bool:
-    sizes, (yn, yd, xn, xd), offset = resize.inputs[0].shape[1:3], resize.attrs["scale"], resize.attrs["offset"]
-    same = [size == 1 or (n == d and at == 0) for size, n, d, at in zip(sizes, (yn, xn), (yd, xd), offset, strict=True)]
-    return resize.output.shape[1:3] == sizes and all(same)
-
-
-#: By the mistake's name: rules, and the operators that they are for.
-RULES: dict[str, tuple[tuple[Rule, tuple[str, ...]], ...]] = {
-    "narrowing_cast": ((wrap_cast, ("CAST",)),),
-    "reduce_min": ((complement_minimum, ("REDUCE_MIN",)),),
-    "unequal_scales": ((level_scales, ("RESCALE",)),),
-    "one_of_five": ((four_dimensions, tuple(ELEMENTWISE - UNARY)),),
-    "resized_same": ((drop_resize, ("RESIZE", "RESCALE")),),
+RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "narrowing_cast": (wrap_cast, ("CAST",)),
+    "reduce_min": (complement_minimum, ("REDUCE_MIN",)),
+    "unequal_scales": (level_scales, ("RESCALE",)),
+    "one_of_five": (four_dimensions, tuple(ELEMENTWISE - UNARY)),
 }

@@ -8,7 +8,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 
 #: What a chain has at most: operations, and operands that are not results within it.
 _CHAIN_OPERATIONS, _CHAIN_OPERANDS = 4, 3
@@ -104,9 +104,3 @@ def _part(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) ->
     starts, sizes = [0] * value.rank, list(value.shape)
     starts[axis], sizes[axis] = start, end - start
     return b.slice(value, starts, sizes)
-
-
-#: By the mistake's name: rules, and the operators that they are for.
-RULES: dict[str, tuple[tuple[Rule, tuple[str, ...]], ...]] = {
-    "two_tables": ((separate_tables, ("TABLE", "RESCALE")),),
-}
