@@ -79,6 +79,10 @@ def _sliced_maximum(b: Builder, x: Value) -> Value:
     return b.reduce("REDUCE_MAX", b.slice(x, (0, 0, 0, 1), (1, 3, 4, 5)), 3)
 
 
+def _sliced_among_others(b: Builder, x: Value) -> Value:
+    return b.reduce("REDUCE_MAX", b.reshape(b.slice(x, (1, 1), (3, 4)), (1, 1, 3, 4)), 2)
+
+
 def _sliced_sum(b: Builder, x: Value) -> Value:
     return b.reduce("REDUCE_SUM", b.rescale(b.slice(x, (0, 0, 0, 1), (1, 3, 4, 5)), DType.INT32, 1.0), 3)
 
@@ -149,6 +153,7 @@ MISTAKES = (
     Mistake("sliced_dilated", _sliced_dilated, (((1, 7, 6, 1), DType.INT8),), _ALL),
     Mistake("sliced_transposed", _sliced_transposed, (((1, 3, 2, 1), DType.INT8),), _ALL),
     Mistake("sliced_maximum", _sliced_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
+    Mistake("sliced_among_others", _sliced_among_others, (((4, 5), DType.INT8),), _ALL),
     Mistake("sliced_sum", _sliced_sum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _OLD),
     Mistake("column", _column, (((2, 5, 1), DType.INT8),), _ALL),

@@ -59,7 +59,8 @@ def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
         sides = [[size for size in x.shape if size > 1] for x in (value, before.inputs[0])]
         if sides[0] != sides[1] or (before.kind == "RESCALE" and power_of_two(before) != 0):
             return False
-        axes = range(-6, 0) if axes and before.kind == "RESHAPE" else axes
+        if before.kind == "RESHAPE" and (axes or "axis" in op.attrs):  # an axis is then counted among others
+            axes = range(-6, 0)
         value = before.inputs[0]
     if before is None or before.kind != "SLICE":
         return False
