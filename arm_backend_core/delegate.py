@@ -144,8 +144,10 @@ def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) 
                 return op.origin.operator, op.origin.source
         return None
 
+    read = {value for op in graph.ops for value in op.inputs}.union(graph.outputs)
+    unread = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read}
     try:
-        return compile_payload(spec, flatbuffer, delegate=part.name, locate=locate)
+        return compile_payload(spec, flatbuffer, delegate=part.name, locate=locate, unread=unread)
     except CompileError as error:
         origin = culprit(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.at(origin.operator, origin.source) from error

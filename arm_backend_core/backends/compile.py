@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from arm_backend_core.backends.artifacts import Locate
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
 
-def compile_payload(spec: ArmCompileSpec, flatbuffer: bytes, *, delegate: str, locate: Locate) -> Payload:
+def compile_payload(
+    spec: ArmCompileSpec,
+    flatbuffer: bytes,
+    *,
+    delegate: str,
+    locate: Locate,
+    unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+) -> Payload:
     """Compile a TOSA 1.0 flatbuffer as ``spec`` says; for the TOSA target it is the payload itself.
 
     Args:
         delegate: its name in the program, for errors and files.
         locate: finds the ATen operator and source line that a compiler's message is about.
+        unread: elements, and bytes of each, of the inputs that no operator reads, by their number.
 
     Raises:
         CompileError: the compiler refused the flatbuffer or died on it.
@@ -20,7 +31,7 @@ def compile_payload(spec: ArmCompileSpec, flatbuffer: bytes, *, delegate: str, l
     if isinstance(spec, EthosUCompileSpec):
         from arm_backend_core.backends.ethosu import compile_ethosu
 
-        return compile_ethosu(flatbuffer, spec, delegate=delegate, locate=locate)
+        return compile_ethosu(flatbuffer, spec, delegate=delegate, locate=locate, unread=unread)
     if isinstance(spec, VgfCompileSpec):
         from arm_backend_core.backends.vgf import compile_vgf
 

@@ -6,6 +6,8 @@ import csv
 import io
 import logging
 import struct
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.artifacts import Locate, failure
@@ -28,6 +30,7 @@ def compile_ethosu(
     *,
     delegate: str,
     locate: Locate,
+    unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     timeout: float | None = 1800.0,
 ) -> Payload:
     """Compile a TOSA 1.0 flatbuffer for ``spec``'s NPU.
@@ -35,6 +38,7 @@ def compile_ethosu(
     Args:
         delegate: its name, for errors and files.
         locate: finds the operator that Vela's message is about.
+        unread: see ``compile_payload``. Vela leaves these inputs out; the payload has them without a place.
         timeout: seconds after which Vela is stopped; None never.
 
     Raises:
@@ -59,6 +63,8 @@ def compile_ethosu(
         ) from None
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
+    for index, (count, size) in sorted(unread.items()):
+        answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, -1, 1))
     figures = _figures(answer, spec)
     artifacts = {}
     if directory is not None:

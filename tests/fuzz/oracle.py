@@ -9,6 +9,8 @@ program has no number to compare with. Operators that do not round (movement, co
 **Integer.** Every tensor that the quantized graph quantizes is made an output: each must be within one step of what
 PyTorch computes from the target's own earlier tensors, in float32, in float64, or perturbed likewise; an int16 TABLE
 may be anywhere between two of its points. The program itself must then return what these tensors give.
+
+**Ethos-U.** What Vela made is executed, command by command, and must give the bits of the graph that it was made from.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from torch.fx import GraphModule, Interpreter
 
 import arm_recipes
 from arm_backend_core import events
+from arm_backend_core.backends.payload import checksum
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
@@ -43,11 +46,14 @@ from arm_backend_core.quantizer import (
 from arm_backend_core.quantizer.post_training import Observed
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
 from arm_backend_core.targets.target import Target as TosaTarget
+from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
+from arm_recipes.runtime.ethosu import EthosUDelegate
 from tests.graphs import tosa_opt
 from tests.models import quantized_reference
 from tests.ops.runner import export, flat
+from tests.runtime.ethosu_emulator import payloads, random_inputs
 
 #: Relative error that an operator may make, by the element type of its result.
 _PRECISION = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -211,6 +217,8 @@ def check(
     if validated:
         for made in first.log.delegates:
             validate(made.tosa, TARGETS[target].tosa)
+    if isinstance(compile_spec(target), EthosUCompileSpec):
+        _check_streams(first)
     try:
         _check_values(first, samples[0], target)
     except Failure:
@@ -226,6 +234,23 @@ def check(
             raise Failure("crashed", f"{refused.operator} is refused without a reason")
         outcome.refused[refused.operator, refused.reason] += 1
     return outcome
+
+
+def _check_streams(made: Compiled) -> None:
+    """Every command stream, as the emulator executes it, must give the bits of the graph that it was compiled from."""
+    by_checksum = {checksum(payload).value: payload for payload in payloads(made.program)}
+    for delegated in made.log.delegates:
+        arrays = random_inputs(delegated, seed=0)
+        right = reference.run(delegated.tosa, arrays)
+        try:
+            stream = EthosUDelegate(by_checksum[delegated.checksum], {})
+            given = stream.run([array.reshape(-1).view("uint8") for array in arrays])
+        except Exception as error:
+            raise Failure("crashed", f"emulator: {type(error).__name__}: {error}") from error
+        for io, ours, theirs in zip(delegated.outputs, given, right, strict=True):
+            wrong = int((ours.view(theirs.dtype).reshape(theirs.shape) != theirs).sum())
+            if wrong:
+                raise Failure("wrong", "command stream", f"{delegated.name}: {wrong} of {theirs.size} of {io.name}")
 
 
 def _check_values(made: Compiled, sample: tuple[Tensor, ...], target: str) -> None:
@@ -332,7 +357,7 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
             raise Undefined(f"export: {str(error)[-80:]}") from error
         raise Failure("crashed", f"export: {_where(error)}") from error
     try:
-        outputs = flat(result.run(*_copies(samples[0]), via="tosa" if target.startswith("ETHOS") else None))
+        outputs = flat(result.run(*_copies(samples[0])))
     except RunError as error:
         raise Undefined(f"runtime: {str(error).splitlines()[0][:80]}") from error
     except Exception as error:

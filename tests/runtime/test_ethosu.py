@@ -14,13 +14,17 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
 from arm_recipes import ArmRecipeType, ExportResult, export, load
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu import EthosUDelegate
 from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, read_parts
 from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
+from tests.graphs import program
 from tests.recipes.models import Small, images, vectors
 from tests.runtime.host_programs import Between, Counting, small, untracked
 
@@ -186,6 +190,21 @@ def test_runs_do_not_leave_traces() -> None:
     program = load(result.buffer)
     for x, expected in zip(samples * 2, alone * 2, strict=True):
         assert torch.equal(program.run(x)[0], expected)
+
+
+def test_inputs_that_nothing_reads() -> None:
+    """Vela leaves them out; ExecuTorch's runtime passes them all the same."""
+
+    def body(b: Builder, _: Value, x: Value) -> Value:
+        return b.rescale(x, DType.INT8, 0.5)
+
+    flatbuffer = program(body, ((2, 3), DType.INT32), ((4,), DType.INT8))
+    spec = EthosUCompileSpec("ethos-u55-128")
+    payload = compile_payload(spec, flatbuffer, delegate="d", locate=lambda text: None, unread={0: (6, 4)}).data
+    delegate = EthosUDelegate(payload, {})
+    assert [(tensor.nbytes, tensor.offset < 0) for tensor in delegate.inputs] == [(24, True), (4, False)]
+    (result,) = delegate.run([np.ones(24, np.uint8), np.array([2, 4, 6, 8], np.uint8)])
+    assert result.tolist() == [1, 2, 3, 4]
 
 
 # Streams that others could make.
