@@ -14,7 +14,9 @@ from arm_backend_core.ops import (  # noqa: F401
     recurrent,
     reduction,
     resize,
+    topk,
     unary,
 )
 from arm_backend_core.ops.composites import arithmetic, attention, order, windows  # noqa: F401
 from arm_backend_core.ops.composites import movement as moved  # noqa: F401
+from arm_backend_core.ops.composites import resize as resized  # noqa: F401

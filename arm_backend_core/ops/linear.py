@@ -95,9 +95,12 @@ def _split_product(cx: Context, a: Int, b: Int) -> Value:
     return total.to(cx.q)
 
 
-@op(aten.bmm.default, aten.mm.default, aten.matmul.default, fuses=True)
+@op(aten.bmm.default, aten.mm.default, aten.matmul.default, aten._int_mm.default, fuses=True)
 def matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
-    """torch.matmul: leading dimensions broadcast; a vector operand is a matrix with a dimension of size 1."""
+    """torch.matmul: leading dimensions broadcast; a vector operand is a matrix with a dimension of size 1.
+
+    ``_int_mm`` multiplies plain int8 and gives the sums, which is what MATMUL does.
+    """
     left = a.shape if a.rank > 1 else (1, *a.shape)
     right = b.shape if b.rank > 1 else (*b.shape, 1)
     batch = np.broadcast_shapes(left[:-2], right[:-2])

@@ -278,6 +278,9 @@ def _pool(spatial: int, *ranks: int) -> dict[str, Strategy]:
     }
 
 
+_FACTORS = ("scales", "scales_d", "scales_h", "scales_w")
+
+
 def _upsample(spatial: int, *, vec: bool) -> dict[str, Strategy]:
     def output(d: Draw, a: Arguments) -> list[int] | None:
         if vec and d.chance(0.5):
@@ -287,7 +290,7 @@ def _upsample(spatial: int, *, vec: bool) -> dict[str, Strategy]:
         return [d.size(1, 16 // spatial**2 + 4) for _ in range(spatial)]
 
     first = "input" if vec else "self"
-    return {first: _finite(spatial + 2), "output_size": output, "scales_h": _always(None), "scales_w": _always(None)}
+    return {first: _finite(spatial + 2), "output_size": output, **dict.fromkeys(_FACTORS, _always(None))}
 
 
 def _windows(d: Draw, a: Arguments) -> Reference:
@@ -458,6 +461,17 @@ _INDEXED = {"index": _places(), "source": _rows, "value": lambda d, a: d.number(
 _SCATTER = {"index": _scattered, "src": _of_index, "value": lambda d, a: d.number()}
 
 
+_BAG: dict[str, Strategy] = {
+    "weight": lambda d, a: d.constant(d.size(4, 9), d.size(1, 8)),
+    "indices": lambda d, a: d.tensor(shape=(d.size(6, 9),), dtypes=(torch.int64,), span=(0, 4)),
+    "offsets": lambda d, a: d.tensor(shape=(1,), dtypes=(torch.int64,), span=(0, 1)),  # more would have to be sorted
+    "mode": _one(0, 1, 2),
+    "per_sample_weights": _always(None),
+    "include_last_offset": _always(False),
+    "padding_idx": _one(-1, 0, 2),
+}
+
+
 def _ordered(d: Draw, a: Arguments) -> float | None:
     return None if a["min"] is not None and d.chance(0.2) else d.choose((0, 0.5, 1.0, 6, 2.5))
 
@@ -495,6 +509,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "conv2d.padding": _convolution(2, padding=_one("same", "valid")),
     "conv3d.padding": _convolution(3, padding=_one("same", "valid")),
     "convolution": _convolution(None),
+    "_convolution": _convolution(None),
     "conv_transpose1d": _convolution(1, weight=_filter(1, transposed=True)),
     "conv_transpose2d": _convolution(2, weight=_filter(2, transposed=True)),
     "add.Tensor": {"self": _of(FLOATS + INTEGERS)},
@@ -518,6 +533,10 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         ),
     },
     "linear": {"input": _rank(1, 2, 2, 3, 4), "weight": _inner(transposed=True), "bias": _bias},
+    "_int_mm": {
+        "self": lambda d, a: d.tensor(shape=(d.size(17, 20), 8), dtypes=(torch.int8,)),
+        "mat2": lambda d, a: d.tensor(shape=(8, 8), dtypes=(torch.int8,)),
+    },
     "mm": {"self": _rank(2), "mat2": _inner(ranks=())},
     "bmm": {"self": _rank(3), "mat2": _inner(ranks=(3,))},
     "matmul": {"self": _rank(1, 2, 3, 4), "other": lambda d, a: _inner(ranks=d.choose(((1,), (3,))))(d, a)},
@@ -674,12 +693,18 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "avg_pool3d": _pool(3, 5, 5, 4),
     "im2col": _pool(2, 4, 4, 3),
     "col2im": {"self": _windows},
-    **{f"upsample_{kind}": _upsample(2, vec=False) for kind in ("nearest2d", "bilinear2d")},
     **{
-        f"{kind}{n}d.vec": _upsample(n, vec=True)
+        f"{kind}{n}d.{form}": _upsample(n, vec=form == "vec")
         for n, linear in enumerate(("linear", "bilinear", "trilinear"), 1)
         for kind in ("upsample_nearest", "_upsample_nearest_exact", f"upsample_{linear}")
+        for form in ("default", "vec")
     },
+    # PyTorch fills a column that is resized alone with its first element.
+    **{
+        f"_upsample_{kind}2d_aa": {**_upsample(2, vec=False), "output_size": lambda d, a: [d.size(1, 9), d.size(2, 9)]}
+        for kind in ("bilinear", "bicubic", "lanczos")
+    },
+    **{f"upsample_bicubic2d.{form}": _upsample(2, vec=form == "vec") for form in ("default", "vec")},
     "lstm": _recurrent(4, 2),
     "gru": _recurrent(3, 1),
     "rnn_tanh": _recurrent(1, 1),
@@ -705,6 +730,18 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         "interpolation_mode": _one(0, 0, 1),
         "padding_mode": _one(0, 1, 2),
     },
+    "grid_sampler_3d": {
+        "input": _image(3),
+        "grid": lambda d, a: d.tensor(shape=(_first(a).shape[0], 2, d.size(1, 3), 2, 3), span=(-1.2, 1.2)),
+        "interpolation_mode": _one(0, 0, 1),
+        "padding_mode": _one(0, 1, 2),
+    },
+    "_pdist_forward": {"self": _rank(2), "p": _one(2.0, 1.0)},
+    "embedding_bag": _BAG,
+    "embedding_bag.padding_idx": _BAG | {"padding_idx": _one(None, 0, 2)},
+    "_embedding_bag": _BAG,
+    "_embedding_bag_forward_only": _BAG | {"mode": _always(2)},  # of others its further results are not as it says
+    "index_reduce": _INDEXED | {"reduce": _one("mean", "prod", "amax", "amin")},
     "index_fill": _INDEXED,
     "index_fill.int_Tensor": {"value": lambda d, a: d.tensor(shape=())},
     "index_copy": _INDEXED,
@@ -717,7 +754,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "gather": _SCATTER,
     "scatter": _SCATTER,
     "scatter_add": _SCATTER,
-    "scatter_reduce": _SCATTER | {"reduce": _one("sum", "prod", "amax", "amin"), "include_self": _always(True)},
+    "scatter_reduce": _SCATTER | {"reduce": _one("sum", "prod", "mean", "amax", "amin")},
     "masked_scatter": {"mask": _like(BOOL), "source": _same()},
     "take": {
         "index": lambda d, a: d.tensor(shape=(d.size(1, 5),), dtypes=(torch.int64,), span=(0, _first(a).tensor.numel()))
@@ -729,6 +766,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         "sorter": _always(None),
     },
     "kthvalue": {"k": _along(1, lambda n: n)},
+    "topk": {"k": _along(1, lambda n: n)},
     "unfold": {"size": _of_dimension, "step": _one(1, 2, 3)},
     "unfold_copy": {"size": _of_dimension, "step": _one(1, 2, 3)},
     "as_strided": _STRIDED,

@@ -25,6 +25,7 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 
 _GATHER = {"u55": "no GATHER"}
+_CHOICE = {"u55": "no SELECT"}
 _TWO_TENSORS = dict.fromkeys(("int8", "a16w8", "u55", "u85"), "runs integers only")
 _NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
 
@@ -431,6 +432,9 @@ REDUCTION = [
     Case("argmax_keepdim", lambda x: x.argmax(1, keepdim=True), one(2, 6, 4)),
     Case("argmax_all", lambda x: x.argmax(), one(2, 16)),
     Case("amin_keepdim", lambda x: x.amin(-1, keepdim=True), one(2, 3, 16)),
+    Case("topk", lambda x: torch.topk(x, 3), one(2, 3, 16), refused=_CHOICE),
+    Case("topk_smallest_dim", lambda x: torch.topk(x, 5, -2, largest=False).values, one(2, 16, 3), refused=_CHOICE),
+    Case("topk_scalar", lambda x: torch.topk(x, 1, -1), one(), refused=_CHOICE),
 ]
 
 MOVEMENT = [

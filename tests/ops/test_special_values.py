@@ -28,6 +28,25 @@ def _ramp(low: float, high: float, *shape: int) -> Tensor:
     return torch.linspace(low, high, torch.Size(shape).numel()).reshape(shape)
 
 
+#: Rows in which few elements are numbers, and some are as large as what stands for those that are found.
+RANKED = torch.tensor(
+    [
+        [3, NAN, INF, -INF, 2, -INF],
+        [-INF, -INF, -INF, -INF, -INF, -INF],
+        [NAN, NAN, -INF, NAN, 1, NAN],
+        [INF, INF, NAN, 0, -0.0, 1],
+    ]
+)
+
+
+def _stable(x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
+    """topk, whose order of equal elements PyTorch leaves open: the target takes the first."""
+    if torch.compiler.is_exporting():
+        return torch.topk(x, 5, 1, largest)
+    values, indices = torch.sort(x, dim=1, descending=largest, stable=True)
+    return values[:, :5], indices[:, :5]
+
+
 #: Function and its operands, by name.
 ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "relu": (torch.relu, [EDGES]),
@@ -79,6 +98,8 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "sum_of_scalar": (lambda x: x.sum(dim=0) + x.amax(0) + x.mean(0), [torch.tensor(2.0)]),
     "compare": (lambda x, y: (x == y, x != y, x > y, x >= y, x < y, x <= y), [EDGES, EDGES.roll(1)]),
     "maximum": (lambda x, y: (torch.maximum(x, y), torch.minimum(x, y)), [EDGES, EDGES.roll(1)]),
+    "topk_largest": (lambda x: _stable(x, True), [RANKED]),
+    "topk_smallest": (lambda x: _stable(x, False), [RANKED]),
     "half_softmax_to_float": (lambda x: torch.softmax(x, -1, dtype=torch.float32), [_ramp(-3, 4, 2, 8).half()]),
     "half_log_softmax_to_float": (lambda x: torch.log_softmax(x, -1, torch.float32), [_ramp(-3, 4, 2, 8).half()]),
     "half_mean_to_float": (lambda x: x.mean(-1, dtype=torch.float32), [_ramp(-3, 4, 2, 8).half()]),
@@ -113,6 +134,8 @@ INTEGERS: dict[str, tuple[Callable[..., Any], torch.dtype]] = {
     "clamp_min_int8": (lambda x: x.clamp(min=-3), torch.int8),
     "clamp_int32": (lambda x: x.clamp(-3, 4), torch.int32),
     "clamp_max_int32": (lambda x: x.clamp(max=4), torch.int32),
+    "topk_int8": (lambda x: torch.topk(x, 3).values, torch.int8),
+    "topk_int32": (lambda x: torch.topk(x, 2, largest=False).values, torch.int32),
 }
 
 

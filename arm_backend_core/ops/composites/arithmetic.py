@@ -106,6 +106,13 @@ def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Te
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
+@made_of(aten._pdist_forward.default)
+def pdist(x: Tensor, p: float = 2.0) -> Tensor:
+    """The p-norm of the difference of every two rows of x [N, K], without repetition: [N * (N - 1) / 2]."""
+    first, second = torch.triu_indices(len(x), len(x), 1)
+    return torch.linalg.vector_norm(x.index_select(0, first) - x.index_select(0, second), p, -1)
+
+
 @made_of(aten.bilinear.default)
 def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x^T @ weight[o] @ y for every o; weight [O, I, J], x [..., I], y [..., J] -> [..., O]."""
@@ -113,6 +120,23 @@ def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -
     mixed = F.linear(x, weight.permute(0, 2, 1).reshape(-1, size)).unflatten(-1, (outputs, -1))
     result = (mixed * y.unsqueeze(-2)).sum(-1)
     return result if bias is None else result + bias
+
+
+@made_of(aten._convolution.default)
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    *kernel: bool,
+) -> Tensor:
+    """What TorchScript writes; ``kernel`` says how a GPU is to choose one."""
+    return aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
 # -- elementwise --------------------------------------------------------------------------------------------------
@@ -123,6 +147,12 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
     """PyTorch's own decomposition compares and chooses."""
     raised = x if min is None else torch.maximum(x, min)
     return raised if max is None else torch.minimum(raised, max)
+
+
+@made_of(aten._add_relu.Tensor, aten._add_relu.Scalar)
+def add_relu(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
+    """What PyTorch's fusion of a sum with its activation leaves."""
+    return torch.relu(torch.add(x, y, alpha=alpha))
 
 
 @made_of(aten.hypot.default)

@@ -71,6 +71,48 @@ def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tens
     return shaped if x.is_contiguous() and shaped.stride() == tuple(stride) else as_strided(x, size, stride)
 
 
+@made_of(
+    aten.embedding_bag.default,
+    aten.embedding_bag.padding_idx,
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+    tell_quantized=True,
+)
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    factors: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = -1,
+    *,
+    quantized: bool = False,
+) -> tuple[Tensor, None, None, None]:
+    """Sum (mode 0), mean or maximum of the rows from each offset to the next, 0 of none; without the bookkeeping.
+
+    A sum is a product with ones, for which the rows are finite.
+    """
+    places = torch.arange(len(indices), dtype=torch.int32)
+    begun = places >= offsets.to(torch.int32).unsqueeze(-1)
+    begun = begun if include_last_offset else F.pad(begun, (0, 0, 0, 1), value=False)
+    member = begun[:-1] & ~begun[1:]  # [bags, places]
+    if padding_idx is not None and padding_idx >= 0:
+        member = member & (indices != padding_idx)
+    rows = F.embedding(indices, weight)
+    rows = rows if factors is None else rows * factors.unsqueeze(-1)
+    if mode == 2:
+        lowest = rows.amin() if quantized else -math.inf  # infinity has no scale
+        largest = torch.where(member.unsqueeze(-1), rows, lowest).amax(1)
+        return torch.where(member.any(1, keepdim=True), largest, 0.0), None, None, None
+    shares = torch.where(member, 1.0, 0.0).to(rows.dtype)
+    if mode == 1:
+        shares = shares / shares.sum(1, keepdim=True).clamp(min=1)
+    return torch.matmul(shares, rows), None, None, None
+
+
 @made_of(aten.take.default)
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened tensor."""
@@ -265,11 +307,22 @@ def scatter_reduce(
     quantized: bool = False,
 ) -> Tensor:
     """x joined with the elements of ``source`` at the indices along ``dim``."""
-    if reduce not in _REDUCTIONS or not include_self or not x.is_floating_point() or (quantized and reduce != "sum"):
+    if not x.is_floating_point() or (quantized and (reduce != "sum" or not include_self)):
         raise Unsupported(f"scatter_reduce '{reduce}' as it is called here; sums of floating-point tensors can be had")
-    neutral, along, join = _REDUCTIONS[reduce]
+    neutral, along, join = _REDUCTIONS["sum" if reduce == "mean" else reduce]
     hits, source = _scattered(x, dim, index, source)
-    return join(x, along(torch.where(hits, source.unsqueeze(-1), neutral), -2).transpose(dim, -1))
+    old, new = x.transpose(dim, -1), along(torch.where(hits, source.unsqueeze(-1), neutral), -2)
+    new = join(old, new) if include_self else torch.where(hits.any(-2), new, old)
+    if reduce == "mean":
+        new = new / (hits.to(x.dtype).sum(-2) + float(include_self)).clamp(min=1)
+    return new.transpose(dim, -1)
+
+
+@made_of(aten.index_reduce.default, tell_quantized=True)
+def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **how: bool) -> Tensor:
+    """x joined with the rows of ``source`` at the indices along ``dim``."""
+    places = _along(index.reshape(-1), source, dim).expand(source.shape)
+    return scatter_reduce(x, dim, places, source, reduce, **how)
 
 
 def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:

@@ -90,7 +90,7 @@ def median(x: Tensor) -> Tensor:
     return torch.median(x.reshape(-1), 0)[0]
 
 
-def _below(boundaries: Tensor, x: Tensor, out_int32: bool, right: bool) -> Tensor:
+def _below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
     """How many of the last dimension of ``boundaries`` are less than each x, or not more; all for what is no number."""
     above = boundaries > x if right else boundaries >= x
     return torch.sum(~above, -1, dtype=torch.int32 if out_int32 else torch.int64)
@@ -102,21 +102,22 @@ def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: 
     return _below(boundaries, x.unsqueeze(-1), out_int32, right)
 
 
-@made_of(aten.searchsorted.Tensor)
+@made_of(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
     boundaries: Tensor,
-    x: Tensor,
+    x: Any,
     *,
     out_int32: bool = False,
     right: bool = False,
     side: str | None = None,
     sorter: Tensor | None = None,
 ) -> Tensor:
-    """boundaries [N] or [..., N], x [..., M]."""
+    """boundaries [N] or [..., N], x [..., M]; or a number, for boundaries [N]."""
     if sorter is not None:
         boundaries = boundaries.gather(-1, sorter)
     boundaries = boundaries.unsqueeze(-2) if boundaries.dim() > 1 else boundaries
-    return _below(boundaries, x.unsqueeze(-1), out_int32, right or side == "right")
+    wanted = x.unsqueeze(-1) if isinstance(x, Tensor) else x
+    return _below(boundaries, wanted, out_int32, right or side == "right")
 
 
 @made_of(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)

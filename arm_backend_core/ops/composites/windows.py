@@ -1,4 +1,4 @@
-"""Windows over images and volumes: unfolding, pooling, resizing."""
+"""Windows over images and volumes: unfolding, pooling."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._ops import OpOverload
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.pooling import cells
@@ -90,7 +88,7 @@ def fold(
     return image.reshape(batch, -1, *output_size)
 
 
-# -- pooling and resizing -----------------------------------------------------------------------------------------
+# -- pooling -----------------------------------------------------------------------------------------
 
 
 def _sizes(values: Sequence[int], count: int) -> list[int]:
@@ -232,73 +230,3 @@ def conv_transpose3d(
         pads = [reach, reach + extra[i] - (step - 1), *pads]
     mirrored = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3, 4)
     return F.conv3d(F.pad(x, pads), mirrored, bias, 1, 0, dilation, groups)
-
-
-def _one_row(images: OpOverload) -> Callable[..., Tensor]:
-    def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
-        *corners, factors = rest
-        size, factors = size and [1, *size], factors and [1.0, *factors]
-        result: Tensor = images(x.unsqueeze(2), size, *corners, factors).squeeze(2)
-        return result
-
-    return upsample
-
-
-def _volume(images: OpOverload) -> Callable[..., Tensor]:
-    def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
-        *corners, factors = rest
-        pictures = images(x.flatten(1, 2), size and size[1:], *corners, factors and factors[1:])
-        height, width = pictures.shape[2:]
-        deep = pictures.reshape(*x.shape[:3], height * width)
-        size, factors = size and [size[0], height * width], factors and [factors[0], 1.0]
-        return images(deep, size, *corners, factors).unflatten(-1, (height, width))
-
-    return upsample
-
-
-for _image_rule, _row, _depth in (
-    (aten.upsample_bilinear2d.vec, aten.upsample_linear1d.vec, aten.upsample_trilinear3d.vec),
-    (aten.upsample_nearest2d.vec, aten.upsample_nearest1d.vec, aten.upsample_nearest3d.vec),
-    (aten._upsample_nearest_exact2d.vec, aten._upsample_nearest_exact1d.vec, aten._upsample_nearest_exact3d.vec),
-):
-    made_of(_row)(_one_row(_image_rule))  # x [N, C, L] as an image of one row
-    made_of(_depth)(_volume(_image_rule))  # x [N, C, D, H, W]: every picture, then along the depth
-
-
-@made_of(aten.grid_sampler_2d.default)
-def grid_sampler(x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool) -> Tensor:
-    """x [N, C, H, W] at the places of ``grid`` [N, OH, OW, 2], (x, y) from -1 to 1 (F.grid_sample): [N, C, OH, OW].
-
-    Modes are numbered as PyTorch does: bilinear, nearest, bicubic; zeros, border, reflection.
-    """
-    if interpolation == 2:
-        raise Unsupported("grid_sample with bicubic interpolation; use bilinear")
-    batch, channels, height, width = x.shape
-    pixels = x.permute(0, 2, 3, 1).reshape(-1, channels)
-    across, down = (_coordinate(grid[..., i], size, padding, align_corners) for i, size in enumerate((width, height)))
-
-    def pixel(row: Tensor, column: Tensor) -> Tensor:
-        """The pixels at whole coordinates, 0 outside: [N, OH, OW, C]."""
-        inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-        place = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-        place = place + torch.arange(batch).reshape(-1, 1, 1) * (height * width)
-        picked = torch.index_select(pixels, 0, place.reshape(-1).to(torch.int32)).reshape(*row.shape, channels)
-        return picked * inside.unsqueeze(-1).to(x.dtype)
-
-    if interpolation == 1:
-        return pixel(down.round(), across.round()).permute(0, 3, 1, 2)
-    top, left = down.floor(), across.floor()
-    below, right = (down - top).unsqueeze(-1), (across - left).unsqueeze(-1)
-    upper = pixel(top, left) * (1 - right) + pixel(top, left + 1) * right
-    lower = pixel(top + 1, left) * (1 - right) + pixel(top + 1, left + 1) * right
-    return (upper * (1 - below) + lower * below).permute(0, 3, 1, 2)
-
-
-def _coordinate(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
-    """-1 to 1 as pixels: from the middle of the first to that of the last, or from border to border."""
-    place = (x + 1) * ((size - 1) / 2) if align_corners else ((x + 1) * size - 1) / 2
-    if padding == 2:  # every other stretch of the image's size runs backwards
-        low, span = (0.0, size - 1) if align_corners else (-0.5, size)
-        beyond = torch.remainder((place - low).abs(), 2 * span) if span else torch.zeros_like(place)
-        place = torch.minimum(beyond, 2 * span - beyond) + low
-    return place if padding == 0 else place.clamp(0, size - 1)

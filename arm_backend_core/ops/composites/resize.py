@@ -1,0 +1,160 @@
+"""Images that are resized, and sampled at computed places."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._ops import OpOverload
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.registry import made_of
+
+aten = torch.ops.aten
+
+
+# -- one and three dimensions, and the forms of core ATen --------------------------------------------------------
+
+
+def _one_row(images: OpOverload) -> Callable[..., Tensor]:
+    def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
+        *corners, factors = rest
+        size, factors = size and [1, *size], factors and [1.0, *factors]
+        result: Tensor = images(x.unsqueeze(2), size, *corners, factors).squeeze(2)
+        return result
+
+    return upsample
+
+
+def _volume(images: OpOverload) -> Callable[..., Tensor]:
+    def upsample(x: Tensor, size: Sequence[int] | None, *rest: Any) -> Tensor:
+        *corners, factors = rest
+        pictures = images(x.flatten(1, 2), size and size[1:], *corners, factors and factors[1:])
+        height, width = pictures.shape[2:]
+        deep = pictures.reshape(*x.shape[:3], height * width)
+        size, factors = size and [size[0], height * width], factors and [factors[0], 1.0]
+        return images(deep, size, *corners, factors).unflatten(-1, (height, width))
+
+    return upsample
+
+
+def _by_size(form: OpOverload, rank: int) -> Callable[..., Tensor]:
+    def upsample(x: Tensor, size: Sequence[int], *rest: Any, **named: Any) -> Tensor:
+        factors = [value for value in (*rest, *named.values()) if isinstance(value, float)]
+        corners = [value for value in rest if isinstance(value, bool)]
+        if len(factors) not in (0, rank):
+            raise Unsupported("resizing with a factor for some dimensions; give one for each, or sizes alone")
+        result: Tensor = form(x, None, *corners, factors) if factors else form(x, size, *corners, None)
+        return result
+
+    return upsample
+
+
+for _images, _row, _depth in (
+    (aten.upsample_bilinear2d, aten.upsample_linear1d, aten.upsample_trilinear3d),
+    (aten.upsample_nearest2d, aten.upsample_nearest1d, aten.upsample_nearest3d),
+    (aten._upsample_nearest_exact2d, aten._upsample_nearest_exact1d, aten._upsample_nearest_exact3d),
+):
+    made_of(_row.vec)(_one_row(_images.vec))  # x [N, C, L] as an image of one row
+    made_of(_depth.vec)(_volume(_images.vec))  # x [N, C, D, H, W]: every picture, then along the depth
+    made_of(_row.default)(_by_size(_row.vec, 1))
+    made_of(_depth.default)(_by_size(_depth.vec, 3))
+made_of(aten._upsample_nearest_exact2d.default)(_by_size(aten._upsample_nearest_exact2d.vec, 2))
+
+
+# -- weights that PyTorch computes -------------------------------------------------------------------------------
+
+
+def _weights(images: OpOverload, size: int, out: int, align_corners: bool, factor: float | None) -> Tensor:
+    """[out, size]: what resizing one axis makes of the unit vectors."""
+    square = torch.eye(size).reshape(1, 1, size, size)
+    weights: Tensor = images(square, [out, size], align_corners, factor, None)
+    return weights.reshape(out, size)
+
+
+def _separable(images: OpOverload) -> Callable[..., Tensor]:
+    def upsample(
+        x: Tensor,
+        size: Sequence[int],
+        align_corners: bool,
+        scales_h: float | None = None,
+        scales_w: float | None = None,
+    ) -> Tensor:
+        """x [N, C, H, W]: along each axis a product with constant weights, which a target takes as a convolution's."""
+        for axis, factor in ((2, scales_h), (3, scales_w)):
+            if x.shape[axis] != size[axis - 2] or factor not in (None, 1.0):
+                weights = _weights(images, x.shape[axis], size[axis - 2], align_corners, factor).to(x.dtype)
+                x = F.linear(x.transpose(axis, 3), weights).transpose(axis, 3)
+        return x.clone()
+
+    return upsample
+
+
+for _form in (
+    aten.upsample_bicubic2d,
+    aten._upsample_bilinear2d_aa,
+    aten._upsample_bicubic2d_aa,
+    aten._upsample_lanczos2d_aa,
+):
+    made_of(_form.default)(_separable(_form.default))
+
+
+@made_of(aten.upsample_bicubic2d.vec)
+def bicubic_vec(
+    x: Tensor, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None = None
+) -> Tensor:
+    """The form that torch.export writes."""
+    sizes = size or [int(n * factor) for n, factor in zip(x.shape[2:], factors or (), strict=True)]
+    return aten.upsample_bicubic2d(x, sizes, align_corners, *(factors or ()))
+
+
+# -- sampling ----------------------------------------------------------------------------------------------------
+
+
+@made_of(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool) -> Tensor:
+    """x [N, C, (D,) H, W] at the places of ``grid`` [N, ..., 2 or 3], (x, y, z) from -1 to 1 (F.grid_sample).
+
+    Modes are numbered as PyTorch does: bilinear, nearest, bicubic; zeros, border, reflection.
+    """
+    if interpolation == 2:
+        raise Unsupported("grid_sample with bicubic interpolation; use bilinear")
+    batch, channels, *sizes = x.shape
+    pixels = x.flatten(2).transpose(1, 2).reshape(-1, channels)
+    images = torch.arange(batch).reshape(-1, *[1] * len(sizes)) * math.prod(sizes)
+    wanted = [_coordinate(grid[..., -1 - i], size, padding, align_corners) for i, size in enumerate(sizes)]
+
+    def pixel(places: Sequence[Tensor]) -> Tensor:
+        """The pixels at whole coordinates, 0 outside: [N, ..., C]."""
+        inside = [(place >= 0) & (place < size) for place, size in zip(places, sizes, strict=True)]
+        index = torch.zeros(())
+        for place, size in zip(places, sizes, strict=True):
+            index = index * size + place.clamp(0, size - 1)
+        picked = torch.index_select(pixels, 0, (index + images).reshape(-1).to(torch.int32))
+        hits = functools.reduce(torch.logical_and, inside).unsqueeze(-1).to(x.dtype)
+        return picked.reshape(*places[0].shape, channels) * hits
+
+    def mixed(places: list[Tensor]) -> Tensor:
+        """The pixels around, the dimensions that ``places`` does not name being interpolated."""
+        if len(places) == len(sizes):
+            return pixel(places)
+        low = wanted[len(places)].floor()
+        part = (wanted[len(places)] - low).unsqueeze(-1)
+        return mixed([*places, low]) * (1 - part) + mixed([*places, low + 1]) * part
+
+    return (pixel([place.round() for place in wanted]) if interpolation == 1 else mixed([])).movedim(-1, 1)
+
+
+def _coordinate(x: Tensor, size: int, padding: int, align_corners: bool) -> Tensor:
+    """-1 to 1 as pixels: from the middle of the first to that of the last, or from border to border."""
+    place = (x + 1) * ((size - 1) / 2) if align_corners else ((x + 1) * size - 1) / 2
+    if padding == 2:  # every other stretch of the image's size runs backwards
+        low, span = (0.0, size - 1) if align_corners else (-0.5, size)
+        beyond = torch.remainder((place - low).abs(), 2 * span) if span else torch.zeros_like(place)
+        place = torch.minimum(beyond, 2 * span - beyond) + low
+    return place if padding == 0 else place.clamp(0, size - 1)
