@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
-from arm_backend_core.nodes import DECLINED, first_result, in_words, is_constant
+from arm_backend_core.nodes import DECLINED, constant_nodes, first_result, in_words, is_constant
 from arm_backend_core.ops.composites.arithmetic import computed_product, product_of_nothing
 from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
 from arm_backend_core.ops.registry import composite, find, records
@@ -193,7 +193,8 @@ class _Decomposer:
     ) -> _Fragment | None:
         try:
             module = _trace(call, values)
-            if any(node.target is target for node in module.graph.nodes):
+            known = constant_nodes(module.graph)  # weights, say, that the operator makes of the unit vectors
+            if any(node.target is target and node not in known for node in module.graph.nodes):
                 module = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
         except Exception as error:  # PyTorch raises of all kinds where it has no rule for these operands
             if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):

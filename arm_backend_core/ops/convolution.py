@@ -30,7 +30,7 @@ class _Geometry:
     groups: int
 
 
-@op(aten.conv1d.default, aten.conv2d.default, **_CONV)
+@op(aten.conv1d.default, aten.conv2d.default, aten.conv3d.default, **_CONV)
 def conv(
     cx: Context,
     x: Tensor,
@@ -41,8 +41,10 @@ def conv(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value:
-    """x [N, C, (H,) W], weight [OC, C / groups, (KH,) KW]."""
+    """x [N, C, (D,) (H,) W], weight [OC, C / groups, (KD,) (KH,) KW]."""
     spatial = weight.rank - 2
+    if spatial == 3:
+        return _convolve_volume(cx, x, weight, bias, stride, padding, dilation, groups=groups)
     top, left = pair(padding, spatial, 0)
     geometry = _Geometry(pair(stride, spatial, 1), (top, top, left, left), pair(dilation, spatial, 1), groups)
     return _convolve(cx, x, weight, bias, geometry)
@@ -68,22 +70,14 @@ def conv_same(
     return _convolve(cx, x, weight, bias, _Geometry(pair(stride, spatial, 1), pad, steps, groups))
 
 
-@op(aten.conv3d.default, **_CONV)
-def conv3d(
-    cx: Context,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1,),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    groups: int = 1,
+def _convolve_volume(
+    cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None, *window: Sequence[int], groups: int
 ) -> Value:
     """x [(N,) C, D, H, W], weight [OC, C / groups, KD, KH, KW]: the window's depth becomes channels of an image.
 
     Exact on every target. TOSA's CONV3D is not: Ethos-U55 and U65 have none that is deeper than 1.
     """
-    steps, pads, spread = (list(values) * (3 if len(values) == 1 else 1) for values in (stride, padding, dilation))
+    steps, pads, spread = (list(values) * (3 if len(values) == 1 else 1) for values in window)
     kernel = _constant(weight)
     slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * spread[0] for k in range(kernel.shape[2])])
     if groups == 1:
@@ -132,8 +126,6 @@ def convolution(
     """The core ATen form of all of them."""
     if transposed:
         return conv_transpose.lower(cx, x, weight, bias, stride, padding, output_padding, groups, dilation)
-    if weight.rank == 5:
-        return conv3d.lower(cx, x, weight, bias, stride, padding, dilation, groups)
     return conv.lower(cx, x, weight, bias, stride, padding, dilation, groups)
 
 
@@ -192,7 +184,7 @@ def _spread(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight: Tenso
     return apart
 
 
-for _record in (conv, conv_same, conv3d, convolution, conv_transpose):
+for _record in (conv, conv_same, convolution, conv_transpose):
     _record.integer(_record.lower)  # one rule: operands say whether they are quantized
 
 

@@ -79,9 +79,6 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
     return cx.b.reshape(to_nchw(cx.b, cx.finished(accumulator, sums)), shape)
 
 
-batch_norm.integer(batch_norm.lower)
-
-
 def _standardized(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:
     """(x - mean) / sqrt(variance + eps) over ``axes``."""
     b = cx.b
@@ -117,22 +114,9 @@ def layer_norm(
 ) -> Value:
     """(x - mean) / sqrt(variance + eps) * weight + bias over the trailing dimensions."""
     axes = _trailing(x, normalized_shape)
+    if x.q is not None:
+        return fixed_point.layer_norm(cx.b, x.value, x.q, axes, _real(weight), _real(bias), eps, cx.q)
     return _scaled(cx, _standardized(cx, x.value, axes, eps), weight, bias, normalized_shape)
-
-
-@layer_norm.integer
-def _(
-    cx: Context,
-    x: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = False,
-) -> Value:
-    assert x.q is not None
-    axes = _trailing(x, normalized_shape)
-    return fixed_point.layer_norm(cx.b, x.value, x.q, axes, _real(weight), _real(bias), eps, cx.q)
 
 
 @op(aten.rms_norm.default, **_INSIDE)
@@ -140,23 +124,13 @@ def rms_norm(
     cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Value:
     """x / sqrt(mean(x * x) + eps) * weight over the trailing dimensions; eps is the type's where it is None."""
-    b = cx.b
-    square = mean_over(cx, Tensor(b.mul(x.value, x.value)), _trailing(x, normalized_shape))
-    root = b.unary("RSQRT", b.add(square, cx.operand(_type_eps(cx) if eps is None else eps)))
+    b, axes = cx.b, _trailing(x, normalized_shape)
+    eps = float(torch.finfo(cx.node.meta["val"].dtype).eps) if eps is None else eps
+    if x.q is not None:
+        return fixed_point.rms_norm(b, x.value, x.q, axes, _real(weight), eps, cx.q)
+    square = mean_over(cx, Tensor(b.mul(x.value, x.value)), axes)
+    root = b.unary("RSQRT", b.add(square, cx.operand(eps)))
     return _scaled(cx, b.mul(x.value, root), weight, None, normalized_shape)
-
-
-@rms_norm.integer
-def _(
-    cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
-) -> Value:
-    assert x.q is not None
-    eps = _type_eps(cx) if eps is None else eps
-    return fixed_point.rms_norm(cx.b, x.value, x.q, _trailing(x, normalized_shape), _real(weight), eps, cx.q)
-
-
-def _type_eps(cx: Context) -> float:
-    return float(torch.finfo(cx.node.meta["val"].dtype).eps)
 
 
 @op(aten.group_norm.default, **_INSIDE)
@@ -170,27 +144,16 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Value:
     """x [N, C, ...] standardized over C / groups channels and all positions; weight and bias [C]."""
+    if x.q is not None:
+        return fixed_point.group_norm(cx.b, x.value, x.q, groups, _real(weight), _real(bias), eps, cx.q)
     batch, channels = x.shape[:2]
     rows = cx.b.reshape(x.value, (batch, groups, -(-x.value.size // (batch * groups))))
     standard = cx.b.reshape(_standardized(cx, rows, (2,), eps), x.shape)
     return _scaled(cx, standard, weight, bias, (channels, *(1,) * (x.rank - 2)))
 
 
-@group_norm.integer
-def _(
-    cx: Context,
-    x: Tensor,
-    groups: int,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Value:
-    assert x.q is not None
-    return fixed_point.group_norm(cx.b, x.value, x.q, groups, _real(weight), _real(bias), eps, cx.q)
-
-
-def _instance_norm(
+@op(aten.instance_norm.default, **_INSIDE)
+def instance_norm(
     cx: Context,
     x: Tensor,
     weight: Tensor | None,
@@ -205,12 +168,7 @@ def _instance_norm(
     """Each channel of each sample is a group; with statistics of the training it is batch normalization."""
     if not use_input_stats:
         return batch_norm.lower(cx, x, weight, bias, running_mean, running_var, False, momentum, eps)
-    rule = group_norm.lower if x.q is None else group_norm.lower_integer
-    assert rule is not None
-    return rule(cx, x, x.shape[1], weight, bias, eps)
-
-
-op(aten.instance_norm.default, **_INSIDE)(_instance_norm).integer(_instance_norm)
+    return group_norm.lower(cx, x, x.shape[1], weight, bias, eps)
 
 
 def _exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -> tuple[Value, Value, Value]:
@@ -226,6 +184,8 @@ def _exponentials(cx: Context, x: Tensor, dim: int, lowest: float = -math.inf) -
 def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """exp(x - max) / sum."""
     x = vector(cx, x)
+    if x.q is not None:
+        return cx.b.reshape(fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
     _shifted, exponential, total = _exponentials(cx, x, dim)
     return cx.b.reshape(cx.b.mul(exponential, cx.b.unary("RECIPROCAL", total)), cx.shape)
 
@@ -234,35 +194,26 @@ def softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value
 def safe_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """softmax, and 0 where a whole row is minus infinity (a query that may attend to nothing).
 
-    Without a finite element every exponential is 0, and so is the sum, which else is 1 at least.
+    Without a finite element every exponential is 0, and so is the sum, which else is 1 at least. Integers are finite.
     """
+    if x.q is not None:
+        return softmax.lower(cx, x, dim)
     x = vector(cx, x)
     _shifted, exponential, total = _exponentials(cx, x, dim, -DType.FP32.largest)
     inverse = cx.b.unary("RECIPROCAL", cx.b.clamp(total, 1.0, math.inf))
     return cx.b.reshape(cx.b.mul(exponential, inverse), cx.shape)
 
 
-@softmax.integer
-def _(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    x = vector(cx, x)
-    assert x.q is not None
-    return cx.b.reshape(fixed_point.softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
-
-
-assert softmax.lower_integer is not None
-safe_softmax.integer(softmax.lower_integer)
-
-
 @op(aten.log_softmax.int, aten._log_softmax.default, **_INSIDE)
 def log_softmax(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
     """(x - max) - log(sum)."""
     x = vector(cx, x)
+    if x.q is not None:
+        return cx.b.reshape(fixed_point.log_softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
     shifted, _exponential, total = _exponentials(cx, x, dim)
     return cx.b.reshape(cx.b.sub(shifted, cx.b.unary("LOG", total)), cx.shape)
 
 
-@log_softmax.integer
-def _(cx: Context, x: Tensor, dim: int, *_: object, **__: object) -> Value:
-    x = vector(cx, x)
-    assert x.q is not None
-    return cx.b.reshape(fixed_point.log_softmax(cx.b, x.value, x.q, dim % x.rank, cx.q), cx.shape)
+_RECORDS = (batch_norm, layer_norm, rms_norm, group_norm, instance_norm, softmax, safe_softmax, log_softmax)
+for _record in _RECORDS:  # one rule: operands say whether they are quantized
+    _record.integer(_record.lower)

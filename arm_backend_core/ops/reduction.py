@@ -106,12 +106,8 @@ def _spread(
     return axes, less
 
 
-def _variance(cx: Context, x: Tensor, axes: Sequence[int], less: float) -> Value:
-    """Sum of (x - mean)**2 divided by (count - less), the axes kept with size 1."""
-    return _mean_square(cx, cx.b.sub(x.value, mean_over(cx, x, axes)), axes, less)
-
-
 def _mean_square(cx: Context, x: Value, axes: Sequence[int], less: float) -> Value:
+    """Sum of x * x divided by (count - less), the axes kept with size 1."""
     count = prod(x.shape[axis] for axis in axes)
     return mean_over(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - less))))), axes)
 
@@ -120,14 +116,11 @@ def _mean_square(cx: Context, x: Value, axes: Sequence[int], less: float) -> Val
 def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
     x = vector(cx, x)
-    return cx.b.reshape(_variance(cx, x, *_spread(x, *args, **kwargs)), cx.shape)
-
-
-@var.integer
-def _(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
-    x = vector(cx, x)
-    assert x.q is not None
-    return cx.b.reshape(fixed_point.var(cx.b, x.value, x.q, *_spread(x, *args, **kwargs), cx.q), cx.shape)
+    axes, less = _spread(x, *args, **kwargs)
+    if x.q is not None:
+        return cx.b.reshape(fixed_point.var(cx.b, x.value, x.q, axes, less, cx.q), cx.shape)
+    centred = cx.b.sub(x.value, mean_over(cx, x, axes))
+    return cx.b.reshape(_mean_square(cx, centred, axes, less), cx.shape)
 
 
 @op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, wide=True)
@@ -135,17 +128,16 @@ def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Square root of the variance, of numbers that are divided by the largest: no square leaves the type's range."""
     x = vector(cx, x)
     axes, less = _spread(x, *args, **kwargs)
+    if x.q is not None:
+        return cx.b.reshape(fixed_point.std(cx.b, x.value, x.q, axes, less, cx.q), cx.shape)
     centred = Float(cx.b, cx.b.sub(x.value, mean_over(cx, x, axes)))
     largest = Float(cx.b, _reduce(cx, "REDUCE_MAX", abs(centred).value, axes)).clamp(2.0**-120, 2.0**126)
     variance = _mean_square(cx, (centred / largest).value, axes, less)
     return cx.b.reshape((Float(cx.b, variance).sqrt() * largest).value, cx.shape)
 
 
-@std.integer
-def _(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
-    x = vector(cx, x)
-    assert x.q is not None
-    return cx.b.reshape(fixed_point.std(cx.b, x.value, x.q, *_spread(x, *args, **kwargs), cx.q), cx.shape)
+for _record in (var, std):
+    _record.integer(_record.lower)
 
 
 @op(aten.amax.default, kind=Kind.SHARED)
