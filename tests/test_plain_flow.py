@@ -360,7 +360,7 @@ def test_an_operator_in_the_middle(
     lowered = lower(program, partitioner)
     (left,) = lowered.log.rejected
     assert left.operator in ("aten.topk.default", "aten.fmod.Scalar")
-    assert left.reason.startswith(f"there is no lowering for {left.operator};")
+    assert left.reason.startswith((f"there is no lowering for {left.operator};", "topk of 8 elements"))
     assert len(lowered.delegates()) == 2
     lowered.check_delegates()
     for sample in vectors():
