@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ethosu/ethosu_backend.h"
 
-#include <ethosu_driver.h>
 #include <executorch/runtime/core/exec_aten/exec_aten.h>
 #include <executorch/runtime/platform/log.h>
 
@@ -9,18 +8,14 @@
 #include <cstring>
 #include <new>
 
+#include "ethosu/npu_driver.h"
 #include "payload/checksum.h"
+#include "payload/compile_specs.h"
 #include "payload/ethosu_payload.h"
 
 extern "C" {
-__attribute__((weak)) unsigned char* ethosu_fast_scratch = nullptr;
-__attribute__((weak)) size_t ethosu_fast_scratch_size = 0;
 __attribute__((weak)) void EthosUBackend_execute_begin(void) {}
 __attribute__((weak)) void EthosUBackend_execute_end(void) {}
-
-// Only drivers built for several kinds of NPU have it, and only it finds an NPU in those. Declared here
-// because the headers of other drivers do not.
-__attribute__((weak)) struct ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs);
 }
 
 namespace arm_runtime {
@@ -43,33 +38,14 @@ using executorch::runtime::Span;
 // The C library of small targets prints neither size_t nor 64-bit numbers.
 using Printable = unsigned long;
 
-constexpr int kBaseCount = 3;
+// The compile spec with the size of the fast scratch: 4 bytes, little endian.
+constexpr char kFastScratchSpec[] = "fast_scratch_size";
 
 // What becomes of a payload between init and execute. Trivially destructible: the runtime's allocator
 // releases its memory without a call to destroy().
 struct Program {
   EthosUPayload payload;
-};
-
-// A driver for the time of one execution.
-class ReservedDriver {
- public:
-  explicit ReservedDriver(const EthosUPayload& payload)
-      : driver_(ethosu_reserve_driver_ex != nullptr
-                    ? ethosu_reserve_driver_ex(payload.product_code, payload.log2_macs)
-                    : ethosu_reserve_driver()) {}
-  ~ReservedDriver() {
-    if (driver_ != nullptr) {
-      ethosu_release_driver(driver_);
-    }
-  }
-  ReservedDriver(const ReservedDriver&) = delete;
-  ReservedDriver& operator=(const ReservedDriver&) = delete;
-
-  ethosu_driver* get() const { return driver_; }
-
- private:
-  ethosu_driver* driver_;
+  FastScratch fast_scratch;
 };
 
 class ExecuteHooks {
@@ -168,36 +144,15 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t siz
   return static_cast<uint8_t*>(scratch);
 }
 
-// Runs the commands on an NPU, with inputs and outputs in `scratch`.
-Error invoke(const EthosUPayload& payload, uint8_t* scratch) {
-  const ReservedDriver driver(payload);
-  if (driver.get() == nullptr) {
-    ET_LOG(Error,
-           "EthosUBackend: the driver has no NPU for Ethos-U%lu-%lu: call ethosu_init() before execution",
-           static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
-    return Error::InvalidState;
+// The fast scratch that the program's compile specs tell of, after a check that it is there.
+Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, FastScratch* fast_scratch) {
+  RecordedNumber size;
+  const Error error = read_number("EthosUBackend", specs, kFastScratchSpec, &size);
+  if (error != Error::Ok) {
+    return error;
   }
-  // In the order of Region. The driver may replace an address by that of its own fast memory.
-  const auto address = [](const void* pointer) {
-    return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(pointer));
-  };
-  uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch),
-                                address(ethosu_fast_scratch)};
-  const size_t sizes[kBaseCount] = {payload.weights.size, payload.scratch_size, ethosu_fast_scratch_size};
-  const int result =
-      ethosu_invoke_v3(driver.get(), payload.commands.data, static_cast<int>(payload.commands.size), bases,
-                       sizes, kBaseCount, nullptr);
-  if (result != 0) {
-    ethosu_hw_info hardware = {};
-    ethosu_get_hw_info(driver.get(), &hardware);
-    ET_LOG(Error,
-           "EthosUBackend: the driver failed with %d on a program for Ethos-U%lu with 2**%lu "
-           "multiply-accumulates; this NPU has 2**%lu: export for this NPU, or see the driver's own log",
-           result, static_cast<Printable>(payload.product), static_cast<Printable>(payload.log2_macs),
-           static_cast<Printable>(hardware.cfg.macs_per_cc));
-    return Error::Internal;
-  }
-  return Error::Ok;
+  *fast_scratch = {size.found, size.value};
+  return check_fast_scratch(payload, *fast_scratch);
 }
 
 }  // namespace
@@ -221,6 +176,10 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
     return Error::InvalidProgram;
   }
   error = check_executable(payload);
+  FastScratch fast_scratch;
+  if (error == Error::Ok) {
+    error = read_fast_scratch(payload, compile_specs, &fast_scratch);
+  }
   if (error != Error::Ok) {
     return error;
   }
@@ -230,13 +189,14 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
            static_cast<Printable>(sizeof(Program)));
     return Error::MemoryAllocationFailed;
   }
-  return new (program) Program{payload};
+  return new (program) Program{payload, fast_scratch};
 }
 
 Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* handle,
                              Span<EValue*> args) const {
   const ExecuteHooks hooks;
-  const EthosUPayload& payload = static_cast<const Program*>(handle)->payload;
+  const Program& program = *static_cast<const Program*>(handle);
+  const EthosUPayload& payload = program.payload;
   Error error = check_arguments(payload, args);
   if (error != Error::Ok) {
     return error;
@@ -253,7 +213,7 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
                   static_cast<size_t>(input.nbytes));
     }
   }
-  error = invoke(payload, *scratch);
+  error = run_on_npu(payload, program.fast_scratch, *scratch);
   if (error != Error::Ok) {
     return error;
   }

@@ -9,8 +9,8 @@ extern "C" {
 // What firmware may define for itself; the names are those of ExecuTorch's own backend, so that the same
 // firmware works with both. The defaults are weak: no fast scratch, and hooks that do nothing.
 
-// SRAM for what Vela spills with a Dedicated_Sram memory mode, and its size in bytes. Where ethosu_init() got
-// such memory, the driver uses that instead.
+// SRAM for what Vela spills with a Dedicated_Sram memory mode, and its size in bytes; used from its first multiple
+// of 32 bytes on. Where ethosu_init() got such memory, the driver uses that instead.
 extern unsigned char* ethosu_fast_scratch;
 extern size_t ethosu_fast_scratch_size;
 // Called around every execution, failed ones too: a place to read cycle counters.
@@ -36,7 +36,8 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
 
   // Errors: InvalidProgram where the payload is damaged, not that of its compile spec payload_crc32, or not
   // aligned, DelegateInvalidCompatibility where it was compiled for another way to run it,
-  // MemoryAllocationFailed.
+  // MemoryAllocationFailed, also where there is less fast scratch than its compile spec fast_scratch_size. The
+  // programs of other exporters lack that: what they spill is not checked.
   executorch::runtime::Result<executorch::runtime::DelegateHandle*> init(
       executorch::runtime::BackendInitContext& context, executorch::runtime::FreeableBuffer* processed,
       executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> compile_specs) const override;

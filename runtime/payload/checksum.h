@@ -7,7 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+
+#include "payload/compile_specs.h"
 
 // CMake's option of the same name.
 #ifndef ARM_RUNTIME_CHECK_PAYLOADS
@@ -48,29 +49,19 @@ inline executorch::runtime::Error check_payload(
   if (!kCheckPayloads) {
     return executorch::runtime::Error::Ok;
   }
-  for (const auto& spec : specs) {
-    if (std::strcmp(spec.key, kChecksumSpec) != 0) {
-      continue;
-    }
-    if (spec.value.buffer == nullptr || spec.value.nbytes != 4) {
-      ET_LOG(Error,
-             "%s: the payload of %lu bytes has a compile spec %s of %lu bytes, not 4: export or flash the "
-             "program again",
-             backend, static_cast<Printable>(size), kChecksumSpec, static_cast<Printable>(spec.value.nbytes));
-      return executorch::runtime::Error::InvalidProgram;
-    }
-    const auto* value = static_cast<const uint8_t*>(spec.value.buffer);
-    const uint32_t recorded = uint32_t{value[0]} | uint32_t{value[1]} << 8 | uint32_t{value[2]} << 16 |
-                              uint32_t{value[3]} << 24;
-    const uint32_t actual = crc32(data, size);
-    if (actual != recorded) {
-      ET_LOG(Error,
-             "%s: the payload of %lu bytes has changed since it was exported: its CRC-32 is %08lx, recorded "
-             "is %08lx: export or flash the program again",
-             backend, static_cast<Printable>(size), static_cast<Printable>(actual),
-             static_cast<Printable>(recorded));
-      return executorch::runtime::Error::InvalidProgram;
-    }
+  RecordedNumber recorded;
+  const executorch::runtime::Error error = read_number(backend, specs, kChecksumSpec, &recorded);
+  if (error != executorch::runtime::Error::Ok || !recorded.found) {
+    return error;
+  }
+  const uint32_t actual = crc32(data, size);
+  if (actual != recorded.value) {
+    ET_LOG(Error,
+           "%s: the payload of %lu bytes has changed since it was exported: its CRC-32 is %08lx, recorded "
+           "is %08lx: export or flash the program again",
+           backend, static_cast<Printable>(size), static_cast<Printable>(actual),
+           static_cast<Printable>(recorded.value));
+    return executorch::runtime::Error::InvalidProgram;
   }
   return executorch::runtime::Error::Ok;
 }

@@ -113,6 +113,6 @@ def test_logic_with_a_driver_double(tmp_path: Path) -> None:
     include = f"-DEXECUTORCH_INCLUDE_DIR={executorch_directory() / 'include'}"
     run(_configure(build, driver, include, "-DARM_RUNTIME_TESTS=ON", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"))
     run(["cmake", "--build", str(build)])
-    for driver_kind in ("single", "multi"):
+    for driver_kind in ("single", "several", "plain"):
         test = build / f"tests/ethosu/ethosu_backend_test_{driver_kind}"
         assert run([str(test), *map(str, files)]) == "ok\n"

@@ -20,6 +20,7 @@
 
 #include "driver_double.h"
 #include "ethosu/ethosu_backend.h"
+#include "ethosu/npu_driver.h"
 #include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 
@@ -27,6 +28,7 @@ namespace {
 
 using arm_runtime::EthosUBackend;
 using arm_runtime::EthosUPayload;
+using arm_runtime::kCacheLine;
 using arm_runtime::PayloadTensor;
 using executorch::aten::ScalarType;
 using executorch::aten::Tensor;
@@ -226,29 +228,129 @@ void executes(const Files& files) {
   CHECK(driver_double.bases[0] == payload.weights.data && driver_double.sizes[0] == payload.weights.size);
   CHECK(reinterpret_cast<uintptr_t>(driver_double.bases[1]) % arm_runtime::kNpuAlignment == 0);
   CHECK(driver_double.sizes[1] == payload.scratch_size);
-  CHECK(driver_double.bases[2] == ethosu_fast_scratch && driver_double.sizes[2] == ethosu_fast_scratch_size);
+  CHECK(driver_double.bases.size() == 2);  // a third would be address 0
   for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
     const std::vector<uint8_t>& bytes = loaded.output(i).bytes();
     for (size_t k = 0; k < bytes.size(); ++k) {
       CHECK(bytes[k] == pattern(100 + i, k));
     }
   }
-  if (kDriverIsMultiVariant) {
-    CHECK(driver_double.product == payload.product_code &&
-          driver_double.product_log2_macs == payload.log2_macs);
-  }
-  CHECK(logged.empty());
+  CHECK(logged.empty() && driver_double.violations.empty());
 }
 
+// The firmware's buffer, for as long as the object lives; it starts `offset` bytes after a cache line.
+class FirmwareScratch {
+ public:
+  explicit FirmwareScratch(size_t size, size_t offset = 0) {
+    ethosu_fast_scratch = memory_ + offset;
+    ethosu_fast_scratch_size = size;
+  }
+  ~FirmwareScratch() {
+    ethosu_fast_scratch = nullptr;
+    ethosu_fast_scratch_size = 0;
+  }
+  FirmwareScratch(const FirmwareScratch&) = delete;
+
+  unsigned char* data() { return memory_; }
+
+ private:
+  alignas(kCacheLine) unsigned char memory_[256] = {};
+};
+
+// A compile spec with the size of fast scratch.
+class Spills {
+ public:
+  explicit Spills(uint32_t size) : bytes_{static_cast<uint8_t>(size), static_cast<uint8_t>(size >> 8), 0, 0} {}
+  CompileSpec spec(size_t bytes = 4) { return {"fast_scratch_size", {bytes_, bytes}}; }
+
+ private:
+  uint8_t bytes_[4];
+};
+
 void gives_the_fast_scratch_of_the_firmware(const Files& files) {
-  unsigned char memory[64];
+  Spills spills(80);
+  for (const size_t offset : {0, 16}) {  // what comes before the first whole cache line is not used
+    FirmwareScratch firmware(128, offset);
+    Loaded loaded(files.payload);
+    CHECK(loaded.init(256, {spills.spec()}) == Error::Ok && loaded.execute() == Error::Ok);
+    CHECK(driver_double.bases[2] == firmware.data() + (offset == 0 ? 0 : kCacheLine));
+    CHECK(driver_double.sizes[2] == 80 && driver_double.violations.empty());
+  }
+  FirmwareScratch firmware(128);
+  Spills nothing(0);
   Loaded loaded(files.payload);
-  ethosu_fast_scratch = memory;
-  ethosu_fast_scratch_size = sizeof(memory);
+  CHECK(loaded.init(256, {nothing.spec()}) == Error::Ok && loaded.execute() == Error::Ok);
+  CHECK(driver_double.bases.size() == 2);
+}
+
+void gives_the_fast_scratch_of_the_driver(const Files& files) {
+  Spills spills(80);
+  alignas(kCacheLine) unsigned char memory[80];
+  const auto load = [&](size_t size) {
+    auto loaded = std::make_unique<Loaded>(files.payload);
+    driver_double.fast_memory = memory;
+    driver_double.fast_memory_size = size;
+    return loaded;
+  };
+  auto fits = load(80);
+  CHECK(fits->init(256, {spills.spec()}) == Error::Ok && fits->execute() == Error::Ok);
+  CHECK(driver_double.bases[2] == memory && driver_double.sizes[2] == 80);
+  CHECK(driver_double.reserved == 2 && driver_double.released == 2 && driver_double.violations.empty());
+  // As it was when the program was loaded, but another driver is free now.
+  driver_double.fast_memory = nullptr;
+  CHECK(fits->execute() == Error::MemoryAllocationFailed && logs("there are 0: "));
+  CHECK(driver_double.ran == 1 && driver_double.released == 3);
+  auto too_small = load(79);
+  CHECK(too_small->init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+  CHECK(logs("the program needs 80 bytes of fast scratch, and there are 79: "));
+  CHECK(driver_double.reserved == 1 && driver_double.released == 1);
+  // The driver takes its own memory also where the firmware has enough; it compares the size itself.
+  FirmwareScratch firmware(128);
+  auto compared = load(79);
+  CHECK(compared->init(256, {spills.spec()}) == Error::Ok && compared->execute() == Error::Internal);
+  CHECK(driver_double.ran == 0);
+}
+
+void refuses_too_little_fast_scratch(const Files& files) {
+  Spills spills(80);
+  Loaded none(files.payload);
+  CHECK(none.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+  CHECK(logs("the program needs 80 bytes of fast scratch, and there are 0: set "
+             "ethosu_fast_scratch(_size) to 96 bytes at a multiple of 32, or give ethosu_init() that memory, or "
+             "export without Dedicated_Sram\n"));
+  driver_double.has_npu = false;
+  CHECK(none.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+  {
+    FirmwareScratch firmware(95);  // the last cache line would be shared
+    Loaded loaded(files.payload);
+    CHECK(loaded.init(256, {spills.spec()}) == Error::MemoryAllocationFailed && logs("and there are 95: "));
+  }
+  for (const size_t size : {8, 111}) {
+    FirmwareScratch firmware(size, 16);
+    Loaded loaded(files.payload);
+    CHECK(loaded.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
+    CHECK(logs(size == 8 ? "and there are 0: " : "and there are 95: "));
+  }
+  CHECK(driver_double.invoked == 0);
+  Loaded loaded(files.payload);
+  CHECK(loaded.init(256, {spills.spec(3)}) == Error::InvalidProgram);
+  CHECK(logs("a compile spec fast_scratch_size of 3 bytes, not 4: export or flash the program again"));
+}
+
+// Of programs that others exported.
+void gives_what_there_is_where_the_size_is_not_known(const Files& files) {
+  {
+    FirmwareScratch firmware(100);
+    Loaded loaded(files.payload);
+    CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
+    CHECK(driver_double.bases[2] == firmware.data() && driver_double.sizes[2] == 100);
+  }
+  alignas(kCacheLine) unsigned char memory[64];
+  Loaded loaded(files.payload);
+  driver_double.fast_memory = memory;
+  driver_double.fast_memory_size = sizeof(memory);
   CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
-  CHECK(driver_double.bases[2] == memory && driver_double.sizes[2] == sizeof(memory));
-  ethosu_fast_scratch = nullptr;
-  ethosu_fast_scratch_size = 0;
+  CHECK(driver_double.bases[2] == memory && driver_double.violations.empty());
 }
 
 // Executes with arguments that do not fit; nothing may reach the driver.
@@ -314,10 +416,9 @@ void reports_the_driver(const Files& files) {
         driver_double.released == 0);
 
   driver_double.has_npu = true;
-  driver_double.invoke_result = -1;
-  driver_double.log2_macs = 11;
+  driver_double.faults = true;
   CHECK(loaded.execute() == Error::Internal);
-  CHECK(logs("failed with -1") && logs("this NPU has 2**11"));
+  CHECK(logs("failed with -1"));
   CHECK(driver_double.reserved == 1 && driver_double.released == 1);
   for (const uint8_t byte : loaded.output(0).bytes()) {
     CHECK(byte == 0);
@@ -451,6 +552,9 @@ int main(int argc, char** argv) {
 
   executes(files);
   gives_the_fast_scratch_of_the_firmware(files);
+  gives_the_fast_scratch_of_the_driver(files);
+  refuses_too_little_fast_scratch(files);
+  gives_what_there_is_where_the_size_is_not_known(files);
   refuses_arguments(files);
   refuses_too_little_memory(files);
   reports_the_driver(files);

@@ -1,63 +1,142 @@
 // SPDX-License-Identifier: Apache-2.0
+//
+// DRIVER_DOUBLE_SINGLE or DRIVER_DOUBLE_SEVERAL: as the driver is since 1.99, built for one kind of NPU or for
+// several; without them, as it was before, when ethosu_reserve_driver() was the only way to one.
 #include "driver_double.h"
 
-#include "ethosu_driver.h"
+#include <cstring>
 
-struct ethosu_driver {};
+#include "ethosu_driver.h"
 
 DriverDouble driver_double;
 
 namespace {
 
+constexpr size_t kNpuAlignment = 16;
+constexpr size_t kFastMemoryBase = 2;
+
 ethosu_driver npu;
+
+void violates(const char* contract) {
+  driver_double.violations += contract;
+  driver_double.violations += '\n';
+}
 
 ethosu_driver* reserve() {
   if (!driver_double.has_npu) {
     return nullptr;
   }
+  if (npu.reserved) {
+    violates("a driver is reserved that is reserved: it would wait for ever");
+  }
+  npu.fast_memory = reinterpret_cast<uintptr_t>(driver_double.fast_memory);
+  npu.fast_memory_size = driver_double.fast_memory_size;
+  npu.reserved = true;
   ++driver_double.reserved;
   return &npu;
 }
 
-}  // namespace
-
-#ifdef MULTI_VARIANT
-const bool kDriverIsMultiVariant = true;
-
-extern "C" ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs) {
-  driver_double.product = product;
-  driver_double.product_log2_macs = log2_macs;
-  return reserve();
+uint32_t word(const void* data, size_t index) {
+  uint32_t value = 0;
+  std::memcpy(&value, static_cast<const uint8_t*>(data) + 4 * index, 4);
+  return value;
 }
 
+bool aligned(uint64_t address, size_t alignment) { return address % alignment == 0; }
+
+// Where the commands start, in bytes; 0 where the driver refuses them. Words: "COP1", then 1 (configuration) with
+// the configuration and the version behind it, 5 (nothing), 2 (commands).
+size_t find_commands(const void* data, size_t size) {
+  if (size < 4 || size % 4 != 0 || std::memcmp(data, "COP1", 4) != 0) {
+    return 0;
+  }
+  for (size_t at = 1; at < size / 4;) {
+    switch (word(data, at) & 0xFF) {
+      case 1: {
+        const uint32_t configuration = word(data, at + 1);
+        if (configuration >> 28 != driver_double.product ||
+            (configuration & 0xF) != driver_double.log2_macs) {
+          return 0;
+        }
+        at += 3;
+        break;
+      }
+      case 2:
+        return 4 * (at + 1);
+      case 5:
+        ++at;
+        break;
+      default:
+        return 0;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+#if defined(DRIVER_DOUBLE_SINGLE) || defined(DRIVER_DOUBLE_SEVERAL)
+extern "C" ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs) {
+  return product == driver_double.product && log2_macs == driver_double.log2_macs ? reserve() : nullptr;
+}
+#endif
+
+#ifdef DRIVER_DOUBLE_SEVERAL
 ethosu_driver* ethosu_reserve_driver() { return nullptr; }
 #else
-const bool kDriverIsMultiVariant = false;
-
 ethosu_driver* ethosu_reserve_driver() { return reserve(); }
 #endif
 
 void ethosu_release_driver(ethosu_driver* drv) {
-  if (drv == &npu) {
-    ++driver_double.released;
+  if (drv != &npu || !npu.reserved) {
+    violates("a driver is released that is not reserved");
+    return;
   }
+  npu.reserved = false;
+  ++driver_double.released;
 }
 
-void ethosu_get_hw_info(ethosu_driver*, ethosu_hw_info* hw) { hw->cfg.macs_per_cc = driver_double.log2_macs; }
+void ethosu_get_hw_info(ethosu_driver* drv, ethosu_hw_info* hw) {
+  if (drv != &npu || !npu.reserved) {
+    violates("the hardware of a driver is asked for that is not reserved");
+  }
+  hw->cfg.macs_per_cc = driver_double.log2_macs;
+}
 
 int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int custom_data_size,
-                     uint64_t* const base_addr, const size_t* base_addr_size, const int num_base_addr,
-                     void*) {
+                     uint64_t* const base_addr, const size_t* base_addr_size, const int num_base_addr, void*) {
   ++driver_double.invoked;
   driver_double.commands = custom_data_ptr;
   driver_double.commands_size = custom_data_size;
+  const auto count = static_cast<size_t>(num_base_addr);
+  driver_double.sizes.assign(base_addr_size, base_addr_size + count);
+  if (drv != &npu || !npu.reserved) {
+    violates("a driver is invoked that is not reserved");
+    return -1;
+  }
+  if (npu.fast_memory != 0 && count > kFastMemoryBase) {
+    if (base_addr_size[kFastMemoryBase] > npu.fast_memory_size) {
+      return -1;
+    }
+    base_addr[kFastMemoryBase] = npu.fast_memory;
+  }
+  const size_t commands = find_commands(custom_data_ptr, static_cast<size_t>(custom_data_size));
+  if (commands == 0 || !aligned(reinterpret_cast<uintptr_t>(custom_data_ptr) + commands, kNpuAlignment)) {
+    return -1;
+  }
   driver_double.bases.clear();
-  driver_double.sizes.assign(base_addr_size, base_addr_size + num_base_addr);
-  for (int i = 0; i < num_base_addr; ++i) {
+  for (size_t i = 0; i < count; ++i) {
+    if (!aligned(base_addr[i], kNpuAlignment)) {
+      return -1;
+    }
+    if (base_addr[i] == 0) {
+      violates("a base is a null pointer: the NPU would use address 0");
+    }
     driver_double.bases.push_back(reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(base_addr[i])));
   }
-  if (drv == &npu && driver_double.invoke_result == 0 && driver_double.npu) {
+  ++driver_double.ran;
+  if (driver_double.npu && !driver_double.faults) {
     driver_double.npu(driver_double.bases);
   }
-  return driver_double.invoke_result;
+  return driver_double.faults ? -1 : 0;
 }

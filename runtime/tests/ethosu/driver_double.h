@@ -4,14 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
-// The driver of ethosu_driver.h on a machine without an NPU: it keeps what it was called with.
+// The driver of ethosu_driver.h on a machine without an NPU. It keeps what it was called with, refuses what the
+// driver refuses, and notes in `violations` what the driver takes on trust.
 struct DriverDouble {
-  // How it behaves.
+  // How it behaves: the NPU that ethosu_init() was called for.
   bool has_npu = true;
-  int invoke_result = 0;
+  uint32_t product = 0;  // 0: Ethos-U55, 1: U65, 2: U85
   uint32_t log2_macs = 7;
+  // What ethosu_init() got.
+  void* fast_memory = nullptr;
+  size_t fast_memory_size = 0;
+  // The NPU stops with a fault.
+  bool faults = false;
   // Takes the place of the NPU: gets the base addresses of a call.
   std::function<void(const std::vector<uint8_t*>&)> npu;
 
@@ -19,15 +26,12 @@ struct DriverDouble {
   int reserved = 0;
   int released = 0;
   int invoked = 0;
-  // Asked for; with a driver for several kinds of NPU.
-  uint32_t product = 0xFF;
-  uint32_t product_log2_macs = 0;
+  int ran = 0;
   const void* commands = nullptr;
   int commands_size = 0;
-  std::vector<uint8_t*> bases;
+  std::vector<uint8_t*> bases;  // as the NPU saw them
   std::vector<size_t> sizes;
+  std::string violations;  // a line for each
 };
 
 extern DriverDouble driver_double;
-// Whether it is a driver for several kinds of NPU, which gives one only to who says which.
-extern const bool kDriverIsMultiVariant;

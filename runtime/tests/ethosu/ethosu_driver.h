@@ -2,8 +2,10 @@
 #pragma once
 
 // Stand-in for the public header of ethos-u-core-driver, where that is not installed: the declarations that
-// EthosUBackend uses, with the driver's types and conventions.
+// EthosUBackend uses, with the driver's types and conventions. DRIVER_DOUBLE_ADDRESS_CACHE_CALLS: as before
+// version 1.0 (2025), when the cache functions took one address.
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -11,7 +13,12 @@
 extern "C" {
 #endif
 
-struct ethosu_driver;
+// The fields that firmware may read; the driver has more.
+struct ethosu_driver {
+  uint64_t fast_memory;
+  size_t fast_memory_size;
+  bool reserved;
+};
 
 struct ethosu_id {
   uint32_t version_status;
@@ -33,6 +40,16 @@ struct ethosu_hw_info {
   struct ethosu_id version;
   struct ethosu_config cfg;
 };
+
+// Weak in the driver, where they do nothing: firmware for a CPU with a data cache defines them. Addresses that
+// the NPU writes are at multiples of a cache line.
+#ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
+void ethosu_flush_dcache(uint32_t* p, size_t bytes);  // NULL: the whole cache
+void ethosu_invalidate_dcache(uint32_t* p, size_t bytes);
+#else
+void ethosu_flush_dcache(const uint64_t* base_addr, const size_t* base_addr_size, int num_base_addr);
+void ethosu_invalidate_dcache(const uint64_t* base_addr, const size_t* base_addr_size, int num_base_addr);
+#endif
 
 // Waits for a driver that nobody uses. NULL where there is none to wait for.
 struct ethosu_driver* ethosu_reserve_driver(void);
