@@ -130,9 +130,11 @@ Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
   return Error::Ok;
 }
 
-Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t size) {
+// Whole cache lines: the driver invalidates those that the scratch touches.
+Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scratch_size) {
+  const size_t size = whole_lines(scratch_size);
   MemoryAllocator* allocator = context.get_temp_allocator();
-  void* scratch = allocator == nullptr ? nullptr : allocator->allocate(size, kNpuAlignment);
+  void* scratch = allocator == nullptr ? nullptr : allocator->allocate(size, kCacheLine);
   if (scratch == nullptr) {
     ET_LOG(Error,
            "EthosUBackend: %lu bytes of scratch are not to be had from the temp allocator, which has %lu: "
@@ -183,6 +185,9 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (error != Error::Ok) {
     return error;
   }
+  // The driver cleans neither the commands nor, in some versions, the weights: what a loader has just copied
+  // into cached memory would not reach the NPU.
+  clean_cache(*data, processed->size());
   Program* program = context.get_runtime_allocator()->allocateInstance<Program>();
   if (program == nullptr) {
     ET_LOG(Error, "EthosUBackend: %lu bytes for the program are not to be had from the method allocator",

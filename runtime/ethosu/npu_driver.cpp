@@ -26,6 +26,17 @@ using Printable = unsigned long;
 // In the order of Region.
 constexpr int kBaseCount = 3;
 
+// The driver's function since version 1.0 and before that: one of the two is there.
+[[maybe_unused]] void clean_lines(void (*flush)(const uint64_t*, const size_t*, int), uintptr_t start,
+                                  size_t size) {
+  const uint64_t base = start;
+  flush(&base, &size, 1);
+}
+
+[[maybe_unused]] void clean_lines(void (*flush)(uint32_t*, size_t), uintptr_t start, size_t size) {
+  flush(reinterpret_cast<uint32_t*>(start), size);
+}
+
 uint64_t address(const void* pointer) { return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(pointer)); }
 
 // A driver for as long as the object lives; none where no NPU of the program's kind was initialized.
@@ -50,7 +61,7 @@ class ReservedDriver {
   ethosu_driver* driver_;
 };
 
-// The part of the firmware's buffer that starts at a cache line.
+// The whole cache lines of the firmware's buffer.
 struct FirmwareMemory {
   unsigned char* data = nullptr;
   size_t size = 0;
@@ -61,7 +72,7 @@ FirmwareMemory firmware_memory() {
   if (ethosu_fast_scratch == nullptr || skipped >= ethosu_fast_scratch_size) {
     return {};
   }
-  return {ethosu_fast_scratch + skipped, ethosu_fast_scratch_size - skipped};
+  return {ethosu_fast_scratch + skipped, (ethosu_fast_scratch_size - skipped) / kCacheLine * kCacheLine};
 }
 
 // Memory that ethosu_init() got goes before the firmware's; the driver compares its size itself too.
@@ -82,9 +93,27 @@ Error no_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
   return Error::MemoryAllocationFailed;
 }
 
-Error no_npu(const EthosUPayload& payload) {
+// The program was compiled for another NPU than that of `driver`. The registers tell the MACs, not the product.
+Error other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardware) {
   ET_LOG(Error,
-         "EthosUBackend: the driver has no NPU for Ethos-U%lu-%lu: call ethosu_init() before execution",
+         "EthosUBackend: the program was compiled for Ethos-U%lu-%lu, and the NPU has %lu multiply-accumulates a "
+         "cycle: export for the NPU of this device",
+         static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()),
+         static_cast<Printable>(uint32_t{1} << (hardware.cfg.macs_per_cc & 15)));
+  return Error::DelegateInvalidCompatibility;
+}
+
+Error no_npu(const EthosUPayload& payload) {
+  // A driver for one kind of NPU gives it to who does not ask for a kind.
+  const ReservedDriver any(ethosu_reserve_driver_ex != nullptr ? ethosu_reserve_driver() : nullptr);
+  if (any.get() != nullptr) {
+    ethosu_hw_info hardware = {};
+    ethosu_get_hw_info(any.get(), &hardware);
+    return other_npu(payload, hardware);
+  }
+  ET_LOG(Error,
+         "EthosUBackend: the driver has no Ethos-U%lu-%lu: call ethosu_init() or ethosu_init_ex() for it, or export "
+         "for the NPU that the driver has",
          static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
   return Error::InvalidState;
 }
@@ -92,15 +121,23 @@ Error no_npu(const EthosUPayload& payload) {
 Error failed(const EthosUPayload& payload, ethosu_driver* driver, int result) {
   ethosu_hw_info hardware = {};
   ethosu_get_hw_info(driver, &hardware);
+  if (hardware.cfg.macs_per_cc != payload.log2_macs) {
+    return other_npu(payload, hardware);
+  }
   ET_LOG(Error,
-         "EthosUBackend: the driver failed with %d on a program for Ethos-U%lu with 2**%lu "
-         "multiply-accumulates; this NPU has 2**%lu: export for this NPU, or see the driver's own log",
-         result, static_cast<Printable>(payload.product), static_cast<Printable>(payload.log2_macs),
-         static_cast<Printable>(hardware.cfg.macs_per_cc));
+         "EthosUBackend: the driver failed with %d on a program for Ethos-U%lu-%lu: see the driver's own log; the NPU "
+         "stopped with a fault, or is another product",
+         result, static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
   return Error::Internal;
 }
 
 }  // namespace
+
+void clean_cache(const void* data, size_t size) {
+  const auto start = reinterpret_cast<uintptr_t>(data);
+  const size_t before = start % kCacheLine;
+  clean_lines(&ethosu_flush_dcache, start - before, whole_lines(before + size));
+}
 
 Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed) {
   if (has_fast_scratch(nullptr, needed)) {
@@ -125,7 +162,7 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, 
   // The driver puts the address of its own memory in the place of ours, after a comparison of the sizes: a size
   // that nobody knows is compared as 0.
   uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch), address(memory.data)};
-  const size_t sizes[kBaseCount] = {payload.weights.size, payload.scratch_size,
+  const size_t sizes[kBaseCount] = {payload.weights.size, whole_lines(payload.scratch_size),
                                     fast_scratch.known ? fast_scratch.size
                                     : own              ? 0
                                                        : memory.size};

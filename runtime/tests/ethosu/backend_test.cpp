@@ -9,6 +9,7 @@
 #include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -70,6 +71,33 @@ constexpr size_t kMisalignment = 8;
 
 struct FreeDeleter {
   void operator()(void* pointer) const { std::free(pointer); }
+};
+
+// Memory for the temp allocator, as a firmware's own may start anywhere: bytes of others are in its first and last
+// cache lines.
+class SharedLines {
+ public:
+  explicit SharedLines(size_t size)
+      : size_(size),
+        memory_(static_cast<uint8_t*>(std::aligned_alloc(
+            kCacheLine, 3 * kCacheLine + arm_runtime::whole_lines(size)))) {
+    std::memset(memory_.get(), kOthers, 3 * kCacheLine + arm_runtime::whole_lines(size));
+  }
+  uint8_t* data() const { return memory_.get() + kCacheLine + kMisalignment; }
+  size_t size() const { return size_; }
+
+  bool others_are_whole() const {
+    const auto whole = [](const uint8_t* from, const uint8_t* to) {
+      return std::all_of(from, to, [](uint8_t byte) { return byte == kOthers; });
+    };
+    const uint8_t* end = memory_.get() + 3 * kCacheLine + arm_runtime::whole_lines(size_);
+    return whole(memory_.get(), data()) && whole(data() + size_, end);
+  }
+
+ private:
+  static constexpr uint8_t kOthers = 0xA5;
+  size_t size_;
+  std::unique_ptr<uint8_t, FreeDeleter> memory_;
 };
 
 // Bytes at a multiple of kNpuAlignment plus `misalignment`, in memory that ends where they end.
@@ -144,7 +172,7 @@ class Loaded {
   explicit Loaded(const std::string& content, size_t misalignment = 0) : bytes_(content, misalignment) {
     arm_runtime::read_ethosu_payload(bytes_.data(), bytes_.size(), &payload_);
     method_memory_.resize(256);
-    set_scratch(payload_.scratch_size);
+    set_scratch(arm_runtime::whole_lines(payload_.scratch_size));
     for (uint32_t i = 0; i < payload_.inputs.count(); ++i) {
       arguments_.push_back(std::make_unique<Argument>(payload_.inputs.at(i)));
       arguments_.back()->fill(i);
@@ -164,10 +192,11 @@ class Loaded {
   Argument& output(size_t i) { return *arguments_[payload_.inputs.count() + i]; }
   std::vector<EValue*>& values() { return values_; }
 
-  // Memory for `size` bytes after the first that is aligned, as a firmware's own memory may start anywhere.
+  // Memory for `size` bytes after the first that is at a cache line.
   void set_scratch(size_t size) {
-    scratch_ = std::make_unique<Bytes>(std::string(size + kMisalignment, '\0'), kMisalignment);
+    scratch_ = std::make_unique<SharedLines>(size + kCacheLine - kMisalignment);
   }
+  bool others_are_whole() const { return scratch_->others_are_whole(); }
 
   Error init(size_t method_memory = 256, std::vector<CompileSpec> specs = {}) {
     MemoryAllocator allocator(static_cast<uint32_t>(method_memory), method_memory_.data());
@@ -190,7 +219,7 @@ class Loaded {
   Bytes bytes_;
   EthosUPayload payload_;
   std::vector<uint8_t> method_memory_;
-  std::unique_ptr<Bytes> scratch_;
+  std::unique_ptr<SharedLines> scratch_;
   std::vector<std::unique_ptr<Argument>> arguments_;
   std::vector<EValue*> values_;
   DelegateHandle* handle_ = nullptr;
@@ -226,8 +255,8 @@ void executes(const Files& files) {
   CHECK(driver_double.commands == payload.commands.data);
   CHECK(driver_double.commands_size == static_cast<int>(payload.commands.size));
   CHECK(driver_double.bases[0] == payload.weights.data && driver_double.sizes[0] == payload.weights.size);
-  CHECK(reinterpret_cast<uintptr_t>(driver_double.bases[1]) % arm_runtime::kNpuAlignment == 0);
-  CHECK(driver_double.sizes[1] == payload.scratch_size);
+  CHECK(reinterpret_cast<uintptr_t>(driver_double.bases[1]) % kCacheLine == 0);
+  CHECK(driver_double.sizes[1] >= payload.scratch_size && driver_double.sizes[1] % kCacheLine == 0);
   CHECK(driver_double.bases.size() == 2);  // a third would be address 0
   for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
     const std::vector<uint8_t>& bytes = loaded.output(i).bytes();
@@ -285,7 +314,7 @@ void gives_the_fast_scratch_of_the_firmware(const Files& files) {
 
 void gives_the_fast_scratch_of_the_driver(const Files& files) {
   Spills spills(80);
-  alignas(kCacheLine) unsigned char memory[80];
+  alignas(kCacheLine) unsigned char memory[96];
   const auto load = [&](size_t size) {
     auto loaded = std::make_unique<Loaded>(files.payload);
     driver_double.fast_memory = memory;
@@ -323,13 +352,13 @@ void refuses_too_little_fast_scratch(const Files& files) {
   {
     FirmwareScratch firmware(95);  // the last cache line would be shared
     Loaded loaded(files.payload);
-    CHECK(loaded.init(256, {spills.spec()}) == Error::MemoryAllocationFailed && logs("and there are 95: "));
+    CHECK(loaded.init(256, {spills.spec()}) == Error::MemoryAllocationFailed && logs("and there are 64: "));
   }
   for (const size_t size : {8, 111}) {
     FirmwareScratch firmware(size, 16);
     Loaded loaded(files.payload);
     CHECK(loaded.init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
-    CHECK(logs(size == 8 ? "and there are 0: " : "and there are 95: "));
+    CHECK(logs(size == 8 ? "and there are 0: " : "and there are 64: "));
   }
   CHECK(driver_double.invoked == 0);
   Loaded loaded(files.payload);
@@ -343,7 +372,7 @@ void gives_what_there_is_where_the_size_is_not_known(const Files& files) {
     FirmwareScratch firmware(100);
     Loaded loaded(files.payload);
     CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
-    CHECK(driver_double.bases[2] == firmware.data() && driver_double.sizes[2] == 100);
+    CHECK(driver_double.bases[2] == firmware.data() && driver_double.sizes[2] == 96);
   }
   alignas(kCacheLine) unsigned char memory[64];
   Loaded loaded(files.payload);
@@ -399,11 +428,12 @@ void refuses_too_little_memory(const Files& files) {
   Loaded loaded(files.payload);
   CHECK(loaded.init(8) == Error::MemoryAllocationFailed && logs("method allocator"));
   CHECK(loaded.init() == Error::Ok);
-  loaded.set_scratch(loaded.payload().scratch_size - 1);
+  const size_t enough = arm_runtime::whole_lines(loaded.payload().scratch_size);
+  loaded.set_scratch(enough - 1);
   expect_refused(loaded, Error::MemoryAllocationFailed, "bytes of scratch");
   loaded.set_scratch(0);
   expect_refused(loaded, Error::MemoryAllocationFailed, "bytes of scratch");
-  loaded.set_scratch(loaded.payload().scratch_size);
+  loaded.set_scratch(enough);
   CHECK(loaded.execute(false) == Error::MemoryAllocationFailed);
 }
 
@@ -412,7 +442,7 @@ void reports_the_driver(const Files& files) {
   CHECK(loaded.init() == Error::Ok);
   driver_double.has_npu = false;
   CHECK(loaded.execute() == Error::InvalidState);
-  CHECK(logs("the driver has no NPU for Ethos-U") && driver_double.invoked == 0 &&
+  CHECK(logs("the driver has no Ethos-U") && logs("call ethosu_init()") && driver_double.invoked == 0 &&
         driver_double.released == 0);
 
   driver_double.has_npu = true;
@@ -468,6 +498,50 @@ void checks_the_checksum(const Files& files) {
   }
 }
 
+// The cache is cleaned of the whole payload when it is loaded; before and after a run the driver does what it does.
+void keeps_the_cache_coherent(const Files& files) {
+  for (const uint32_t scratch : {0U, 1U, 15U}) {  // beyond Vela's, which is in whole lines
+    std::string payload = files.payload;
+    const size_t at = payload.find("scratch_size") + 32;
+    uint32_t size = 0;
+    std::memcpy(&size, &payload[at], 4);
+    size += scratch;
+    std::memcpy(&payload[at], &size, 4);
+    Loaded loaded(payload);
+    CHECK(loaded.payload().scratch_size == size);
+    CHECK(loaded.init() == Error::Ok && driver_double.calls == "c");
+    CHECK(driver_double.cleaned[0].first % kCacheLine == 0 && driver_double.cleaned[0].second % kCacheLine == 0);
+    CHECK(loaded.execute() == Error::Ok && loaded.execute() == Error::Ok);
+    CHECK(driver_double.calls.find('i') > driver_double.calls.find('r'));
+    CHECK(loaded.others_are_whole());
+    CHECK(driver_double.violations.empty());
+  }
+}
+
+void names_the_npu_that_there_is(const Files& files) {
+  const auto refuse = [&](auto change) {
+    Loaded loaded(files.payload);
+    CHECK(loaded.init() == Error::Ok);
+    change();
+    const Error error = loaded.execute();
+    CHECK(driver_double.ran == 0 && driver_double.reserved == driver_double.released);
+    CHECK(driver_double.violations.empty());
+    return error;
+  };
+  const Error macs = refuse([] { driver_double.log2_macs = 11; });
+  const Error product = refuse([] { driver_double.product = 2; });
+  if (kDriverIsForSeveral) {  // it does not tell which it has
+    CHECK(macs == Error::InvalidState && logs("no Ethos-U55-128: ") && logs("or export for the NPU that"));
+    return;
+  }
+  CHECK(macs == Error::DelegateInvalidCompatibility);
+  CHECK(product == (kDriverKnowsKinds ? Error::DelegateInvalidCompatibility : Error::Internal));
+  CHECK(!logs("ethosu_init"));
+  refuse([] { driver_double.log2_macs = 11; });
+  CHECK(logs("compiled for Ethos-U55-128, and the NPU has 2048 multiply-accumulates a cycle: export for the NPU of "
+             "this device"));
+}
+
 // The byte where the offset of the first tensor of `side` is in the payload.
 size_t offset_position(const std::string& payload, const char* side) {
   return payload.find(std::string(side) + std::string(16 - std::strlen(side), '\0')) + 32 + 4 + 4 * 7;
@@ -510,7 +584,7 @@ void executes_in_the_runtime(const Files& files) {
   }
   executorch::runtime::HierarchicalAllocator planned_memory({spans.data(), spans.size()});
   std::vector<uint8_t> method_bytes(1 << 16);
-  std::vector<uint8_t> temp_bytes(payload.scratch_size + arm_runtime::kNpuAlignment);
+  std::vector<uint8_t> temp_bytes(arm_runtime::whole_lines(payload.scratch_size) + kCacheLine);
   MemoryAllocator method_memory(static_cast<uint32_t>(method_bytes.size()), method_bytes.data());
   MemoryAllocator temp_memory(static_cast<uint32_t>(temp_bytes.size()), temp_bytes.data());
   executorch::runtime::MemoryManager manager(&method_memory, &planned_memory, &temp_memory);
@@ -560,6 +634,8 @@ int main(int argc, char** argv) {
   reports_the_driver(files);
   refuses_payloads(files);
   checks_the_checksum(files);
+  keeps_the_cache_coherent(files);
+  names_the_npu_that_there_is(files);
   handles_unallocated_tensors(files);
   executes_in_the_runtime(files);
   CHECK(hooks_open > 10 && hooks_open == hooks_closed);

@@ -10,9 +10,21 @@
 
 DriverDouble driver_double;
 
+#ifdef DRIVER_DOUBLE_SEVERAL
+const bool kDriverIsForSeveral = true;
+#else
+const bool kDriverIsForSeveral = false;
+#endif
+#if defined(DRIVER_DOUBLE_SINGLE) || defined(DRIVER_DOUBLE_SEVERAL)
+const bool kDriverKnowsKinds = true;
+#else
+const bool kDriverKnowsKinds = false;
+#endif
+
 namespace {
 
 constexpr size_t kNpuAlignment = 16;
+constexpr size_t kCacheLine = 32;
 constexpr size_t kFastMemoryBase = 2;
 
 ethosu_driver npu;
@@ -73,7 +85,84 @@ size_t find_commands(const void* data, size_t size) {
   return 0;
 }
 
+// The data cache, as firmware's functions for it are called. Cleaning writes back; what was never cleaned the NPU
+// does not see.
+void clean(uint64_t start, size_t size) {
+  driver_double.cleaned.push_back({start, size});
+  driver_double.calls += 'c';
+  if (!aligned(start, kCacheLine) && !driver_double.invoking) {
+    violates("the backend cleans from the middle of a cache line");
+  }
+}
+
+bool is_clean(uint64_t start, size_t size) {
+  for (const auto& [from, bytes] : driver_double.cleaned) {
+    if (from <= start && start + size <= from + bytes) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The driver invalidates what the NPU may have written. Bytes beside it in the same lines lose what the CPU wrote;
+// in the weights nobody writes, so those need not start at a line.
+void invalidate(uint64_t start, size_t size, size_t index) {
+  driver_double.calls += 'i';
+  if (index == 0) {
+    return;
+  }
+  if (start == 0) {
+    violates("the whole cache is invalidated");
+    return;
+  }
+  const auto lose = [](uint64_t from, uint64_t to) {
+    std::memset(reinterpret_cast<void*>(static_cast<uintptr_t>(from)), 0xDD, static_cast<size_t>(to - from));
+  };
+  const uint64_t end = start + size;
+  lose(start / kCacheLine * kCacheLine, start);
+  lose(end, (end + kCacheLine - 1) / kCacheLine * kCacheLine);
+}
+
+// What the versions of the driver clean by themselves before a run, beside the scratch.
+#ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
+void clean_bases(const uint64_t* base_addr, const size_t* base_addr_size, int) {
+  ethosu_flush_dcache(reinterpret_cast<uint32_t*>(static_cast<uintptr_t>(base_addr[1])), base_addr_size[1]);
+}
+
+void invalidate_bases(const uint64_t* base_addr, const size_t* base_addr_size, int count) {
+  for (int i = 0; i < count; ++i) {
+    invalidate(base_addr[i], base_addr_size[i], static_cast<size_t>(i));
+  }
+}
+#else
+void clean_bases(const uint64_t* base_addr, const size_t* base_addr_size, int count) {
+  ethosu_flush_dcache(base_addr, base_addr_size, count);
+}
+
+void invalidate_bases(const uint64_t* base_addr, const size_t* base_addr_size, int count) {
+  ethosu_invalidate_dcache(base_addr, base_addr_size, count);
+}
+#endif
+
 }  // namespace
+
+#ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
+void ethosu_flush_dcache(uint32_t* p, size_t bytes) { clean(reinterpret_cast<uintptr_t>(p), bytes); }
+
+void ethosu_invalidate_dcache(uint32_t* p, size_t bytes) { invalidate(reinterpret_cast<uintptr_t>(p), bytes, 1); }
+#else
+void ethosu_flush_dcache(const uint64_t* base_addr, const size_t* base_addr_size, int num_base_addr) {
+  for (int i = 0; i < num_base_addr; ++i) {
+    clean(base_addr[i], base_addr_size[i]);
+  }
+}
+
+void ethosu_invalidate_dcache(const uint64_t* base_addr, const size_t* base_addr_size, int num_base_addr) {
+  for (int i = 0; i < num_base_addr; ++i) {
+    invalidate(base_addr[i], base_addr_size[i], static_cast<size_t>(i));
+  }
+}
+#endif
 
 #if defined(DRIVER_DOUBLE_SINGLE) || defined(DRIVER_DOUBLE_SEVERAL)
 extern "C" ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs) {
@@ -134,9 +223,18 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
     }
     driver_double.bases.push_back(reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(base_addr[i])));
   }
+  driver_double.invoking = true;
+  clean_bases(base_addr, base_addr_size, num_base_addr);
+  driver_double.invoking = false;
+  if (!is_clean(reinterpret_cast<uintptr_t>(custom_data_ptr), static_cast<size_t>(custom_data_size)) ||
+      !is_clean(base_addr[0], base_addr_size[0]) || !is_clean(base_addr[1], base_addr_size[1])) {
+    violates("the NPU reads what is only in the cache");
+  }
   ++driver_double.ran;
+  driver_double.calls += 'r';
   if (driver_double.npu && !driver_double.faults) {
     driver_double.npu(driver_double.bases);
   }
+  invalidate_bases(base_addr, base_addr_size, num_base_addr);
   return driver_double.faults ? -1 : 0;
 }

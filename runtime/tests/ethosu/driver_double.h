@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 // The driver of ethosu_driver.h on a machine without an NPU. It keeps what it was called with, refuses what the
@@ -31,7 +32,14 @@ struct DriverDouble {
   int commands_size = 0;
   std::vector<uint8_t*> bases;  // as the NPU saw them
   std::vector<size_t> sizes;
+  // Of the cache, by start and size, and in order: (c)lean, (r)un, (i)nvalidate.
+  std::vector<std::pair<uint64_t, size_t>> cleaned;
+  std::string calls;
+  bool invoking = false;
   std::string violations;  // a line for each
 };
 
 extern DriverDouble driver_double;
+// Whether the driver can be asked for an NPU of a kind; and whether it is built for several.
+extern const bool kDriverKnowsKinds;
+extern const bool kDriverIsForSeveral;
