@@ -12,6 +12,7 @@
 #include "payload/checksum.h"
 #include "payload/compile_specs.h"
 #include "payload/ethosu_payload.h"
+#include "payload/trace.h"
 
 extern "C" {
 __attribute__((weak)) void EthosUBackend_execute_begin(void) {}
@@ -30,6 +31,7 @@ using executorch::runtime::CompileSpec;
 using executorch::runtime::DelegateHandle;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
+using executorch::runtime::EventTracer;
 using executorch::runtime::FreeableBuffer;
 using executorch::runtime::MemoryAllocator;
 using executorch::runtime::Result;
@@ -146,6 +148,19 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
   return static_cast<uint8_t*>(scratch);
 }
 
+// Runs the commands, as an event with the NPU's cycles.
+Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
+  constexpr uint64_t kNotCounted = UINT64_MAX;
+  TraceScope scope(tracer, "EthosUBackend npu");
+  uint64_t cycles = kNotCounted;
+  const Error error =
+      run_on_npu(program.payload, program.fast_scratch, scratch, traces(tracer) ? &cycles : nullptr);
+  if (cycles != kNotCounted) {
+    scope.add("npu_cycles", cycles);
+  }
+  return error;
+}
+
 // The fast scratch that the program's compile specs tell of, after a check that it is there.
 Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, FastScratch* fast_scratch) {
   RecordedNumber size;
@@ -161,6 +176,7 @@ Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> spec
 
 Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, FreeableBuffer* processed,
                                             ArrayRef<CompileSpec> compile_specs) const {
+  const TraceScope scope(context.event_tracer(), "EthosUBackend load");
   const Result<const void*> data = processed->data_safe();
   if (!data.ok()) {
     return data.error();
@@ -200,6 +216,7 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
 Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* handle,
                              Span<EValue*> args) const {
   const ExecuteHooks hooks;
+  const TraceScope scope(context.event_tracer(), "EthosUBackend execute");
   const Program& program = *static_cast<const Program*>(handle);
   const EthosUPayload& payload = program.payload;
   Error error = check_arguments(payload, args);
@@ -218,7 +235,7 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
                   static_cast<size_t>(input.nbytes));
     }
   }
-  error = run_on_npu(payload, program.fast_scratch, *scratch);
+  error = trace_npu(program, *scratch, context.event_tracer());
   if (error != Error::Ok) {
     return error;
   }

@@ -13,6 +13,14 @@ __attribute__((weak)) size_t ethosu_fast_scratch_size = 0;
 // Not in every version of the driver. Where it is, it is in drivers for one kind of NPU and for several; in the
 // latter ethosu_reserve_driver() has nothing to give.
 __attribute__((weak)) struct ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs);
+
+// The performance counters, which firmware may leave out. Declared here: the name of their header is another in every
+// version of the driver.
+__attribute__((weak)) void ETHOSU_PMU_Enable(struct ethosu_driver* drv);
+__attribute__((weak)) void ETHOSU_PMU_Disable(struct ethosu_driver* drv);
+__attribute__((weak)) void ETHOSU_PMU_CYCCNT_Reset(struct ethosu_driver* drv);
+__attribute__((weak)) void ETHOSU_PMU_CNTR_Enable(struct ethosu_driver* drv, uint32_t mask);
+__attribute__((weak)) uint64_t ETHOSU_PMU_Get_CCNTR(struct ethosu_driver* drv);
 }
 
 namespace arm_runtime {
@@ -59,6 +67,38 @@ class ReservedDriver {
 
  private:
   ethosu_driver* driver_;
+};
+
+// Counts the cycles of the NPU while it lives. The counters keep the NPU's power on, which a run alone would switch off
+// before they could be read.
+class CycleCounter {
+ public:
+  CycleCounter(ethosu_driver* driver, uint64_t* cycles) : driver_(driver), cycles_(counts() ? cycles : nullptr) {
+    if (cycles_ != nullptr) {
+      ETHOSU_PMU_Enable(driver_);
+      ETHOSU_PMU_CYCCNT_Reset(driver_);
+      ETHOSU_PMU_CNTR_Enable(driver_, kCycles);
+    }
+  }
+  ~CycleCounter() {
+    if (cycles_ != nullptr) {
+      *cycles_ = ETHOSU_PMU_Get_CCNTR(driver_);
+      ETHOSU_PMU_Disable(driver_);
+    }
+  }
+  CycleCounter(const CycleCounter&) = delete;
+  CycleCounter& operator=(const CycleCounter&) = delete;
+
+ private:
+  static constexpr uint32_t kCycles = uint32_t{1} << 31;
+
+  static bool counts() {
+    return ETHOSU_PMU_Enable != nullptr && ETHOSU_PMU_Disable != nullptr && ETHOSU_PMU_CYCCNT_Reset != nullptr &&
+           ETHOSU_PMU_CNTR_Enable != nullptr && ETHOSU_PMU_Get_CCNTR != nullptr;
+  }
+
+  ethosu_driver* driver_;
+  uint64_t* cycles_;
 };
 
 // The whole cache lines of the firmware's buffer.
@@ -147,7 +187,8 @@ Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed
   return has_fast_scratch(driver.get(), needed) ? Error::Ok : no_fast_scratch(driver.get(), needed);
 }
 
-Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch) {
+Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch,
+                 uint64_t* cycles) {
   const ReservedDriver reserved(payload);
   ethosu_driver* driver = reserved.get();
   if (driver == nullptr) {
@@ -169,9 +210,12 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, 
   // Without fast scratch there is no third base: to some versions of the driver a null pointer means "invalidate
   // the whole cache".
   const bool spills = fast_scratch.known ? fast_scratch.size > 0 : own || memory.data != nullptr;
-  const int result =
-      ethosu_invoke_v3(driver, payload.commands.data, static_cast<int>(payload.commands.size), bases, sizes,
-                       spills ? kBaseCount : kBaseCount - 1, nullptr);
+  int result = 0;
+  {
+    const CycleCounter counter(driver, cycles);
+    result = ethosu_invoke_v3(driver, payload.commands.data, static_cast<int>(payload.commands.size), bases, sizes,
+                              spills ? kBaseCount : kBaseCount - 1, nullptr);
+  }
   return result == 0 ? Error::Ok : failed(payload, driver, result);
 }
 

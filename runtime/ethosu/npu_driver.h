@@ -33,8 +33,9 @@ void clean_cache(const void* data, size_t size);
 // Returns MemoryAllocationFailed, with both sizes in the log.
 executorch::runtime::Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed);
 
-// Runs the commands on an NPU, with inputs and outputs in `scratch`: whole cache lines.
+// Runs the commands on an NPU, with inputs and outputs in `scratch`: whole cache lines. `cycles`, unless null, becomes
+// the cycles of the NPU; it stays as it is where the driver cannot count them.
 executorch::runtime::Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch,
-                                      uint8_t* scratch);
+                                      uint8_t* scratch, uint64_t* cycles);
 
 }  // namespace arm_runtime

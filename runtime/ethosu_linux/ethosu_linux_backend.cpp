@@ -16,6 +16,7 @@
 #include <cstring>
 #include <memory>
 #include <new>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@
 
 #include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
+#include "payload/trace.h"
 
 namespace arm_runtime {
 namespace {
@@ -35,6 +37,7 @@ using executorch::runtime::CompileSpec;
 using executorch::runtime::DelegateHandle;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
+using executorch::runtime::EventTracer;
 using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
@@ -46,8 +49,13 @@ constexpr int64_t kDefaultTimeoutNs = 60'000'000'000;
 // Compile specs, as ExecuTorch's own runtime names them, and the environment variables that go before them.
 constexpr char kDeviceSpec[] = "ethosu.device";
 constexpr char kTimeoutSpec[] = "ethosu.timeout_ns";
+constexpr char kCyclesSpec[] = "ethosu.enable_cycle_counter";
+constexpr char kEventSpec[] = "ethosu.pmu_event";  // a number follows
 constexpr char kDeviceVariable[] = "ARM_RUNTIME_ETHOSU_DEVICE";
 constexpr char kTimeoutVariable[] = "ARM_RUNTIME_ETHOSU_TIMEOUT_MS";
+
+// Counters of events that an inference has place for. Event 0 counts nothing.
+using Events = std::array<uint32_t, 4>;
 
 // The driver library throws, from destructors too; those of buffers it holds itself, in std::shared_ptr.
 struct Quiet {
@@ -66,6 +74,8 @@ struct Quiet {
 struct Options {
   std::string device = kDefaultDevice;
   int64_t timeout_ns = kDefaultTimeoutNs;
+  std::optional<bool> counts_cycles;  // empty: where a tracer sees them
+  Events events{};
 };
 
 // Runs `work`; what it throws becomes an Error and a log line.
@@ -86,6 +96,40 @@ Error guarded(const char* doing, const Options& options, const Work& work) noexc
   return Error::AccessFailed;
 }
 
+// Copies a compile spec of exactly the size of `value`, in the byte order of the machine, as exporters write them.
+template <typename T>
+Error read_value(const CompileSpec& spec, const char* type, T* value) {
+  if (spec.value.buffer == nullptr || spec.value.nbytes != sizeof(T)) {
+    ET_LOG(Error, "%s: compile spec %s has %zu bytes; it must be %s", kBackendId, spec.key, spec.value.nbytes, type);
+    return Error::InvalidArgument;
+  }
+  std::memcpy(value, spec.value.buffer, sizeof(T));
+  return Error::Ok;
+}
+
+Error read_event(const CompileSpec& spec, Events* events) {
+  const char* number = spec.key + std::strlen(kEventSpec);
+  char* end = nullptr;
+  const unsigned long index = std::strtoul(number, &end, 10);
+  if (*number < '0' || *number > '9' || *end != '\0' || index >= events->size()) {
+    ET_LOG(Error, "%s: compile spec %s; the counters of an inference are %s0 to %s%zu", kBackendId, spec.key,
+           kEventSpec, kEventSpec, events->size() - 1);
+    return Error::InvalidArgument;
+  }
+  return read_value(spec, "a uint32", &(*events)[index]);
+}
+
+Error read_counters(const CompileSpec& spec, Options* options) {
+  if (std::strcmp(spec.key, kCyclesSpec) == 0) {
+    uint8_t counts = 0;
+    const Error error = read_value(spec, "a byte", &counts);
+    options->counts_cycles = counts != 0;
+    return error;
+  }
+  return std::strncmp(spec.key, kEventSpec, std::strlen(kEventSpec)) == 0 ? read_event(spec, &options->events)
+                                                                          : Error::Ok;
+}
+
 Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
   for (const CompileSpec& spec : specs) {
     const auto* value = static_cast<const char*>(spec.value.buffer);
@@ -93,12 +137,15 @@ Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
       // Text with or without a NUL at its end.
       options->device.assign(value, value == nullptr ? 0 : strnlen(value, spec.value.nbytes));
     } else if (std::strcmp(spec.key, kTimeoutSpec) == 0) {
-      if (value == nullptr || spec.value.nbytes != sizeof(int64_t)) {
-        ET_LOG(Error, "%s: compile spec %s has %zu bytes; it must be an int64", kBackendId, kTimeoutSpec,
-               spec.value.nbytes);
-        return Error::InvalidArgument;
+      const Error error = read_value(spec, "an int64", &options->timeout_ns);
+      if (error != Error::Ok) {
+        return error;
       }
-      std::memcpy(&options->timeout_ns, value, sizeof(int64_t));
+    } else {
+      const Error error = read_counters(spec, options);
+      if (error != Error::Ok) {
+        return error;
+      }
     }
   }
   if (const char* device = std::getenv(kDeviceVariable)) {
@@ -382,14 +429,32 @@ const char* to_text(EthosU::InferenceStatus status) {
   return "unknown";
 }
 
+// Tells what the inference counted to the tracer and, where a compile spec asks for cycles, to the log.
+void report_counters(const EthosU::Inference& inference, const Options& options, bool counts_cycles,
+                     TraceScope* scope) {
+  if (counts_cycles) {
+    const uint64_t cycles = inference.getCycleCounter();
+    scope->add("npu_cycles", cycles);
+    if (options.counts_cycles.has_value()) {
+      ET_LOG(Info, "%s: %" PRIu64 " cycles of the NPU", kBackendId, cycles);
+    }
+  }
+  const auto counters = inference.getPmuCounters();
+  for (size_t index = 0; index < std::min(counters.size(), options.events.size()); ++index) {
+    if (options.events[index] != 0) {
+      scope->add(("pmu_event" + std::to_string(index)).c_str(), counters[index]);
+    }
+  }
+}
+
 // An Inference starts when it is made and cannot be started again.
-Error run(Delegate& delegate) {
-  // As many as the driver has places for; 0 counts nothing.
-  constexpr std::array<uint32_t, 4> kNoCounters{};
+Error run(Delegate& delegate, EventTracer* tracer) {
+  TraceScope scope(tracer, "EthosUBackend npu");
+  const bool counts_cycles = delegate.options.counts_cycles.value_or(traces(tracer));
   const std::unique_ptr<EthosU::Inference, Quiet> inference(new EthosU::Inference(
       delegate.network, delegate.inputs.buffers.begin(), delegate.inputs.buffers.end(),
       delegate.outputs.buffers.begin(), delegate.outputs.buffers.end(), delegate.intermediate,
-      delegate.constants, kNoCounters, /*enableCycleCounter=*/false));
+      delegate.constants, delegate.options.events, counts_cycles));
   if (wait_for(*inference, delegate.options.timeout_ns)) {
     // Releasing the inference takes it from the driver's queue, or resets the NPU if it runs.
     ET_LOG(Error,
@@ -406,6 +471,7 @@ Error run(Delegate& delegate) {
            kBackendId, delegate.options.device.c_str(), to_text(status));
     return Error::Internal;
   }
+  report_counters(*inference, delegate.options, counts_cycles, &scope);
   return Error::Ok;
 }
 
@@ -413,8 +479,9 @@ class EthosULinuxBackend final : public BackendInterface {
  public:
   bool is_available() const override { return true; }
 
-  Result<DelegateHandle*> init(BackendInitContext&, FreeableBuffer* processed,
+  Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> specs) const override {
+    const TraceScope scope(context.event_tracer(), "EthosUBackend load");
     Error error = check_payload(kBackendId, processed->data(), processed->size(), specs);
     if (error != Error::Ok) {
       return error;
@@ -441,7 +508,9 @@ class EthosULinuxBackend final : public BackendInterface {
     return handle;
   }
 
-  Error execute(BackendExecutionContext&, DelegateHandle* handle, Span<EValue*> args) const override {
+  Error execute(BackendExecutionContext& context, DelegateHandle* handle,
+                Span<EValue*> args) const override {
+    const TraceScope scope(context.event_tracer(), "EthosUBackend execute");
     Delegate& delegate = *static_cast<Delegate*>(handle);
     return guarded("an inference", delegate.options, [&] {
       Error error = check_arguments(delegate, args);
@@ -449,7 +518,7 @@ class EthosULinuxBackend final : public BackendInterface {
         return error;
       }
       write_inputs(delegate.inputs, args.data());
-      error = run(delegate);
+      error = run(delegate, context.event_tracer());
       if (error == Error::Ok) {
         read_outputs(delegate.outputs, args.data() + delegate.inputs.slots.size());
       }

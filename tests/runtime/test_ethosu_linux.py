@@ -28,7 +28,7 @@ def backend_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_backend(backend_test: Path) -> None:
     output = run([str(backend_test)])
-    assert output.count(" ok\n") == 12
+    assert output.count(" ok\n") == 14
 
 
 class TwoOutputs(torch.nn.Module):

@@ -24,6 +24,7 @@
 #include "ethosu/npu_driver.h"
 #include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
+#include "tests/recording_tracer.h"
 
 namespace {
 
@@ -196,11 +197,12 @@ class Loaded {
   void set_scratch(size_t size) {
     scratch_ = std::make_unique<SharedLines>(size + kCacheLine - kMisalignment);
   }
+  RecordingTracer* tracer = nullptr;
   bool others_are_whole() const { return scratch_->others_are_whole(); }
 
   Error init(size_t method_memory = 256, std::vector<CompileSpec> specs = {}) {
     MemoryAllocator allocator(static_cast<uint32_t>(method_memory), method_memory_.data());
-    BackendInitContext context(&allocator);
+    BackendInitContext context(&allocator, tracer);
     FreeableBuffer processed(bytes_.data(), bytes_.size(), nullptr);
     const Result<DelegateHandle*> result =
         backend_.init(context, &processed, {specs.data(), specs.size()});
@@ -210,7 +212,7 @@ class Loaded {
 
   Error execute(bool with_allocator = true) {
     MemoryAllocator allocator(static_cast<uint32_t>(scratch_->size()), scratch_->data());
-    BackendExecutionContext context(nullptr, with_allocator ? &allocator : nullptr);
+    BackendExecutionContext context(tracer, with_allocator ? &allocator : nullptr);
     return backend_.execute(context, handle_, Span<EValue*>(values_.data(), values_.size()));
   }
 
@@ -518,6 +520,22 @@ void keeps_the_cache_coherent(const Files& files) {
   }
 }
 
+void traces_what_it_does(const Files& files) {
+  RecordingTracer tracer;
+  Loaded loaded(files.payload);
+  CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);  // with nobody to tell
+  loaded.tracer = &tracer;
+  CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
+  const std::string npu = kDriverCounts ? "EthosUBackend npu: npu_cycles=12345678901" : "EthosUBackend npu";
+  CHECK((tracer.events == std::vector<std::string>{"EthosUBackend load", npu, "EthosUBackend execute"}));
+  driver_double.cycles = 0;
+  driver_double.faults = true;
+  CHECK(loaded.execute() == Error::Internal);
+  CHECK(tracer.events.size() == 5 && tracer.open == 0);
+  CHECK(!kDriverCounts || tracer.events[3] == "EthosUBackend npu: npu_cycles=0");
+  CHECK(driver_double.violations.empty() && !driver_double.counters_on);
+}
+
 void names_the_npu_that_there_is(const Files& files) {
   const auto refuse = [&](auto change) {
     Loaded loaded(files.payload);
@@ -635,6 +653,7 @@ int main(int argc, char** argv) {
   refuses_payloads(files);
   checks_the_checksum(files);
   keeps_the_cache_coherent(files);
+  traces_what_it_does(files);
   names_the_npu_that_there_is(files);
   handles_unallocated_tensors(files);
   executes_in_the_runtime(files);

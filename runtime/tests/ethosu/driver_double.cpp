@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DRIVER_DOUBLE_SINGLE or DRIVER_DOUBLE_SEVERAL: as the driver is since 1.99, built for one kind of NPU or for
-// several; without them, as it was before, when ethosu_reserve_driver() was the only way to one.
+// several; without them, as it was before, when ethosu_reserve_driver() was the only way to one. DRIVER_DOUBLE_WITHOUT_COUNTERS: firmware that leaves the performance
+// counters out.
 #include "driver_double.h"
 
 #include <cstring>
@@ -20,6 +21,11 @@ const bool kDriverKnowsKinds = true;
 #else
 const bool kDriverKnowsKinds = false;
 #endif
+#ifdef DRIVER_DOUBLE_WITHOUT_COUNTERS
+const bool kDriverCounts = false;
+#else
+const bool kDriverCounts = true;
+#endif
 
 namespace {
 
@@ -28,6 +34,8 @@ constexpr size_t kCacheLine = 32;
 constexpr size_t kFastMemoryBase = 2;
 
 ethosu_driver npu;
+uint64_t cycle_counter = 77;  // of what ran before
+bool counts_cycles = false;
 
 void violates(const char* contract) {
   driver_double.violations += contract;
@@ -230,6 +238,7 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
       !is_clean(base_addr[0], base_addr_size[0]) || !is_clean(base_addr[1], base_addr_size[1])) {
     violates("the NPU reads what is only in the cache");
   }
+  cycle_counter += driver_double.counters_on && counts_cycles ? driver_double.cycles : 0;
   ++driver_double.ran;
   driver_double.calls += 'r';
   if (driver_double.npu && !driver_double.faults) {
@@ -238,3 +247,33 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
   invalidate_bases(base_addr, base_addr_size, num_base_addr);
   return driver_double.faults ? -1 : 0;
 }
+
+// The counters are off with the power, unless they hold it themselves.
+#ifndef DRIVER_DOUBLE_WITHOUT_COUNTERS
+extern "C" {
+
+void ETHOSU_PMU_Enable(ethosu_driver* drv) {
+  if (drv != &npu || !npu.reserved || driver_double.counters_on) {
+    violates("the counters are switched on of a driver that is not reserved, or twice");
+  }
+  driver_double.counters_on = true;
+}
+
+void ETHOSU_PMU_Disable(ethosu_driver*) {
+  driver_double.counters_on = false;
+  counts_cycles = false;
+}
+
+void ETHOSU_PMU_CYCCNT_Reset(ethosu_driver*) { cycle_counter = 0; }
+
+void ETHOSU_PMU_CNTR_Enable(ethosu_driver*, uint32_t mask) { counts_cycles = mask >> 31 != 0; }
+
+uint64_t ETHOSU_PMU_Get_CCNTR(ethosu_driver*) {
+  if (!driver_double.counters_on) {
+    violates("the counters are read while they are off");
+  }
+  return cycle_counter;
+}
+
+}  // extern "C"
+#endif

@@ -22,6 +22,7 @@ struct DriverDouble {
   bool faults = false;
   // Takes the place of the NPU: gets the base addresses of a call.
   std::function<void(const std::vector<uint8_t*>&)> npu;
+  uint64_t cycles = 12345678901;  // of a run
 
   // What happened.
   int reserved = 0;
@@ -36,10 +37,12 @@ struct DriverDouble {
   std::vector<std::pair<uint64_t, size_t>> cleaned;
   std::string calls;
   bool invoking = false;
+  bool counters_on = false;
   std::string violations;  // a line for each
 };
 
 extern DriverDouble driver_double;
-// Whether the driver can be asked for an NPU of a kind; and whether it is built for several.
+// Whether the driver can be asked for an NPU of a kind, is built for several, and has performance counters.
 extern const bool kDriverKnowsKinds;
 extern const bool kDriverIsForSeveral;
+extern const bool kDriverCounts;

@@ -22,6 +22,7 @@
 #include "driver_double.h"
 #include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
+#include "tests/recording_tracer.h"
 
 namespace {
 
@@ -197,8 +198,8 @@ class Arguments {
     pointers.push_back(&values_.back());
   }
 
-  Error execute(DelegateHandle* handle) {
-    BackendExecutionContext context;
+  Error execute(DelegateHandle* handle, RecordingTracer* tracer = nullptr) {
+    BackendExecutionContext context(tracer);
     return backend().execute(context, handle, {pointers.data(), pointers.size()});
   }
 
@@ -343,6 +344,61 @@ void refuses(const Payload& payload, Error error, const char* part_of_log) {
   CHECK(load(payload, &handle) == error);
   CHECK(logged(part_of_log));
   CHECK(nothing_is_alive());
+}
+
+void counters_are_chosen() {
+  const Payload payload;
+  DelegateHandle* handle = nullptr;
+  Arguments arguments(payload);
+  RecordingTracer tracer;
+  const auto npu = [&] { return tracer.events.at(tracer.events.size() - 2); };
+  uint8_t on = 1, off = 0;
+  uint32_t first = 17, last = 35;
+
+  CHECK(load(payload, &handle) == Error::Ok && arguments.execute(handle) == Error::Ok);
+  CHECK(!record.counts_cycles && record.events == std::vector<uint32_t>(4, 0));
+  CHECK(arguments.execute(handle, &tracer) == Error::Ok && record.counts_cycles);
+  CHECK((tracer.events == std::vector<std::string>{"EthosUBackend npu: npu_cycles=12345678901",
+                                                   "EthosUBackend execute"}));
+  backend().destroy(handle);
+
+  CHECK(load(payload, &handle, {{"ethosu.enable_cycle_counter", {&on, 1}},
+                                {"ethosu.pmu_event3", {&last, 4}},
+                                {"ethosu.pmu_event0", {&first, 4}}}) == Error::Ok);
+  CHECK(arguments.execute(handle) == Error::Ok);
+  CHECK((record.counts_cycles && record.events == std::vector<uint32_t>{17, 0, 0, 35}));
+  CHECK(arguments.execute(handle, &tracer) == Error::Ok);
+  CHECK(npu() == "EthosUBackend npu: npu_cycles=12345678901 pmu_event0=17000 pmu_event3=35000");
+  script.throws = Call::kCounters;
+  CHECK(arguments.execute(handle, &tracer) == Error::AccessFailed && tracer.open == 0);
+  CHECK(logged("an inference on /dev/ethosu0 failed"));
+  script.throws = Call::kNone;
+  backend().destroy(handle);
+
+  CHECK(load(payload, &handle, {{"ethosu.enable_cycle_counter", {&off, 1}}}) == Error::Ok);
+  CHECK(arguments.execute(handle, &tracer) == Error::Ok && !record.counts_cycles);
+  CHECK(npu() == "EthosUBackend npu");
+  backend().destroy(handle);
+
+  for (const char* key : {"ethosu.pmu_event4", "ethosu.pmu_event", "ethosu.pmu_event-1", "ethosu.pmu_event1x"}) {
+    CHECK(load(payload, &handle, {{key, {&first, 4}}}) == Error::InvalidArgument);
+    CHECK(logged("the counters of an inference are ethosu.pmu_event0 to ethosu.pmu_event3"));
+  }
+  CHECK(load(payload, &handle, {{"ethosu.pmu_event1", {&first, 3}}}) == Error::InvalidArgument);
+  CHECK(logged("compile spec ethosu.pmu_event1 has 3 bytes; it must be a uint32"));
+  CHECK(load(payload, &handle, {{"ethosu.enable_cycle_counter", {&first, 4}}}) == Error::InvalidArgument);
+  CHECK(logged("compile spec ethosu.enable_cycle_counter has 4 bytes; it must be a byte"));
+}
+
+void loading_is_traced() {
+  const Bytes bytes = Payload{}.bytes();
+  RecordingTracer tracer;
+  BackendInitContext context(nullptr, &tracer);
+  FreeableBuffer processed(bytes.data(), bytes.size(), nullptr);
+  const auto handle = backend().init(context, &processed, {});
+  CHECK(handle.ok());
+  CHECK(tracer.events == std::vector<std::string>{"EthosUBackend load"});
+  backend().destroy(*handle);
 }
 
 void payloads_for_something_else_are_refused() {
@@ -679,6 +735,8 @@ int main(int count, char** arguments) {
       TEST(one_tensor_a_side_is_its_region),
       TEST(inputs_may_be_unused_and_outputs_repeated),
       TEST(device_and_timeout_are_chosen),
+      TEST(counters_are_chosen),
+      TEST(loading_is_traced),
       TEST(payloads_for_something_else_are_refused),
       TEST(checksums_are_checked),
       TEST(cut_off_payloads_are_refused),

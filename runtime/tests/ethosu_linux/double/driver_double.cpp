@@ -126,11 +126,11 @@ Network::~Network() noexcept(false) {
   throw_at(Call::kCloseNetwork);
 }
 
-void Inference::start(size_t counters, bool) {
+void Inference::start(const std::vector<uint32_t>& counters, bool cycle_counter) {
   throw_at(Call::kStart);
   // The driver has places for 4 counters, needs an output and uses the address of the first buffer of each
   // side.
-  if (counters > 4 || ofm_.size() != 1 || ifm_.size() > 1) {
+  if (counters.size() > 4 || ofm_.size() != 1 || ifm_.size() > 1) {
     throw Exception("wrong arguments");
   }
   driver_double::Regions regions{content(*constant_), content(*intermediate_), {}, content(*ofm_[0])};
@@ -138,6 +138,8 @@ void Inference::start(size_t counters, bool) {
     regions.inputs = content(*ifm_[0]);
   }
   record.started.push_back(regions);
+  record.events = counters_ = counters;
+  record.counts_cycles = counts_cycles_ = cycle_counter;
   script.npu(regions);
   const auto size = static_cast<ssize_t>(regions.outputs.size());
   if (pwrite(ofm_[0]->getFd(), regions.outputs.data(), regions.outputs.size(), 0) != size) {
@@ -160,6 +162,21 @@ bool Inference::wait(int64_t timeout_ns) const {
   }
   throw_at(Call::kWait);
   return script.times_out;
+}
+
+// In the place of each event 1000 times its number.
+const std::vector<uint32_t> Inference::getPmuCounters() const {
+  throw_at(Call::kCounters);
+  std::vector<uint32_t> values;
+  for (const uint32_t event : counters_) {
+    values.push_back(1000 * event);
+  }
+  return values;
+}
+
+uint64_t Inference::getCycleCounter() const {
+  throw_at(Call::kCounters);
+  return counts_cycles_ ? 12345678901 : 0;
 }
 
 InferenceStatus Inference::status() const {

@@ -30,6 +30,7 @@ enum class Call {
   kStart,
   kWait,
   kStatus,
+  kCounters,
   kCloseInference,
   kCloseNetwork,
   kCloseDevice
@@ -51,6 +52,8 @@ struct Record {
   std::vector<size_t> buffers;   // sizes
   std::vector<Regions> started;  // each inference's memory before the NPU runs
   std::vector<int64_t> waits;    // timeouts in ns
+  std::vector<uint32_t> events;  // of the last inference
+  bool counts_cycles = false;
   int devices = 0, live_networks = 0, live_buffers = 0, inferences = 0;  // that exist now
 };
 

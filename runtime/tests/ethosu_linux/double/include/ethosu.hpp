@@ -72,18 +72,22 @@ class Inference {
       : network_(network), intermediate_(intermediate), constant_(constant) {
     std::copy(ifm_begin, ifm_end, std::back_inserter(ifm_));
     std::copy(ofm_begin, ofm_end, std::back_inserter(ofm_));
-    start(counters.size(), cycle_counter);
+    start({counters.begin(), counters.end()}, cycle_counter);
   }
   virtual ~Inference() noexcept(false);
   bool wait(int64_t timeout_ns = -1) const;
   InferenceStatus status() const;
+  const std::vector<uint32_t> getPmuCounters() const;
+  uint64_t getCycleCounter() const;
 
  private:
-  void start(size_t counters, bool cycle_counter);
+  void start(const std::vector<uint32_t>& counters, bool cycle_counter);
 
   std::shared_ptr<Network> network_;
   std::vector<std::shared_ptr<Buffer>> ifm_, ofm_;
   std::shared_ptr<Buffer> intermediate_, constant_;
+  std::vector<uint32_t> counters_;
+  bool counts_cycles_ = false;
 };
 
 }  // namespace EthosU
