@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "payload/checksum.h"
+#include "payload/environment.h"
 #include "payload/ethosu_payload.h"
 #include "payload/trace.h"
 
@@ -155,22 +156,7 @@ Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
     ET_LOG(Error, "%s: the name of the device is empty; set %s", kBackendId, kDeviceVariable);
     return Error::InvalidArgument;
   }
-  if (const char* text = std::getenv(kTimeoutVariable)) {
-    char* end = nullptr;
-    errno = 0;
-    const long long milliseconds = std::strtoll(text, &end, 10);
-    if (end == text || *end != '\0' || errno != 0 ||
-        __builtin_mul_overflow(milliseconds, int64_t{1'000'000}, &options->timeout_ns)) {
-      ET_LOG(Error, "%s: %s='%s' is not a number of milliseconds", kBackendId, kTimeoutVariable, text);
-      return Error::InvalidArgument;
-    }
-  }
-  // A negative timeout would make the library wait for ever.
-  if (options->timeout_ns <= 0) {
-    ET_LOG(Error, "%s: a timeout of %" PRId64 " ns; it must be positive", kBackendId, options->timeout_ns);
-    return Error::InvalidArgument;
-  }
-  return Error::Ok;
+  return read_timeout(kBackendId, kTimeoutVariable, &options->timeout_ns);
 }
 
 // Where a tensor lies in its region, in bytes.

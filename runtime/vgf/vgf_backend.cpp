@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "payload/checksum.h"
+#include "payload/trace.h"
 #include "vgf/vgf_program.h"
 
 namespace arm_runtime {
@@ -23,6 +24,7 @@ using executorch::runtime::CompileSpec;
 using executorch::runtime::DelegateHandle;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
+using executorch::runtime::EventTracer;
 using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
@@ -48,6 +50,11 @@ Error check_argument(const EValue& value, const VgfProgram::Port& port, const ch
   return Error::Ok;
 }
 
+Error trace_run(VgfProgram* program, EventTracer* tracer) {
+  const TraceScope scope(tracer, "VgfBackend device");
+  return program->run();
+}
+
 class VgfBackend final : public BackendInterface {
  public:
   // False, with the reason in the log, where there is neither a Vulkan loader nor a device of the
@@ -58,8 +65,9 @@ class VgfBackend final : public BackendInterface {
   // InvalidProgram for a payload that is damaged or not that of its compile spec payload_crc32,
   // DelegateInvalidCompatibility for another version of the format, NotSupported for contents that are not
   // SPIR-V graphs or a device that lacks something, NotFound without a device, and those of Vulkan.
-  Result<DelegateHandle*> init(BackendInitContext&, FreeableBuffer* processed,
+  Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override {
+    const TraceScope scope(context.event_tracer(), "VgfBackend load");
     Error error = check_payload("VgfBackend", processed->data(), processed->size(), compile_specs);
     if (error != Error::Ok) {
       return error;
@@ -82,9 +90,11 @@ class VgfBackend final : public BackendInterface {
     return program.release();
   }
 
-  // `args`: the model's inputs, then its outputs. InvalidArgument for a wrong count, element type or size.
-  Error execute(BackendExecutionContext&, DelegateHandle* handle, Span<EValue*> args) const override {
-    const auto& program = *static_cast<const VgfProgram*>(handle);
+  // `args`: the model's inputs, then its outputs. InvalidArgument for a wrong count, element type or size, InvalidState
+  // where the device has no result in time, neither of this execution nor of the one before.
+  Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
+    const TraceScope scope(context.event_tracer(), "VgfBackend execute");
+    auto& program = *static_cast<VgfProgram*>(handle);
     const auto& inputs = program.inputs();
     const auto& outputs = program.outputs();
     if (args.size() != inputs.size() + outputs.size()) {
@@ -102,10 +112,14 @@ class VgfBackend final : public BackendInterface {
         return error;
       }
     }
+    Error error = program.settle();
+    if (error != Error::Ok) {
+      return error;
+    }
     for (size_t index = 0; index < inputs.size(); ++index) {
       std::memcpy(inputs[index].mapped, args[index]->toTensor().const_data_ptr(), inputs[index].nbytes);
     }
-    const Error error = program.run();
+    error = trace_run(&program, context.event_tracer());
     if (error != Error::Ok) {
       return error;
     }
@@ -116,7 +130,9 @@ class VgfBackend final : public BackendInterface {
     return Error::Ok;
   }
 
-  void destroy(DelegateHandle* handle) const override { delete static_cast<VgfProgram*>(handle); }
+  void destroy(DelegateHandle* handle) const override {
+    VgfProgram::retire(std::unique_ptr<VgfProgram>(static_cast<VgfProgram*>(handle)));
+  }
 };
 
 VgfBackend backend;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <mutex>
 
 namespace arm_runtime {
 
@@ -22,6 +23,24 @@ VkTensorDescriptionARM describe(const VgfTensor& tensor) {
   description.pDimensions = tensor.shape.data();
   description.usage = VK_TENSOR_USAGE_DATA_GRAPH_BIT_ARM;
   return description;
+}
+
+// The limit that a tensor exceeds, or null.
+const char* exceeded_limit(const VgfTensor& tensor, const VkPhysicalDeviceTensorPropertiesARM& limits) {
+  uint64_t elements = 1;
+  for (const int64_t extent : tensor.shape) {
+    if (static_cast<uint64_t>(extent) > limits.maxPerDimensionTensorElements) {
+      return "maxPerDimensionTensorElements";
+    }
+    elements *= static_cast<uint64_t>(extent);  // with their size a size_t, as the reader of the file has found
+  }
+  // From one element of the first dimension to the next, in bytes: the largest stride of a packed tensor.
+  const uint64_t stride = tensor.nbytes / static_cast<uint64_t>(tensor.shape[0]);
+  return tensor.shape.size() > limits.maxTensorDimensionCount            ? "maxTensorDimensionCount"
+         : elements > limits.maxTensorElements                           ? "maxTensorElements"
+         : stride > static_cast<uint64_t>(limits.maxTensorStride)        ? "maxTensorStride"
+         : tensor.nbytes > limits.maxTensorSize                          ? "maxTensorSize"
+                                                                         : nullptr;
 }
 
 bool contains(const std::vector<uint32_t>& indices, uint32_t index) {
@@ -94,15 +113,17 @@ Error VgfProgram::prepare(const VgfFile& file) {
 }
 
 Error VgfProgram::check_limits(const VgfFile& file) const {
-  const VkPhysicalDeviceTensorPropertiesARM& limits = device_->tensor_limits();
   for (size_t index = 0; index < file.tensors.size(); ++index) {
     const VgfTensor& tensor = file.tensors[index];
-    if (tensor.shape.size() > limits.maxTensorDimensionCount || tensor.nbytes > limits.maxTensorSize) {
+    const char* limit = exceeded_limit(tensor, device_->tensor_limits());
+    if (limit == nullptr && !device_->takes(tensor.format)) {
+      limit = "its format";
+    }
+    if (limit != nullptr) {
       ET_LOG(Error,
-             "VgfBackend: tensor %zu has %zu dimensions and %zu bytes; this device takes at most %u "
-             "dimensions and %llu bytes",
-             index, tensor.shape.size(), tensor.nbytes, static_cast<unsigned>(limits.maxTensorDimensionCount),
-             static_cast<unsigned long long>(limits.maxTensorSize));
+             "VgfBackend: this device does not take tensor %zu of format %d with %zu dimensions and %zu bytes, because of "
+             "%s; run the program on another device, or export smaller tensors",
+             index, static_cast<int>(tensor.format), tensor.shape.size(), tensor.nbytes, limit);
       return Error::NotSupported;
     }
   }
@@ -329,7 +350,7 @@ Error VgfProgram::make_pipeline(const VgfFile& file, const VgfSegment& source, S
   info.layout = segment->layout;
   info.resourceInfoCount = static_cast<uint32_t>(resources.size());
   info.pResourceInfos = resources.data();
-  result = fn.vkCreateDataGraphPipelinesARM(device, VK_NULL_HANDLE, VK_NULL_HANDLE, 1, &info, nullptr,
+  result = fn.vkCreateDataGraphPipelinesARM(device, VK_NULL_HANDLE, device_->pipeline_cache(), 1, &info, nullptr,
                                             &segment->pipeline);
   if (result != VK_SUCCESS) {
     segment->pipeline = VK_NULL_HANDLE;
@@ -479,6 +500,8 @@ void VgfProgram::barrier(VkPipelineStageFlags2 stage, VkAccessFlags2 access) con
   device_->fn().vkCmdPipelineBarrier2(commands_, &dependency);
 }
 
+Error VgfProgram::settle() { return pending_ ? device_->wait(fence_, &pending_) : Error::Ok; }
+
 Error VgfProgram::record() {
   const VulkanFunctions& fn = device_->fn();
   const VkDevice device = device_->handle();
@@ -532,7 +555,20 @@ Error VgfProgram::record() {
   return result == VK_SUCCESS ? Error::Ok : vulkan_failure("vkEndCommandBuffer", result);
 }
 
-Error VgfProgram::run() const {
+void VgfProgram::retire(std::unique_ptr<VgfProgram> program) {
+  program->settle();
+  if (!program->pending_) {
+    return;
+  }
+  // Never freed, as memory that the device writes must not become something else's; named, so that it is no leak.
+  static auto* const abandoned = new std::vector<std::unique_ptr<VgfProgram>>;
+  static auto* const mutex = new std::mutex;
+  ET_LOG(Error, "VgfBackend: an execution is still going on; the memory of its program stays in use");
+  const std::lock_guard<std::mutex> lock(*mutex);
+  abandoned->push_back(std::move(program));
+}
+
+Error VgfProgram::run() {
   const VulkanFunctions& fn = device_->fn();
   const auto ranges = static_cast<uint32_t>(incoherent_.size());
   if (ranges > 0) {
@@ -541,7 +577,10 @@ Error VgfProgram::run() const {
       return vulkan_failure("vkFlushMappedMemoryRanges", result);
     }
   }
-  const Error error = device_->run(commands_, fence_);
+  Error error = device_->submit(commands_, fence_);
+  if (error == Error::Ok) {
+    error = device_->wait(fence_, &pending_);
+  }
   if (error == Error::Ok && ranges > 0) {
     const VkResult result = fn.vkInvalidateMappedMemoryRanges(device_->handle(), ranges, incoherent_.data());
     if (result != VK_SUCCESS) {

@@ -35,8 +35,15 @@ class VgfProgram {
   const std::vector<Port>& inputs() const { return inputs_; }
   const std::vector<Port>& outputs() const { return outputs_; }
 
-  /// Runs the model on what lies in the memory of the inputs; afterwards the outputs' memory has the results.
-  executorch::runtime::Error run() const;
+  /// Waits for a run that did not end in time: until it does, the memory of the inputs is the device's.
+  executorch::runtime::Error settle();
+
+  /// Runs the model on what lies in the memory of the inputs; afterwards the outputs' memory has the results. Not before
+  /// settle() is Ok.
+  executorch::runtime::Error run();
+
+  /// Destroys a program, unless the device still uses its memory after another wait: then it is kept for good.
+  static void retire(std::unique_ptr<VgfProgram> program);
 
  private:
   struct Tensor {
@@ -82,6 +89,7 @@ class VgfProgram {
   VkCommandPool command_pool_ = VK_NULL_HANDLE;
   VkCommandBuffer commands_ = VK_NULL_HANDLE;
   VkFence fence_ = VK_NULL_HANDLE;
+  bool pending_ = false;  // the device may still execute commands_
 };
 
 }  // namespace arm_runtime

@@ -4,8 +4,15 @@
 #include <executorch/runtime/platform/log.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <vector>
+
+#include "payload/checksum.h"
+#include "payload/environment.h"
 
 namespace arm_runtime {
 
@@ -26,18 +33,50 @@ constexpr const char* kOptionalExtensions[] = {VK_KHR_MAINTENANCE_5_EXTENSION_NA
                                                VK_ARM_DATA_GRAPH_INSTRUCTION_SET_TOSA_EXTENSION_NAME,
                                                VK_EXT_SHADER_REPLICATED_COMPOSITES_EXTENSION_NAME};
 
+constexpr char kDeviceVariable[] = "ARM_RUNTIME_VGF_DEVICE";
+constexpr char kTimeoutVariable[] = "ARM_RUNTIME_VGF_TIMEOUT_MS";
+constexpr char kCacheVariable[] = "ARM_RUNTIME_VGF_PIPELINE_CACHE";
+
 // The application's device, and the backend's own while a program holds it.
 struct Shared {
   std::mutex mutex;
   bool has_application_device = false;
   VulkanHandles application{};
   std::weak_ptr<VulkanDevice> current;
+  // Of the pipeline cache of the device before. Drivers tell from its header whether it is theirs.
+  std::vector<char> pipelines;
 };
 
 Shared& shared() {
   // Not destroyed: programs may still be unloaded while the process runs its static destructors.
   static Shared* const instance = new Shared;
   return *instance;
+}
+
+// The data of a pipeline cache in a file, then its CRC-32: drivers check whether it is theirs, but not that it is whole.
+std::vector<char> read_cache_file(const char* path) {
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
+  uint32_t recorded = 0;
+  if (data.size() <= sizeof(recorded)) {
+    return {};
+  }
+  std::memcpy(&recorded, data.data() + data.size() - sizeof(recorded), sizeof(recorded));
+  data.resize(data.size() - sizeof(recorded));
+  return crc32(data.data(), data.size()) == recorded ? data : std::vector<char>();
+}
+
+void write_cache_file(const char* path, const std::vector<char>& data) {
+  // Under another name until it is whole: other processes may read it meanwhile.
+  const std::string partial = std::string(path) + ".new";
+  const uint32_t checksum = crc32(data.data(), data.size());
+  std::ofstream file(partial, std::ios::binary | std::ios::trunc);
+  file.write(data.data(), static_cast<std::streamsize>(data.size()));
+  file.write(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
+  file.close();
+  if (!file || std::rename(partial.c_str(), path) != 0) {
+    ET_LOG(Error, "VgfBackend: %s='%s' could not be written; pipelines will be made anew", kCacheVariable, path);
+  }
 }
 
 // The features that the backend asks about and switches on, in one chain. Not copied: its members point at
@@ -208,6 +247,11 @@ bool emulation_is_installed(PFN_vkGetInstanceProcAddr get) {
   return true;
 }
 
+// Whether the user's choice, a part of the device's name or its number, is this device. Without one, any is.
+bool is_wanted(const char* choice, const char* name, size_t number) {
+  return choice == nullptr || std::strstr(name, choice) != nullptr || std::to_string(number) == choice;
+}
+
 uint32_t count_bits(VkMemoryPropertyFlags flags) { return static_cast<uint32_t>(__builtin_popcount(flags)); }
 
 }  // namespace
@@ -260,6 +304,10 @@ Result<std::shared_ptr<VulkanDevice>> VulkanDevice::acquire() {
 }
 
 VulkanDevice::~VulkanDevice() {
+  if (pipeline_cache_ != VK_NULL_HANDLE) {
+    keep_pipeline_cache();
+    fn_.vkDestroyPipelineCache(device_, pipeline_cache_, nullptr);
+  }
   if (!owned_) {
     return;
   }
@@ -286,10 +334,7 @@ Error VulkanDevice::adopt(const VulkanHandles& handles) {
   if (error == Error::Ok) {
     error = fn_.load_device(device_);
   }
-  if (error == Error::Ok) {
-    query_limits();
-  }
-  return error;
+  return error == Error::Ok ? read_limits() : error;
 }
 
 Error VulkanDevice::create() {
@@ -315,6 +360,13 @@ Error VulkanDevice::create() {
     }
     fn_.vkDestroyInstance(instance_, nullptr);
     instance_ = VK_NULL_HANDLE;
+  }
+  if (const char* choice = std::getenv(kDeviceVariable)) {
+    ET_LOG(Error,
+           "VgfBackend: %s='%s' names no Vulkan device that runs VK_ARM_tensors and VK_ARM_data_graph; set it to a "
+           "part of a device's name or to its number (vulkaninfo --summary), or unset it",
+           kDeviceVariable, choice);
+    return Error::NotFound;
   }
   ET_LOG(Error,
          "VgfBackend: no Vulkan device runs VK_ARM_tensors and VK_ARM_data_graph; install a driver that has "
@@ -365,12 +417,19 @@ bool VulkanDevice::choose_physical_device() {
     return false;
   }
   devices.resize(count);
+  const char* const choice = std::getenv(kDeviceVariable);
   int best = -1;
-  for (VkPhysicalDevice device : devices) {
+  for (size_t number = 0; number < devices.size(); ++number) {
+    const VkPhysicalDevice device = devices[number];
     VkPhysicalDeviceProperties2 properties{};
     properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
     fn_.vkGetPhysicalDeviceProperties2(device, &properties);
     uint32_t family = 0;
+    if (!is_wanted(choice, properties.properties.deviceName, number)) {
+      ET_LOG(Info, "VgfBackend: %s='%s' is not device %zu, '%s'", kDeviceVariable, choice, number,
+             properties.properties.deviceName);
+      continue;
+    }
     if (rank_of(properties.properties.deviceType) <= best ||
         properties.properties.apiVersion < VK_API_VERSION_1_3 ||
         !has_required_extensions(extensions_of(fn_, device)) ||
@@ -426,11 +485,10 @@ Error VulkanDevice::create_device() {
     return error;
   }
   fn_.vkGetDeviceQueue(device_, queue_family_, 0, &queue_);
-  query_limits();
-  return Error::Ok;
+  return read_limits();
 }
 
-void VulkanDevice::query_limits() {
+Error VulkanDevice::read_limits() {
   tensor_limits_.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_TENSOR_PROPERTIES_ARM;
   VkPhysicalDeviceProperties2 properties{};
   properties.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PROPERTIES_2;
@@ -439,6 +497,54 @@ void VulkanDevice::query_limits() {
   max_descriptor_sets_ = properties.properties.limits.maxBoundDescriptorSets;
   fn_.vkGetPhysicalDeviceMemoryProperties(physical_device_, &memory_);
   ET_LOG(Info, "VgfBackend: runs on '%s'", properties.properties.deviceName);
+  const Error error = read_timeout("VgfBackend", kTimeoutVariable, &timeout_ns_);
+  if (error == Error::Ok) {
+    make_pipeline_cache();
+  }
+  return error;
+}
+
+// Called where shared() is locked. Without a cache pipelines are made all the same.
+void VulkanDevice::make_pipeline_cache() {
+  const char* path = std::getenv(kCacheVariable);
+  std::vector<char> data = path == nullptr ? std::vector<char>() : read_cache_file(path);
+  if (data.empty()) {
+    data = shared().pipelines;
+  }
+  VkPipelineCacheCreateInfo info{};
+  info.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO;
+  info.initialDataSize = data.size();
+  info.pInitialData = data.data();
+  if (fn_.vkCreatePipelineCache(device_, &info, nullptr, &pipeline_cache_) != VK_SUCCESS) {
+    pipeline_cache_ = VK_NULL_HANDLE;
+  }
+}
+
+void VulkanDevice::keep_pipeline_cache() const {
+  size_t size = 0;
+  if (fn_.vkGetPipelineCacheData(device_, pipeline_cache_, &size, nullptr) != VK_SUCCESS) {
+    return;
+  }
+  std::vector<char> data(size);
+  if (fn_.vkGetPipelineCacheData(device_, pipeline_cache_, &size, data.data()) != VK_SUCCESS) {
+    return;
+  }
+  data.resize(size);
+  if (const char* path = std::getenv(kCacheVariable)) {
+    write_cache_file(path, data);
+  }
+  const std::lock_guard<std::mutex> lock(shared().mutex);
+  shared().pipelines.swap(data);
+}
+
+bool VulkanDevice::takes(VkFormat format) const {
+  VkTensorFormatPropertiesARM tensor{};
+  tensor.sType = VK_STRUCTURE_TYPE_TENSOR_FORMAT_PROPERTIES_ARM;
+  VkFormatProperties2 properties{};
+  properties.sType = VK_STRUCTURE_TYPE_FORMAT_PROPERTIES_2;
+  properties.pNext = &tensor;
+  fn_.vkGetPhysicalDeviceFormatProperties2(physical_device_, format, &properties);
+  return (tensor.linearTilingTensorFeatures & VK_FORMAT_FEATURE_2_TENSOR_DATA_GRAPH_BIT_ARM) != 0;
 }
 
 Error VulkanDevice::allocate(const VkMemoryRequirements& requirements, VkMemoryPropertyFlags required,
@@ -481,20 +587,25 @@ Error VulkanDevice::allocate(const VkMemoryRequirements& requirements, VkMemoryP
   return Error::Ok;
 }
 
-Error VulkanDevice::run(VkCommandBuffer commands, VkFence fence) const {
+Error VulkanDevice::submit(VkCommandBuffer commands, VkFence fence) const {
   VkSubmitInfo submit{};
   submit.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO;
   submit.commandBufferCount = 1;
   submit.pCommandBuffers = &commands;
-  VkResult result = VK_SUCCESS;
-  {
-    const std::lock_guard<std::mutex> lock(*queue_mutex_);
-    result = fn_.vkQueueSubmit(queue_, 1, &submit, fence);
+  const std::lock_guard<std::mutex> lock(*queue_mutex_);
+  const VkResult result = fn_.vkQueueSubmit(queue_, 1, &submit, fence);
+  return result == VK_SUCCESS ? Error::Ok : vulkan_failure("vkQueueSubmit", result);
+}
+
+Error VulkanDevice::wait(VkFence fence, bool* pending) const {
+  VkResult result = fn_.vkWaitForFences(device_, 1, &fence, VK_TRUE, static_cast<uint64_t>(timeout_ns_));
+  // What a lost device was given may be destroyed as if it were done.
+  *pending = result != VK_SUCCESS && result != VK_ERROR_DEVICE_LOST;
+  if (result == VK_TIMEOUT) {
+    ET_LOG(Error, "VgfBackend: no result from the device after %lld ms; set a longer time with %s",
+           static_cast<long long>(timeout_ns_ / 1'000'000), kTimeoutVariable);
+    return Error::InvalidState;
   }
-  if (result != VK_SUCCESS) {
-    return vulkan_failure("vkQueueSubmit", result);
-  }
-  result = fn_.vkWaitForFences(device_, 1, &fence, VK_TRUE, UINT64_MAX);
   if (result != VK_SUCCESS) {
     return vulkan_failure("vkWaitForFences", result);
   }

@@ -62,8 +62,18 @@ class VulkanDevice {
                                       const void* next, const char* what, VkDeviceMemory* memory,
                                       VkMemoryPropertyFlags* properties) const;
 
-  /// Runs a recorded command buffer and waits until `fence`, which is not signaled, says that it is done.
-  executorch::runtime::Error run(VkCommandBuffer commands, VkFence fence) const;
+  /// Whether graphs may read and write linear tensors of a format.
+  bool takes(VkFormat format) const;
+
+  /// What pipelines are made with: programs that were loaded before have left there what their pipelines took.
+  VkPipelineCache pipeline_cache() const { return pipeline_cache_; }
+
+  /// Starts a recorded command buffer; `fence`, which is not signaled, says when it is done.
+  executorch::runtime::Error submit(VkCommandBuffer commands, VkFence fence) const;
+
+  /// Waits until `fence` is signaled, for ARM_RUNTIME_VGF_TIMEOUT_MS at most, and resets it. `pending` becomes whether
+  /// the device may still use what was submitted with it. Returns InvalidState where time ran out.
+  executorch::runtime::Error wait(VkFence fence, bool* pending) const;
 
  private:
   executorch::runtime::Error adopt(const VulkanHandles& handles);
@@ -71,7 +81,9 @@ class VulkanDevice {
   executorch::runtime::Error create_instance(bool emulated);
   bool choose_physical_device();
   executorch::runtime::Error create_device();
-  void query_limits();
+  executorch::runtime::Error read_limits();
+  void make_pipeline_cache();
+  void keep_pipeline_cache() const;
 
   VulkanFunctions fn_;
   VkInstance instance_ = VK_NULL_HANDLE;
@@ -86,6 +98,8 @@ class VulkanDevice {
   VkPhysicalDeviceMemoryProperties memory_{};
   VkPhysicalDeviceTensorPropertiesARM tensor_limits_{};
   uint32_t max_descriptor_sets_ = 0;
+  VkPipelineCache pipeline_cache_ = VK_NULL_HANDLE;
+  int64_t timeout_ns_ = 60'000'000'000;
 };
 
 }  // namespace arm_runtime

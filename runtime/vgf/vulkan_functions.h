@@ -21,6 +21,7 @@
   X(vkEnumerateDeviceExtensionProperties)        \
   X(vkGetPhysicalDeviceFeatures2)                \
   X(vkGetPhysicalDeviceProperties2)              \
+  X(vkGetPhysicalDeviceFormatProperties2)        \
   X(vkGetPhysicalDeviceMemoryProperties)         \
   X(vkGetPhysicalDeviceQueueFamilyProperties)    \
   X(vkCreateDevice)                              \
@@ -47,6 +48,9 @@
   X(vkFreeDescriptorSets)                                  \
   X(vkUpdateDescriptorSets)                                \
   X(vkDestroyPipeline)                                     \
+  X(vkCreatePipelineCache)                                 \
+  X(vkDestroyPipelineCache)                                \
+  X(vkGetPipelineCacheData)                                \
   X(vkCreateCommandPool)                                   \
   X(vkDestroyCommandPool)                                  \
   X(vkAllocateCommandBuffers)                              \

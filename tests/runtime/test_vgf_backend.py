@@ -187,7 +187,7 @@ def files(integer: Model, tmp_path_factory: pytest.TempPathFactory) -> list[str]
 
 def test_backend_with_sanitizers(build: Path, files: list[str]) -> None:
     output = run([str(build / "backend_test"), *files], env=_environment())
-    assert output.count(" ok\n") == 6
+    assert output.count(" ok\n") == 12
 
 
 def test_every_flipped_bit_with_sanitizers(build: Path, files: list[str], integer: Model) -> None:

@@ -8,6 +8,10 @@
 #include <executorch/runtime/platform/platform.h>
 #include <executorch/runtime/platform/runtime.h>
 
+#include <sanitizer/lsan_interface.h>
+#include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -21,6 +25,7 @@
 #include <vector>
 
 #include "payload/checksum.h"
+#include "tests/recording_tracer.h"
 #include "vgf/vulkan_device.h"
 
 namespace {
@@ -112,8 +117,8 @@ class Program {
     return found;
   }
 
-  Error execute(std::vector<EValue*> arguments) const {
-    BackendExecutionContext context;
+  Error execute(std::vector<EValue*> arguments, RecordingTracer* tracer = nullptr) const {
+    BackendExecutionContext context(tracer);
     return backend()->execute(context, handle_, Span<EValue*>(arguments.data(), arguments.size()));
   }
 
@@ -199,6 +204,85 @@ void test_checksum(const Model& model) {
   check(load(model.vgf, recorded, 3) == Error::InvalidProgram, "a checksum of 3 bytes is refused");
   check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos,
         "with one line");
+}
+
+// Changes of Vulkan's answers on their way from an application's device to the backend.
+struct Changes {
+  void (*limits)(VkPhysicalDeviceTensorPropertiesARM*) = nullptr;
+  bool no_formats = false;
+  int timeouts = 0;  // how many waits end without a result
+  uint64_t timeout = 0;
+  int freed = 0;  // allocations, since it was set to 0
+  std::vector<char> cache;  // given to the last pipeline cache
+  bool pipelines_use_cache = false;
+  VkPipelineCache last_cache = VK_NULL_HANDLE;
+};
+
+Changes changes;
+arm_runtime::VulkanFunctions real;
+
+VKAPI_ATTR void VKAPI_CALL properties2(VkPhysicalDevice device, VkPhysicalDeviceProperties2* properties) {
+  real.vkGetPhysicalDeviceProperties2(device, properties);
+  auto* tensor = static_cast<VkPhysicalDeviceTensorPropertiesARM*>(properties->pNext);
+  if (changes.limits != nullptr && tensor != nullptr) {
+    changes.limits(tensor);
+  }
+}
+
+VKAPI_ATTR void VKAPI_CALL format2(VkPhysicalDevice device, VkFormat format, VkFormatProperties2* properties) {
+  real.vkGetPhysicalDeviceFormatProperties2(device, format, properties);
+  if (changes.no_formats) {
+    static_cast<VkTensorFormatPropertiesARM*>(properties->pNext)->linearTilingTensorFeatures = 0;
+  }
+}
+
+VKAPI_ATTR VkResult VKAPI_CALL wait_for_fences(VkDevice device, uint32_t count, const VkFence* fences, VkBool32 all,
+                                               uint64_t timeout) {
+  changes.timeout = timeout;
+  if (changes.timeouts > 0) {
+    --changes.timeouts;
+    return VK_TIMEOUT;
+  }
+  return real.vkWaitForFences(device, count, fences, all, timeout);
+}
+
+VKAPI_ATTR void VKAPI_CALL free_memory(VkDevice device, VkDeviceMemory memory, const VkAllocationCallbacks* with) {
+  ++changes.freed;
+  real.vkFreeMemory(device, memory, with);
+}
+
+VKAPI_ATTR VkResult VKAPI_CALL create_cache(VkDevice device, const VkPipelineCacheCreateInfo* info,
+                                            const VkAllocationCallbacks* with, VkPipelineCache* cache) {
+  const char* data = static_cast<const char*>(info->pInitialData);
+  changes.cache.assign(data, data + info->initialDataSize);
+  const VkResult result = real.vkCreatePipelineCache(device, info, with, cache);
+  changes.last_cache = *cache;
+  return result;
+}
+
+VKAPI_ATTR VkResult VKAPI_CALL create_pipelines(VkDevice device, VkDeferredOperationKHR later, VkPipelineCache cache,
+                                                uint32_t count, const VkDataGraphPipelineCreateInfoARM* infos,
+                                                const VkAllocationCallbacks* with, VkPipeline* pipelines) {
+  changes.pipelines_use_cache = cache != VK_NULL_HANDLE && cache == changes.last_cache;
+  return real.vkCreateDataGraphPipelinesARM(device, later, cache, count, infos, with, pipelines);
+}
+
+VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_device_proc(VkDevice device, const char* name) {
+  const std::string wanted = name;
+  return wanted == "vkWaitForFences"                 ? reinterpret_cast<PFN_vkVoidFunction>(wait_for_fences)
+         : wanted == "vkFreeMemory"                  ? reinterpret_cast<PFN_vkVoidFunction>(free_memory)
+         : wanted == "vkCreatePipelineCache"         ? reinterpret_cast<PFN_vkVoidFunction>(create_cache)
+         : wanted == "vkCreateDataGraphPipelinesARM" ? reinterpret_cast<PFN_vkVoidFunction>(create_pipelines)
+                                                     : real.vkGetDeviceProcAddr(device, name);
+}
+
+VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_instance_proc(VkInstance instance, const char* name) {
+  const std::string wanted = name;
+  return wanted == "vkGetPhysicalDeviceProperties2" ? reinterpret_cast<PFN_vkVoidFunction>(properties2)
+         : wanted == "vkGetPhysicalDeviceFormatProperties2"
+             ? reinterpret_cast<PFN_vkVoidFunction>(format2)
+         : wanted == "vkGetDeviceProcAddr" ? reinterpret_cast<PFN_vkVoidFunction>(get_device_proc)
+                                           : real.vkGetInstanceProcAddr(instance, name);
 }
 
 // Plays the application: a device made without the backend's help, on the first physical device.
@@ -296,6 +380,174 @@ void test_application_device(const Model& model) {
   }
 }
 
+// While it lives, the backend runs on an application's device whose answers are those of `changes`.
+class ChangedDevice {
+ public:
+  ChangedDevice() { renew(); }
+  ~ChangedDevice() { check(arm_runtime::set_vulkan_device(nullptr) == Error::Ok, "a device of its own"); }
+
+  // The next program asks the device anew, whose answers are the true ones again.
+  void renew() {
+    real = application_.fn;
+    changes = Changes();
+    arm_runtime::VulkanHandles handles = application_.handles;
+    handles.get_instance_proc_addr = get_instance_proc;
+    check(arm_runtime::set_vulkan_device(&handles) == Error::Ok, "a device with changed answers");
+    logged.clear();
+  }
+
+ private:
+  ApplicationDevice application_;
+};
+
+bool was_logged(const char* text) {
+  return logged.size() == 1 && logged[0].find(text) != std::string::npos;
+}
+
+// Of loading a program that is not expected to be.
+Error load(const Model& model) {
+  std::vector<char> vgf = model.vgf;
+  FreeableBuffer payload(vgf.data(), vgf.size(), nullptr);
+  BackendInitContext context(nullptr);
+  logged.clear();
+  const auto handle = Program::backend()->init(context, &payload, {});
+  if (handle.ok()) {
+    Program::backend()->destroy(*handle);
+  }
+  return handle.error();
+}
+
+void test_limits(const Model& model) {
+  using Limits = VkPhysicalDeviceTensorPropertiesARM;
+  const struct {
+    const char* name;
+    void (*set)(Limits*);
+  } cases[] = {
+      {"maxTensorDimensionCount", [](Limits* limits) { limits->maxTensorDimensionCount = 3; }},
+      {"maxTensorElements", [](Limits* limits) { limits->maxTensorElements = 3 * 8 * 8 - 1; }},
+      {"maxPerDimensionTensorElements", [](Limits* limits) { limits->maxPerDimensionTensorElements = 7; }},
+      {"maxTensorStride", [](Limits* limits) { limits->maxTensorStride = 8; }},
+      {"maxTensorSize", [](Limits* limits) { limits->maxTensorSize = 3 * 8 * 8 - 1; }},
+  };
+  ChangedDevice device;
+  for (const auto& limit : cases) {
+    device.renew();
+    changes.limits = limit.set;
+    check(load(model) == Error::NotSupported && was_logged(limit.name), limit.name);
+  }
+  device.renew();
+  changes.no_formats = true;
+  check(load(model) == Error::NotSupported && was_logged("because of its format; "), "formats");
+  device.renew();
+  check(load(model) == Error::Ok && logged.empty(), "the true limits");
+}
+
+void test_time_runs_out(const Model& model) {
+  ChangedDevice device;
+  Argument input(model.input, ScalarType::Char);
+  Argument output(std::vector<char>(model.output.size(), 99), ScalarType::Char);
+  const std::vector<EValue*> arguments{&input.value, &output.value};
+  {
+    const Program program(model);
+    changes.timeouts = 2;  // the execution's, and that of the next, which waits for the one before
+    for (int turn = 0; turn < 2; ++turn) {
+      logged.clear();
+      check(program.execute(arguments) == Error::InvalidState, "no result in time");
+      check(was_logged("no result from the device after 60000 ms; set a longer time with ARM_RUNTIME_VGF_TIMEOUT_MS"),
+            "with one line");
+      check(output.data == std::vector<char>(model.output.size(), 99), "no output is written");
+    }
+    check(changes.timeouts == 0 && changes.timeout == 60'000'000'000, "bounded waits");
+    program.run();
+    changes.timeouts = 1;
+    check(program.execute(arguments) == Error::InvalidState, "no result in time");
+    changes.freed = 0;
+  }
+  check(changes.freed > 0, "a program that ends after all is freed");
+  setenv("ARM_RUNTIME_VGF_TIMEOUT_MS", "5000", 1);
+  device.renew();
+  Program(model).run();
+  check(changes.timeout == 5'000'000'000, "the time that was set");
+  for (const char* wrong : {"soon", "0"}) {
+    setenv("ARM_RUNTIME_VGF_TIMEOUT_MS", wrong, 1);
+    device.renew();
+    check(load(model) == Error::InvalidArgument, "a time that is none");
+  }
+  unsetenv("ARM_RUNTIME_VGF_TIMEOUT_MS");
+}
+
+void test_memory_in_use_is_kept(const Model& model) {
+  const __lsan::ScopedDisabler kept;  // the program, and the device that it goes on using
+  auto* const device = new ChangedDevice;
+  Argument input(model.input, ScalarType::Char);
+  Argument output(model.output, ScalarType::Char);
+  const std::vector<EValue*> arguments{&input.value, &output.value};
+  {
+    const Program program(model);
+    changes.timeouts = 1'000;
+    check(program.execute(arguments) == Error::InvalidState, "no result in time");
+    changes.freed = 0;
+    logged.clear();
+  }
+  check(changes.freed == 0, "memory that the device may use is not freed");
+  check(logged.size() == 2 && logged[1].find("the memory of its program stays in use") != std::string::npos,
+        "which is logged");
+  device->renew();
+  check(arm_runtime::set_vulkan_device(nullptr) == Error::Ok, "a device of its own");
+}
+
+void test_pipelines_are_kept(const Model& model) {
+  char path[] = "/tmp/arm_runtime_cacheXXXXXX";
+  const int file = mkstemp(path);
+  check(file >= 0, "a temporary file");
+  close(file);
+  ChangedDevice device;
+  check(load(model) == Error::Ok && changes.pipelines_use_cache, "pipelines are made with the cache");
+  changes.cache.clear();
+  setenv("ARM_RUNTIME_VGF_PIPELINE_CACHE", path, 1);  // an empty file is no cache
+  check(load(model) == Error::Ok && !changes.cache.empty(), "what was unloaded is still in the cache");
+  const std::vector<char> written = bytes_of(path);
+  check(written.size() > 4, "the file is written");
+  check(load(model) == Error::Ok && std::equal(changes.cache.begin(), changes.cache.end(), written.begin()) &&
+            changes.cache.size() == written.size() - 4,
+        "the file is read");
+  std::ofstream(path, std::ios::binary) << std::string(written.begin(), written.end() - 5);
+  check(load(model) == Error::Ok && logged.empty(), "a damaged file is not read");
+  setenv("ARM_RUNTIME_VGF_PIPELINE_CACHE", "/nowhere/cache", 1);
+  check(load(model) == Error::Ok && was_logged("'/nowhere/cache' could not be written"), "a path that is none");
+  unsetenv("ARM_RUNTIME_VGF_PIPELINE_CACHE");
+  std::remove(path);
+}
+
+void test_device_is_chosen(const Model& model) {
+  for (const char* choice : {"llvmpipe", "0"}) {
+    setenv("ARM_RUNTIME_VGF_DEVICE", choice, 1);
+    check(load(model) == Error::Ok, choice);
+  }
+  for (const char* choice : {"Mali", "7"}) {
+    setenv("ARM_RUNTIME_VGF_DEVICE", choice, 1);
+    check(load(model) == Error::NotFound && was_logged("names no Vulkan device that runs"), choice);
+  }
+  unsetenv("ARM_RUNTIME_VGF_DEVICE");
+}
+
+void test_traces(const Model& model) {
+  RecordingTracer tracer;
+  std::vector<char> vgf = model.vgf;
+  FreeableBuffer payload(vgf.data(), vgf.size(), nullptr);
+  BackendInitContext context(nullptr, &tracer);
+  const auto handle = Program::backend()->init(context, &payload, {});
+  check(handle.ok(), "init");
+  Program::backend()->destroy(*handle);
+  const Program program(model);
+  Argument input(model.input, ScalarType::Char);
+  Argument output(model.output, ScalarType::Char);
+  check(program.execute({&input.value, &output.value}, &tracer) == Error::Ok, "execute");
+  check(tracer.events ==
+            std::vector<std::string>{"VgfBackend load", "VgfBackend device", "VgfBackend execute"},
+        "events");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -315,7 +567,13 @@ int main(int argc, char** argv) {
                {"two programs", test_two_programs},
                {"two threads", test_two_threads},
                {"checksum", test_checksum},
-               {"application's device", test_application_device}};
+               {"application's device", test_application_device},
+               {"limits", test_limits},
+               {"time runs out", test_time_runs_out},
+               {"memory in use is kept", test_memory_in_use_is_kept},
+               {"pipelines are kept", test_pipelines_are_kept},
+               {"device is chosen", test_device_is_chosen},
+               {"traces", test_traces}};
   for (const auto& entry : cases) {
     entry.run(model);
     std::printf("%s ok\n", entry.name);
