@@ -26,10 +26,10 @@ namespace arm_runtime {
 // Executes Ethos-U payloads on Cortex-M through ethos-u-core-driver; it registers itself as "EthosUBackend".
 //
 // The bytes of the payload must stay where they are, at a multiple of 16 bytes that the NPU can reach, while
-// the method is loaded; loading cleans them from the data cache. Each execution takes the scratch of the payload,
-// in whole cache lines of 32 bytes, from the method's temp allocator, which must be in memory that the NPU can
-// write, and copies the inputs into it and the outputs out of it as bytes. One execution at a time for each method; executions of different methods wait for each other in the
-// driver.
+// the method is loaded; loading cleans them from the data cache. Each execution takes the scratch of the
+// payload, in whole cache lines of 32 bytes, from the method's temp allocator, which must be in memory that the NPU can
+// write, and copies the inputs into it and the outputs out of it as bytes. One execution at a
+// time for each method; executions of different methods wait for each other in the driver.
 class EthosUBackend final : public executorch::runtime::BackendInterface {
  public:
   bool is_available() const override { return true; }

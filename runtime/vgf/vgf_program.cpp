@@ -121,8 +121,8 @@ Error VgfProgram::check_limits(const VgfFile& file) const {
     }
     if (limit != nullptr) {
       ET_LOG(Error,
-             "VgfBackend: this device does not take tensor %zu of format %d with %zu dimensions and %zu bytes, because of "
-             "%s; run the program on another device, or export smaller tensors",
+             "VgfBackend: this device does not take tensor %zu of format %d with %zu dimensions and %zu bytes, "
+             "because of %s; run the program on another device, or export smaller tensors",
              index, static_cast<int>(tensor.format), tensor.shape.size(), tensor.nbytes, limit);
       return Error::NotSupported;
     }

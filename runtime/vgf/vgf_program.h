@@ -38,8 +38,8 @@ class VgfProgram {
   /// Waits for a run that did not end in time: until it does, the memory of the inputs is the device's.
   executorch::runtime::Error settle();
 
-  /// Runs the model on what lies in the memory of the inputs; afterwards the outputs' memory has the results. Not before
-  /// settle() is Ok.
+  /// Runs the model on what lies in the memory of the inputs; afterwards the outputs' memory has the results. Not
+  /// before settle() is Ok.
   executorch::runtime::Error run();
 
   /// Destroys a program, unless the device still uses its memory after another wait: then it is kept for good.

@@ -53,7 +53,8 @@ Shared& shared() {
   return *instance;
 }
 
-// The data of a pipeline cache in a file, then its CRC-32: drivers check whether it is theirs, but not that it is whole.
+// The data of a pipeline cache in a file, then its CRC-32: drivers check whether it is theirs, not that
+// it is whole.
 std::vector<char> read_cache_file(const char* path) {
   std::ifstream file(path, std::ios::binary);
   std::vector<char> data{std::istreambuf_iterator<char>(file), {}};

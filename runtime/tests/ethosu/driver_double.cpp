@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // DRIVER_DOUBLE_SINGLE or DRIVER_DOUBLE_SEVERAL: as the driver is since 1.99, built for one kind of NPU or for
-// several; without them, as it was before, when ethosu_reserve_driver() was the only way to one. DRIVER_DOUBLE_WITHOUT_COUNTERS: firmware that leaves the performance
-// counters out.
+// several; without them, as it was before, when ethosu_reserve_driver() was the only way to one.
+// DRIVER_DOUBLE_WITHOUT_COUNTERS: firmware that leaves the performance counters out.
 #include "driver_double.h"
 
 #include <cstring>
