@@ -409,14 +409,25 @@ Status read_operation(const Configuration& npu, const Command& command, const Re
   return status;
 }
 
+FeatureMap Operation::stored() const {
+  FeatureMap map = ofm;
+  const int32_t h = map.height, w = map.width, c = map.depth;
+  const int32_t shapes[8][3] = {{h, w, c}, {w, h, c}, {h, c, w}, {w, c, h},
+                                {h, w, c}, {h, w, c}, {c, h, w}, {c, w, h}};
+  const int32_t* shape = shapes[output.transpose];
+  map.height = shape[0];
+  map.width = shape[1];
+  map.depth = shape[2];
+  return map;
+}
+
 uint64_t Operation::work() const {
   if (kind == Kind::kDma) {
     return static_cast<uint64_t>(dma.count0 * dma.count1);
   }
   const auto results = static_cast<uint64_t>(ofm.elements());
   const auto taps = static_cast<uint64_t>(kernel.height) * static_cast<uint64_t>(kernel.width);
-  const bool sums_channels = kind == Kind::kConv || (kind == Kind::kPool && mode == kReduceSum);
-  return results * taps * (sums_channels ? static_cast<uint64_t>(ifm.depth) : 1);
+  return results * taps * (sums_channels() ? static_cast<uint64_t>(ifm.depth) : 1);
 }
 
 WeightLayout weight_layout(const Registers& registers, const Operation& operation, bool u85) {

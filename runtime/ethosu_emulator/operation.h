@@ -93,6 +93,23 @@ struct Resize {
   int32_t step_x = 0, step_y = 0;  // in 1/scale of a pixel
 };
 
+// Bytes of a region.
+struct Span {
+  uint8_t region = 0;
+  int64_t start = 0, end = 0;
+};
+
+// How an operation stands to those before it, for the watch.
+struct Order {
+  static constexpr uint8_t kNoWait = 0xFF;
+  // Operations of a kind that may be under way when this one starts.
+  uint8_t kernel_wait = kNoWait, dma_wait = kNoWait;
+  uint8_t blockdep = 0;
+  int32_t ofm_block[3] = {1, 1, 1};  // height, width, depth
+  int32_t ifm_block = 1;             // depth, where channels are summed
+  uint32_t commands = 0;             // with those that set its registers
+};
+
 // One operation with all that the registers say of it. What is wrong with it is found while it is made.
 struct Operation {
   Kind kind = Kind::kDma;
@@ -118,6 +135,20 @@ struct Operation {
   Dma dma;
   const std::vector<int16_t>* weights = nullptr;
   const std::vector<ChannelScale>* scales = nullptr;
+  // Where weights of up to four cores and scales of two are read.
+  Span constants[6];
+  uint8_t constant_count = 0;
+  Order order;
+
+  void reads_constant(uint32_t region, int64_t address, size_t bytes) {
+    constants[constant_count++] = {static_cast<uint8_t>(region), address, address + static_cast<int64_t>(bytes)};
+  }
+  // Whether every channel of the output takes all of the input.
+  bool sums_channels() const { return kind == Kind::kConv || (kind == Kind::kPool && mode == kReduceSum); }
+  bool reads_ifm() const { return !scalar && !(kind == Kind::kPool && mode == kNoPool); }
+  bool writes_memory() const { return !keeps && ofm.storage == Storage::kTiles; }
+  // The output with the shape that it has in memory.
+  FeatureMap stored() const;
 
   // Elements that are multiplied, compared or moved.
   uint64_t work() const;

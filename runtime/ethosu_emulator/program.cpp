@@ -2,6 +2,8 @@
 #include "ethosu_emulator/program.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 namespace arm_runtime::npu {
 namespace {
@@ -18,8 +20,6 @@ void grow(std::vector<T>* vector, int64_t size) {
   }
 }
 
-bool reads_memory(const Operation& op) { return !op.scalar && !(op.kind == Kind::kPool && op.mode == kNoPool); }
-
 // `place` is a command, or the operation that one starts.
 template <typename Place>
 Status at(const Place& place, Status status) {
@@ -28,19 +28,6 @@ Status at(const Place& place, Status status) {
     status.offset = place.offset;
   }
   return status;
-}
-
-// Shape of the output as it lies in memory.
-FeatureMap stored(const Operation& op) {
-  FeatureMap map = op.ofm;
-  const int32_t h = map.height, w = map.width, c = map.depth;
-  const int32_t shapes[8][3] = {{h, w, c}, {w, h, c}, {h, c, w}, {w, c, h},
-                                {h, w, c}, {h, w, c}, {c, h, w}, {c, w, h}};
-  const int32_t* shape = shapes[op.output.transpose];
-  map.height = shape[0];
-  map.width = shape[1];
-  map.depth = shape[2];
-  return map;
 }
 
 }  // namespace
@@ -90,12 +77,14 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
     if (!status.ok()) {
       return status;
     }
+    ++order_.commands;
     if (!command.starts()) {
       registers->set(command);
+    } else if (command.key == kOpDmaWait || command.key == kOpKernelWait) {
+      wait(command);
     } else if (command.key == kOpStop) {
       return at(command, end());
-    } else if (command.key != kOpIrq && command.key != kOpDmaWait && command.key != kOpKernelWait &&
-               command.key != kOpPmuMask) {
+    } else if (command.key != kOpIrq && command.key != kOpPmuMask) {
       status = add(command, *registers);
       if (!status.ok()) {
         return status;
@@ -105,6 +94,24 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
   status = failure(Error::kStream, "the stream ends without NPU_OP_STOP");
   status.command = "the last command";
   return status;
+}
+
+void Program::wait(const Command& command) {
+  uint8_t& limit = command.key == kOpDmaWait ? order_.dma_wait : order_.kernel_wait;
+  limit = std::min(limit, static_cast<uint8_t>(command.parameter & 15));
+}
+
+// Where this operation stands in the order; the next begins anew.
+Order Program::take_order(const Registers& registers, const Operation& op) {
+  Order order = order_;
+  order_ = {};
+  order.blockdep = static_cast<uint8_t>(registers.bits(kBlockdep, 0, 3));
+  for (int i = 0; i < 3; ++i) {
+    constexpr int kBlock[] = {kOfmBlkHeightM1, kOfmBlkWidthM1, kOfmBlkDepthM1};
+    order.ofm_block[i] = static_cast<int32_t>(registers.parameter(kBlock[i])) + 1;
+  }
+  order.ifm_block = ifm_block_depth(configuration_, weight_layout(registers, op, configuration_.u85()));
+  return order;
 }
 
 Status Program::end() {
@@ -139,6 +146,7 @@ Status Program::add(const Command& command, const Registers& registers) {
     kept_ = op.keeps ? op.ofm.elements() : 0;
   }
   machine_.reserve(op);
+  op.order = take_order(registers, op);
   operations_.push_back(op);
   return {};
 }
@@ -199,7 +207,7 @@ Status Program::check(const Operation& op) {
     return failure(Error::kShape, "a tensor has % elements", elements);
   }
   Status status;
-  if (reads_memory(op)) {
+  if (op.reads_ifm()) {
     status = check_map(op.ifm, "IFM takes bytes % to % of a region of %");
   }
   if (status.ok() && op.uses_ifm2 && !op.scalar2) {
@@ -215,7 +223,7 @@ Status Program::check(const Operation& op) {
     return failure(Error::kUnsupported, "an operation without output");
   }
   if (status.ok() && op.ofm.storage != Storage::kChained) {
-    status = check_map(stored(op), "OFM takes bytes % to % of a region of %");
+    status = check_map(op.stored(), "OFM takes bytes % to % of a region of %");
   }
   return status;
 }
@@ -274,6 +282,7 @@ Status Program::add_weights(const Registers& registers, Operation* op) {
     if (!status.ok()) {
       return status;
     }
+    op->reads_constant(region, address, streams[core].size);
     key.push_back(static_cast<int64_t>(streams[core].data - weights_.data));
   }
   auto& decoded = decoded_weights_[key];
@@ -300,6 +309,7 @@ Status Program::add_scales(const Registers& registers, Operation* op) {
     if (!status.ok()) {
       return status;
     }
+    op->reads_constant(region, registers.address(bases[i]), streams[i].size);
     key.push_back(static_cast<int64_t>(streams[i].data - weights_.data));
   }
   auto& decoded = decoded_scales_[key];
@@ -323,35 +333,90 @@ uint64_t Program::work() const {
   return sum;
 }
 
-Status Program::execute(uint8_t* const* regions) {
+void Program::watch(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails) {
+  watch_ = std::make_unique<Watch>();
+  watch_->prepare(configuration_, machine_, weights_.size, operations_.size(), std::move(inputs), std::move(outputs),
+                  fails);
+}
+
+Status Program::execute(uint8_t* const* regions, size_t first, size_t last) {
   for (int i = 0; i < kRegions; ++i) {
     machine_.regions[i].data = regions[i];
   }
-  for (const Operation& op : operations_) {
-    switch (op.kind) {
-      case Kind::kConv:
-        run_convolution(op, &machine_);
-        break;
-      case Kind::kDepthwise:
-        run_depthwise(op, &machine_);
-        break;
-      case Kind::kPool:
-        run_pool(op, &machine_);
-        break;
-      case Kind::kElementwise:
-        run_elementwise(op, &machine_);
-        break;
-      case Kind::kResize:
-        run_resize(op, &machine_);
-        break;
-      case Kind::kDma:
-        const Status status = at(op, run_dma(op, &machine_));
-        if (!status.ok()) {
-          return status;
-        }
+  if (watch_ != nullptr && first == 0) {
+    watch_->begin();
+  }
+  for (size_t i = first; i < std::min(last, operations_.size()); ++i) {
+    const Operation& op = operations_[i];
+    Status status = watch_ == nullptr ? Status{} : watch_->before(op, i, machine_);
+    if (status.ok()) {
+      status = run(op);
+    }
+    if (!status.ok()) {
+      return at(op, status);
     }
   }
-  return {};
+  const bool ends = watch_ != nullptr && last >= operations_.size() && !operations_.empty();
+  return ends ? at(operations_.back(), watch_->end()) : Status{};
+}
+
+bool Program::result(size_t index, uint8_t* to, uint64_t size) const {
+  const Operation& op = operations_[index];
+  uint64_t done = 0;
+  bool fits = true;
+  const auto copy = [&](const uint8_t* from, uint64_t held, int64_t start, int64_t end) {
+    const auto length = static_cast<uint64_t>(end - start);
+    fits = fits && start >= 0 && static_cast<uint64_t>(end) <= held && length <= size - done;
+    if (fits) {
+      std::memcpy(to + done, from + start, static_cast<size_t>(length));
+      done += length;
+    }
+  };
+  if (op.kind == Kind::kDma) {
+    visit_dma(op.dma, machine_, [&](Operand operand, int region, int64_t start, int64_t end) {
+      const bool tables = region == kTableRegion;
+      if (operand == Operand::kTarget) {
+        copy(tables ? machine_.tables : machine_.regions[region].data,
+             tables ? uint64_t{kTableBytes} : machine_.regions[region].size, start, end);
+      }
+    });
+  } else if (op.ofm.storage == Storage::kChained && !op.keeps) {
+    const int64_t bytes = op.ofm.elements() * int64_t{sizeof(int32_t)};
+    copy(reinterpret_cast<const uint8_t*>(machine_.chains[op.ofm.region].data()), static_cast<uint64_t>(bytes), 0,
+         bytes);
+  } else if (op.writes_memory()) {
+    const FeatureMap map = op.stored();
+    const Region& region = machine_.regions[map.region];
+    for (int32_t y = 0; y < map.height; ++y) {
+      for (int32_t x = 0; x < map.width; ++x) {
+        visit_box(map, {y, y + 1, x, x + 1, 0, map.depth},
+                  [&](int64_t start, int64_t end) { copy(region.data, region.size, start, end); });
+      }
+    }
+  }
+  return fits && done == size;
+}
+
+Status Program::run(const Operation& op) {
+  switch (op.kind) {
+    case Kind::kConv:
+      run_convolution(op, &machine_);
+      return {};
+    case Kind::kDepthwise:
+      run_depthwise(op, &machine_);
+      return {};
+    case Kind::kPool:
+      run_pool(op, &machine_);
+      return {};
+    case Kind::kElementwise:
+      run_elementwise(op, &machine_);
+      return {};
+    case Kind::kResize:
+      run_resize(op, &machine_);
+      return {};
+    default:
+      return run_dma(op, &machine_);
+  }
 }
 
 }  // namespace arm_runtime::npu

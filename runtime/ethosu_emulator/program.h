@@ -7,6 +7,7 @@
 
 #include "ethosu_emulator/command_stream.h"
 #include "ethosu_emulator/machine.h"
+#include "ethosu_emulator/watch.h"
 
 namespace arm_runtime::npu {
 
@@ -17,10 +18,18 @@ class Program {
   Status load(const uint8_t* stream, size_t stream_size, Bytes weights, const uint64_t* sizes);
 
   // Runs all operations in the stream's order, over memory of the sizes that it was loaded with.
-  Status execute(uint8_t* const* regions);
+  Status execute(uint8_t* const* regions) { return execute(regions, 0, operations_.size()); }
+  // The same in parts: operations [first, last).
+  Status execute(uint8_t* const* regions, size_t first, size_t last);
+  // Copies what an operation, the last one executed, has written; false if that is not `size` bytes.
+  bool result(size_t index, uint8_t* to, uint64_t size) const;
+  // From now on, what is executed is watched.
+  void watch(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails);
+  Watch* watching() { return watch_.get(); }
 
   const Configuration& configuration() const { return configuration_; }
   size_t operations() const { return operations_.size(); }
+  const Operation& operation(size_t index) const { return operations_[index]; }
   // Elements that one execution multiplies, compares or moves.
   uint64_t work() const;
   // One past the last byte of a region that executing it touches, at most its size: what `execute` may be given.
@@ -34,7 +43,10 @@ class Program {
   };
 
   Status add(const Command& command, const Registers& registers);
+  void wait(const Command& command);
+  Order take_order(const Registers& registers, const Operation& op);
   Status end();
+  Status run(const Operation& operation);
   Status check(const Operation& operation);
   Status check_map(const FeatureMap& map, const char* reason);
   void extend(const Dma& dma);
@@ -49,6 +61,8 @@ class Program {
   Machine machine_;
   std::vector<Operation> operations_;
   std::vector<Copy> copies_;
+  Order order_;       // of the next operation
+  std::unique_ptr<Watch> watch_;
   int64_t kept_ = 0;  // accumulators that the last operation leaves
   uint64_t reach_[kRegions] = {};
   // By where they lie and how: stripes of an operator share them.

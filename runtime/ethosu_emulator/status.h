@@ -16,6 +16,8 @@ enum class Error : int32_t {
   kWeights = 5,      // weights or scales cannot be decoded
   kShape = 6,        // registers contradict each other
   kIndex = 7,        // an index of a gather or scatter is out of range
+  kUnwritten = 8,    // the watch: a read of what nothing has written
+  kHazard = 9,       // the watch: nothing makes an access wait for one that must come before
 };
 
 // Outcome of loading or executing; texts have static storage.

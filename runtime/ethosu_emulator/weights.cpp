@@ -270,7 +270,7 @@ void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Vis
   const int32_t block = (l.ofm_block_depth + cores - 1 - core) / cores;
   const int32_t ofm_micro = npu.product == Product::kU55 && npu.macs == 32 ? 4 : 8;
   constexpr int32_t kIfmMicro = 8;
-  const int32_t ifm_block = l.part_kernel || l.ifm_bits == 16 ? 16 : 32;
+  const int32_t ifm_block = ifm_block_depth(npu, l);
   const int32_t step_x = 8 / l.dilation_x, step_y = 8 / l.dilation_y;
   const int32_t padded = l.depthwise ? 4 : !l.part_kernel ? 1 : l.ifm_bits == 16 ? 2 : 4;
   const int32_t ifm_depth = l.depthwise ? 1 : l.ifm_depth;
@@ -307,17 +307,6 @@ void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Vis
   }
 }
 
-// The depth of IFM blocks, which the stream does not tell.
-int32_t u85_ifm_block(const Configuration& npu, const WeightLayout& l, int32_t ofm_micro) {
-  if (l.part_kernel) {
-    return 16;
-  }
-  if (l.ifm_bits == 32 || (npu.macs <= 256 && ofm_micro == 16 && !l.sparse)) {
-    return 32;
-  }
-  return l.sparse && l.ifm_bits == 8 ? 128 : 64;
-}
-
 // U85: IFM blocks alternate in direction, kernels are cut into the phases of their stride and walked in
 // serpentines, cores take turns every 4 output channels.
 template <typename Visit>
@@ -327,7 +316,7 @@ class U85Walk {
       : l_(layout), core_(core), cores_(static_cast<int32_t>(npu.cores)), visit_(visit) {
     const bool wide = l_.ifm_bits == 16;
     ofm_micro_ = static_cast<int32_t>(npu.macs) / 8 / l_.microblock;
-    ifm_block_ = u85_ifm_block(npu, l_, ofm_micro_);
+    ifm_block_ = ifm_block_depth(npu, l_);
     ifm_depth_ = l_.depthwise ? 1 : l_.ifm_depth;
     ifm_micro_ = l_.depthwise ? 1 : l_.part_kernel && wide && !l_.sparse ? 8 : ifm_block_;
     step_ = l_.depthwise ? 1 : l_.sparse ? 16 : 8;
@@ -475,6 +464,20 @@ ChannelScale read_scale(const Configuration& npu, bool wide, const uint8_t* at) 
 }
 
 }  // namespace
+
+int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& l) {
+  if (!npu.u85()) {
+    return l.part_kernel || l.ifm_bits == 16 ? 16 : 32;
+  }
+  if (l.part_kernel) {
+    return 16;
+  }
+  const int32_t ofm_micro = static_cast<int32_t>(npu.macs) / 8 / l.microblock;
+  if (l.ifm_bits == 32 || (npu.macs <= 256 && ofm_micro == 16 && !l.sparse)) {
+    return 32;
+  }
+  return l.sparse && l.ifm_bits == 8 ? 128 : 64;
+}
 
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights) {

@@ -38,6 +38,9 @@ struct ChannelScale {
   Scale scale;
 };
 
+// Channels that an IFM block has; on U85 the stream does not tell.
+int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& layout);
+
 // Decodes the streams of all cores to [ofm][y][x][ifm], or to [y][x][channel] if depthwise.
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights);

@@ -12,6 +12,7 @@ import numpy as np
 from torch.export import ExportedProgram
 
 from arm_backend_core import events
+from arm_recipes.runtime.ethosu_abi import FINDINGS, Figures, Span
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
 from tests.runtime.building import RUNTIME, compile_cpp
 
@@ -44,6 +45,12 @@ def read_payload(data: bytes) -> Payload:
     return Payload(bytes(parts.commands), bytes(parts.weights), told.scratch_bytes, told.inputs, told.outputs)
 
 
+def places(tensors: Sequence[EthosUTensor], sizes: Sequence[int]) -> list[Span]:
+    """Where tensors of these sizes lie."""
+    pairs = zip(tensors, sizes, strict=True)
+    return [Span(tensor.region, tensor.offset, size) for tensor, size in pairs if tensor.offset >= 0]
+
+
 def build(directory: Path) -> Path:
     """Compile the emulator into a shared library."""
     sources = sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))
@@ -62,14 +69,21 @@ class Emulator:
         self._library = ctypes.CDLL(str(path))
         self._library.arm_npu_load.restype = ctypes.c_void_p
         self._library.arm_npu_free.argtypes = [ctypes.c_void_p]
+        self.figures = Figures()
 
     def run(
-        self, payload: Payload, inputs: Sequence[Array], outputs: Sequence[tuple[str, tuple[int, ...]]]
+        self,
+        payload: Payload,
+        inputs: Sequence[Array],
+        outputs: Sequence[tuple[str, tuple[int, ...]]],
+        *,
+        fails: int | None = FINDINGS,
     ) -> list[Array]:
-        """Execute once.
+        """Execute once, watched; ``figures`` are then those of this execution.
 
         Args:
             outputs: element type and shape of each result.
+            fails: findings of the watch that are errors, as bits; None: it is not watched.
 
         Raises:
             EmulatorError: it does not load, or fails.
@@ -79,8 +93,8 @@ class Emulator:
         # Regions of their own, if the stream has any for inputs and outputs.
         sizes = [np.asarray(array).nbytes for array in inputs], [_nbytes(*output) for output in outputs]
         for region in range(len(memory), _REGIONS):
-            places = [*zip(payload.inputs, sizes[0], strict=True), *zip(payload.outputs, sizes[1], strict=True)]
-            ends = [place.offset + size for place, size in places if place.region == region]
+            tensors = [*zip(payload.inputs, sizes[0], strict=True), *zip(payload.outputs, sizes[1], strict=True)]
+            ends = [place.offset + size for place, size in tensors if place.region == region]
             memory.append(np.zeros(max(ends, default=0), np.uint8))
         for place, array in zip(payload.inputs, inputs, strict=True):
             data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
@@ -88,6 +102,8 @@ class Emulator:
                 memory[place.region][place.offset : place.offset + data.size] = data
         program = self._load(payload, memory)
         try:
+            if fails is not None:
+                self._watch(program, places(payload.inputs, sizes[0]), places(payload.outputs, sizes[1]), fails)
             self._execute(program, memory)
         finally:
             self._library.arm_npu_free(program)
@@ -112,11 +128,23 @@ class Emulator:
             raise EmulatorError(message.value.decode())
         return program
 
+    def _watch(self, program: int, inputs: Sequence[Span], outputs: Sequence[Span], fails: int) -> None:
+        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
+        arguments: list[Any] = [ctypes.c_void_p(program)]
+        for spans in (inputs, outputs):
+            arguments += [(Span * len(spans))(*spans), ctypes.c_uint64(len(spans))]
+        status = self._library.arm_npu_watch(
+            *arguments, ctypes.c_uint32(fails), message, ctypes.c_uint64(_MESSAGE_BYTES)
+        )
+        assert status == 0, message.value.decode()
+
     def _execute(self, program: int, memory: Sequence[Array]) -> None:
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         bases = (ctypes.c_void_p * _REGIONS)(*[array.ctypes.data for array in memory])
         arguments = ctypes.c_void_p(program), bases, message, ctypes.c_uint64(_MESSAGE_BYTES)
-        if self._library.arm_npu_execute(*arguments) != 0:
+        status = self._library.arm_npu_execute(*arguments)
+        self._library.arm_npu_measure(ctypes.c_void_p(program), ctypes.byref(self.figures))
+        if status != 0:
             raise EmulatorError(message.value.decode())
 
 

@@ -1,0 +1,67 @@
+"""What ``runtime/ethosu_emulator/emulator_abi.h`` declares, for ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+
+from arm_recipes.runtime.once import once
+
+REGIONS = 8
+#: Findings of the watch, as bits: bytes that are read though nothing has written them, accesses in no order.
+UNWRITTEN, HAZARD = 1, 2
+FINDINGS = UNWRITTEN | HAZARD
+
+
+class Span(ctypes.Structure):
+    """Bytes of a region."""
+
+    _fields_ = (("region", ctypes.c_uint64), ("offset", ctypes.c_uint64), ("size", ctypes.c_uint64))
+
+
+class Figures(ctypes.Structure):
+    """What one execution did; lists have a number for each region."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("operations", "commands", "macs", "unwritten", "hazards")),
+        *((name, ctypes.c_uint64 * REGIONS) for name in ("bytes_read", "bytes_written", "peak", "touched")),
+    )
+
+
+class Operation(ctypes.Structure):
+    """An operation of the stream, and the tensor that it writes."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        *((name, ctypes.c_uint64) for name in ("offset", "commands", "macs", "bytes_read", "bytes_written")),
+        ("address", ctypes.c_int64),
+        ("shape", ctypes.c_int32 * 3),
+        *((name, ctypes.c_int32) for name in ("region", "element_size", "is_signed", "zero_point")),
+    )
+
+
+@once
+def emulator() -> ctypes.CDLL:
+    """The library with the functions.
+
+    Raises:
+        RuntimeUnavailable: it cannot be built or loaded.
+    """
+    from arm_recipes.runtime.plugin import library
+
+    loaded = library()
+    pointer, size = ctypes.c_void_p, ctypes.c_uint64
+    message = (pointer, size)
+    for name, arguments, result in (
+        ("load", (ctypes.c_char_p, size, pointer, pointer, *message), pointer),
+        ("execute", (pointer, pointer, *message), ctypes.c_int32),
+        ("step", (pointer, size, pointer, *message), ctypes.c_int32),
+        ("watch", (pointer, pointer, size, pointer, size, ctypes.c_uint32, *message), ctypes.c_int32),
+        ("measure", (pointer, pointer), None),
+        ("describe", (pointer, size, pointer), ctypes.c_int32),
+        ("result", (pointer, size, pointer, size), ctypes.c_int32),
+        ("reach", (pointer, ctypes.c_int32), size),
+        ("free", (pointer,), None),
+    ):
+        function = getattr(loaded, f"arm_npu_{name}")
+        function.argtypes, function.restype = arguments, result
+    return loaded

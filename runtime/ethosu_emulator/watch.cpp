@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ethosu_emulator/watch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ethosu_emulator/blocks.h"
+
+namespace arm_runtime::npu {
+namespace {
+
+// By operand.
+constexpr const char* kUnwrittenReasons[] = {
+    "IFM has byte % of region %, and nothing has written it, nor % more bytes",
+    "IFM2 has byte % of region %, and nothing has written it, nor % more bytes",
+    "",
+    "weights or scales have byte % of region %, and nothing has written it, nor % more bytes",
+    "the table has byte % of region % (that of tables), and nothing has written it, nor % more bytes",
+    "it copies byte % of region %, and nothing has written it, nor % more bytes",
+    "",
+    "indices have byte % of region %, and nothing has written it, nor % more bytes",
+};
+
+}  // namespace
+
+void Watch::Extent::add(int64_t from, int64_t to) {
+  start = std::min(start, from);
+  end = std::max(end, to);
+}
+
+void Watch::Queue::keep(int newest) {
+  const int drop = std::max(0, count - newest);
+  std::move(entries + drop, entries + count, entries);
+  count -= drop;
+}
+
+void Watch::Queue::push(const UnderWay& entry) {
+  keep(most - 1);
+  entries[count++] = entry;
+}
+
+void Watch::prepare(const Configuration& npu, const Machine& machine, size_t weights, size_t operations,
+                    std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails) {
+  for (int i = 0; i < kWatchedRegions; ++i) {
+    // Executing reaches no constants: they are decoded before.
+    const uint64_t size = i == kTableRegion ? uint64_t{kTableBytes} : i == 0 ? weights : machine.regions[i].size;
+    written_[i].resize(size);
+    touched_[i].resize(size);
+    marks_[i].resize(size);
+  }
+  inputs_ = std::move(inputs);
+  outputs_ = std::move(outputs);
+  operations_.assign(operations, {});
+  fails_ = fails;
+  kernels_.most = 2;
+  dmas_.most = npu.product == Product::kU55 ? 1 : npu.product == Product::kU65 ? 2 : 4;
+  begin();
+}
+
+void Watch::begin() {
+  for (int i = 0; i < kWatchedRegions; ++i) {
+    written_[i].fill(i == 0);
+    touched_[i].fill(false);
+  }
+  for (const Span& span : inputs_) {
+    written_[span.region].set(span.start, span.end);
+  }
+  std::fill(operations_.begin(), operations_.end(), OperationFigures{});
+  figures_ = {};
+  kernels_.count = dmas_.count = 0;
+}
+
+Status Watch::found(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third) {
+  (finding == kHazard ? figures_.hazards : figures_.unwritten) += finding == kHazard ? 1 : uint64_t(third) + 1;
+  if ((fails_ & finding) == 0) {
+    return {};
+  }
+  return failure(finding == kHazard ? Error::kHazard : Error::kUnwritten, reason, first, second, third);
+}
+
+Status Watch::before(const Operation& op, size_t index, const Machine& machine) {
+  current_ = &operations_[index];
+  entry_ = {};
+  entry_.op = &op;
+  Status status;
+  visit_accesses(op, machine, [&](Operand operand, int region, int64_t start, int64_t end) {
+    const Status one = access(operand, region, start, end);
+    if (status.ok()) {
+      status = one;
+    }
+  });
+  if (op.kind == Kind::kConv || op.kind == Kind::kDepthwise) {
+    current_->macs = op.work();
+    figures_.macs += op.work();
+  }
+  return status.ok() ? check_order(entry_, machine) : status;
+}
+
+Status Watch::access(Operand operand, int region, int64_t start, int64_t end) {
+  if (start >= end) {
+    return {};
+  }
+  const auto bytes = static_cast<uint64_t>(end - start);
+  const bool writes = is_write(operand);
+  (writes ? entry_.written : entry_.read)[region].add(start, end);
+  touched_[region].set(start, end);
+  if (region != kTableRegion) {
+    (writes ? figures_.bytes_written : figures_.bytes_read)[region] += bytes;
+    (writes ? current_->bytes_written : current_->bytes_read) += bytes;
+    figures_.peak[region] = std::max(figures_.peak[region], static_cast<uint64_t>(end));
+  }
+  if (writes) {
+    written_[region].set(start, end);
+    return {};
+  }
+  const int64_t at = written_[region].first(start, end, false);
+  if (at < 0) {
+    return {};
+  }
+  const int64_t inside = std::min(end, written_[region].size()) - std::max<int64_t>(start, 0);
+  const int64_t more = inside - written_[region].count(start, end) - 1;
+  return found(kUnwritten, kUnwrittenReasons[static_cast<int>(operand)], at, region, more);
+}
+
+Status Watch::end() {
+  for (const Span& span : outputs_) {
+    const int64_t at = written_[span.region].first(span.start, span.end, false);
+    if (at >= 0) {
+      const int64_t more = span.end - span.start - written_[span.region].count(span.start, span.end) - 1;
+      constexpr const char* kReason = "a result has byte % of region %, and nothing has written it, nor % more bytes";
+      const Status status = found(kUnwritten, kReason, at, span.region, more);
+      if (!status.ok()) {
+        return status;
+      }
+    }
+  }
+  return {};
+}
+
+Figures Watch::figures() {
+  Figures result = figures_;
+  for (int i = 0; i < kRegions; ++i) {
+    result.touched[i] = static_cast<uint64_t>(touched_[i].count(0, touched_[i].size()));
+  }
+  return result;
+}
+
+Status Watch::check_order(const UnderWay& newer, const Machine& machine) {
+  const Operation& op = *newer.op;
+  kernels_.keep(op.order.kernel_wait);
+  dmas_.keep(op.order.dma_wait);
+  for (int i = 0; i < dmas_.count; ++i) {
+    const Status status = check_pair(dmas_.entries[i], newer, machine);
+    if (!status.ok()) {
+      return status;
+    }
+  }
+  Status status;
+  if (op.kind == Kind::kDma) {
+    for (int i = 0; i < kernels_.count && status.ok(); ++i) {
+      status = check_pair(kernels_.entries[i], newer, machine);
+    }
+    dmas_.push(newer);
+  } else {
+    if (kernels_.count > 0) {
+      status = check_blocks(*kernels_.entries[kernels_.count - 1].op, op);
+    }
+    kernels_.push(newer);
+  }
+  return status;
+}
+
+// Of two operations that no wait orders.
+Status Watch::check_pair(const UnderWay& older, const UnderWay& newer, const Machine& machine) {
+  struct Pair {
+    bool older_writes, newer_writes;
+    const char* reason;
+  };
+  constexpr Pair kPairs[] = {
+      {true, false, "it may read byte % of region % before the operation at byte % has written it: a wait is missing"},
+      {false, true, "it may write byte % of region % before the operation at byte % has read it: a wait is missing"},
+      {true, true, "it may write byte % of region % before the operation at byte % does: a wait is missing"},
+  };
+  for (const Pair& pair : kPairs) {
+    for (int region = 0; region < kWatchedRegions; ++region) {
+      const Extent& a = (pair.older_writes ? older.written : older.read)[region];
+      const Extent& b = (pair.newer_writes ? newer.written : newer.read)[region];
+      if (!a.overlaps(b)) {
+        continue;
+      }
+      const int64_t at = overlap(*older.op, pair.older_writes, *newer.op, pair.newer_writes, region, machine);
+      if (at >= 0) {
+        return found(kHazard, pair.reason, at, region, static_cast<int64_t>(older.op->offset));
+      }
+    }
+  }
+  return {};
+}
+
+// The first byte of `region` that both access, or -1.
+int64_t Watch::overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes,
+                       int region, const Machine& machine) {
+  Shadow& marks = marks_[region];
+  const auto each = [&](const Operation& op, bool writes, auto visit) {
+    visit_accesses(op, machine, [&](Operand operand, int where, int64_t start, int64_t end) {
+      if (where == region && is_write(operand) == writes) {
+        visit(start, end);
+      }
+    });
+  };
+  each(older, older_writes, [&](int64_t start, int64_t end) { marks.set(start, end); });
+  int64_t at = -1;
+  each(newer, newer_writes, [&](int64_t start, int64_t end) { at = at < 0 ? marks.first(start, end, true) : at; });
+  each(older, older_writes, [&](int64_t start, int64_t end) { marks.clear(start, end); });
+  return at;
+}
+
+Status Watch::check_blocks(const Operation& older, const Operation& newer) {
+  const int32_t depth = newer.order.blockdep;
+  const FeatureMap& ofm = older.ofm;
+  const bool plain = older.writes_memory() && older.output.transpose == 0 && older.output.reverse == 0;
+  if (depth == 0 || !plain || newer.kind == Kind::kResize) {
+    return {};
+  }
+  Shadow& marks = marks_[ofm.region];
+  const int32_t blocks = block_count(older);
+  int64_t at = -1;
+  // Block i of the newer one, beside the last `depth - i` of the older one.
+  for (int32_t i = depth - 1; i >= 0 && at < 0; --i) {
+    const int32_t block = blocks - (depth - i);
+    if (block >= 0) {
+      visit_box(ofm, ofm_block(older, block), [&](int64_t start, int64_t end) { marks.set(start, end); });
+    }
+    visit_block_reads(newer, i, [&](int region, int64_t start, int64_t end) {
+      at = at < 0 && region == ofm.region ? marks.first(start, end, true) : at;
+    });
+  }
+  for (int32_t block = std::max(0, blocks - depth); block < blocks; ++block) {
+    visit_box(ofm, ofm_block(older, block), [&](int64_t start, int64_t end) { marks.clear(start, end); });
+  }
+  if (at < 0) {
+    return {};
+  }
+  constexpr const char* kReason =
+      "it may read byte % of region % before the operation at byte % has written it: BLOCKDEP is too large";
+  return found(kHazard, kReason, at, ofm.region, static_cast<int64_t>(older.offset));
+}
+
+}  // namespace arm_runtime::npu

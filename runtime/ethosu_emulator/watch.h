@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "ethosu_emulator/access.h"
+#include "ethosu_emulator/machine.h"
+#include "ethosu_emulator/shadow.h"
+
+namespace arm_runtime::npu {
+
+// What the watch finds, as bits.
+enum Finding : uint32_t { kUnwritten = 1, kHazard = 2 };
+
+// Of one execution, as far as it came. An operation reads and writes each byte of an operand once, however often
+// hardware fetches it.
+struct Figures {
+  uint64_t macs = 0;
+  uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
+  uint64_t peak[kRegions] = {};     // one past the last byte that is read or written
+  uint64_t touched[kRegions] = {};  // bytes that are read or written
+  uint64_t unwritten = 0;           // bytes that are read though nothing has written them
+  uint64_t hazards = 0;             // pairs of operations
+};
+
+struct OperationFigures {
+  uint64_t macs = 0, bytes_read = 0, bytes_written = 0;
+};
+
+// Follows the accesses of a program while it executes.
+//
+// Reads of what nothing has written: region 0 and the inputs count as written, all else as new in each execution.
+// Results that nothing has written are found at the end.
+//
+// Hazards: operations of the NPU ("kernels") begin one after the other, and so do DMAs, both beside each other.
+// - A DMA is ordered with kernels only by KERNEL_WAIT, with other DMAs and with kernels after it only by DMA_WAIT.
+//   At most two kernels and one (U55), two (U65) or four (U85) DMAs are under way at a time.
+// - Of two kernels, block i of the later one may begin while the last block but j of the one before is not yet
+//   written, where i + j < BLOCKDEP. Reads come before writes in each block, so that only what is read can be old.
+//   Blocks are counted as they lie in the OFM, those of the later one times the blocks of its IFM's channels. What is
+//   not known is no finding: a RESIZE as the later kernel, and outputs that are transposed or reversed.
+class Watch {
+ public:
+  // Makes room, so that executing does not. `weights`: bytes of region 0. `fails`: findings that end the execution;
+  // others are counted.
+  void prepare(const Configuration& npu, const Machine& machine, size_t weights, size_t operations,
+               std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails);
+
+  void begin();
+  // Before operation `index` runs.
+  Status before(const Operation& op, size_t index, const Machine& machine);
+  // After the last one.
+  Status end();
+
+  Figures figures();
+  const OperationFigures& operation(size_t index) const { return operations_[index]; }
+
+ private:
+  // The bytes of all accesses of a kind lie in these.
+  struct Extent {
+    int64_t start = INT64_MAX, end = 0;
+
+    void add(int64_t from, int64_t to);
+    bool overlaps(const Extent& other) const { return start < other.end && other.start < end; }
+  };
+  struct UnderWay {
+    const Operation* op = nullptr;
+    Extent read[kWatchedRegions], written[kWatchedRegions];
+  };
+  // Operations under way, the oldest first.
+  struct Queue {
+    static constexpr int kMost = 4;
+    UnderWay entries[kMost];
+    int count = 0, most = 0;
+
+    void keep(int newest);
+    void push(const UnderWay& entry);
+  };
+
+  Status access(Operand operand, int region, int64_t start, int64_t end);
+  Status check_order(const UnderWay& newer, const Machine& machine);
+  Status check_pair(const UnderWay& older, const UnderWay& newer, const Machine& machine);
+  Status check_blocks(const Operation& older, const Operation& newer);
+  int64_t overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes, int region,
+                  const Machine& machine);
+  Status found(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third);
+
+  Shadow written_[kWatchedRegions], touched_[kWatchedRegions], marks_[kWatchedRegions];
+  std::vector<Span> inputs_, outputs_;
+  std::vector<OperationFigures> operations_;
+  uint32_t fails_ = 0;
+  Figures figures_;
+  OperationFigures* current_ = nullptr;
+  UnderWay entry_;
+  Queue kernels_, dmas_;
+};
+
+}  // namespace arm_runtime::npu
