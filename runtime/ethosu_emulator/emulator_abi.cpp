@@ -120,11 +120,8 @@ int32_t arm_npu_watch(arm_npu_program* program, const arm_npu_span* inputs, uint
 
 void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures) {
   *figures = {};
-  const size_t operations = program->program.operations();
-  figures->operations = operations;
-  for (size_t i = 0; i < operations; ++i) {
-    figures->commands += program->program.operation(i).order.commands;
-  }
+  figures->operations = program->program.operations();
+  figures->commands = program->program.commands();
   npu::Watch* watch = program->program.watching();
   if (watch == nullptr) {
     return;

@@ -78,11 +78,13 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
       return status;
     }
     ++order_.commands;
+    ++commands_;
     if (!command.starts()) {
       registers->set(command);
     } else if (command.key == kOpDmaWait || command.key == kOpKernelWait) {
       wait(command);
     } else if (command.key == kOpStop) {
+      stop_ = command;
       return at(command, end());
     } else if (command.key != kOpIrq && command.key != kOpPmuMask) {
       status = add(command, *registers);
@@ -356,8 +358,7 @@ Status Program::execute(uint8_t* const* regions, size_t first, size_t last) {
       return at(op, status);
     }
   }
-  const bool ends = watch_ != nullptr && last >= operations_.size() && !operations_.empty();
-  return ends ? at(operations_.back(), watch_->end()) : Status{};
+  return watch_ != nullptr && last >= operations_.size() ? at(stop_, watch_->end()) : Status{};
 }
 
 bool Program::result(size_t index, uint8_t* to, uint64_t size) const {

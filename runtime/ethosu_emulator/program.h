@@ -28,6 +28,7 @@ class Program {
   Watch* watching() { return watch_.get(); }
 
   const Configuration& configuration() const { return configuration_; }
+  uint64_t commands() const { return commands_; }
   size_t operations() const { return operations_.size(); }
   const Operation& operation(size_t index) const { return operations_[index]; }
   // Elements that one execution multiplies, compares or moves.
@@ -61,7 +62,9 @@ class Program {
   Machine machine_;
   std::vector<Operation> operations_;
   std::vector<Copy> copies_;
-  Order order_;       // of the next operation
+  Order order_;  // of the next operation
+  Command stop_;
+  uint64_t commands_ = 0;
   std::unique_ptr<Watch> watch_;
   int64_t kept_ = 0;  // accumulators that the last operation leaves
   uint64_t reach_[kRegions] = {};

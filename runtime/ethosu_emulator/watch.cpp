@@ -11,14 +11,14 @@ namespace {
 
 // By operand.
 constexpr const char* kUnwrittenReasons[] = {
-    "IFM has byte % of region %, and nothing has written it, nor % more bytes",
-    "IFM2 has byte % of region %, and nothing has written it, nor % more bytes",
+    "IFM has byte % of region %, and nothing has written it, nor % more beside it",
+    "IFM2 has byte % of region %, and nothing has written it, nor % more beside it",
     "",
-    "weights or scales have byte % of region %, and nothing has written it, nor % more bytes",
-    "the table has byte % of region % (that of tables), and nothing has written it, nor % more bytes",
-    "it copies byte % of region %, and nothing has written it, nor % more bytes",
+    "weights or scales have byte % of region %, and nothing has written it, nor % more beside it",
+    "the table has byte % of region % (that of tables), and nothing has written it, nor % more beside it",
+    "it copies byte % of region %, and nothing has written it, nor % more beside it",
     "",
-    "indices have byte % of region %, and nothing has written it, nor % more bytes",
+    "indices have byte % of region %, and nothing has written it, nor % more beside it",
 };
 
 }  // namespace
@@ -41,12 +41,21 @@ void Watch::Queue::push(const UnderWay& entry) {
 
 void Watch::prepare(const Configuration& npu, const Machine& machine, size_t weights, size_t operations,
                     std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails) {
+  // Executing reaches no constants, which are decoded before, and not all of what it is given and asked for.
+  int64_t sizes[kWatchedRegions];
+  for (int i = 0; i < kRegions; ++i) {
+    sizes[i] = static_cast<int64_t>(i == 0 ? weights : machine.regions[i].size);
+  }
+  sizes[kTableRegion] = kTableBytes;
+  for (const std::vector<Span>* spans : {&inputs, &outputs}) {
+    for (const Span& span : *spans) {
+      sizes[span.region] = std::max(sizes[span.region], span.end);
+    }
+  }
   for (int i = 0; i < kWatchedRegions; ++i) {
-    // Executing reaches no constants: they are decoded before.
-    const uint64_t size = i == kTableRegion ? uint64_t{kTableBytes} : i == 0 ? weights : machine.regions[i].size;
-    written_[i].resize(size);
-    touched_[i].resize(size);
-    marks_[i].resize(size);
+    for (Shadow* shadow : {&written_[i], &touched_[i], &marks_[i]}) {
+      shadow->resize(static_cast<uint64_t>(sizes[i]));
+    }
   }
   inputs_ = std::move(inputs);
   outputs_ = std::move(outputs);
@@ -127,7 +136,8 @@ Status Watch::end() {
     const int64_t at = written_[span.region].first(span.start, span.end, false);
     if (at >= 0) {
       const int64_t more = span.end - span.start - written_[span.region].count(span.start, span.end) - 1;
-      constexpr const char* kReason = "a result has byte % of region %, and nothing has written it, nor % more bytes";
+      constexpr const char* kReason =
+          "a result has byte % of region %, and nothing has written it, nor % more beside it";
       const Status status = found(kUnwritten, kReason, at, span.region, more);
       if (!status.ok()) {
         return status;

@@ -32,7 +32,8 @@ struct OperationFigures {
 // Follows the accesses of a program while it executes.
 //
 // Reads of what nothing has written: region 0 and the inputs count as written, all else as new in each execution.
-// Results that nothing has written are found at the end.
+// Results that nothing has written are found at the end. What an operation has written before, for another tensor in
+// the same place, counts as written too.
 //
 // Hazards: operations of the NPU ("kernels") begin one after the other, and so do DMAs, both beside each other.
 // - A DMA is ordered with kernels only by KERNEL_WAIT, with other DMAs and with kernels after it only by DMA_WAIT.

@@ -27,15 +27,10 @@ from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case
-from tests.runtime.ethosu_emulator import Emulator, EmulatorError, build, payloads, random_inputs, read_payload
+from tests.runtime.ethosu_emulator import Emulator, EmulatorError, payloads, random_inputs, read_payload
 from tests.runtime.vela_mistakes import MISTAKES, PARTS, UNWRITTEN, Mistake, part
 
 _ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
-
-
-@pytest.fixture(scope="session")
-def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(build(tmp_path_factory.mktemp("emulator")))
 
 
 def _program(case: Case, profile: str) -> ExportedProgram:

@@ -29,7 +29,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::memcpy(header, data, sizeof(header));
   data += sizeof(header);
   size -= sizeof(header);
-  if (header[0] > size || header[1] > kMostScratch) {
+  if (size == 0 || header[0] > size || header[1] > kMostScratch) {
     return 0;
   }
   // In memory of their own, so that every access beyond an end is seen.
@@ -49,6 +49,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   char text[160];
   status.describe(text, sizeof(text));
   if (status.ok() && program.work() < kMostWork) {
+    program.watch({{1, 0, 64}}, {{1, 64, 128}}, data[0] & 3u);
     program.execute(bases);
   }
   return 0;

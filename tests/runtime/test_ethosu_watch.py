@@ -1,0 +1,214 @@
+"""The emulator's watch: what Vela writes passes, and what is taken out of it is missed where it was needed."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.backends.payload import Payload as Compiled
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
+from tests.graphs import program
+from tests.runtime.ethosu_emulator import Emulator, EmulatorError, Payload, read_payload
+
+_CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F
+_WORD_FOLLOWS = 0x4000
+ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
+
+
+def _convolutions(b: Builder, x: Value) -> Value:
+    """Four, whose weights come by DMA in turns; tables follow the second and the last."""
+    generator = np.random.default_rng(0)
+    for index in range(4):
+        weight = b.const(generator.integers(-127, 128, (32, 3, 3, x.shape[3])), DType.INT8)
+        x = b.conv2d(x, weight, b.const([0] * 32, DType.INT32), pad=(1, 1, 1, 1))
+        x = b.rescale(x, DType.INT8, 0.001)
+        if index % 2:
+            x = b.table(x, generator.integers(-128, 128, 256))
+    return x
+
+
+@cache
+def _compiled(accelerator: str) -> Compiled:
+    flatbuffer = program(_convolutions, ((1, 12, 12, 16), DType.INT8))
+    return compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+
+
+def _payload(accelerator: str) -> Payload:
+    return read_payload(_compiled(accelerator).data)
+
+
+def _run(emulator: Emulator, payload: Payload, **options: Any) -> np.ndarray[Any, Any]:
+    inputs = [np.random.default_rng(0).integers(-128, 128, (1, 12, 12, 16)).astype(np.int8)]
+    outputs = [("int8", (1, 12, 12, 32))]
+    return emulator.run(payload, inputs[: len(payload.inputs)], outputs[: len(payload.outputs)], **options)[0]
+
+
+def _commands(payload: Payload, opcode: int | None = None) -> Iterator[int]:
+    """Places of a command, or of all, in words."""
+    words = struct.unpack(f"<{len(payload.commands) // 4}I", payload.commands)
+    place = 8
+    while place < len(words):
+        if opcode is None or words[place] & 0xFFFF == opcode:
+            yield place
+        place += 2 if words[place] & _WORD_FOLLOWS else 1
+
+
+def _with(payload: Payload, place: int, word: int) -> Payload:
+    commands = bytearray(payload.commands)
+    commands[4 * place : 4 * place + 4] = struct.pack("<I", word)
+    return replace(payload, commands=bytes(commands))
+
+
+def _said(emulator: Emulator, payload: Payload) -> str:
+    with pytest.raises(EmulatorError) as caught:
+        _run(emulator, payload)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+@pytest.mark.parametrize("opcode", [_DMA_WAIT, _KERNEL_WAIT], ids=["DMA_WAIT", "KERNEL_WAIT"])
+def test_every_wait_is_needed(accelerator: str, opcode: int, emulator: Emulator) -> None:
+    """Without one of them, what comes next is in no order with what it was to wait for."""
+    payload = _payload(accelerator)
+    places = list(_commands(payload, opcode))
+    assert places or (accelerator, opcode) == ("ethos-u85-256", _KERNEL_WAIT)
+    name, does = {_DMA_WAIT: ("CONV", "read"), _KERNEL_WAIT: ("DMA_START", "write")}[opcode]
+    for place in places:
+        said = _said(emulator, _with(payload, place, _NOTHING))
+        assert re.fullmatch(
+            rf"NPU_OP_{name} at byte {4 * place + 4}: it may {does} byte \d+ of region [128] before the operation at "
+            r"byte \d+ has (read|written) it: a wait is missing",
+            said,
+        )
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+def test_blocks_that_overlap_too_much(accelerator: str, emulator: Emulator) -> None:
+    """Vela's BLOCKDEP is 0 or 1 where an operation reads what the one before writes."""
+    payload = _payload(accelerator)
+    for place in _commands(payload, _BLOCKDEP):
+        payload = _with(payload, place, _BLOCKDEP | 7 << 16)
+    said = _said(emulator, payload)
+    assert re.fullmatch(
+        r"NPU_OP_CONV at byte \d+: it may read byte \d+ of region [12] before the operation at byte \d+ has written "
+        "it: BLOCKDEP is too large",
+        said,
+    )
+    _run(emulator, payload, fails=UNWRITTEN)
+    assert emulator.figures.hazards == 3
+
+
+def test_findings_are_counted_and_change_nothing(emulator: Emulator) -> None:
+    payload = _payload("ethos-u55-128")
+    right = _run(emulator, payload, fails=None)
+    assert np.array_equal(_run(emulator, payload), right)
+    assert (emulator.figures.unwritten, emulator.figures.hazards) == (0, 0)
+    waits = [*_commands(payload, _DMA_WAIT), *_commands(payload, _KERNEL_WAIT)]
+    for place in waits:
+        payload = _with(payload, place, _NOTHING)
+    assert np.array_equal(_run(emulator, payload, fails=UNWRITTEN), right)
+    assert emulator.figures.hazards == len(waits) == 10
+
+
+def test_inputs_that_are_not_there(emulator: Emulator) -> None:
+    payload = _payload("ethos-u55-128")
+    (tensor,) = payload.inputs
+    said = _said(emulator, replace(payload, inputs=()))
+    assert re.fullmatch(
+        rf"NPU_OP_CONV at byte \d+: IFM has byte {tensor.offset} of region 1, and nothing has written it, nor \d+ more "
+        "beside it",
+        said,
+    )
+    _run(emulator, replace(payload, inputs=()), fails=HAZARD)
+    assert emulator.figures.unwritten > 0
+
+
+def test_tables_that_do_not_come(emulator: Emulator) -> None:
+    payload = _payload("ethos-u85-256")
+    first = next(_commands(payload, _DMA_START))
+    said = _said(emulator, _with(payload, first, _NOTHING))
+    assert re.fullmatch(
+        r"NPU_OP_CONV at byte \d+: the table has byte 0 of region 8 \(that of tables\), and nothing has written it, "
+        "nor 255 more beside it",
+        said,
+    )
+
+
+def test_an_operation_that_is_left_out(emulator: Emulator) -> None:
+    payload = _payload("ethos-u85-256")
+    first, second, *_ = _commands(payload, _CONV)
+    said = _said(emulator, _with(payload, first, _NOTHING))
+    missing = "IFM has byte 0 of region 1, and nothing has written it, nor 191 more beside it"
+    assert said == f"NPU_OP_CONV at byte {4 * second}: {missing}"
+
+
+def _gathered(b: Builder, x: Value, indices: Value) -> Value:
+    return b.gather(x, indices)
+
+
+def test_indices_and_results_that_are_not_there(emulator: Emulator) -> None:
+    flatbuffer = program(_gathered, ((1, 6, 16), DType.INT8), ((1, 4), DType.INT32))
+    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u85-256"), delegate="", locate=lambda _: None)
+    payload = read_payload(compiled.data)
+    inputs = [np.arange(96, dtype=np.int8).reshape(1, 6, 16), np.array([[5, 0, 3, 3]], np.int32)]
+    (result,) = emulator.run(payload, inputs, [("int8", (1, 4, 16))])
+    assert np.array_equal(result, inputs[0][:, inputs[1][0]])
+    for index, said in ((0, "it copies byte"), (1, "indices have byte")):
+        kept = replace(payload, inputs=payload.inputs[1 - index : 2 - index])
+        with pytest.raises(EmulatorError, match=f"NPU_OP_DMA_START at byte .*: {said}"):
+            emulator.run(kept, inputs[1 - index : 2 - index], [("int8", (1, 4, 16))])
+    for place in _commands(payload, _DMA_START):
+        payload = _with(payload, place, _NOTHING)
+    with pytest.raises(EmulatorError, match=r"NPU_OP_STOP at byte .*: a result has byte .* nor 63 more beside it"):
+        emulator.run(payload, inputs, [("int8", (1, 4, 16))])
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+def test_figures_are_those_that_vela_foresees(accelerator: str, emulator: Emulator) -> None:
+    """Where it counts the same: of each memory the most that is in use, the commands, the MACs."""
+    payload, vela = _payload(accelerator), _compiled(accelerator).vela
+    assert vela is not None
+    _run(emulator, payload)
+    figures = emulator.figures
+    assert figures.commands == len(list(_commands(payload)))
+    weights, *rest = figures.peak
+    assert weights == len(payload.weights) == figures.touched[0]
+    peaks = {memory.name: memory.peak_bytes for memory in vela.memories}
+    if accelerator == "ethos-u55-128":
+        assert (weights, max(rest)) == (peaks["OffChipFlash"], peaks["Sram"])
+        assert figures.macs == vela.macs == 12 * 12 * 9 * 32 * (16 + 3 * 32)
+    assert all(most >= different for most, different in zip(figures.peak, figures.touched, strict=True))
+    # Each weight once; an image in, and four of them from one operation to the next.
+    assert sum(figures.bytes_written) >= 4 * 12 * 12 * 32
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+def test_strides_that_pass_over_pixels(accelerator: str, emulator: Emulator) -> None:
+    """What no kernel comes to need not be written: of the pixels, only every second one is an input."""
+
+    def body(b: Builder, x: Value) -> Value:
+        weight = b.const(np.arange(8).reshape(4, 1, 1, 2), DType.INT8)
+        wide = b.conv2d(x, weight, b.const([0] * 4, DType.INT32), pad=(0, 0, 0, 0), stride=(2, 2))
+        return b.rescale(wide, DType.INT8, 0.5)
+
+    flatbuffer = program(body, ((1, 5, 5, 2), DType.INT8))
+    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+    payload = read_payload(compiled.data)
+    (place,) = payload.inputs
+    rows = [replace(place, offset=place.offset + 2 * (5 * y + x)) for y in (0, 2, 4) for x in (0, 2, 4)]
+    pixels = [np.array([y, -y], np.int8) for y in range(9)]
+    emulator.run(replace(payload, inputs=tuple(rows)), pixels, [("int8", (1, 3, 3, 4))])
+    with pytest.raises(EmulatorError, match="IFM has byte"):
+        emulator.run(replace(payload, inputs=tuple(rows[:-1])), pixels[:-1], [("int8", (1, 3, 3, 4))])
