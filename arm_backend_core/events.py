@@ -41,6 +41,7 @@ class Delegate:
     Attributes:
         operators: ATen operator of every delegated node, in program order.
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
+        sources: of each of them the line of the user's model, if it is known.
         tosa: the flatbuffer that was compiled (TOSA 1.0).
         payload_bytes: size of what is stored in the ``.pte``.
         checksum: of the same, as its compile spec has it.
@@ -57,6 +58,7 @@ class Delegate:
     vela: VelaFigures | None
     inputs: tuple[Io, ...]
     outputs: tuple[Io, ...]
+    sources: tuple[str, ...] = ()
 
 
 @dataclass

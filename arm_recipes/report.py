@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from arm_backend_core.backends.payload import VelaFigures
     from arm_backend_core.events import Delegate, Rejected
+    from arm_recipes.runtime.ethosu import EthosUFigures
 
+#: What the memory of an Ethos-U's base addresses holds.
+_REGIONS = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
 #: A heading with its lines; a line is its cells.
 Section = tuple[str, list[tuple[str, ...]]]
 
@@ -126,6 +129,8 @@ class Report:
         program_bytes: size of the ``.pte``.
         seconds: wall-clock time per stage, by ExecuTorch's stage names.
         notes: what else the user should know, one sentence each.
+        measured: with ``verify``, what the program of each Ethos-U delegate did in one execution, by its name
+            (and method, where there are several).
     """
 
     recipe: str
@@ -133,6 +138,7 @@ class Report:
     program_bytes: int
     seconds: dict[str, float]
     notes: tuple[str, ...]
+    measured: Mapping[str, EthosUFigures] = field(default_factory=dict)
 
     @property
     def total_seconds(self) -> float:
@@ -157,6 +163,7 @@ class Report:
             "seconds": {**self.seconds, "total": self.total_seconds},
             "notes": list(self.notes),
             "methods": [_method_dict(method) for method in self.methods],
+            "measured": plain(dict(self.measured)),
         }
 
     def __str__(self) -> str:
@@ -170,6 +177,8 @@ class Report:
         yield f"Recipe {self.recipe}", [*rows, ("export", f"{self.total_seconds:.2f} s")]
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
+        for name, figures in self.measured.items():
+            yield f"Measured for {name}, in the emulator", _measured_rows(figures)
         yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
@@ -266,6 +275,18 @@ def _vela_rows(vela: VelaFigures) -> list[tuple[str, ...]]:
         ("MACs", f"{vela.macs:,}"),
         ("weights", f"{size(vela.weight_bytes)} encoded, {size(vela.original_weight_bytes)} before"),
     ]
+
+
+def _measured_rows(figures: EthosUFigures) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("operations", f"{figures.operations:,} by {figures.commands:,} commands"),
+        ("MACs", f"{figures.macs:,}"),
+    ]
+    for region, peak in enumerate(figures.peak):
+        if peak:
+            moved = f"{size(figures.bytes_read[region])} read, {size(figures.bytes_written[region])} written"
+            rows.append((_REGIONS.get(region, f"region {region}"), f"{size(peak)} in use, {moved}"))
+    return rows
 
 
 def _method_dict(method: MethodReport) -> dict[str, Any]:

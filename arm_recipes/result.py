@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
+    from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.sample import Inputs, Pattern
 
 
@@ -99,12 +101,11 @@ class ExportResult:
             ValueError: no such method, or the inputs differ from the program's in structure, shape or dtype.
             RunError: this machine cannot run it; the message says what it takes.
         """
-        if self._program is None:
-            self._program = Program(self.buffer)
-        if via == "tosa" and not self._program.runs_via_tosa:
-            self._program.twin = Program(self._twin())
+        program = self._loaded()
+        if via == "tosa" and not program.runs_via_tosa:
+            program.twin = Program(self._twin())
         tensors = self._tensors(method, inputs, keywords) if method in self._patterns else inputs
-        outputs = self._program.run(*tensors, method=method, via=via)
+        outputs = program.run(*tensors, method=method, via=via)
         if method not in self._out_specs:
             return outputs[0] if len(outputs) == 1 else outputs
         from torch.utils import _pytree as pytree
@@ -112,6 +113,24 @@ class ExportResult:
         spec = self._out_specs[method]
         # New values of inputs that the model writes come first.
         return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)
+
+    def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
+        """Execute the program; yields each operation of its Ethos-U delegates with its names and what it wrote.
+
+        Args:
+            inputs, method, keywords: as for ``run``.
+
+        Raises:
+            ValueError, RunError: as ``run``.
+        """
+        tensors = self._tensors(method, inputs, keywords) if method in self._patterns else inputs
+        return self._loaded().trace(*tensors, method=method)
+
+    def _loaded(self) -> Program:
+        if self._program is None:
+            self._program = Program(self.buffer)
+            self._program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
+        return self._program
 
     def _tensors(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
         """What the program takes, of what the model takes."""

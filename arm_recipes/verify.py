@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes.messages import ExportError
 from arm_recipes.runtime import plugin
+from arm_recipes.runtime.errors import RunError
+from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUFigures
 from arm_recipes.runtime.program import Program
 
 if TYPE_CHECKING:
@@ -27,7 +29,7 @@ _MOST_OPERATORS = 12
 
 
 class VerificationError(ExportError):
-    """The program of a delegate gives other numbers than the TOSA graph that it was compiled from."""
+    """The program of a delegate gives other numbers than the TOSA graph that it was compiled from, or might."""
 
 
 def check(result: ExportResult, examples: Mapping[str, Sequence[Inputs]]) -> None:
@@ -37,20 +39,25 @@ def check(result: ExportResult, examples: Mapping[str, Sequence[Inputs]]) -> Non
         examples: samples by method, of which the first ``MOST_SAMPLES`` are run.
 
     Raises:
-        VerificationError: a number differs; the message names the delegate and its operators.
+        VerificationError: a number differs, memory is read that nothing has written, or operations are in no order
+            that they need; the message names the delegate and its operators.
         RunError: this machine cannot run the program.
     """
     start = time.perf_counter()
     delegates = {delegate.checksum: delegate for delegate in result.report.delegates if delegate.vela is not None}
     program = Program(result.buffer)  # of its own: it may write buffers
     runs = 0
+    measured: dict[str, EthosUFigures] = {}
     for method in result.report.methods if delegates else ():
         for index, sample in enumerate(examples[method.name][:MOST_SAMPLES]):
             with plugin.observed() as executions:
                 program.run(*result.program_inputs(method, sample), method=method.name)
             for execution in executions:
                 if execution.checksum in delegates:
-                    _compare(method, index, delegates[execution.checksum], execution)
+                    delegate = delegates[execution.checksum]
+                    _compare(method, index, delegate, execution)
+                    which = f" of '{method.name}'" if len(result.report.methods) > 1 else ""
+                    measured[delegate.name + which] = _watch(method, delegate, execution)
                     runs += 1
     note = (
         f"verified in {time.perf_counter() - start:.1f} s: {runs} executions of {len(delegates)} delegate(s) gave the "
@@ -58,7 +65,20 @@ def check(result: ExportResult, examples: Mapping[str, Sequence[Inputs]]) -> Non
     note += "numbers of the TOSA reference model"
     if not delegates:
         note = "verify: nothing was compiled for an Ethos-U, so there is nothing to compare"
-    result.report = replace(result.report, notes=(*result.report.notes, note))
+    result.report = replace(result.report, notes=(*result.report.notes, note), measured=measured)
+
+
+def _watch(method: MethodReport, delegate: Delegate, execution: plugin.Execution) -> EthosUFigures:
+    """What hardware might do otherwise: memory that nothing has written, accesses that nothing keeps in order."""
+    assert isinstance(execution.delegate, EthosUDelegate)
+    try:
+        return execution.delegate.watched(execution.inputs)
+    except RunError as error:
+        raise VerificationError(
+            f"verify: delegate '{delegate.name}' of method '{method.name}' gives the right numbers here, and may give "
+            f"others on a device: {error}. It has {_operators(delegate)}. docs/vela.md lists what Vela is known to "
+            "compile wrong: report this one, or change the model there"
+        ) from error
 
 
 def _compare(method: MethodReport, sample: int, delegate: Delegate, execution: plugin.Execution) -> None:

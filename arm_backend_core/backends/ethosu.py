@@ -131,6 +131,9 @@ def _rows(tables: dict[str, tuple[list[str], list[list[str]]]], name: str) -> li
 
 def _layers(tables: dict[str, tuple[list[str], list[list[str]]]]) -> tuple[Layer, ...]:
     sources = {row["id"]: row for row in _rows(tables, "source")}
+    commands: dict[str, list[int]] = {}
+    for row in _rows(tables, "queue"):
+        commands.setdefault(row["scheduled_id"], []).append(int(row["offset"]))
     layers = []
     for row in _rows(tables, "perf"):
         source = sources.get(row["source_id"], {})
@@ -150,6 +153,7 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]]) -> tuple[Layer
                     for column, value in row.items()
                     if column.endswith(_ACCESS_SUFFIX) and column.removesuffix(_ACCESS_SUFFIX) not in _INTERNAL
                 ),
+                commands=tuple(commands.get(row["id"], ())),
             )
         )
     return tuple(layers)

@@ -46,6 +46,7 @@ class Layer:
         macs: multiply-accumulates.
         staging_bytes: use of the staging memory while it runs.
         memory_cycles: cycles per memory, as (name, cycles).
+        commands: bytes of the commands that start it, from the first command on; those before each belong to it too.
     """
 
     operator: str
@@ -57,6 +58,7 @@ class Layer:
     macs: int
     staging_bytes: int
     memory_cycles: tuple[tuple[str, int], ...]
+    commands: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

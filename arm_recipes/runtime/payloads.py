@@ -39,6 +39,10 @@ class _TosaBasicBlock:
     outputs = 4
 
 
+class _TosaOperator:
+    inputs = 3
+
+
 class _TosaTensor:
     name = 0
     shape = 1
@@ -163,6 +167,14 @@ def read_tosa(data: memoryview) -> TosaPayload:
         )
     except FlatbufferError as error:
         raise PayloadError(f"truncated or damaged: {error}") from None
+
+
+def tosa_operators(data: memoryview) -> list[int]:
+    """Positions of the operators of a TOSA flatbuffer that are no constants: constants read nothing."""
+    (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
+    (block,) = region.tables(_TosaRegion.blocks)
+    operators = block.tables(_TosaBasicBlock.operators)
+    return [place for place, operator in enumerate(operators) if operator.texts(_TosaOperator.inputs)]
 
 
 def _tosa_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[TensorInfo, ...]:

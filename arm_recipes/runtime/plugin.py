@@ -74,6 +74,7 @@ def take_failure() -> BaseException | None:
 class Execution:
     """What a delegate was given and what it gave; ``checksum`` is that of its payload, if it has one recorded."""
 
+    delegate: Delegate
     checksum: bytes | None
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
@@ -140,7 +141,7 @@ class _Executor:
             executions: list[Execution] | None = getattr(_observers, "executions", None)
             if executions is not None:
                 inputs, outputs = (tuple(array.copy() for array in side) for side in (given, targets))
-                executions.append(Execution(self._checksums[handle], inputs, outputs))
+                executions.append(Execution(delegate, self._checksums[handle], inputs, outputs))
             return 0
         except BaseException as error:
             _failures.error = error

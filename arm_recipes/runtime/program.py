@@ -6,13 +6,17 @@ import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.messages import warn
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteTensor, read
 from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, twin_of
+
+if TYPE_CHECKING:
+    from arm_backend_core.events import Delegate
+    from arm_recipes.runtime.trace import TracedOperation
 
 #: What follows the stem of a program's path in that of its TOSA twin: ``model.pte``, ``model.tosa.pte``.
 TWIN_SUFFIX = ".tosa.pte"
@@ -83,6 +87,7 @@ class Program:
     Attributes:
         content: what the file holds.
         twin: the same program with its delegates as TOSA graphs, if there is one.
+        records: what an export tells of delegates, by checksum: ``trace`` takes names from them.
 
     Raises:
         ProgramError: it is no program, or a damaged one.
@@ -97,6 +102,7 @@ class Program:
         if not self.content.methods:
             raise ProgramError("damaged: it has no methods")
         self.twin: Program | None = None
+        self.records: Mapping[bytes, Delegate] = {}
         self._data = data
         self._signatures = {name: signature(self.content, name) for name in self.content.methods}
         self._lock = threading.Lock()
@@ -154,6 +160,24 @@ class Program:
         given = self._checked(method, expected, _placed(method, expected, tensors, named))
         with self._lock:
             return self._execute(method, given)
+
+    def trace(self, *tensors: Any, method: str = "forward", **named: Any) -> Iterator[TracedOperation]:
+        """Execute a method, then the Ethos-U delegates that ran once more: yields each of their operations.
+
+        Args:
+            tensors, method, named: as for ``run``.
+
+        Raises:
+            ValueError, RunError: as ``run``.
+        """
+        from arm_recipes.runtime.trace import traced
+
+        with plugin.observed() as executions:
+            self.run(*tensors, method=method, **named)
+        for number, execution in enumerate(executions):
+            with self._lock:
+                operations = list(traced(number, execution, self.records.get(execution.checksum or b"")))
+            yield from operations
 
     def run_batch(
         self, samples: Iterable[Any], *, method: str = "forward", via: Literal["tosa"] | None = None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,13 @@ import torch
 from executorch.export import ExportRecipe
 from torch import nn
 
+from arm_backend_core import delegate
+from arm_backend_core.backends.payload import Payload
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, ExportError, RuntimeUnavailable, export
 from arm_recipes.cli import main
 from arm_recipes.runtime import plugin
+from arm_recipes.runtime.ethosu_payload import read_parts
 from tests.recipes.models import Small, images, vectors
 from tests.runtime.host_programs import Between, Counting
 
@@ -67,6 +72,49 @@ def test_a_difference_is_an_error_and_nothing_is_written(monkeypatch: pytest.Mon
     ):
         export(models, ExportRecipe.get_recipe(U55), examples, verify=True, output=tmp_path / "model.pte")
     assert not (tmp_path / "model.pte").exists()
+
+
+def _without_waits(payload: bytes) -> bytes:
+    """The stream without its DMA_WAITs: they become a command that does nothing here."""
+    commands = bytes(read_parts(payload).commands)
+    words = list(struct.unpack(f"<{len(commands) // 4}I", commands))
+    place, changed = 8, 0
+    while place < len(words):
+        if words[place] & 0xFFFF == 17:
+            words[place], changed = 19, changed + 1
+        place += 2 if words[place] & 0x4000 else 1
+    assert changed
+    return payload.replace(commands, struct.pack(f"<{len(words)}I", *words))
+
+
+def test_right_numbers_in_no_order_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here one operation runs after the other; on a device nothing would wait for the weights."""
+    compile_payload = delegate.compile_payload
+
+    def hasty(*arguments: Any, **keywords: Any) -> Payload:
+        payload = compile_payload(*arguments, **keywords)
+        return replace(payload, data=_without_waits(payload.data))
+
+    monkeypatch.setattr(delegate, "compile_payload", hasty)
+    with pytest.raises(
+        ExportError,
+        match=r"verify: delegate '\w+' of method 'forward' gives the right numbers here, and may give others on a "
+        r"device: a program for Ethos-U55-128 failed. In its command stream, NPU_OP_\w+ at byte \d+: it may read byte \d+ of "
+        r"region [18] before the operation at byte \d+ has written it: a wait is missing. It has aten",
+    ):
+        export(Small().eval(), ExportRecipe.get_recipe(U55), images(6), verify=True)
+
+
+def test_the_report_tells_what_was_measured() -> None:
+    result = export(Small().eval(), ExportRecipe.get_recipe(U55), images(6), verify=True)
+    (record,) = result.report.delegates
+    figures = result.report.measured[record.name]
+    assert record.vela is not None
+    assert (figures.macs, figures.peak[1]) == (record.vela.macs, record.vela.sram_bytes)
+    assert f"Measured for {record.name}, in the emulator" in str(result.report)
+    assert re.search(r"scratch +[\d,.]+ K?i?B in use, [\d,.]+ K?i?B read, [\d,.]+ K?i?B written", str(result.report))
+    assert result.report.to_dict()["measured"][record.name]["macs"] == record.vela.macs
+    assert export(Small().eval(), ExportRecipe.get_recipe(U55), images(6)).report.measured == {}
 
 
 def test_no_compiler_is_said_before_the_export(monkeypatch: pytest.MonkeyPatch) -> None:

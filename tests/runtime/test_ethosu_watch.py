@@ -162,7 +162,10 @@ def test_indices_and_results_that_are_not_there(emulator: Emulator) -> None:
     flatbuffer = program(_gathered, ((1, 6, 16), DType.INT8), ((1, 4), DType.INT32))
     compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u85-256"), delegate="", locate=lambda _: None)
     payload = read_payload(compiled.data)
-    inputs = [np.arange(96, dtype=np.int8).reshape(1, 6, 16), np.array([[5, 0, 3, 3]], np.int32)]
+    inputs: list[np.ndarray[Any, Any]] = [
+        np.arange(96, dtype=np.int8).reshape(1, 6, 16),
+        np.array([[5, 0, 3, 3]], np.int32),
+    ]
     (result,) = emulator.run(payload, inputs, [("int8", (1, 4, 16))])
     assert np.array_equal(result, inputs[0][:, inputs[1][0]])
     for index, said in ((0, "it copies byte"), (1, "indices have byte")):
