@@ -237,20 +237,28 @@ def check(
 
 
 def _check_streams(made: Compiled) -> None:
-    """Every command stream, as the emulator executes it, must give the bits of the graph that it was compiled from."""
+    """Every command stream, as the emulator executes it, must give the bits of the graph that it was compiled from.
+
+    And it must not owe them to the emulator's order of operations, or to memory that nothing has written.
+    """
     by_checksum = {checksum(payload).value: payload for payload in payloads(made.program)}
     for delegated in made.log.delegates:
         arrays = random_inputs(delegated, seed=0)
         right = reference.run(delegated.tosa, arrays)
         try:
             stream = EthosUDelegate(by_checksum[delegated.checksum], {})
-            given = stream.run([array.reshape(-1).view("uint8") for array in arrays])
+            inputs = [array.reshape(-1).view("uint8") for array in arrays]
+            given = stream.run(inputs)
         except Exception as error:
             raise Failure("crashed", f"emulator: {type(error).__name__}: {error}") from error
         for io, ours, theirs in zip(delegated.outputs, given, right, strict=True):
             wrong = int((ours.view(theirs.dtype).reshape(theirs.shape) != theirs).sum())
             if wrong:
                 raise Failure("wrong", "command stream", f"{delegated.name}: {wrong} of {theirs.size} of {io.name}")
+        try:
+            stream.watched(inputs)
+        except RunError as error:
+            raise Failure("wrong", f"on a device: {error}", delegated.name) from error
 
 
 def _check_values(made: Compiled, sample: tuple[Tensor, ...], target: str) -> None:
