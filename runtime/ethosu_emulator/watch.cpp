@@ -16,7 +16,7 @@ constexpr const char* kUnwrittenReasons[] = {
     "",
     "weights or scales have byte % of region %, and nothing has written it, nor % more beside it",
     "the table has byte % of region % (that of tables), and nothing has written it, nor % more beside it",
-    "it copies byte % of region %, and nothing has written it, nor % more beside it",
+    "",
     "",
     "indices have byte % of region %, and nothing has written it, nor % more beside it",
 };
@@ -118,8 +118,16 @@ Status Watch::access(Operand operand, int region, int64_t start, int64_t end) {
     (writes ? current_->bytes_written : current_->bytes_read) += bytes;
     figures_.peak[region] = std::max(figures_.peak[region], static_cast<uint64_t>(end));
   }
+  if (operand == Operand::kTarget) {
+    copy_state(region, start);
+    return {};
+  }
   if (writes) {
     written_[region].set(start, end);
+    return {};
+  }
+  if (operand == Operand::kSource) {
+    source_ = {static_cast<uint8_t>(region), start, end};
     return {};
   }
   const int64_t at = written_[region].first(start, end, false);
@@ -129,6 +137,21 @@ Status Watch::access(Operand operand, int region, int64_t start, int64_t end) {
   const int64_t inside = std::min(end, written_[region].size()) - std::max<int64_t>(start, 0);
   const int64_t more = inside - written_[region].count(start, end) - 1;
   return found(kUnwritten, kUnwrittenReasons[static_cast<int>(operand)], at, region, more);
+}
+
+// A copy of what nothing has written is no use of it: Vela copies whole multiples of 16 bytes, the last ones unused.
+void Watch::copy_state(int region, int64_t target) {
+  Shadow& from = written_[source_.region];
+  const int64_t step = target - source_.start;
+  int64_t written_to;
+  for (int64_t at = source_.start; at < source_.end; at = written_to) {
+    const int64_t gap = from.first(at, source_.end, false);
+    const int64_t gap_from = gap < 0 ? source_.end : gap;
+    const int64_t next = from.first(gap_from, source_.end, true);
+    written_to = next < 0 ? source_.end : next;
+    written_[region].set(at + step, gap_from + step);
+    written_[region].clear(gap_from + step, written_to + step);
+  }
 }
 
 Status Watch::end() {

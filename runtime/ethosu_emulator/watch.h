@@ -33,7 +33,7 @@ struct OperationFigures {
 //
 // Reads of what nothing has written: region 0 and the inputs count as written, all else as new in each execution.
 // Results that nothing has written are found at the end. What an operation has written before, for another tensor in
-// the same place, counts as written too.
+// the same place, counts as written too. What a DMA copies is as written as its source.
 //
 // Hazards: operations of the NPU ("kernels") begin one after the other, and so do DMAs, both beside each other.
 // - A DMA is ordered with kernels only by KERNEL_WAIT, with other DMAs and with kernels after it only by DMA_WAIT.
@@ -81,6 +81,7 @@ class Watch {
   };
 
   Status access(Operand operand, int region, int64_t start, int64_t end);
+  void copy_state(int region, int64_t target);
   Status check_order(const UnderWay& newer, const Machine& machine);
   Status check_pair(const UnderWay& older, const UnderWay& newer, const Machine& machine);
   Status check_blocks(const Operation& older, const Operation& newer);
@@ -95,6 +96,7 @@ class Watch {
   Figures figures_;
   OperationFigures* current_ = nullptr;
   UnderWay entry_;
+  Span source_;  // of the row that a DMA copies
   Queue kernels_, dmas_;
 };
 

@@ -168,14 +168,30 @@ def test_indices_and_results_that_are_not_there(emulator: Emulator) -> None:
     ]
     (result,) = emulator.run(payload, inputs, [("int8", (1, 4, 16))])
     assert np.array_equal(result, inputs[0][:, inputs[1][0]])
-    for index, said in ((0, "it copies byte"), (1, "indices have byte")):
+    for index, said in ((0, "NPU_OP_STOP at byte .*: a result"), (1, "NPU_OP_DMA_START at byte .*: indices")):
         kept = replace(payload, inputs=payload.inputs[1 - index : 2 - index])
-        with pytest.raises(EmulatorError, match=f"NPU_OP_DMA_START at byte .*: {said}"):
+        with pytest.raises(EmulatorError, match=f"{said} ha(s|ve) byte"):
             emulator.run(kept, inputs[1 - index : 2 - index], [("int8", (1, 4, 16))])
     for place in _commands(payload, _DMA_START):
         payload = _with(payload, place, _NOTHING)
     with pytest.raises(EmulatorError, match=r"NPU_OP_STOP at byte .*: a result has byte .* nor 63 more beside it"):
         emulator.run(payload, inputs, [("int8", (1, 4, 16))])
+
+
+def test_copies_of_more_than_there_is(emulator: Emulator) -> None:
+    """A copy of 4 bytes is one of 16: what nothing has written goes with it, and nothing reads it."""
+
+    def body(b: Builder, x: Value, y: Value) -> Value:
+        return b.rescale(b.matmul(x, y), DType.INT8, 0.25)
+
+    flatbuffer = program(body, ((1, 4, 1), DType.INT8), ((1, 1, 6), DType.INT8))
+    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-128"), delegate="", locate=lambda _: None)
+    payload = read_payload(compiled.data)
+    assert len(list(_commands(payload, _DMA_START))) > 0
+    inputs = [np.arange(4, dtype=np.int8).reshape(1, 4, 1), np.arange(6, dtype=np.int8).reshape(1, 1, 6)]
+    emulator.run(payload, inputs, [("int8", (1, 4, 6))])
+    with pytest.raises(EmulatorError, match=r"IFM2? has byte \d+ of region 1, and nothing has written it"):
+        emulator.run(replace(payload, inputs=payload.inputs[:1]), inputs[:1], [("int8", (1, 4, 6))])
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
