@@ -35,7 +35,7 @@ typedef struct {
 #define ARM_NPU_UNWRITTEN 1u  // a read of what nothing has written in this execution, or a result of such bytes
 #define ARM_NPU_HAZARD 2u     // an access that nothing makes wait for one that must come before it
 
-// From now on, executions are watched; that makes them slower. Weights and `inputs` count as written. Returns 0, or a
+// From now on, executions are watched. Weights and `inputs` count as written. Returns 0, or a
 // number with the reason in `message`.
 __attribute__((visibility("default"))) int32_t arm_npu_watch(arm_npu_program* program, const arm_npu_span* inputs,
                                                              uint64_t input_count, const arm_npu_span* outputs,
