@@ -8,12 +8,10 @@ from typing import Any
 from executorch.export import ExportRecipe, RecipeType
 
 from arm_recipes import inputs
-from arm_recipes import verify as verification
 from arm_recipes.files import check_writable
 from arm_recipes.messages import quiet, warn
 from arm_recipes.pipeline import Pipeline
 from arm_recipes.result import ExportResult
-from arm_recipes.runtime.plugin import library
 
 
 def export(
@@ -66,6 +64,8 @@ def export(
     if output is not None:
         check_writable(output)
     if verify:
+        from arm_recipes.runtime.plugin import library
+
         library()  # now: an export may take minutes
     models = inputs.models_by_method(model)
     if _only_arm(recipe):
@@ -92,7 +92,9 @@ def export(
         pipeline.run()
     result = pipeline.result(log.rejected, notes)
     if verify:
-        verification.check(result, examples)
+        from arm_recipes.verify import check
+
+        check(result, examples)
     if output is not None:
         result.save(output)
     return result

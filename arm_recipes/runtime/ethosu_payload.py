@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from arm_backend_core.backends.payload import FAST_SCRATCH_KEY
 from arm_recipes.runtime.errors import PayloadError
 
 _HEADER, _COMMANDS, _WEIGHTS, _SCRATCH = "vela_bin_stream", "cmd_data", "weight_data", "scratch_size"
@@ -129,6 +128,8 @@ def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]
     Raises:
         PayloadError: they tell it in another form.
     """
+    from arm_backend_core.backends.payload import FAST_SCRATCH_KEY
+
     value = compile_specs.get(FAST_SCRATCH_KEY)
     if value is None:
         return payload

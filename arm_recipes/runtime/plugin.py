@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.backends.payload import CHECKSUM_KEY
 from arm_recipes.runtime.delegates import BACKENDS, Delegate, prepare
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
@@ -108,6 +107,8 @@ class _Executor:
 
     def _init(self, _: Any, payload: int, size: int, specs: Any, spec_count: int) -> int:
         try:
+            from arm_backend_core.backends.payload import CHECKSUM_KEY
+
             described = {
                 specs[i].key.decode(): ctypes.string_at(specs[i].data, specs[i].size) for i in range(spec_count)
             }

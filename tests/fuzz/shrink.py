@@ -71,10 +71,9 @@ def _smaller(program: Program) -> Iterator[Program]:
     for i, step in enumerate(program.steps):
         rest = replace(program, steps=(*program.steps[:i], *program.steps[i + 1 :]))
         results = {name: x for name, x in values.items() if name.split("[")[0] == step.name}
-        leaves = tuple(
-            Leaf(f"v{1000 + 10 * i + n + 100000 * len(program.leaves)}", _input(x))
-            for n, x in enumerate(results.values())
-        )
+        names = [leaf.name for leaf in program.leaves] + [step.name for step in program.steps]
+        unused = 1 + max(int(name[1:]) for name in names)
+        leaves = tuple(Leaf(f"v{unused + n}", _input(x)) for n, x in enumerate(results.values()))
         fed = replace(rest, leaves=(*rest.leaves, *leaves))
         yield fed.replaced({name: leaf.name for name, leaf in zip(results, leaves, strict=True)}).pruned()
         for known, x in values.items():

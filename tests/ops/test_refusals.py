@@ -42,10 +42,10 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
         [X, Input((1, 2, 2, 2))],
         "grid_sample with bicubic interpolation; use bilinear",
     ),
-    "scatter_reduce_mean": (
-        lambda x, i: x.scatter_reduce(0, i, x, "mean"),
-        [Input((3,)), Input((3,), 0, 3, torch.int64)],
-        "scatter_reduce 'mean'",
+    "scatter_reduce_integers": (
+        lambda x, i: x.scatter_reduce(0, i, x, "amax"),
+        [Input((3,), 0, 9, torch.int32), Input((3,), 0, 3, torch.int64)],
+        "scatter_reduce 'amax'",
     ),
     "scatter_scalar": (
         lambda x: x.scatter(0, torch.tensor(0), 2.0),
