@@ -12,6 +12,7 @@ from arm_recipes.files import check_writable
 from arm_recipes.messages import quiet, warn
 from arm_recipes.pipeline import Pipeline
 from arm_recipes.result import ExportResult
+from arm_recipes.runtime.plugin import library
 
 
 def export(
@@ -64,8 +65,6 @@ def export(
     if output is not None:
         check_writable(output)
     if verify:
-        from arm_recipes.runtime.plugin import library
-
         library()  # now: an export may take minutes
     models = inputs.models_by_method(model)
     if _only_arm(recipe):
