@@ -18,7 +18,7 @@ from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
-Body = Callable[..., Value]
+Body = Callable[..., Value | tuple[Value, ...]]
 Input = tuple[tuple[int, ...], DType]
 #: What Vela takes of TOSA 1.0, without any family's limits.
 EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround")
@@ -33,10 +33,11 @@ def family(name: str) -> Target:
 
 
 def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:
-    """The graph whose one output is what ``body(builder, *inputs)`` returns."""
+    """The graph whose outputs are what ``body(builder, *inputs)`` returns."""
     result = Graph()
     values = [result.add_input(shape, dtype, f"x{i}") for i, (shape, dtype) in enumerate(inputs)]
-    result.outputs = [body(Builder(result, target), *values)]
+    returned = body(Builder(result, target), *values)
+    result.outputs = list(returned) if isinstance(returned, tuple) else [returned]
     return result
 
 

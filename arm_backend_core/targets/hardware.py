@@ -296,13 +296,8 @@ _U55 = Hardware(
     booleans=False,
     npu=True,
     averages_by_convolution=True,
-    mistakes=(
-        "reduce_min",
-        *_SLICES,
-        "narrowing_cast",
-        "unequal_scales",
-        "one_of_five",
-    ),  # the first leaves no REDUCE_MIN
+    # The first leaves no REDUCE_MIN.
+    mistakes=("reduce_min", *_SLICES, "narrowing_cast", "unequal_scales", "one_of_five"),
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
     ),
@@ -312,7 +307,7 @@ _U85 = Hardware(
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
-    mistakes=(*_SLICES, "reshaped_select", "two_tables"),
+    mistakes=(*_SLICES, "reshaped_select", "returned_mask", "two_tables"),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
     ),

@@ -12,7 +12,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from tests.graphs import Input
+from tests.graphs import Body, Input
 
 _OLD = ("ethos-u55-128", "ethos-u65-256")
 _NEW = ("ethos-u85-256",)
@@ -24,7 +24,7 @@ class Mistake:
     """A graph, the accelerators whose programs do not compute it, and those that have all its operators."""
 
     name: str
-    body: Callable[..., Value]
+    body: Body
     inputs: tuple[Input, ...]
     wrong: tuple[str, ...]
     accelerators: tuple[str, ...] = _ALL
@@ -125,6 +125,11 @@ def _reshaped_select(b: Builder, x: Value) -> Value:
     return b.select(large, b.reshape(turned, (80,)), x)
 
 
+def _returned_mask(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    mask = b.compare("GREATER", x, y)
+    return mask, b.reshape(mask, (8,)), b.select(mask, x, y)
+
+
 def _resized(b: Builder, x: Value) -> Value:
     wide = b.resize(x, (1, 1), (1, 1, 1, 1), (0, 0), (0, 0), "BILINEAR")
     return b.reshape(b.rescale(wide, DType.INT16, 0.5), (1, 10, 1, 1))
@@ -161,6 +166,7 @@ MISTAKES = (
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
+    Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
     Mistake("two_tables_of_two_widths", _tables_of_two_widths, (((2, 8), DType.INT8), ((2, 8), DType.INT8)), _NEW),
 )

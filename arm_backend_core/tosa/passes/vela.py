@@ -27,11 +27,26 @@ def avoid_mistakes(graph: Graph, target: Target) -> None:
     """Each operator once: what is written is not looked at again."""
     rules: dict[str, list[Rule]] = {}
     for mistake in target.hardware.mistakes:
+        if mistake == "returned_mask":
+            _copy_returned_masks(graph, target)
+            continue
         rule, kinds = _RULES[mistake]
         for kind in kinds:
             rules.setdefault(kind, []).append(rule)
     if rules:
         sweep(graph, target, rules)
+
+
+def _copy_returned_masks(graph: Graph, target: Target) -> None:
+    """A mask has all bits set; Vela makes ones of what the program returns, in place, where others go on to read it."""
+    build, users = Builder(graph, target), graph.users()
+    for i, value in enumerate(graph.outputs):
+        shared, source = value in users, value
+        while (op := source.producer) is not None and op.kind in ("IDENTITY", "RESHAPE"):
+            source = op.inputs[0]
+            shared = shared or len(users[source]) > 1
+        if shared and op is not None and value.dtype is DType.BOOL:
+            graph.outputs[i] = copied(value, build)
 
 
 def copied(x: Value, b: Builder) -> Value:
