@@ -107,6 +107,7 @@ class _Decomposer:
             if outputs is None:
                 return False
             _check(node, outputs)
+            outputs = _as_traced(node, outputs)
         except InternalError:
             raise
         except ModelError as error:
@@ -306,6 +307,22 @@ def _check(node: Node, outputs: Any) -> None:
 
 def _kind(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
     return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else None
+
+
+def _as_traced(node: Node, outputs: Any) -> Any:
+    """``outputs``, contiguous in memory where the results of ``node`` are: by these their views were traced."""
+    if isinstance(outputs, (tuple, list)):
+        return [x and _contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
+    return _contiguous(outputs, node.meta["val"])
+
+
+def _contiguous(x: Node, traced: Tensor) -> Node:
+    if x.meta["val"].is_contiguous() or not traced.is_contiguous():
+        return x
+    with x.graph.inserting_after(x):
+        copy = x.graph.call_function(aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
+    copy.meta = {**x.meta, "val": x.meta["val"].contiguous()}
+    return copy
 
 
 def _hand_over(node: Node, outputs: Any) -> None:
