@@ -145,7 +145,7 @@ def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) 
                 return op.origin.operator, op.origin.source
         return None
 
-    read = {value for op in graph.ops for value in op.inputs}.union(graph.outputs)
+    read = graph.users().keys() | set(graph.outputs)
     unread = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read}
     try:
         return compile_payload(spec, flatbuffer, delegate=part.name, locate=locate, unread=unread)

@@ -25,6 +25,7 @@ from arm_backend_core.fusion import Univariate, before_reader, merging_reader, u
 from arm_backend_core.nodes import (
     DECLINED,
     boundary_order,
+    evaluated,
     first_result,
     is_constant,
     is_dequantize,
@@ -181,7 +182,7 @@ class Lowering:
             _require_static(node)
             return self._dequantize(node) if is_dequantize(node) else self._quantize(node)
         if is_constant(node, self.constants):
-            self.constants[node] = value = self._evaluate_constant(node)
+            self.constants[node] = value = evaluated(node, self.constants.__getitem__)
             return _constant(node.name, value)
         if node.target is operator.getitem:
             items = self.read(_node(node.args[0]))
@@ -250,15 +251,6 @@ class Lowering:
         steps = b.sub(b.cast(x.value, DType.FP32), b.const(float(x.q.zero_point), DType.FP32))
         return Tensor(b.mul(steps, b.const(float(x.q.scale), DType.FP32)))
 
-    def _evaluate_constant(self, node: Node) -> Any:
-        """What PyTorch makes of constants alone: positions, masks, scales; a tensor or several."""
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: self.constants[x])
-        with torch.no_grad():
-            made = node.target(*args, **kwargs)  # type: ignore[operator]
-        # Some kernels lay their result out in another way than the graph says, by which its views were traced.
-        as_traced = isinstance(made, torch.Tensor) and node.meta["val"].is_contiguous()
-        return made.contiguous() if as_traced else made
-
     # -- quantize and dequantize ---------------------------------------------------------------------------------
 
     def _dequantize(self, node: Node) -> Tensor:
@@ -282,7 +274,7 @@ class Lowering:
         if source.q is not None:
             return Tensor(context.requantize(source, q))
         if _node(node.args[0]) in self.constants:  # PyTorch divides in float32, which shows beside a half
-            return Tensor(self.builder.const(self._evaluate_constant(node).numpy(), q.dtype))
+            return Tensor(self.builder.const(evaluated(node, self.constants.__getitem__).numpy(), q.dtype))
         if source.is_constant:
             return Tensor(self.builder.const(q.quantize(source.real), q.dtype))
         if not self.target.floating:

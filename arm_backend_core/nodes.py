@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -66,6 +66,18 @@ def constant_nodes(graph: Graph) -> set[Node]:
         if node.op == "get_attr" or (node.op == "call_function" and is_constant(node, constants)):
             constants.add(node)
     return constants
+
+
+def evaluated(node: Node, value_of: Callable[[Node], Any]) -> Any:
+    """What PyTorch makes of ``value_of`` each operand: a tensor, or several.
+
+    Some kernels lay their result out in another way than the graph says, by which its views were traced.
+    """
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
+    with torch.no_grad():
+        made = node.target(*args, **kwargs)  # type: ignore[operator]
+    as_traced = isinstance(made, torch.Tensor) and node.meta["val"].is_contiguous()
+    return made.contiguous() if as_traced else made
 
 
 def memory_order(tensor: torch.Tensor) -> Layout:

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.constants import attribute
 from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
-from arm_backend_core.nodes import is_constant, is_dequantize, is_quantize
+from arm_backend_core.nodes import evaluated, is_constant, is_dequantize, is_quantize
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
 if TYPE_CHECKING:
@@ -222,9 +222,7 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
 
 def _computed(node: Node, values: dict[Node, Any]) -> Any:
     if values[node] is None:
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda x: _computed(x, values))
-        with torch.no_grad():
-            values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        values[node] = evaluated(node, lambda x: _computed(x, values))
     return values[node]
 
 

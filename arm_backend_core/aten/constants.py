@@ -5,11 +5,10 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.nodes import constant_nodes
+from arm_backend_core.nodes import constant_nodes, evaluated
 from arm_backend_core.ops.registry import Kind, find
 
 
@@ -28,9 +27,7 @@ class Constants:
         if node.op == "get_attr":
             tensor: Tensor = attrgetter(str(node.target))(self._module)
             return tensor.detach()
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.value)
-        with torch.no_grad():
-            result: Tensor = node.target(*args, **kwargs)  # type: ignore[operator]
+        result: Tensor = evaluated(node, self.value)
         return result
 
 

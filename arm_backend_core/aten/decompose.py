@@ -312,16 +312,17 @@ def _kind(value: Any) -> tuple[tuple[int, ...], torch.dtype] | None:
 def _as_traced(node: Node, outputs: Any) -> Any:
     """``outputs``, contiguous in memory where the results of ``node`` are: by these their views were traced."""
     if isinstance(outputs, (tuple, list)):
-        return [x and _contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
+        return [_contiguous(x, traced) for x, traced in zip(outputs, node.meta["val"], strict=True)]
     return _contiguous(outputs, node.meta["val"])
 
 
-def _contiguous(x: Node, traced: Tensor) -> Node:
-    if x.meta["val"].is_contiguous() or not traced.is_contiguous():
+def _contiguous(x: Any, traced: Any) -> Any:
+    made = x and x.meta["val"]
+    if not isinstance(made, Tensor) or made.is_contiguous() or not traced.is_contiguous():
         return x
     with x.graph.inserting_after(x):
         copy = x.graph.call_function(aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
-    copy.meta = {**x.meta, "val": x.meta["val"].contiguous()}
+    copy.meta = {**x.meta, "val": made.contiguous()}
     return copy
 
 

@@ -123,20 +123,9 @@ def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -
 
 
 @made_of(aten._convolution.default)
-def convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-    *kernel: bool,
-) -> Tensor:
-    """What TorchScript writes; ``kernel`` says how a GPU is to choose one."""
-    return aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
+    """What TorchScript writes; the last of ``window`` say how a GPU is to choose a kernel."""
+    return aten.convolution(x, weight, bias, *window[:6])
 
 
 # -- elementwise --------------------------------------------------------------------------------------------------
