@@ -164,7 +164,7 @@ def test_fast_scratch_is_as_large_as_it_must_be(macs: int) -> None:
     vela = result.report.delegates[0].vela
     assert vela is not None
     assert specs["fast_scratch_size"] == struct.pack("<I", vela.fast_scratch_bytes)
-    sizes = [EthosUDelegate(payload, given)._memory[FAST_SCRATCH].size for given in (specs, {})]
+    sizes = [EthosUDelegate(payload, given)._stream.memory[FAST_SCRATCH].size for given in (specs, {})]
     assert sizes == [vela.fast_scratch_bytes] * 2
     assert sizes[0] > 10_000
     others = untracked(result.buffer).replace(b"fast_scratch_size", b"fast_scratch_what")
@@ -236,9 +236,9 @@ def test_the_programs_bytes_are_not_written() -> None:
     payload = _changed("ethos-u55-128", 287, 0)  # NPU_SET_OFM_REGION
     kept = bytes(bytearray(payload))
     delegate = EthosUDelegate(payload, {})
-    before = delegate._memory[WEIGHTS].copy()
+    before = delegate._stream.memory[WEIGHTS].copy()
     delegate.run([np.ones(delegate.inputs[0].nbytes, np.uint8)])
-    assert not np.array_equal(delegate._memory[WEIGHTS], before)
+    assert not np.array_equal(delegate._stream.memory[WEIGHTS], before)
     assert payload == kept
 
 
