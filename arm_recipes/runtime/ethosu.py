@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.runtime.errors import PayloadError, RunError
+from arm_recipes.runtime.errors import Command, PayloadError, RunError
 from arm_recipes.runtime.ethosu_abi import FINDINGS, emulator
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts, with_fast_scratch
 from arm_recipes.runtime.ethosu_stream import Stream, StreamError
@@ -28,6 +28,7 @@ class EthosUOperation:
     Attributes:
         command: for example ``NPU_OP_CONV``.
         offset: byte of the stream, counted from its header; the emulator's errors name it too.
+        indexed: whether it is a DMA by indices.
         region: of the memory that it writes; -1 where the result stays in the NPU, 8 for the NPU's tables.
         address: of the result's first element in the region.
         integers: what it wrote, as rows, columns and channels; bytes for a DMA. Empty if it wrote nothing: its sums
@@ -36,6 +37,7 @@ class EthosUOperation:
 
     command: str
     offset: int
+    indexed: bool
     region: int
     address: int
     integers: Array
@@ -65,13 +67,20 @@ class EthosUDelegate:
         payload: ExecuTorch's container of a compiled program.
         compile_specs: of the delegate; may tell the size of fast scratch. Otherwise it is what the stream touches.
 
+    Attributes:
+        header_bytes: of the command stream, before its first command.
+
     Raises:
         PayloadError: it is damaged, or the emulator does not execute it.
         RuntimeUnavailable: the plugin cannot be built or loaded.
     """
 
     def __init__(self, payload: bytes, compile_specs: Mapping[str, bytes]) -> None:
+        from arm_backend_core.backends.payload import CHECKSUM_KEY
+
+        self._checksum = compile_specs.get(CHECKSUM_KEY)
         parts = read_parts(payload)
+        self.header_bytes = parts.header_bytes
         described = self._described = with_fast_scratch(parts.payload, compile_specs)
         self.inputs: Sequence[EthosUTensor] = described.inputs
         self.outputs: Sequence[EthosUTensor] = described.outputs
@@ -84,14 +93,8 @@ class EthosUDelegate:
         try:
             self._stream = Stream(emulator(), bytes(parts.commands), parts.weights, *memory)
         except StreamError as error:
-            raise PayloadError(
-                f"{self._name} is damaged, or does what the emulator does not know. In its command stream, {error}"
-            ) from None
-
-    @property
-    def stream(self) -> str:
-        """``COP1``, or ``COP2`` for Direct Drive."""
-        return self._described.stream
+            what = "is damaged, or does what the emulator does not know"
+            raise self._failure(PayloadError, what, error) from None
 
     @property
     def _name(self) -> str:
@@ -120,7 +123,7 @@ class EthosUDelegate:
         """Execute once, operation by operation."""
         with self._named():
             return [
-                EthosUOperation(done.name.decode(), done.offset, done.region, done.address, result)
+                EthosUOperation(done.name.decode(), done.offset, bool(done.indexed), done.region, done.address, result)
                 for done, result in self._stream.trace(arrays)
             ]
 
@@ -130,9 +133,15 @@ class EthosUDelegate:
         try:
             yield
         except StreamError as error:
-            raise RunError(f"{self._name} failed. In its command stream, {error}") from None
+            raise self._failure(RunError, "failed", error) from None
         except LookupError as error:
             raise RunError(f"{self._name}: {error}") from None
+
+    def _failure(self, kind: type[RunError], what: str, error: StreamError) -> RunError:
+        failure = kind(f"{self._name} {what}. In its command stream, {error}")
+        if self._checksum is not None and error.offset >= self.header_bytes:
+            failure.command = Command(self._checksum, error.offset - self.header_bytes, error.indexed)
+        return failure
 
     def close(self) -> None:
         """See ``Delegate``."""

@@ -41,7 +41,7 @@ class Operation(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("offset", "commands", "macs", "bytes_read", "bytes_written")),
         ("address", ctypes.c_int64),
         ("shape", ctypes.c_int32 * 3),
-        *((name, ctypes.c_int32) for name in ("region", "element_size", "is_signed", "zero_point")),
+        *((name, ctypes.c_int32) for name in ("region", "element_size", "is_signed", "zero_point", "indexed")),
     )
 
 

@@ -20,11 +20,13 @@ class StreamError(Exception):
 
     Attributes:
         offset: byte of the command that it is about, counted from the stream's header; 0 if it is about none.
+        indexed: whether that is a DMA by indices.
     """
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, indexed: bool = False) -> None:
         super().__init__(message.text.decode(errors="replace"))
         self.offset: int = message.offset
+        self.indexed = indexed
 
 
 class Stream:
@@ -136,4 +138,5 @@ class Stream:
     def _call(self, function: str, *arguments: Any) -> None:
         message = Message()
         if getattr(self._library, f"arm_npu_{function}")(self._program, *arguments, ctypes.byref(message)) != 0:
-            raise StreamError(message)
+            indexed = any(each.indexed for each in self.operations() if each.offset == message.offset)
+            raise StreamError(message, indexed)

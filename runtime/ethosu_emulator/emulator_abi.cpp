@@ -58,6 +58,7 @@ void describe_dma(const npu::Dma& dma, arm_npu_operation* to) {
   to->region = dma.to_tables ? npu::kTableRegion : dma.target_region;
   to->address = dma.to_tables ? dma.target & (npu::kTableBytes - 1) : dma.target;
   to->element_size = moves ? 1 : 0;
+  to->indexed = dma.gathers || dma.scatters ? 1 : 0;
   to->shape[0] = static_cast<int32_t>(dma.count1);
   to->shape[1] = static_cast<int32_t>(dma.count0);
   to->shape[2] = moves ? static_cast<int32_t>(dma.length) : 0;

@@ -68,6 +68,7 @@ typedef struct {
   int32_t region;        // -1: the tensor stays inside of the NPU; 8: its memory for tables
   int32_t element_size;  // bytes; 0 where nothing is written
   int32_t is_signed, zero_point;
+  int32_t indexed;  // 1 for a DMA that gathers or scatters
 } arm_npu_operation;
 
 // Returns 0, or -1 if there is no operation `index`. Of a program that is not watched, MACs and bytes are zero.
