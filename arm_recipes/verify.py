@@ -72,7 +72,7 @@ def _watch(method: MethodReport, delegate: Delegate, execution: plugin.Execution
     """What hardware might do otherwise: memory that nothing has written, accesses that nothing keeps in order."""
     assert isinstance(execution.delegate, EthosUDelegate)
     try:
-        return execution.delegate.watched(execution.inputs)
+        return execution.delegate.watched(execution.inputs, delegate)
     except RunError as error:
         said = named(error, {delegate.checksum: delegate})
         raise VerificationError(

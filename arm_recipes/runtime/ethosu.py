@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime.errors import Command, PayloadError, RunError
-from arm_recipes.runtime.ethosu_abi import FINDINGS, emulator
+from arm_recipes.runtime.ethosu_abi import FINDINGS, Operation, emulator
+from arm_recipes.runtime.ethosu_origins import Origin, Origins
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts, with_fast_scratch
 from arm_recipes.runtime.ethosu_stream import Stream, StreamError
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from arm_backend_core.events import Delegate
 
     Array = np.ndarray[Any, Any]
 
@@ -44,11 +47,33 @@ class EthosUOperation:
 
 
 @dataclass(frozen=True)
+class EthosULayer:
+    """What the operations of a layer did in one execution, as ``EthosUFigures``.
+
+    Attributes:
+        origin: the layer's names, and Vela's estimate. Where nothing is known, all operations are one layer.
+    """
+
+    origin: Origin
+    operations: int
+    commands: int
+    macs: int
+    bytes_read: tuple[int, ...]
+    bytes_written: tuple[int, ...]
+
+    @property
+    def bytes_moved(self) -> int:
+        """Read and written, in all memories."""
+        return sum(self.bytes_read) + sum(self.bytes_written)
+
+
+@dataclass(frozen=True)
 class EthosUFigures:
     """What one execution did, measured. Lists have a number for each region; an operation reads each byte once.
 
     Attributes:
         peak: the byte after the last one that is read or written; ``touched``: how many different ones are.
+        layers: the same by layer, in the order in which they run.
     """
 
     operations: int
@@ -58,6 +83,7 @@ class EthosUFigures:
     bytes_written: tuple[int, ...]
     peak: tuple[int, ...]
     touched: tuple[int, ...]
+    layers: tuple[EthosULayer, ...]
 
 
 class EthosUDelegate:
@@ -105,8 +131,11 @@ class EthosUDelegate:
         with self._named():
             return self._stream.run(arrays)
 
-    def watched(self, arrays: Sequence[Array]) -> EthosUFigures:
+    def watched(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUFigures:
         """Execute once with all accesses watched; so are later executions.
+
+        Args:
+            record: what the export tells of the delegate, for the names of layers.
 
         Raises:
             RunError: a byte is read, or is a result, that nothing has written; or nothing makes an operation wait for
@@ -117,7 +146,26 @@ class EthosUDelegate:
             self._stream.run(arrays)
         figures = self._stream.figures()
         lists = (figures.bytes_read, figures.bytes_written, figures.peak, figures.touched)
-        return EthosUFigures(figures.operations, figures.commands, figures.macs, *map(tuple, lists))
+        read, written, peak, touched = map(tuple, lists)
+        layers = self._layers(Origins(record))
+        return EthosUFigures(figures.operations, figures.commands, figures.macs, read, written, peak, touched, layers)
+
+    def _layers(self, origins: Origins) -> tuple[EthosULayer, ...]:
+        layers: dict[Origin, list[Operation]] = {}
+        for operation in self._stream.operations():
+            origin = origins.of(operation.offset - self.header_bytes, indexed=bool(operation.indexed))
+            layers.setdefault(origin, []).append(operation)
+        return tuple(
+            EthosULayer(
+                origin,
+                len(done),
+                sum(operation.commands for operation in done),
+                sum(operation.macs for operation in done),
+                tuple(map(sum, zip(*(operation.bytes_read for operation in done), strict=True))),
+                tuple(map(sum, zip(*(operation.bytes_written for operation in done), strict=True))),
+            )
+            for origin, done in layers.items()
+        )
 
     def trace(self, arrays: Sequence[Array]) -> list[EthosUOperation]:
         """Execute once, operation by operation."""

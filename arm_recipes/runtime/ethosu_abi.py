@@ -34,11 +34,12 @@ class Figures(ctypes.Structure):
 
 
 class Operation(ctypes.Structure):
-    """An operation of the stream, and the tensor that it writes."""
+    """An operation of the stream, what it did in the last execution that was watched, and the tensor it writes."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
-        *((name, ctypes.c_uint64) for name in ("offset", "commands", "macs", "bytes_read", "bytes_written")),
+        *((name, ctypes.c_uint64) for name in ("offset", "commands", "macs")),
+        *((name, ctypes.c_uint64 * REGIONS) for name in ("bytes_read", "bytes_written")),
         ("address", ctypes.c_int64),
         ("shape", ctypes.c_int32 * 3),
         *((name, ctypes.c_int32) for name in ("region", "element_size", "is_signed", "zero_point", "indexed")),

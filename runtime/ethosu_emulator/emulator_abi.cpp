@@ -145,8 +145,8 @@ int32_t arm_npu_describe(arm_npu_program* program, uint64_t index, arm_npu_opera
   if (program->program.watching() != nullptr) {
     const npu::OperationFigures& figures = program->program.watching()->operation(static_cast<size_t>(index));
     operation->macs = figures.macs;
-    operation->bytes_read = figures.bytes_read;
-    operation->bytes_written = figures.bytes_written;
+    std::copy_n(figures.bytes_read, npu::kRegions, operation->bytes_read);
+    std::copy_n(figures.bytes_written, npu::kRegions, operation->bytes_written);
   }
   if (op.kind == npu::Kind::kDma) {
     describe_dma(op.dma, operation);

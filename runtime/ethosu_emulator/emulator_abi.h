@@ -62,7 +62,8 @@ __attribute__((visibility("default"))) void arm_npu_measure(arm_npu_program* pro
 typedef struct {
   const char* name;
   uint64_t offset;  // of its command, in the stream
-  uint64_t commands, macs, bytes_read, bytes_written;
+  uint64_t commands, macs;
+  uint64_t bytes_read[8], bytes_written[8];  // by region
   int64_t address;       // of the first element, in `region`; for a DMA the target
   int32_t shape[3];      // height, width, channels in memory; for a DMA rows of rows, rows, bytes
   int32_t region;        // -1: the tensor stays inside of the NPU; 8: its memory for tables

@@ -198,9 +198,20 @@ def test_figures_of_a_delegate() -> None:
     result, x = _exported(NPUS[0])
     (described,) = load(result.buffer).content.methods["forward"].delegates
     emulated = EthosUDelegate(bytes(described.data), dict(described.compile_specs))
-    figures = emulated.watched([np.frombuffer(result.inputs[0].quantize(x).numpy().tobytes(), np.uint8)])
-    vela = result.report.delegates[0].vela
+    (record,) = result.report.delegates
+    inputs = [np.frombuffer(result.inputs[0].quantize(x).numpy().tobytes(), np.uint8)]
+    figures = emulated.watched(inputs)
+    vela = record.vela
     assert vela is not None
     assert figures.peak[:2] == (vela.flash_bytes, vela.sram_bytes)
     assert figures.macs + 4 * 4 * 24 * 4 == vela.macs  # which counts what the pool compares, too
+    (layer,) = figures.layers  # as nothing tells of layers
+    assert (str(layer.origin), layer.operations, layer.bytes_read) == ("", figures.operations, figures.bytes_read)
+    layers = {layer.origin.module: layer for layer in emulated.watched(inputs, record).layers if layer.macs}
+    first, second = layers["first"], layers["second"]
+    assert (first.macs, second.macs) == (8 * 8 * 24 * 9 * 3, 8 * 8 * 24 * 9)
+    # Its tensors, and its weights, which a DMA brings from flash; tanh's table goes into the NPU.
+    assert second.bytes_read[1] == second.bytes_written[1] == 8 * 8 * 24 + second.bytes_read[0] - 256
+    assert second.bytes_read[0] > 256 + 24 * 10  # scales of ten bytes beside them
+    assert figures.bytes_written[0] == first.bytes_written[0] == 0
     emulated.close()
