@@ -156,6 +156,18 @@ def test_an_error_while_it_runs_names_the_layer() -> None:
         result.run(sample[0], sample[1] + 9)
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_copies_by_indices_have_names(last: bool) -> None:
+    """Vela tells of no command for them: theirs come before those of the next layer, if there is one."""
+    rows = torch.tensor([[5, 0, 3, 3]], dtype=torch.int32)
+    model, sample = (nn.Sequential(nn.Embedding(6, 16)), (rows,)) if last else (Rows(), (torch.randn(1, 4, 16), rows))
+    result = export(model.eval(), ExportRecipe.get_recipe(NPUS[2]), [sample] * 2)
+    operations = list(result.trace(*sample))
+    names = [(o.command, o.operator, o.module) for o in operations if o.command != "NPU_OP_POOL"]
+    assert names[0] == ("NPU_OP_DMA_START", "GATHER", "0" if last else "table")
+    assert names[1:] == ([] if last else [("NPU_OP_ELEMENTWISE", "MUL", "")])
+
+
 def test_direct_drive_has_the_same_names() -> None:
     traces = []
     for flags in ([], ["--cop-format=COP2"]):
