@@ -129,6 +129,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         inputs=tuple(_io(node, value, walk) for node, value in zip(part.inputs, graph.inputs, strict=True)),
         outputs=tuple(_io(node, value, walk) for node, value in zip(part.outputs, graph.outputs, strict=True)),
         sources=tuple("" if op.origin is None else op.origin.source for op in graph.ops),
+        modules=tuple("" if op.origin is None else op.origin.module for op in graph.ops),
     )
     log = events.current()
     if log is not None:

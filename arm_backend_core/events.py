@@ -41,7 +41,7 @@ class Delegate:
     Attributes:
         operators: ATen operator of every delegated node, in program order.
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
-        sources: of each of them the line of the user's model, if it is known.
+        sources, modules: of each of them line and submodule of the user's model, where known.
         tosa: the flatbuffer that was compiled (TOSA 1.0).
         payload_bytes: size of what is stored in the ``.pte``.
         checksum: of the same, as its compile spec has it.
@@ -59,6 +59,7 @@ class Delegate:
     inputs: tuple[Io, ...]
     outputs: tuple[Io, ...]
     sources: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 @dataclass

@@ -31,6 +31,7 @@ from arm_backend_core.nodes import (
     is_dequantize,
     is_float,
     is_quantize,
+    modules_of,
     operator_name,
     overload_of,
     source_line,
@@ -88,7 +89,8 @@ class Lowering:
 
     def _guarded(self, node: Node) -> Result:
         mark = len(self.graph.ops)
-        self.builder.origin = Origin(node.name, operator_name(node), source_line(node))
+        *_, module = ("", *modules_of(node))
+        self.builder.origin = Origin(node.name, operator_name(node), source_line(node), module)
         try:
             result = self._lower(node)
             # A constant is held in a type that TOSA has: float64 as FP32.

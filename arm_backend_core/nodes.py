@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Container
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.fx import Graph, Node
 
 from arm_backend_core.permutation import Layout, identity
 
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
 _DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
 
@@ -135,12 +137,30 @@ def is_float(node: Node) -> bool:
 
 
 def source_line(node: Node) -> str:
-    """``file:line`` of the user's model that made ``node``, empty if the trace does not say."""
+    """``file:line`` of the user's model that made ``node``, empty if the trace does not say.
+
+    PyTorch's own lines, as that of every convolution in ``nn.Conv2d``, tell nothing: they are only for models that
+    have no other.
+    """
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
     if not lines:
         return ""
-    file, line, *_ = lines[-1].removeprefix("File ").split(", ")
+    theirs = [line for line in lines if not line.removeprefix('File "').startswith(_TORCH)]
+    file, line, *_ = (theirs or lines)[-1].removeprefix("File ").split(", ")
     return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"
+
+
+def modules_of(node: Node) -> dict[str, Any]:
+    """{path of a module: its type} for the modules that a node was traced in, the innermost last."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return {_path(entry[0]): entry[1] for entry in stack.values()}
+
+
+def _path(raw: str) -> str:
+    """torch.export writes ``L['self'].layer.0`` or ``layer.0``."""
+    for old, new in (("L['self']", ""), ("L__self__", ""), ("['", "."), ("']", "")):
+        raw = raw.replace(old, new)
+    return raw.strip(".")
 
 
 def in_words(node: Node) -> str:

@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument(_flag(name), help=options.OPTIONS[name].expects)
     one.add_argument("--extra-flags", action="append", metavar="FLAG", help="for Vela; repeat for more")
     one.add_argument("--per-tensor", dest="per_channel", action="store_false", help="one scale per weight tensor")
-    for name in ("quantized_io", "require_full_delegation", "require_runnable"):
+    for name in ("direct_drive", "quantized_io", "require_full_delegation", "require_runnable"):
         one.add_argument(_flag(name), action="store_true")
     return parser
 

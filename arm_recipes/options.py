@@ -16,7 +16,7 @@ class Option:
     """A keyword argument of ``ExportRecipe.get_recipe``.
 
     Attributes:
-        group: "all", "int" (quantizing recipes) or "ethos-u".
+        group: "all", "int" (quantizing recipes), "ethos-u" or "ethos-u85".
         expects: the accepted values in words, for error messages and the command line.
         problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
         default: value when the argument is not given; None means "the target's default".
@@ -105,6 +105,7 @@ OPTIONS: dict[str, Option] = {
         Option("memory_mode", "ethos-u", "the name of a [Memory_Mode] in the .ini", _is_name),
         Option("extra_flags", "ethos-u", "a list of Vela command line flags", _is_flags),
         Option("config_ini", "ethos-u", "the path of a Vela .ini file", _is_ini),
+        Option("direct_drive", "ethos-u85", "a bool", _is_bool, default=False),
         Option("per_channel", "int", "a bool", _is_bool, default=True),
         Option("calibration", "int", _CALIBRATION, _is_calibration),
         Option("quantized_io", "int", "a bool", _is_bool, default=False),
@@ -122,6 +123,8 @@ def groups(recipe: str) -> frozenset[str]:
         names.add("int")
     if recipe.startswith("ETHOSU"):
         names.add("ethos-u")
+    if recipe.startswith("ETHOSU_U85"):
+        names.add("ethos-u85")
     return frozenset(names)
 
 
@@ -149,7 +152,8 @@ def check(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unknown(recipe: str, name: str, names: list[str]) -> str:
     if name in OPTIONS:
-        kind = {"ethos-u": "Ethos-U recipes", "int": "quantizing recipes"}[OPTIONS[name].group]
+        kinds = {"ethos-u": "Ethos-U recipes", "ethos-u85": "Ethos-U85 recipes", "int": "quantizing recipes"}
+        kind = kinds[OPTIONS[name].group]
         hint = f"; it belongs to {kind}"
     else:
         near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)

@@ -68,7 +68,8 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
         quantization = quantization_recipe(chosen, given["calibration"])
         if given["quantized_io"]:
             passes.append(edge_manager.quantized_io)
-        if target != "VGF":  # VGF runtimes have ExecuTorch's own kernels, which the partitioner loads
+        # VGF runtimes, and those on Linux, have ExecuTorch's own kernels, which the partitioner loads.
+        if target != "VGF" and not given.get("direct_drive"):
             passes.append(edge_manager.cortex_m_boundary)
     passes.append(CheckRunnable(given["require_runnable"]))
     delegating = getattr(partitioner, f"{prefix}Partitioner")(

@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
     from arm_backend_core.backends.payload import VelaFigures
     from arm_backend_core.events import Delegate, Rejected
-    from arm_recipes.runtime.ethosu import EthosUFigures
+    from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
 
 #: What the memory of an Ethos-U's base addresses holds.
 _REGIONS = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
+#: Layers that the printed report has of each delegate.
+_COSTLIEST = 5
 #: A heading with its lines; a line is its cells.
 Section = tuple[str, list[tuple[str, ...]]]
 
@@ -179,6 +181,7 @@ class Report:
             yield from _method_sections(method, many=len(self.methods) > 1)
         for name, figures in self.measured.items():
             yield f"Measured for {name}, in the emulator", _measured_rows(figures)
+            yield from _costliest(name, figures)
         yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
@@ -287,6 +290,33 @@ def _measured_rows(figures: EthosUFigures) -> list[tuple[str, ...]]:
             moved = f"{size(figures.bytes_read[region])} read, {size(figures.bytes_written[region])} written"
             rows.append((_REGIONS.get(region, f"region {region}"), f"{size(peak)} in use, {moved}"))
     return rows
+
+
+def _costliest(name: str, figures: EthosUFigures) -> Iterator[Section]:
+    """The layers that move most, and those that multiply most, beside Vela's estimates."""
+    by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_COSTLIEST]
+    rows = []
+    for layer in by_bytes:
+        moved = f"{size(sum(layer.bytes_read))} read, {size(sum(layer.bytes_written))} written"
+        estimate = layer.origin.estimate
+        cycles = estimate.memory_cycles if estimate else ()
+        expected = ", ".join(f"{count:,} cycles of {memory}" for memory, count in cycles if count)
+        rows.append(_layer_row(layer, moved, expected))
+    if rows:
+        yield f"Layers of {name} that move most, and Vela's estimates", rows
+    by_macs = sorted((layer for layer in figures.layers if layer.macs), key=lambda layer: -layer.macs)[:_COSTLIEST]
+    rows = []
+    for layer in by_macs:
+        estimate = layer.origin.estimate
+        expected = f"{estimate.macs:,} MACs, {estimate.npu_cycles:,} cycles" if estimate else ""
+        rows.append(_layer_row(layer, f"{layer.macs:,} MACs", expected))
+    if rows:
+        yield f"Layers of {name} that multiply most, and Vela's estimates", rows
+
+
+def _layer_row(layer: EthosULayer, measured: str, estimate: str) -> tuple[str, ...]:
+    origin = layer.origin
+    return origin.module or origin.layer, origin.operator, measured, estimate, origin.source
 
 
 def _method_dict(method: MethodReport) -> dict[str, Any]:

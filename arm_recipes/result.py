@@ -128,9 +128,14 @@ class ExportResult:
 
     def _loaded(self) -> Program:
         if self._program is None:
-            self._program = Program(self.buffer)
-            self._program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
+            self._program = self.program()
         return self._program
+
+    def program(self) -> Program:
+        """The program, loaded anew, so that its buffers begin with their values."""
+        program = Program(self.buffer)
+        program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
+        return program
 
     def _tensors(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
         """What the program takes, of what the model takes."""

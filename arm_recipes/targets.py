@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
 
 Options = dict[str, Any]
+#: A stream for the NPU's own driver on Linux, with regions for inputs and outputs.
+_DIRECT_DRIVE = ("--cop-format=COP2", "--separate-io-regions")
+_DIRECT_DRIVE_NAMES = tuple(flag.partition("=")[0] for flag in _DIRECT_DRIVE)
 
 
 def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSpec]:
@@ -28,11 +31,26 @@ def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSp
             f"{family}-{macs}",
             system_config=given["system_config"],
             memory_mode=given["memory_mode"],
-            extra_flags=list(given["extra_flags"] or []) or None,
+            extra_flags=_vela_flags(given) or None,
             config_ini=None if given["config_ini"] is None else str(given["config_ini"]),
         )
 
     return build
+
+
+def _vela_flags(given: Options) -> list[str]:
+    """Flags of the user's, and those for Direct Drive, where the CPU hands the commands to the NPU itself.
+
+    Raises:
+        ValueError: both say what kind of stream to write.
+    """
+    flags = list(given["extra_flags"] or [])
+    if not given.get("direct_drive"):
+        return flags
+    for flag in flags:
+        if flag.startswith(_DIRECT_DRIVE_NAMES):
+            raise ValueError(f"direct_drive=True sets {' and '.join(_DIRECT_DRIVE_NAMES)}: leave {flag!r} out")
+    return [*flags, *_DIRECT_DRIVE]
 
 
 def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:

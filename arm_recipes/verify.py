@@ -11,7 +11,7 @@ from arm_recipes.messages import ExportError
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUFigures
-from arm_recipes.runtime.program import Program
+from arm_recipes.runtime.ethosu_origins import named
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +45,7 @@ def check(result: ExportResult, examples: Mapping[str, Sequence[Inputs]]) -> Non
     """
     start = time.perf_counter()
     delegates = {delegate.checksum: delegate for delegate in result.report.delegates if delegate.vela is not None}
-    program = Program(result.buffer)  # of its own: it may write buffers
+    program = result.program()  # of its own: it may write buffers
     runs = 0
     measured: dict[str, EthosUFigures] = {}
     for method in result.report.methods if delegates else ():
@@ -72,11 +72,12 @@ def _watch(method: MethodReport, delegate: Delegate, execution: plugin.Execution
     """What hardware might do otherwise: memory that nothing has written, accesses that nothing keeps in order."""
     assert isinstance(execution.delegate, EthosUDelegate)
     try:
-        return execution.delegate.watched(execution.inputs)
+        return execution.delegate.watched(execution.inputs, delegate)
     except RunError as error:
+        said = named(error, {delegate.checksum: delegate})
         raise VerificationError(
             f"verify: delegate '{delegate.name}' of method '{method.name}' gives the right numbers here, and may give "
-            f"others on a device: {error}. It has {_operators(delegate)}. docs/vela.md lists what Vela is known to "
+            f"others on a device: {said}. It has {_operators(delegate)}. docs/vela.md lists what Vela is known to "
             "compile wrong: report this one, or change the model there"
         ) from error
 

@@ -16,7 +16,7 @@ from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.masks import bound_masks
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import in_words, is_float
+from arm_backend_core.nodes import in_words, is_float, modules_of
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect
 from arm_backend_core.quantizer.config import QuantizationConfig
@@ -98,7 +98,7 @@ class ArmQuantizer(Quantizer):
             ValueError: a module name or type matches nothing in the model, or an operator that is to be quantized
                 computes in another type than float32.
         """
-        stacks = {node: _modules(node) for node in model.graph.nodes}
+        stacks = {node: modules_of(node) for node in model.graph.nodes}
         self._check_filters(stacks)
         for node in model.graph.nodes:
             if self._config(stacks[node]) is not None:
@@ -183,19 +183,6 @@ def _give_values(model: GraphModule) -> None:
     for node in model.graph.nodes:
         if node.op == "get_attr" and "val" not in node.meta:
             node.meta["val"] = attrgetter(str(node.target))(model)
-
-
-def _modules(node: Node) -> dict[str, Any]:
-    """{path of a module: its type} for the modules that a node was traced in."""
-    stack = node.meta.get("nn_module_stack") or {}
-    return {_path(entry[0]): entry[1] for entry in stack.values()}
-
-
-def _path(raw: str) -> str:
-    """torch.export writes ``L['self'].layer.0`` or ``layer.0``."""
-    for old, new in (("L['self']", ""), ("L__self__", ""), ("['", "."), ("']", "")):
-        raw = raw.replace(old, new)
-    return raw.strip(".")
 
 
 def _inside(path: str, name: str) -> bool:

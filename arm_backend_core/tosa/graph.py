@@ -19,11 +19,12 @@ from arm_backend_core.dtype import DType
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an operator comes from: the fx node, its ATen operator, and the line of the user's model."""
+    """Where an operator comes from: the fx node, its ATen operator, and line and submodule of the user's model."""
 
     node: str
     operator: str
     source: str = ""
+    module: str = ""
 
 
 @dataclass(eq=False)

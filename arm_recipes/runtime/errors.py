@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of an Ethos-U delegate.
+
+    Attributes:
+        checksum: of the delegate's payload, as its compile spec has it.
+        offset: byte of its command stream, from the first command on.
+        indexed: whether it is a DMA by indices.
+    """
+
+    checksum: bytes
+    offset: int
+    indexed: bool
+
 
 class RunError(RuntimeError):
-    """A program cannot be loaded or run here; the message says why and what to do."""
+    """A program cannot be loaded or run here; the message says why and what to do.
+
+    Attributes:
+        command: that failed, where one did.
+    """
+
+    command: Command | None = None
 
 
 class RuntimeUnavailable(RunError):

@@ -12,6 +12,12 @@ UNWRITTEN, HAZARD = 1, 2
 FINDINGS = UNWRITTEN | HAZARD
 
 
+class Message(ctypes.Structure):
+    """What is wrong, and the byte of the stream with the command that it is about; 0 if it is about none."""
+
+    _fields_ = (("offset", ctypes.c_uint64), ("text", ctypes.c_char * 512))
+
+
 class Span(ctypes.Structure):
     """Bytes of a region."""
 
@@ -28,40 +34,44 @@ class Figures(ctypes.Structure):
 
 
 class Operation(ctypes.Structure):
-    """An operation of the stream, and the tensor that it writes."""
+    """An operation of the stream, what it did in the last execution that was watched, and the tensor it writes."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
-        *((name, ctypes.c_uint64) for name in ("offset", "commands", "macs", "bytes_read", "bytes_written")),
+        *((name, ctypes.c_uint64) for name in ("offset", "commands", "macs")),
+        *((name, ctypes.c_uint64 * REGIONS) for name in ("bytes_read", "bytes_written")),
         ("address", ctypes.c_int64),
         ("shape", ctypes.c_int32 * 3),
-        *((name, ctypes.c_int32) for name in ("region", "element_size", "is_signed", "zero_point")),
+        *((name, ctypes.c_int32) for name in ("region", "element_size", "is_signed", "zero_point", "indexed")),
     )
 
 
-@once
-def emulator() -> ctypes.CDLL:
-    """The library with the functions.
-
-    Raises:
-        RuntimeUnavailable: it cannot be built or loaded.
-    """
-    from arm_recipes.runtime.plugin import library
-
-    loaded = library()
+def declared(library: ctypes.CDLL) -> ctypes.CDLL:
+    """A library with the functions, which from now on take what they are declared with."""
     pointer, size = ctypes.c_void_p, ctypes.c_uint64
-    message = (pointer, size)
     for name, arguments, result in (
-        ("load", (ctypes.c_char_p, size, pointer, pointer, *message), pointer),
-        ("execute", (pointer, pointer, *message), ctypes.c_int32),
-        ("step", (pointer, size, pointer, *message), ctypes.c_int32),
-        ("watch", (pointer, pointer, size, pointer, size, ctypes.c_uint32, *message), ctypes.c_int32),
+        ("load", (ctypes.c_char_p, size, pointer, pointer, pointer), pointer),
+        ("execute", (pointer, pointer, pointer), ctypes.c_int32),
+        ("step", (pointer, size, pointer, pointer), ctypes.c_int32),
+        ("watch", (pointer, pointer, size, pointer, size, ctypes.c_uint32, pointer), ctypes.c_int32),
         ("measure", (pointer, pointer), None),
         ("describe", (pointer, size, pointer), ctypes.c_int32),
         ("result", (pointer, size, pointer, size), ctypes.c_int32),
         ("reach", (pointer, ctypes.c_int32), size),
         ("free", (pointer,), None),
     ):
-        function = getattr(loaded, f"arm_npu_{name}")
+        function = getattr(library, f"arm_npu_{name}")
         function.argtypes, function.restype = arguments, result
-    return loaded
+    return library
+
+
+@once
+def emulator() -> ctypes.CDLL:
+    """The plugin, which has the functions.
+
+    Raises:
+        RuntimeUnavailable: it cannot be built or loaded.
+    """
+    from arm_recipes.runtime.plugin import library
+
+    return declared(library())

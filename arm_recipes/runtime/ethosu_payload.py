@@ -77,10 +77,15 @@ class EthosUPayload:
 
 @dataclass(frozen=True)
 class EthosUParts:
-    """What a driver is given, in the payload's own memory, and what it is."""
+    """What a driver is given, in the payload's own memory, and what it is.
+
+    Attributes:
+        commands: the command stream, of which ``header_bytes`` come before the first command.
+    """
 
     payload: EthosUPayload
     commands: memoryview
+    header_bytes: int
     weights: memoryview
 
 
@@ -119,7 +124,7 @@ def read_parts(data: bytes | memoryview) -> EthosUParts:
         inputs=inputs,
         outputs=outputs,
     )
-    return EthosUParts(described, commands.data, blocks[_WEIGHTS].data)
+    return EthosUParts(described, commands.data, stream.header_bytes, blocks[_WEIGHTS].data)
 
 
 def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]) -> EthosUPayload:
@@ -219,6 +224,7 @@ class _Stream:
     """What the header of a command stream tells."""
 
     kind: str
+    header_bytes: int
     product: int
     macs: int
     fast_scratch: int | None = None
@@ -270,7 +276,7 @@ def _cop1(block: _Block) -> _Stream:
                 raise block.damaged(at, f"it announces {size} bytes of commands and has {left - 4}")
             if (at + 4) % _ALIGNMENT != 0:
                 raise block.damaged(at, "the commands do not start at a multiple of 16 bytes")
-            return _Stream("COP1", *configured)
+            return _Stream("COP1", at + 4, *configured)
         else:
             raise block.damaged(at, f"unknown record {kind}")
     raise block.damaged(at, "it ends without commands")
@@ -302,7 +308,7 @@ def _cop2(block: _Block) -> _Stream:
         raise block.damaged(24, reason)
     if (addressing := block.number(48)) not in (1, 2):
         raise block.damaged(48, f"unknown addressing {addressing}")
-    return _Stream("COP2", *_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
+    return _Stream("COP2", ends, *_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
 
 
 def _tensors(block: _Block, own_region: int, scratch: int, stream: _Stream) -> tuple[EthosUTensor, ...]:

@@ -190,9 +190,10 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
     if delegate.problem is not None:
         rows.append(("not readable", delegate.problem.partition("\n")[0]))
     if isinstance(payload, EthosUPayload):
+        kind = "COP2, for Direct Drive" if payload.stream == "COP2" else payload.stream
         rows += [
             ("target", f"Ethos-U{payload.product}, {payload.macs} MACs"),
-            ("command stream", f"{size(payload.command_bytes)}, {payload.stream}"),
+            ("command stream", f"{size(payload.command_bytes)}, {kind}"),
             ("weights", size(payload.weight_bytes)),
             ("scratch", size(payload.scratch_bytes)),
         ]

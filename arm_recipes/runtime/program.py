@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from arm_recipes.messages import warn
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
+from arm_recipes.runtime.ethosu_origins import named
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteTensor, read
 from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, twin_of
 
@@ -87,7 +88,7 @@ class Program:
     Attributes:
         content: what the file holds.
         twin: the same program with its delegates as TOSA graphs, if there is one.
-        records: what an export tells of delegates, by checksum: ``trace`` takes names from them.
+        records: what an export tells of delegates, by checksum: ``trace`` and errors take names from them.
 
     Raises:
         ProgramError: it is no program, or a damaged one.
@@ -248,7 +249,8 @@ class Program:
             if not isinstance(cause, Exception):  # Ctrl-C
                 raise cause from None
             kind = type(cause) if isinstance(cause, RunError) else RunError
-            raise kind(f"'{name}' cannot be run: {cause}") from cause
+            said = named(cause, self.records) if isinstance(cause, RunError) else cause
+            raise kind(f"'{name}' cannot be run: {said}") from cause
 
     def _load(self, name: str) -> Any:
         from executorch.runtime import Runtime

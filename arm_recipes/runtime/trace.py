@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUOperation
-from arm_recipes.runtime.payloads import tosa_operators
+from arm_recipes.runtime.ethosu_origins import Origins
 
 if TYPE_CHECKING:
     import torch
 
     from arm_backend_core.events import Delegate
     from arm_recipes.runtime.plugin import Execution
-
-#: Bytes of the header before the first command of a COP1 stream. Vela counts from there.
-_COP1_HEADER = 32
 
 
 @dataclass(frozen=True)
@@ -30,8 +26,7 @@ class TracedOperation:
     Attributes:
         delegate: position of the delegate among those that ran.
         command, offset: the operation of the NPU, and its byte in the command stream.
-        operator: the TOSA operator, ``layer`` its tensor in Vela's report, ``source`` the line of the user's model;
-            empty where not known. Vela joins operators: the names are those of the first one.
+        operator, layer, module, source: see ``Origin``.
         region, address: where the result is; region -1 is the NPU itself, 8 its memory for tables.
         integers: the result as rows, columns and channels in the order that memory has; bytes for a DMA.
         scale, zero_point: for a result that is an output of the delegate and quantized; else None.
@@ -42,6 +37,7 @@ class TracedOperation:
     offset: int
     operator: str
     layer: str
+    module: str
     source: str
     region: int
     address: int
@@ -64,46 +60,24 @@ def traced(number: int, execution: Execution, record: Delegate | None) -> Iterat
     delegate = execution.delegate
     if not isinstance(delegate, EthosUDelegate):
         return
-    names = _Names(record if delegate.stream == "COP1" else None)
+    origins = Origins(record)
     for operation in delegate.trace(execution.inputs):
-        operator, layer, source = names.of(operation.offset - _COP1_HEADER)
+        origin = origins.of(operation.offset - delegate.header_bytes, indexed=operation.indexed)
         scale, zero_point = _parameters(delegate, operation, record)
         yield TracedOperation(
             number,
             operation.command,
             operation.offset,
-            operator,
-            layer,
-            source,
+            origin.operator,
+            origin.layer,
+            origin.module,
+            origin.source,
             operation.region,
             operation.address,
             torch.from_numpy(operation.integers),
             scale,
             zero_point,
         )
-
-
-class _Names:
-    """What commands come from: Vela tells with which command each of its layers ends."""
-
-    def __init__(self, record: Delegate | None) -> None:
-        self._ends: list[tuple[int, Any]] = []
-        self._record = record
-        if record is not None and record.vela is not None:
-            ends = [(end, layer) for layer in record.vela.layers for end in layer.commands]
-            self._ends = sorted(ends, key=lambda end: end[0])
-            self._places = {place: number for number, place in enumerate(tosa_operators(memoryview(record.tosa)))}
-
-    def of(self, offset: int) -> tuple[str, str, str]:
-        """TOSA operator, layer and source line of the command at a byte from the first command on."""
-        found = bisect.bisect_left(self._ends, offset, key=lambda end: end[0])
-        if self._record is None or found == len(self._ends):
-            return "", "", ""
-        layer = self._ends[found][1]
-        number = self._places.get(layer.index)
-        if number is None:
-            return layer.operator, layer.tensor, ""
-        return self._record.tosa_operators[number], layer.tensor, self._record.sources[number]
 
 
 def _parameters(

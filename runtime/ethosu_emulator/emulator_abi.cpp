@@ -20,21 +20,19 @@ static_assert(npu::kUnwritten == ARM_NPU_UNWRITTEN && npu::kHazard == ARM_NPU_HA
 
 namespace {
 
-struct Message {
-  char* text;
-  uint64_t size;
+int32_t tell(const npu::Status& status, arm_npu_message* message) {
+  if (!status.ok()) {
+    message->offset = status.offset;
+    status.describe(message->text, sizeof(message->text));
+  }
+  return static_cast<int32_t>(status.error);
+}
 
-  int32_t of(const npu::Status& status) const {
-    if (!status.ok()) {
-      status.describe(text, static_cast<size_t>(size));
-    }
-    return static_cast<int32_t>(status.error);
-  }
-  // Of the C++ library, whose containers hold the program: there is no memory.
-  void of(const std::exception& error) const {
-    std::snprintf(text, static_cast<size_t>(size), "the program is too large: %s", error.what());
-  }
-};
+// Of the C++ library, whose containers hold the program: there is no memory.
+void tell(const std::exception& error, arm_npu_message* message) {
+  message->offset = 0;
+  std::snprintf(message->text, sizeof(message->text), "the program is too large: %s", error.what());
+}
 
 npu::Status execute(npu::Program* program, void* const* regions, size_t first, size_t last) {
   uint8_t* bases[npu::kRegions];
@@ -60,6 +58,7 @@ void describe_dma(const npu::Dma& dma, arm_npu_operation* to) {
   to->region = dma.to_tables ? npu::kTableRegion : dma.target_region;
   to->address = dma.to_tables ? dma.target & (npu::kTableBytes - 1) : dma.target;
   to->element_size = moves ? 1 : 0;
+  to->indexed = dma.gathers || dma.scatters ? 1 : 0;
   to->shape[0] = static_cast<int32_t>(dma.count1);
   to->shape[1] = static_cast<int32_t>(dma.count0);
   to->shape[2] = moves ? static_cast<int32_t>(dma.length) : 0;
@@ -82,26 +81,24 @@ void describe_output(const npu::Operation& op, arm_npu_operation* to) {
 }  // namespace
 
 arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size, const void* weights, const uint64_t* sizes,
-                              char* message, uint64_t message_size) try {
+                              arm_npu_message* message) try {
   auto loaded = std::make_unique<arm_npu_program>();
   const npu::Bytes constants{static_cast<const uint8_t*>(weights), static_cast<size_t>(sizes[0])};
   const npu::Status status = loaded->program.load(static_cast<const uint8_t*>(stream),
                                                   static_cast<size_t>(stream_size), constants, sizes);
-  return Message{message, message_size}.of(status) == 0 ? loaded.release() : nullptr;
+  return tell(status, message) == 0 ? loaded.release() : nullptr;
 } catch (const std::exception& error) {
-  Message{message, message_size}.of(error);
+  tell(error, message);
   return nullptr;
 }
 
-int32_t arm_npu_execute(arm_npu_program* program, void* const* regions, char* message, uint64_t message_size) {
-  const npu::Status status = execute(&program->program, regions, 0, program->program.operations());
-  return Message{message, message_size}.of(status);
+int32_t arm_npu_execute(arm_npu_program* program, void* const* regions, arm_npu_message* message) {
+  return tell(execute(&program->program, regions, 0, program->program.operations()), message);
 }
 
-int32_t arm_npu_step(arm_npu_program* program, uint64_t index, void* const* regions, char* message,
-                     uint64_t message_size) {
+int32_t arm_npu_step(arm_npu_program* program, uint64_t index, void* const* regions, arm_npu_message* message) {
   const auto first = static_cast<size_t>(index);
-  return Message{message, message_size}.of(execute(&program->program, regions, first, first + 1));
+  return tell(execute(&program->program, regions, first, first + 1), message);
 }
 
 uint64_t arm_npu_reach(const arm_npu_program* program, int32_t region) {
@@ -109,12 +106,12 @@ uint64_t arm_npu_reach(const arm_npu_program* program, int32_t region) {
 }
 
 int32_t arm_npu_watch(arm_npu_program* program, const arm_npu_span* inputs, uint64_t input_count,
-                      const arm_npu_span* outputs, uint64_t output_count, uint32_t fails, char* message,
-                      uint64_t message_size) try {
+                      const arm_npu_span* outputs, uint64_t output_count, uint32_t fails,
+                      arm_npu_message* message) try {
   program->program.watch(spans(inputs, input_count), spans(outputs, output_count), fails);
   return 0;
 } catch (const std::exception& error) {
-  Message{message, message_size}.of(error);
+  tell(error, message);
   return -1;
 }
 
@@ -148,8 +145,8 @@ int32_t arm_npu_describe(arm_npu_program* program, uint64_t index, arm_npu_opera
   if (program->program.watching() != nullptr) {
     const npu::OperationFigures& figures = program->program.watching()->operation(static_cast<size_t>(index));
     operation->macs = figures.macs;
-    operation->bytes_read = figures.bytes_read;
-    operation->bytes_written = figures.bytes_written;
+    std::copy_n(figures.bytes_read, npu::kRegions, operation->bytes_read);
+    std::copy_n(figures.bytes_written, npu::kRegions, operation->bytes_written);
   }
   if (op.kind == npu::Kind::kDma) {
     describe_dma(op.dma, operation);

@@ -100,7 +100,6 @@ Status Watch::before(const Operation& op, size_t index, const Machine& machine) 
   });
   if (op.kind == Kind::kConv || op.kind == Kind::kDepthwise) {
     current_->macs = op.work();
-    figures_.macs += op.work();
   }
   return status.ok() ? check_order(entry_, machine) : status;
 }
@@ -114,8 +113,7 @@ Status Watch::access(Operand operand, int region, int64_t start, int64_t end) {
   (writes ? entry_.written : entry_.read)[region].add(start, end);
   touched_[region].set(start, end);
   if (region != kTableRegion) {
-    (writes ? figures_.bytes_written : figures_.bytes_read)[region] += bytes;
-    (writes ? current_->bytes_written : current_->bytes_read) += bytes;
+    (writes ? current_->bytes_written : current_->bytes_read)[region] += bytes;
     figures_.peak[region] = std::max(figures_.peak[region], static_cast<uint64_t>(end));
   }
   if (operand == Operand::kTarget) {
@@ -172,6 +170,13 @@ Status Watch::end() {
 
 Figures Watch::figures() {
   Figures result = figures_;
+  for (const OperationFigures& operation : operations_) {
+    result.macs += operation.macs;
+    for (int i = 0; i < kRegions; ++i) {
+      result.bytes_read[i] += operation.bytes_read[i];
+      result.bytes_written[i] += operation.bytes_written[i];
+    }
+  }
   for (int i = 0; i < kRegions; ++i) {
     result.touched[i] = static_cast<uint64_t>(touched_[i].count(0, touched_[i].size()));
   }

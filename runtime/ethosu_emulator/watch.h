@@ -25,8 +25,10 @@ struct Figures {
   uint64_t hazards = 0;             // pairs of operations
 };
 
+// The same of one operation.
 struct OperationFigures {
-  uint64_t macs = 0, bytes_read = 0, bytes_written = 0;
+  uint64_t macs = 0;
+  uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
 };
 
 // Follows the accesses of a program while it executes.

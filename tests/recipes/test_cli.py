@@ -54,6 +54,7 @@ def test_json_and_the_default_output(small: Path, capsys: pytest.CaptureFixture[
     [
         (["--recipe", "ETHOSU_U55_INT8", "--macs", "512"], "error: macs=512: no ethos-u55 has that many"),
         (["--recipe", "TOSA_FP", "--macs", "512"], "error: TOSA_FP: unknown argument 'macs'"),
+        (["--recipe", "ETHOSU_U55_INT8", "--direct-drive"], "error: ETHOSU_U55_INT8: unknown argument 'direct_drive'"),
         (["--recipe", "TOSA_FP", "-o", "/nowhere/out.pte"], "error: cannot write '/nowhere/out.pte'"),
     ],
 )

@@ -51,6 +51,18 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"config_ini": 5}, "config_ini must be the path of a Vela .ini file; got 5: not a path"),
         (U85, {"per_channel": 1}, "per_channel must be a bool; got 1: not a bool"),
         (U85, {"quantized_io": "yes"}, "quantized_io must be a bool; got 'yes': not a bool"),
+        (U85, {"direct_drive": 1}, "direct_drive must be a bool; got 1: not a bool"),
+        (
+            ArmRecipeType.ETHOSU_U65_INT8,
+            {"direct_drive": True},
+            "ETHOSU_U65_INT8: unknown argument 'direct_drive'; it belongs to Ethos-U85 recipes",
+        ),
+        (ArmRecipeType.VGF_INT8, {"direct_drive": False}, "'direct_drive'; it belongs to Ethos-U85 recipes"),
+        (
+            U85,
+            {"direct_drive": True, "extra_flags": ["--cop-format", "COP1"]},
+            "direct_drive=True sets --cop-format and --separate-io-regions: leave '--cop-format' out",
+        ),
         (U85, {"require_full_delegation": None}, "require_full_delegation must be a bool; got None"),
         (
             U85,
@@ -99,6 +111,8 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"per_channel", "calibration", "quantized_io"}
     if recipe in ETHOS_U:
         expected |= {"macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
+    if recipe.name.startswith("ETHOSU_U85"):
+        expected |= {"direct_drive"}
     assert set(options.allowed(recipe.name)) == expected
 
 

@@ -100,7 +100,8 @@ def test_right_numbers_in_no_order_are_an_error(monkeypatch: pytest.MonkeyPatch)
         ExportError,
         match=r"verify: delegate '\w+' of method 'forward' gives the right numbers here, and may give others on a "
         r"device: a program for Ethos-U55-128 failed. In its command stream, NPU_OP_\w+ at byte \d+: it may read "
-        r"byte \d+ of region [18] before the operation at byte \d+ has written it: a wait is missing. It has aten",
+        r"byte \d+ of region [18] before the operation at byte \d+ has written it: a wait is missing "
+        r"\(layer-\d+, .*models\.py:26\)\. It has aten",
     ):
         export(Small().eval(), ExportRecipe.get_recipe(U55), images(6), verify=True)
 
@@ -111,7 +112,21 @@ def test_the_report_tells_what_was_measured() -> None:
     figures = result.report.measured[record.name]
     assert record.vela is not None
     assert (figures.macs, figures.peak[1]) == (record.vela.macs, record.vela.sram_bytes)
+    assert sum(layer.macs for layer in figures.layers) == figures.macs
+    for sums, parts in (
+        (figures.bytes_read, [layer.bytes_read for layer in figures.layers]),
+        (figures.bytes_written, [layer.bytes_written for layer in figures.layers]),
+    ):
+        assert tuple(map(sum, zip(*parts, strict=True))) == sums
+    assert sum(layer.operations for layer in figures.layers) == figures.operations
+    assert figures.commands - sum(layer.commands for layer in figures.layers) == 1  # NPU_OP_STOP
+    estimates = [layer.origin.estimate for layer in figures.layers]
+    assert [estimate.macs for estimate in estimates if estimate] == [layer.macs for layer in figures.layers]
     assert f"Measured for {record.name}, in the emulator" in str(result.report)
+    for what in (r"body\.0 +CONV2D +[\d,.]+ K?i?B read, 512 B written +\d+ cycles of Sram", r"body\.0 .* 13,824 MACs"):
+        assert re.search(rf"Layers of {record.name} that (move|multiply) most.*\n( .*\n)* +{what}", str(result.report))
+    told = result.report.to_dict()["measured"][record.name]["layers"]
+    assert [layer["origin"]["module"] for layer in told] == [layer.origin.module for layer in figures.layers]
     assert re.search(r"scratch +[\d,.]+ K?i?B in use, [\d,.]+ K?i?B read, [\d,.]+ K?i?B written", str(result.report))
     assert result.report.to_dict()["measured"][record.name]["macs"] == record.vela.macs
     assert export(Small().eval(), ExportRecipe.get_recipe(U55), images(6)).report.measured == {}

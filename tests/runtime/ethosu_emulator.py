@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +12,14 @@ import numpy as np
 from torch.export import ExportedProgram
 
 from arm_backend_core import events
-from arm_recipes.runtime.ethosu_abi import FINDINGS, Figures, Span
+from arm_recipes.runtime.ethosu_abi import FINDINGS, Figures, declared
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
+from arm_recipes.runtime.ethosu_stream import Stream
 from tests.runtime.building import RUNTIME, compile_cpp
 
 Array = np.ndarray[Any, Any]
-_REGIONS = 8
-_MESSAGE_BYTES = 512
 #: Bytes of fast scratch that Vela may use where a memory mode has any: the payload does not tell how many it does.
 _FAST_SCRATCH = 4 << 20
-
-
-class EmulatorError(Exception):
-    """What the emulator says of a program that it does not run."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +40,6 @@ def read_payload(data: bytes) -> Payload:
     return Payload(bytes(parts.commands), bytes(parts.weights), told.scratch_bytes, told.inputs, told.outputs)
 
 
-def places(tensors: Sequence[EthosUTensor], sizes: Sequence[int]) -> list[Span]:
-    """Where tensors of these sizes lie."""
-    pairs = zip(tensors, sizes, strict=True)
-    return [Span(tensor.region, tensor.offset, size) for tensor, size in pairs if tensor.offset >= 0]
-
-
 def build(directory: Path) -> Path:
     """Compile the emulator into a shared library."""
     sources = sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))
@@ -58,17 +47,16 @@ def build(directory: Path) -> Path:
     return compile_cpp(directory / "libethosu_emulator.so", sources, flags)
 
 
-def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape)) * np.dtype(dtype).itemsize
+def _of_size(tensor: EthosUTensor, nbytes: int) -> EthosUTensor:
+    """As many bytes in the same place."""
+    return replace(tensor, shape=(nbytes,), element_size=1)
 
 
 class Emulator:
     """A loaded library."""
 
     def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        self._library.arm_npu_load.restype = ctypes.c_void_p
-        self._library.arm_npu_free.argtypes = [ctypes.c_void_p]
+        self._library = declared(ctypes.CDLL(str(path)))
         self.figures = Figures()
 
     def run(
@@ -86,66 +74,26 @@ class Emulator:
             fails: findings of the watch that are errors, as bits; None: it is not watched.
 
         Raises:
-            EmulatorError: it does not load, or fails.
+            StreamError: it does not load, or fails.
         """
-        memory = [np.frombuffer(payload.weights, np.uint8), np.zeros(payload.scratch, np.uint8)]
-        memory += [np.zeros(_FAST_SCRATCH, np.uint8)]
-        # Regions of their own, if the stream has any for inputs and outputs.
-        sizes = [np.asarray(array).nbytes for array in inputs], [_nbytes(*output) for output in outputs]
-        for region in range(len(memory), _REGIONS):
-            tensors = [*zip(payload.inputs, sizes[0], strict=True), *zip(payload.outputs, sizes[1], strict=True)]
-            ends = [place.offset + size for place, size in tensors if place.region == region]
-            memory.append(np.zeros(max(ends, default=0), np.uint8))
-        for place, array in zip(payload.inputs, inputs, strict=True):
-            data = np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8)
-            if place.offset >= 0:
-                memory[place.region][place.offset : place.offset + data.size] = data
-        program = self._load(payload, memory)
+        given = [np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8) for array in inputs]
+        results = [np.empty(shape, dtype) for dtype, shape in outputs]
+        places = [
+            [_of_size(tensor, array.nbytes) for tensor, array in zip(tensors, arrays, strict=True)]
+            for tensors, arrays in ((payload.inputs, given), (payload.outputs, results))
+        ]
+        stream = Stream(self._library, payload.commands, payload.weights, payload.scratch, _FAST_SCRATCH, *places)
         try:
             if fails is not None:
-                self._watch(program, places(payload.inputs, sizes[0]), places(payload.outputs, sizes[1]), fails)
-            self._execute(program, memory)
+                stream.watch(fails)
+            written = stream.run(given)
         finally:
-            self._library.arm_npu_free(program)
-        results = []
-        for place, (dtype, shape) in zip(payload.outputs, outputs, strict=True):
-            data = memory[place.region][place.offset : place.offset + _nbytes(dtype, shape)]
-            results.append(np.frombuffer(data.tobytes(), dtype).reshape(shape))
-        return results
-
-    def _load(self, payload: Payload, memory: Sequence[Array]) -> int:
-        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        sizes = (ctypes.c_uint64 * _REGIONS)(*[array.size for array in memory])
-        program: int | None = self._library.arm_npu_load(
-            payload.commands,
-            ctypes.c_uint64(len(payload.commands)),
-            ctypes.c_void_p(memory[0].ctypes.data),
-            sizes,
-            message,
-            ctypes.c_uint64(_MESSAGE_BYTES),
-        )
-        if program is None:
-            raise EmulatorError(message.value.decode())
-        return program
-
-    def _watch(self, program: int, inputs: Sequence[Span], outputs: Sequence[Span], fails: int) -> None:
-        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        arguments: list[Any] = [ctypes.c_void_p(program)]
-        for spans in (inputs, outputs):
-            arguments += [(Span * len(spans))(*spans), ctypes.c_uint64(len(spans))]
-        status = self._library.arm_npu_watch(
-            *arguments, ctypes.c_uint32(fails), message, ctypes.c_uint64(_MESSAGE_BYTES)
-        )
-        assert status == 0, message.value.decode()
-
-    def _execute(self, program: int, memory: Sequence[Array]) -> None:
-        message = ctypes.create_string_buffer(_MESSAGE_BYTES)
-        bases = (ctypes.c_void_p * _REGIONS)(*[array.ctypes.data for array in memory])
-        arguments = ctypes.c_void_p(program), bases, message, ctypes.c_uint64(_MESSAGE_BYTES)
-        status = self._library.arm_npu_execute(*arguments)
-        self._library.arm_npu_measure(ctypes.c_void_p(program), ctypes.byref(self.figures))
-        if status != 0:
-            raise EmulatorError(message.value.decode())
+            self.figures = stream.figures()
+            stream.close()
+        return [
+            np.frombuffer(data.tobytes(), result.dtype).reshape(result.shape)
+            for data, result in zip(written, results, strict=True)
+        ]
 
 
 def payloads(program: ExportedProgram) -> Iterator[bytes]:

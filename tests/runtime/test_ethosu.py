@@ -18,10 +18,10 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_recipes import ArmRecipeType, ExportResult, export, load
+from arm_recipes import ArmRecipeType, ExportResult, export, inspect, load
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu import EthosUDelegate
-from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, read_parts
+from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, WEIGHTS, EthosUPayload, read_parts
 from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
 from tests.graphs import program
@@ -89,15 +89,49 @@ def _wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
         (U85, {"macs": 2048}),
         (U85, {"memory_mode": "Dedicated_Sram_384KB"}),
         (U85, {"extra_flags": ["--cop-format=COP2"]}),
-        (U85, {"extra_flags": ["--cop-format=COP2", "--separate-io-regions"]}),
+        (U85, {"direct_drive": True}),
+        (U85, {"direct_drive": True, "macs": 1024, "memory_mode": "Dedicated_Sram_384KB"}),
     ],
-    ids=["U55-32", "U65-512", "U85-2048", "fast scratch", "Direct Drive", "regions for inputs and outputs"],
+    ids=["U55-32", "U65-512", "U85-2048", "fast scratch", "one region", "Direct Drive", "Direct Drive, fast scratch"],
 )
 def test_configurations(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
     result, x = _wide(recipe, **options)
     ours, theirs = result.run(x), result.run(x, via="tosa")
     assert [output.shape for output in ours] == [(1, 40, 9, 9), (1, 40)]
     assert all(map(torch.equal, ours, theirs))
+
+
+@pytest.mark.parametrize("quantized_io", [False, True], ids=["float", "quantized"])
+@pytest.mark.parametrize("recipe", [U85, ArmRecipeType.ETHOSU_U85_A16W8], ids=lambda recipe: recipe.name)
+def test_direct_drive(recipe: ArmRecipeType, quantized_io: bool) -> None:
+    """Verified number by number and access by access; the numbers are those of the other stream."""
+    chosen = ExportRecipe.get_recipe(recipe, direct_drive=True, quantized_io=quantized_io)
+    result, other = export(Small().eval(), chosen, images(), verify=True), small(recipe, quantized_io)
+    assert result.report.notes[-1].endswith("1 delegate(s) gave the numbers of the TOSA reference model")
+    for (x,) in images(6):
+        given = result.inputs[0].quantize(x) if quantized_io else x
+        assert _equal(result, given)
+        assert torch.equal(result.run(given), other.run(given))
+        assert torch.equal(load(result.buffer).run(given)[0], result.run(given))
+    # On Linux, ExecuTorch's own kernels quantize.
+    kernels = {f"quantized_decomposed.{name}_per_tensor.default" for name in ("quantize", "dequantize")}
+    assert set(result.report.methods[0].boundary) == (set() if quantized_io else kernels)
+
+
+def test_a_program_for_direct_drive_is_told_as_such() -> None:
+    result = export(Small().eval(), ExportRecipe.get_recipe(U85, direct_drive=True), images(), verify=True)
+    described = inspect(result.buffer)
+    (delegate,) = described.methods[0].delegates
+    payload = delegate.payload
+    assert isinstance(payload, EthosUPayload)
+    assert payload.stream == "COP2"
+    assert [[tensor.region for tensor in side] for side in (payload.inputs, payload.outputs)] == [[3], [4]]
+    assert re.search(r"command stream +[\d,]+ B, COP2, for Direct Drive", str(described))
+    (figures,) = result.report.measured.values()
+    assert figures.peak[3] == payload.inputs[0].nbytes
+    assert figures.bytes_written[4] == payload.outputs[0].nbytes
+    assert {layer.origin.module for layer in figures.layers} >= {"body.0", "head"}
+    assert re.search(r"inputs +192 B in use", str(result.report))
 
 
 class Numbers(nn.Module):
@@ -164,7 +198,7 @@ def test_fast_scratch_is_as_large_as_it_must_be(macs: int) -> None:
     vela = result.report.delegates[0].vela
     assert vela is not None
     assert specs["fast_scratch_size"] == struct.pack("<I", vela.fast_scratch_bytes)
-    sizes = [EthosUDelegate(payload, given)._memory[FAST_SCRATCH].size for given in (specs, {})]
+    sizes = [EthosUDelegate(payload, given)._stream.memory[FAST_SCRATCH].size for given in (specs, {})]
     assert sizes == [vela.fast_scratch_bytes] * 2
     assert sizes[0] > 10_000
     others = untracked(result.buffer).replace(b"fast_scratch_size", b"fast_scratch_what")
@@ -236,9 +270,9 @@ def test_the_programs_bytes_are_not_written() -> None:
     payload = _changed("ethos-u55-128", 287, 0)  # NPU_SET_OFM_REGION
     kept = bytes(bytearray(payload))
     delegate = EthosUDelegate(payload, {})
-    before = delegate._memory[WEIGHTS].copy()
+    before = delegate._stream.memory[WEIGHTS].copy()
     delegate.run([np.ones(delegate.inputs[0].nbytes, np.uint8)])
-    assert not np.array_equal(delegate._memory[WEIGHTS], before)
+    assert not np.array_equal(delegate._stream.memory[WEIGHTS], before)
     assert payload == kept
 
 

@@ -21,13 +21,14 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes.vela import avoid_mistakes
 from arm_backend_core.tosa.serialize import serialize
+from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.fuzz.oracle import quantized
 from tests.graphs import family, graph, program
 from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case
-from tests.runtime.ethosu_emulator import Emulator, EmulatorError, payloads, random_inputs, read_payload
+from tests.runtime.ethosu_emulator import Emulator, payloads, random_inputs, read_payload
 from tests.runtime.vela_mistakes import MISTAKES, PARTS, UNWRITTEN, Mistake, part
 
 _ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
@@ -106,7 +107,7 @@ def _runs_right(emulator: Emulator, flatbuffer: bytes, accelerator: str, mistake
     shapes = [(array.dtype.name, array.shape) for array in expected]
     try:
         results = emulator.run(read_payload(payload.data), inputs, shapes)
-    except EmulatorError:  # it writes outside its region
+    except StreamError:  # it writes outside its region
         return False
     return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
 
@@ -168,25 +169,25 @@ def _word(commands: bytes, index: int, value: int) -> bytes:
 
 def test_unknown_command(emulator: Emulator, convolution: bytes) -> None:
     commands = _word(read_payload(convolution).commands, 8, 0x3FF)
-    with pytest.raises(EmulatorError, match=r"a command at byte 32: unknown: opcode 1023, control 0"):
+    with pytest.raises(StreamError, match=r"a command at byte 32: unknown: opcode 1023, control 0"):
         _run_commands(emulator, convolution, commands)
 
 
 def test_cut_off(emulator: Emulator, convolution: bytes) -> None:
-    with pytest.raises(EmulatorError, match="words of commands are announced"):
+    with pytest.raises(StreamError, match="words of commands are announced"):
         _run_commands(emulator, convolution, read_payload(convolution).commands[:-8])
 
 
 def test_outside_of_region(emulator: Emulator, convolution: bytes) -> None:
     parts = read_payload(convolution)
     smaller = type(parts)(parts.commands, parts.weights, 16, (), ())
-    with pytest.raises(EmulatorError, match=r"NPU_OP_\w+ at byte \d+: [IO]FM takes bytes .* of a region of 16"):
+    with pytest.raises(StreamError, match=r"NPU_OP_\w+ at byte \d+: [IO]FM takes bytes .* of a region of 16"):
         emulator.run(smaller, [], [])
 
 
 def test_damaged_weights(emulator: Emulator, convolution: bytes) -> None:
     parts = read_payload(convolution)
-    with pytest.raises(EmulatorError, match=r"NPU_OP_CONV at byte .* weights"):
+    with pytest.raises(StreamError, match=r"NPU_OP_CONV at byte .* weights"):
         _run_commands(emulator, convolution, parts.commands, bytes(len(parts.weights)))
 
 
@@ -201,7 +202,7 @@ def test_damaged_programs_end_in_errors(emulator: Emulator, convolution: bytes) 
         weights[int(generator.integers(len(weights)))] ^= 1 << int(generator.integers(8))
         try:
             _run_commands(emulator, convolution, bytes(commands), bytes(weights))
-        except EmulatorError:
+        except StreamError:
             refused += 1
     assert refused > 30
 

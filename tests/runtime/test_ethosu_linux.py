@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,16 +44,19 @@ class TwoOutputs(torch.nn.Module):
         return torch.relu(features), features + offset
 
 
-@pytest.mark.parametrize("quantized_io", [True, False])
-def test_exported_program(backend_test: Path, tmp_path: Path, quantized_io: bool) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"quantized_io": True, "direct_drive": True}, {"extra_flags": DIRECT_DRIVE}],
+    ids=["integers", "floats"],
+)
+def test_exported_program(backend_test: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     """A program made for Direct Drive loads in ExecuTorch's runtime, and its tensors reach Vela's places."""
     torch.manual_seed(0)
     inputs = [(torch.randn(1, 3, 8, 8), torch.randn(1, 8, 8, 8)) for _ in range(2)]
-    options = {"quantized_io": quantized_io, "extra_flags": DIRECT_DRIVE}
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, **options)
     result = export(TwoOutputs().eval(), recipe, example_inputs=inputs)
     # The package's runtime has no such kernel: runtime/host/cortex_m_kernels.cpp does.
-    assert (b"cortex_m::quantize_per_tensor" in result.buffer) is not quantized_io
+    assert (b"cortex_m::quantize_per_tensor" in result.buffer) is ("quantized_io" not in options)
     result.save(tmp_path / "model.pte")
     assert run([str(backend_test), str(tmp_path / "model.pte")]) == "ok\n"
 

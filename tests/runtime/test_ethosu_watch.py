@@ -19,8 +19,9 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
+from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.graphs import program
-from tests.runtime.ethosu_emulator import Emulator, EmulatorError, Payload, read_payload
+from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
 
 _CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F
 _WORD_FOLLOWS = 0x4000
@@ -72,7 +73,7 @@ def _with(payload: Payload, place: int, word: int) -> Payload:
 
 
 def _said(emulator: Emulator, payload: Payload) -> str:
-    with pytest.raises(EmulatorError) as caught:
+    with pytest.raises(StreamError) as caught:
         _run(emulator, payload)
     return str(caught.value)
 
@@ -170,11 +171,11 @@ def test_indices_and_results_that_are_not_there(emulator: Emulator) -> None:
     assert np.array_equal(result, inputs[0][:, inputs[1][0]])
     for index, said in ((0, "NPU_OP_STOP at byte .*: a result"), (1, "NPU_OP_DMA_START at byte .*: indices")):
         kept = replace(payload, inputs=payload.inputs[1 - index : 2 - index])
-        with pytest.raises(EmulatorError, match=f"{said} ha(s|ve) byte"):
+        with pytest.raises(StreamError, match=f"{said} ha(s|ve) byte"):
             emulator.run(kept, inputs[1 - index : 2 - index], [("int8", (1, 4, 16))])
     for place in _commands(payload, _DMA_START):
         payload = _with(payload, place, _NOTHING)
-    with pytest.raises(EmulatorError, match=r"NPU_OP_STOP at byte .*: a result has byte .* nor 63 more beside it"):
+    with pytest.raises(StreamError, match=r"NPU_OP_STOP at byte .*: a result has byte .* nor 63 more beside it"):
         emulator.run(payload, inputs, [("int8", (1, 4, 16))])
 
 
@@ -190,7 +191,7 @@ def test_copies_of_more_than_there_is(emulator: Emulator) -> None:
     assert len(list(_commands(payload, _DMA_START))) > 0
     inputs = [np.arange(4, dtype=np.int8).reshape(1, 4, 1), np.arange(6, dtype=np.int8).reshape(1, 1, 6)]
     emulator.run(payload, inputs, [("int8", (1, 4, 6))])
-    with pytest.raises(EmulatorError, match=r"IFM2? has byte \d+ of region 1, and nothing has written it"):
+    with pytest.raises(StreamError, match=r"IFM2? has byte \d+ of region 1, and nothing has written it"):
         emulator.run(replace(payload, inputs=payload.inputs[:1]), inputs[:1], [("int8", (1, 4, 6))])
 
 
@@ -229,5 +230,5 @@ def test_strides_that_pass_over_pixels(accelerator: str, emulator: Emulator) -> 
     rows = [replace(place, offset=place.offset + 2 * (5 * y + x)) for y in (0, 2, 4) for x in (0, 2, 4)]
     pixels = [np.array([y, -y], np.int8) for y in range(9)]
     emulator.run(replace(payload, inputs=tuple(rows)), pixels, [("int8", (1, 3, 3, 4))])
-    with pytest.raises(EmulatorError, match="IFM has byte"):
+    with pytest.raises(StreamError, match="IFM has byte"):
         emulator.run(replace(payload, inputs=tuple(rows[:-1])), pixels[:-1], [("int8", (1, 3, 3, 4))])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,12 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
+from arm_backend_core import delegate
+from arm_backend_core.backends.payload import Payload
 from arm_recipes import ArmRecipeType, ExportResult, export, load
+from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
+from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.trace import TracedOperation
 from tests.recipes.models import images, vectors
 from tests.runtime.host_programs import Between, small
@@ -38,6 +44,9 @@ class Steps(nn.Module):
         return nn.functional.max_pool2d(x, 2), x.mean((2, 3))
 
 
+LINE = Steps.forward.__code__.co_firstlineno + 2
+
+
 def _exported(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
     samples = images(3)
     return export(Steps().eval(), ExportRecipe.get_recipe(recipe, quantized_io=True, **options), samples), samples[0][0]
@@ -55,14 +64,14 @@ def test_names_and_numbers(recipe: ArmRecipeType) -> None:
     operations = list(result.trace(given))
     window = next(o for o in operations if o.command == "NPU_OP_DEPTHWISE")
     assert (window.operator, tuple(window.integers.shape)) == ("DEPTHWISE_CONV2D", (8, 8, 24))
-    assert "conv.py:" in window.source
+    assert (window.module, window.source) == ("second", f"{__file__}:{LINE}")
     (pooled,) = _named(operations, "MAX_POOL2D")
     # The pool's numbers follow from those that it read, as they were traced.
     expected = window.integers.reshape(4, 2, 4, 2, 24).amax((1, 3))
     if "U85" in recipe.name:  # which writes it as the program gives it: channels first
         expected = expected.permute(2, 0, 1)
     assert torch.equal(pooled.integers, expected)
-    assert "test_trace.py:" in pooled.source
+    assert (pooled.module, pooled.source) == ("", f"{__file__}:{LINE + 1}")
     # What the program gives is what was written last where its outputs are.
     outputs = [o for o in operations if o.scale is not None]
     for value, info in zip(result.run(given), result.outputs, strict=True):
@@ -98,11 +107,75 @@ def test_a_loaded_program_has_no_names() -> None:
     assert all(torch.equal(a.integers, b.integers) for a, b in zip(ours, theirs, strict=True))
 
 
-def test_direct_drive_has_no_names() -> None:
-    result, x = _exported(NPUS[2], extra_flags=["--cop-format=COP2"])
-    operations = list(result.trace(result.inputs[0].quantize(x)))
-    assert {o.operator for o in operations} == {""}
-    assert len(operations) >= 4
+def test_an_error_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an operation that writes outside of its region, as is found while it is loaded."""
+    compile_payload = delegate.compile_payload
+
+    def outside(*arguments: Any, **keywords: Any) -> Payload:
+        payload = compile_payload(*arguments, **keywords)
+        return replace(payload, data=_at_another_place(payload.data))
+
+    monkeypatch.setattr(delegate, "compile_payload", outside)
+    result, x = _exported(NPUS[0])
+    given = result.inputs[0].quantize(x)
+    what = r"In its command stream, NPU_OP_\w+ at byte \d+: OFM takes bytes \d+ to \d+ of a region of \d+"
+    where = r" \(layer first, .*test_trace\.py:\d+\)$"
+    with pytest.raises(PayloadError, match=what + where):
+        result.run(given)
+    with pytest.raises(PayloadError, match=what + "$"):  # nothing tells of layers
+        load(result.buffer).run(given)
+    with pytest.raises(PayloadError, match=what + where):
+        export(Steps().eval(), ExportRecipe.get_recipe(NPUS[0]), images(3), verify=True)
+
+
+def _at_another_place(payload: bytes) -> bytes:
+    """The stream with its first OFM far behind its region."""
+    commands = bytes(read_parts(payload).commands)
+    words = list(struct.unpack(f"<{len(commands) // 4}I", commands))
+    words[words.index(0x4010, 8) + 1] = 1 << 30  # NPU_SET_OFM_BASE0
+    return payload.replace(commands, struct.pack(f"<{len(words)}I", *words))
+
+
+class Rows(nn.Module):
+    """Takes rows of a table by number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(6, 16)
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        """What is taken, scaled."""
+        return self.table(rows) * x
+
+
+def test_an_error_while_it_runs_names_the_layer() -> None:
+    sample = torch.randn(1, 4, 16), torch.tensor([[5, 0, 3, 3]], dtype=torch.int32)
+    result = export(Rows().eval(), ExportRecipe.get_recipe(NPUS[2]), [sample] * 2)
+    with pytest.raises(RunError, match=r"NPU_OP_DMA_START at byte \d+: .* \(layer table, .*test_trace\.py:\d+\)$"):
+        result.run(sample[0], sample[1] + 9)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_copies_by_indices_have_names(last: bool) -> None:
+    """Vela tells of no command for them: theirs come before those of the next layer, if there is one."""
+    rows = torch.tensor([[5, 0, 3, 3]], dtype=torch.int32)
+    model, sample = (nn.Sequential(nn.Embedding(6, 16)), (rows,)) if last else (Rows(), (torch.randn(1, 4, 16), rows))
+    result = export(model.eval(), ExportRecipe.get_recipe(NPUS[2]), [sample] * 2)
+    operations = list(result.trace(*sample))
+    names = [(o.command, o.operator, o.module) for o in operations if o.command != "NPU_OP_POOL"]
+    assert names[0] == ("NPU_OP_DMA_START", "GATHER", "0" if last else "table")
+    assert names[1:] == ([] if last else [("NPU_OP_ELEMENTWISE", "MUL", "")])
+
+
+def test_direct_drive_has_the_same_names() -> None:
+    traces = []
+    for flags in ([], ["--cop-format=COP2"]):
+        result, x = _exported(NPUS[2], extra_flags=flags)
+        traces.append(list(result.trace(result.inputs[0].quantize(x))))
+    names = [[(o.command, o.operator, o.layer, o.module, o.source) for o in trace] for trace in traces]
+    assert names[0] == names[1]
+    assert all(operator and layer and source for _, operator, layer, _, source in names[1])
 
 
 def test_delegates_in_the_order_in_which_they_run() -> None:
@@ -135,11 +208,22 @@ def test_tracing_leaves_runs_as_they_are() -> None:
 
 def test_figures_of_a_delegate() -> None:
     result, x = _exported(NPUS[0])
-    (delegate,) = load(result.buffer).content.methods["forward"].delegates
-    emulated = EthosUDelegate(bytes(delegate.data), dict(delegate.compile_specs))
-    figures = emulated.watched([np.frombuffer(result.inputs[0].quantize(x).numpy().tobytes(), np.uint8)])
-    vela = result.report.delegates[0].vela
+    (described,) = load(result.buffer).content.methods["forward"].delegates
+    emulated = EthosUDelegate(bytes(described.data), dict(described.compile_specs))
+    (record,) = result.report.delegates
+    inputs = [np.frombuffer(result.inputs[0].quantize(x).numpy().tobytes(), np.uint8)]
+    figures = emulated.watched(inputs)
+    vela = record.vela
     assert vela is not None
     assert figures.peak[:2] == (vela.flash_bytes, vela.sram_bytes)
     assert figures.macs + 4 * 4 * 24 * 4 == vela.macs  # which counts what the pool compares, too
+    (layer,) = figures.layers  # as nothing tells of layers
+    assert (str(layer.origin), layer.operations, layer.bytes_read) == ("", figures.operations, figures.bytes_read)
+    layers = {layer.origin.module: layer for layer in emulated.watched(inputs, record).layers if layer.macs}
+    first, second = layers["first"], layers["second"]
+    assert (first.macs, second.macs) == (8 * 8 * 24 * 9 * 3, 8 * 8 * 24 * 9)
+    # Its tensors, and its weights, which a DMA brings from flash; tanh's table goes into the NPU.
+    assert second.bytes_read[1] == second.bytes_written[1] == 8 * 8 * 24 + second.bytes_read[0] - 256
+    assert second.bytes_read[0] > 256 + 24 * 10  # scales of ten bytes beside them
+    assert figures.bytes_written[0] == first.bytes_written[0] == 0
     emulated.close()
