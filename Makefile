@@ -17,9 +17,10 @@ REVISION = $(shell git describe --always --dirty)
 
 # What Debian has and PyPI has not: a Vulkan driver for the CPU and a loader that is new enough for it (the one in
 # chromium-common; Debian 12's own is 1.3), a compiler for the plugin of ExecuTorch's runtime; for the tests, those of
-# the device backends.
+# the device backends, and a board to run them on.
 DEBIAN := g++ mesa-vulkan-drivers chromium-common
-DEBIAN_TEST := cmake clang libclang-rt-dev gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib
+DEBIAN_TEST := cmake clang libclang-rt-dev gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib \
+  qemu-system-arm
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -9,5 +9,7 @@ set(CMAKE_C_COMPILER arm-none-eabi-gcc)
 set(CMAKE_CXX_COMPILER arm-none-eabi-g++)
 # Linking a program takes a board's start-up code and memory map; a library is enough to try the compiler.
 set(CMAKE_TRY_COMPILE_TARGET_TYPE STATIC_LIBRARY)
-set(CMAKE_C_FLAGS_INIT "-mcpu=cortex-m55 -mthumb")
-set(CMAKE_CXX_FLAGS_INIT "-mcpu=cortex-m55 -mthumb -fno-exceptions -fno-rtti")
+# Numbers in registers of the floating point unit, as boards link: with GCC's own setting, "soft", neither that unit nor
+# the vector extension is used, and the linker refuses libraries of both kinds in one program.
+set(CMAKE_C_FLAGS_INIT "-mcpu=cortex-m55 -mthumb -mfloat-abi=hard")
+set(CMAKE_CXX_FLAGS_INIT "-mcpu=cortex-m55 -mthumb -mfloat-abi=hard -fno-exceptions -fno-rtti")

@@ -32,8 +32,8 @@ inline Box ofm_block(const Operation& op, int32_t number) {
 inline void kernel_range(int32_t first, int32_t last, int32_t stride, int32_t padding, int32_t taps, int32_t dilation,
                          Upscale upscale, int32_t size, int32_t* from, int32_t* to) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
-  const int32_t start = std::max(0, first * stride - padding);
-  const int32_t end = std::max(0, (last - 1) * stride - padding + (taps - 1) * dilation + 1);
+  const int32_t start = std::max<int32_t>(0, first * stride - padding);
+  const int32_t end = std::max<int32_t>(0, (last - 1) * stride - padding + (taps - 1) * dilation + 1);
   *from = std::min(start / factor, size);
   *to = std::min(parts(end, factor), size);
 }

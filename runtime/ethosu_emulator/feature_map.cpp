@@ -68,7 +68,7 @@ void tile_range(const FeatureMap& map, int tile, int32_t rows, int32_t columns, 
   }
   const int64_t y = (rows - 1) * map.stride_y, x = (columns - 1) * map.stride_x;
   const int64_t brick = map.bricks ? ((map.depth - 1) >> 4) * map.stride_c : 0;
-  const int64_t last = (map.bricks ? std::min(map.depth, 16) : map.depth) * int64_t{map.bytes};
+  const int64_t last = (map.bricks ? std::min(map.depth, int32_t{16}) : map.depth) * int64_t{map.bytes};
   const int64_t start = map.base[tile];
   *low = std::min(*low, start + std::min<int64_t>(y, 0) + std::min<int64_t>(x, 0) + std::min<int64_t>(brick, 0));
   *high = std::max(*high,

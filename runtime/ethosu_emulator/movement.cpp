@@ -74,19 +74,21 @@ void run_resize(const Operation& op, Machine* machine) {
       fetch(*machine, ifm, y, x, pixels + (int64_t{y} * ifm.width + x) * depth);
     }
   }
+  const auto row = [&ifm](int32_t y) { return std::clamp<int32_t>(y, 0, ifm.height - 1); };
+  const auto column = [&ifm](int32_t x) { return std::clamp<int32_t>(x, 0, ifm.width - 1); };
   int64_t* out = machine->row[0].data();
   for (int32_t y = 0; y < op.ofm.height; ++y) {
     const int32_t place_y = y * z.step_y + z.offset_y;
     const int32_t y0 = place_y >= 0 ? place_y / z.scale_y : -1;
     const int32_t dy = place_y - y0 * z.scale_y;
-    const int32_t top = std::clamp(y0, 0, ifm.height - 1), bottom = std::clamp(y0 + 1, 0, ifm.height - 1);
+    const int32_t top = row(y0), bottom = row(y0 + 1);
     for (int32_t x = 0; x < op.ofm.width; ++x) {
       const int32_t place_x = x * z.step_x + z.offset_x;
       const int32_t x0 = place_x >= 0 ? place_x / z.scale_x : -1;
       const int32_t dx = place_x - x0 * z.scale_x;
-      const int32_t left = std::clamp(x0, 0, ifm.width - 1), right = std::clamp(x0 + 1, 0, ifm.width - 1);
-      const auto at = [&](int32_t row, int32_t column) {
-        return pixels + (int64_t{row} * ifm.width + column) * depth;
+      const int32_t left = column(x0), right = column(x0 + 1);
+      const auto at = [&](int32_t pixel_y, int32_t pixel_x) {
+        return pixels + (int64_t{pixel_y} * ifm.width + pixel_x) * depth;
       };
       // Sums are scaled up by 2^16, which the output's scale takes off again.
       for (int32_t c = 0; c < depth; ++c) {

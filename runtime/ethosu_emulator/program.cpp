@@ -13,10 +13,11 @@ constexpr int64_t kMostElements = int64_t{1} << 26;
 // A thousand times what large networks do, an hour of this machine's: what a damaged stream may ask for has no end.
 constexpr uint64_t kMostWork = uint64_t{1} << 45;
 
+// What no memory holds is an error of `resize`, also where size_t has 32 bits.
 template <typename T>
 void grow(std::vector<T>* vector, int64_t size) {
   if (static_cast<int64_t>(vector->size()) < size) {
-    vector->resize(static_cast<size_t>(size));
+    vector->resize(static_cast<size_t>(std::min<int64_t>(size, PTRDIFF_MAX)));
   }
 }
 

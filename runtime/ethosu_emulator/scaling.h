@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ethosu_emulator/int128.h"
+
 namespace arm_runtime::npu {
 
 enum class Rounding : uint8_t {
@@ -19,9 +21,6 @@ struct Scale {
   uint32_t multiplier = 1;
   uint8_t shift = 0;  // below 64
 };
-
-// 40- and 48-bit accumulators times 31 bits need more than 64.
-__extension__ typedef __int128 Wide;
 
 // What is added before the shift. With more than 31 bits of shift, double rounding rounds to 2^-31 of the
 // result's unit first: together they add half a unit and half of that step.

@@ -273,7 +273,7 @@ Status Watch::check_blocks(const Operation& older, const Operation& newer) {
       at = at < 0 && region == ofm.region ? marks.first(start, end, true) : at;
     });
   }
-  for (int32_t block = std::max(0, blocks - depth); block < blocks; ++block) {
+  for (int32_t block = std::max<int32_t>(0, blocks - depth); block < blocks; ++block) {
     visit_box(ofm, ofm_block(older, block), [&](int64_t start, int64_t end) { marks.clear(start, end); });
   }
   if (at < 0) {

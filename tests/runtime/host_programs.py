@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
+from typing import Any
 
 import torch
 from executorch.export import ExportRecipe
@@ -62,11 +63,39 @@ class Between(nn.Module):
         return self.second(torch.cumsum(self.first(x), 1).topk(6).values)
 
 
+class Wide(nn.Module):
+    """More than the NPU's buffers hold: it is cut into stripes, and its tensors do not all fit fast memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(
+            nn.Conv2d(3, 24, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(24, 24, 3, padding=1, groups=24),
+            nn.Hardswish(),
+            nn.Conv2d(24, 40, 3, stride=2),
+            nn.MaxPool2d(2),
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """A picture, and its channels' means."""
+        y = self.layers(x)
+        return y, y.mean((2, 3))
+
+
 @cache
 def small(recipe: ArmRecipeType, quantized_io: bool = False) -> ExportResult:
     """``Small``."""
     options = {"quantized_io": True} if quantized_io else {}
     return export(Small().eval(), ExportRecipe.get_recipe(recipe, **options), images())
+
+
+def wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
+    """``Wide``, and an input."""
+    generator = torch.Generator().manual_seed(2)
+    samples = [(torch.randn(1, 3, 40, 40, generator=generator),) for _ in range(3)]
+    return export(Wide().eval(), ExportRecipe.get_recipe(recipe, **options), samples), samples[0][0]
 
 
 @cache

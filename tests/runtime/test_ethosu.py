@@ -26,7 +26,7 @@ from arm_recipes.runtime.program import Program
 from tests.backends.tosa_programs import conv2d
 from tests.graphs import program
 from tests.recipes.models import Small, images, vectors
-from tests.runtime.host_programs import Between, Counting, small, untracked
+from tests.runtime.host_programs import Between, Counting, small, untracked, wide
 
 #: The exported programs that they share are made once in a process.
 pytestmark = pytest.mark.xdist_group("host_programs")
@@ -54,33 +54,6 @@ def test_a_program_gives_the_numbers_of_its_tosa_graph(recipe: ArmRecipeType, qu
         assert _equal(result, source.quantize(x * 2) if quantized_io else x * 2)  # some of it saturates
 
 
-class Wide(nn.Module):
-    """More than the NPU's buffers hold: it is cut into stripes, and its tensors do not all fit fast memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, 24, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(24, 24, 3, padding=1, groups=24),
-            nn.Hardswish(),
-            nn.Conv2d(24, 40, 3, stride=2),
-            nn.MaxPool2d(2),
-        )
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """A picture, and its channels' means."""
-        y = self.layers(x)
-        return y, y.mean((2, 3))
-
-
-def _wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
-    generator = torch.Generator().manual_seed(2)
-    samples = [(torch.randn(1, 3, 40, 40, generator=generator),) for _ in range(3)]
-    return export(Wide().eval(), ExportRecipe.get_recipe(recipe, **options), samples), samples[0][0]
-
-
 @pytest.mark.parametrize(
     ("recipe", "options"),
     [
@@ -95,7 +68,7 @@ def _wide(recipe: ArmRecipeType, **options: Any) -> tuple[ExportResult, Tensor]:
     ids=["U55-32", "U65-512", "U85-2048", "fast scratch", "one region", "Direct Drive", "Direct Drive, fast scratch"],
 )
 def test_configurations(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
-    result, x = _wide(recipe, **options)
+    result, x = wide(recipe, **options)
     ours, theirs = result.run(x), result.run(x, via="tosa")
     assert [output.shape for output in ours] == [(1, 40, 9, 9), (1, 40)]
     assert all(map(torch.equal, ours, theirs))
@@ -193,7 +166,7 @@ def _delegates(program: Program) -> list[tuple[bytes, dict[str, bytes]]]:
 @pytest.mark.parametrize("macs", [256, 512])
 def test_fast_scratch_is_as_large_as_it_must_be(macs: int) -> None:
     """Vela's figure is in a compile spec. Without it, as others export, the stream itself tells."""
-    result, x = _wide(U65, macs=macs)
+    result, x = wide(U65, macs=macs)
     ((payload, specs),) = _delegates(load(result.buffer))
     vela = result.report.delegates[0].vela
     assert vela is not None
@@ -206,7 +179,7 @@ def test_fast_scratch_is_as_large_as_it_must_be(macs: int) -> None:
 
 
 def test_too_little_fast_scratch() -> None:
-    result, _ = _wide(U65)
+    result, _ = wide(U65)
     ((payload, _),) = _delegates(load(result.buffer))
     with pytest.raises(
         PayloadError, match=r"for Ethos-U65-256 is damaged.* In its command stream, NPU_OP_\w+ at byte "

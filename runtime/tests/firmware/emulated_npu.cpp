@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulated_npu.h"
+
+#include <cstdio>
+
+#include "ethosu_emulator/program.h"
+#include "tests/ethosu/driver_double.h"
+
+// Of the linker script: where the memory starts that the NPU reaches.
+extern "C" const uint8_t npu_memory[], stack_top[];
+
+namespace {
+
+namespace npu = arm_runtime::npu;
+
+bool reaches(const uint8_t* base, size_t size) {
+  return base >= npu_memory && base <= stack_top && size <= static_cast<size_t>(stack_top - base);
+}
+
+npu::Status run(const std::vector<uint8_t*>& bases) {
+  uint8_t* regions[npu::kRegions] = {};
+  uint64_t sizes[npu::kRegions] = {};
+  for (size_t i = 0; i < bases.size(); ++i) {
+    if (!reaches(bases[i], driver_double.sizes[i])) {
+      return npu::failure(npu::Error::kMemory, "region % of % bytes lies where no NPU reaches it",
+                          static_cast<int64_t>(i), static_cast<int64_t>(driver_double.sizes[i]));
+    }
+    regions[i] = bases[i];
+    sizes[i] = driver_double.sizes[i];
+  }
+  npu::Program program;
+  const npu::Status status =
+      program.load(static_cast<const uint8_t*>(driver_double.commands),
+                   static_cast<size_t>(driver_double.commands_size), {bases[0], driver_double.sizes[0]}, sizes);
+  return status.ok() ? program.execute(regions) : status;
+}
+
+// A fault of the NPU, as the driver sees it.
+void run_or_fault(const std::vector<uint8_t*>& bases) {
+  const npu::Status status = run(bases);
+  if (!status.ok()) {
+    char text[256];
+    status.describe(text, sizeof(text));
+    std::printf("the NPU stopped: %s\n", text);
+    driver_double.faults = true;
+  }
+}
+
+}  // namespace
+
+void init_npu(uint32_t product, uint32_t log2_macs) {
+  driver_double.product = product;
+  driver_double.log2_macs = log2_macs;
+  driver_double.npu = run_or_fault;
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Firmware that executes a method from a listing of it, with ExecuTorch's registries of backends and kernels: the
+// runtime's loader of programs is not in its Python package. The listing is the file "method" where the emulator was
+// started, a step a line; numbers of values count from 0, in the order in which they are made:
+//
+//   npu PRODUCT LOG2_MACS                              the NPU of the device, as in driver_double.h
+//   tensor DTYPE RANK SIZES... DIM_ORDER...            a value; DTYPE is a number of executorch::aten::ScalarType
+//   double NUMBER, int NUMBER                          a value
+//   delegate BACKEND FILE COUNT {KEY NUMBER}...        loads a payload, with compile specs of 4 bytes
+//   input VALUE FILE, output VALUE FILE                reads, writes a tensor's bytes
+//   kernel NAME COUNT VALUES...                        calls a kernel
+//   call DELEGATE COUNT VALUES...                      executes a delegate
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/kernel/kernel_runtime_context.h>
+#include <executorch/runtime/kernel/operator_registry.h>
+#include <malloc.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emulated_npu.h"
+#include "ethosu/ethosu_backend.h"
+#include "ethosu/npu_driver.h"
+#include "tests/ethosu/driver_double.h"
+#include "tests/recording_tracer.h"
+
+using executorch::aten::ScalarType;
+using executorch::aten::Tensor;
+using executorch::aten::TensorImpl;
+using executorch::runtime::BackendExecutionContext;
+using executorch::runtime::BackendInitContext;
+using executorch::runtime::BackendInterface;
+using executorch::runtime::CompileSpec;
+using executorch::runtime::DelegateHandle;
+using executorch::runtime::Error;
+using executorch::runtime::EValue;
+using executorch::runtime::FreeableBuffer;
+using executorch::runtime::KernelRuntimeContext;
+using executorch::runtime::MemoryAllocator;
+
+namespace {
+
+constexpr size_t kFastScratch = 128 * 1024;
+alignas(arm_runtime::kCacheLine) __attribute__((section(".npu"))) unsigned char fast_scratch[kFastScratch];
+
+RecordingTracer tracer;
+
+[[noreturn]] void fail(const char* what, const std::string& name, int number = 0) {
+  std::printf("firmware: %s %s (%d)\n", what, name.c_str(), number);
+  std::exit(1);
+}
+
+std::FILE* open(const std::string& name, const char* mode) {
+  std::FILE* file = std::fopen(name.c_str(), mode);
+  if (file == nullptr) {
+    fail("cannot open", name);
+  }
+  return file;
+}
+
+// The words of the listing.
+class Listing {
+ public:
+  bool next(std::string* word) {
+    char text[128];
+    const bool read = std::fscanf(file_, "%127s", text) == 1;
+    *word = read ? text : "";
+    return read;
+  }
+  std::string word() {
+    std::string word;
+    return next(&word) ? word : (fail("the listing is cut off", word), word);
+  }
+  int64_t number() { return std::strtoll(word().c_str(), nullptr, 10); }
+  double real() { return std::strtod(word().c_str(), nullptr); }
+  template <typename T>
+  std::vector<T> numbers(size_t count) {
+    std::vector<T> all;
+    for (size_t i = 0; i < count; ++i) {
+      all.push_back(static_cast<T>(number()));
+    }
+    return all;
+  }
+
+ private:
+  std::FILE* file_ = open("method", "r");
+};
+
+// Bytes of a file at a multiple of 16, where the NPU reads them.
+struct Bytes {
+  explicit Bytes(const std::string& name) {
+    std::FILE* file = open(name, "rb");
+    std::fseek(file, 0, SEEK_END);
+    size = static_cast<size_t>(std::ftell(file));
+    std::fseek(file, 0, SEEK_SET);
+    data = static_cast<uint8_t*>(memalign(arm_runtime::kNpuAlignment, size));
+    if (data == nullptr || std::fread(data, 1, size, file) != size) {
+      fail("cannot read", name, static_cast<int>(size));
+    }
+    std::fclose(file);
+  }
+
+  uint8_t* data;
+  size_t size;
+};
+
+// A tensor with all that it points to.
+class OwnTensor {
+ public:
+  explicit OwnTensor(Listing* listing)
+      : type_(static_cast<ScalarType>(listing->number())),
+        rank_(static_cast<size_t>(listing->number())),
+        sizes_(listing->numbers<int32_t>(rank_)),
+        order_(listing->numbers<uint8_t>(rank_)),
+        strides_(rank_, 1),
+        impl_(type_, static_cast<ssize_t>(rank_), sizes_.data(), nullptr, order_.data(), strides_.data()),
+        bytes_(impl_.nbytes()) {
+    for (size_t i = rank_; i-- > 1;) {
+      strides_[order_[i - 1]] = strides_[order_[i]] * sizes_[order_[i]];
+    }
+    impl_.set_data(bytes_.data());
+  }
+  OwnTensor(const OwnTensor&) = delete;
+
+  Tensor tensor() { return Tensor(&impl_); }
+
+ private:
+  ScalarType type_;
+  size_t rank_;
+  std::vector<int32_t> sizes_;
+  std::vector<uint8_t> order_;
+  std::vector<int32_t> strides_;
+  TensorImpl impl_;
+  std::vector<uint8_t> bytes_;
+};
+
+// A delegate that is loaded. Its temp allocator has what runtime/README.md says: the scratch in whole cache lines, and
+// 31 bytes more, as its memory starts anywhere.
+class Delegate {
+ public:
+  explicit Delegate(Listing* listing) : name_(listing->word()), payload_(listing->word()) {
+    backend_ = executorch::runtime::get_backend_class(name_.c_str());
+    if (backend_ == nullptr || !backend_->is_available()) {
+      fail("no backend", name_);
+    }
+    read_specs(listing);
+    arm_runtime::EthosUPayload content;
+    arm_runtime::read_ethosu_payload(payload_.data, payload_.size, &content);
+    temp_.resize(arm_runtime::whole_lines(content.scratch_size) + arm_runtime::kCacheLine - 1);
+    MemoryAllocator allocator(sizeof(method_), method_);
+    BackendInitContext context(&allocator, &tracer);
+    FreeableBuffer processed(payload_.data, payload_.size, nullptr);
+    const auto handle = backend_->init(context, &processed, {specs_.data(), specs_.size()});
+    if (!handle.ok()) {
+      fail("cannot load", name_, static_cast<int>(handle.error()));
+    }
+    handle_ = *handle;
+  }
+  Delegate(const Delegate&) = delete;
+
+  void execute(std::vector<EValue*> arguments) {
+    MemoryAllocator allocator(static_cast<uint32_t>(temp_.size()), temp_.data());
+    BackendExecutionContext context(&tracer, &allocator);
+    const Error error = backend_->execute(context, handle_, {arguments.data(), arguments.size()});
+    if (error != Error::Ok) {
+      fail("cannot execute", name_, static_cast<int>(error));
+    }
+  }
+
+ private:
+  void read_specs(Listing* listing) {
+    const auto count = static_cast<size_t>(listing->number());
+    keys_.reserve(count);
+    numbers_.reserve(count);
+    for (size_t i = 0; i < count; ++i) {
+      keys_.push_back(listing->word());
+      numbers_.push_back(static_cast<uint32_t>(listing->number()));
+      specs_.push_back({keys_[i].c_str(), {&numbers_[i], sizeof(uint32_t)}});
+    }
+  }
+
+  std::string name_;
+  Bytes payload_;
+  BackendInterface* backend_;
+  std::vector<std::string> keys_;
+  std::vector<uint32_t> numbers_;
+  std::vector<CompileSpec> specs_;
+  std::vector<uint8_t> temp_;
+  uint8_t method_[256];
+  DelegateHandle* handle_ = nullptr;
+};
+
+class Method {
+ public:
+  explicit Method(Listing* listing) : listing_(*listing) {}
+
+  void run() {
+    for (std::string step; listing_.next(&step);) {
+      if (step == "npu") {
+        const auto product = static_cast<uint32_t>(listing_.number());
+        init_npu(product, static_cast<uint32_t>(listing_.number()));
+      } else if (step == "tensor") {
+        tensors_.push_back(std::make_unique<OwnTensor>(&listing_));
+        values_.push_back(std::make_unique<EValue>(tensors_.back()->tensor()));
+      } else if (step == "double") {
+        values_.push_back(std::make_unique<EValue>(listing_.real()));
+      } else if (step == "int") {
+        values_.push_back(std::make_unique<EValue>(listing_.number()));
+      } else if (step == "delegate") {
+        delegates_.push_back(std::make_unique<Delegate>(&listing_));
+      } else if (step == "input" || step == "output") {
+        transfer(step == "input");
+      } else if (step == "kernel") {
+        call_kernel(listing_.word());
+      } else if (step == "call") {
+        Delegate& delegate = *delegates_.at(static_cast<size_t>(listing_.number()));
+        delegate.execute(arguments());
+      } else {
+        fail("unknown step", step);
+      }
+    }
+  }
+
+ private:
+  void transfer(bool in) {
+    const Tensor tensor = values_.at(static_cast<size_t>(listing_.number()))->toTensor();
+    const std::string name = listing_.word();
+    std::FILE* file = open(name, in ? "rb" : "wb");
+    void* data = tensor.mutable_data_ptr();
+    const size_t done = in ? std::fread(data, 1, tensor.nbytes(), file) : std::fwrite(data, 1, tensor.nbytes(), file);
+    if (std::fclose(file) != 0 || done != tensor.nbytes()) {
+      fail("not all bytes of", name, static_cast<int>(done));
+    }
+  }
+
+  std::vector<EValue*> arguments() {
+    std::vector<EValue*> all;
+    for (const auto number : listing_.numbers<size_t>(static_cast<size_t>(listing_.number()))) {
+      all.push_back(values_.at(number).get());
+    }
+    return all;
+  }
+
+  void call_kernel(const std::string& name) {
+    const auto kernel = executorch::runtime::get_op_function_from_registry(name.c_str());
+    if (!kernel.ok()) {
+      fail("no kernel", name);
+    }
+    KernelRuntimeContext context(&tracer);
+    std::vector<EValue*> stack = arguments();
+    (*kernel)(context, {stack.data(), stack.size()});
+    if (context.failure_state() != Error::Ok) {
+      fail("failed:", name, static_cast<int>(context.failure_state()));
+    }
+  }
+
+  Listing& listing_;
+  std::vector<std::unique_ptr<OwnTensor>> tensors_;
+  std::vector<std::unique_ptr<EValue>> values_;
+  std::vector<std::unique_ptr<Delegate>> delegates_;
+};
+
+}  // namespace
+
+extern "C" {
+// Take the place of the backend's weak ones.
+unsigned char* ethosu_fast_scratch = fast_scratch;
+size_t ethosu_fast_scratch_size = kFastScratch;
+
+// Called in the place of main(), which C++ does not let others call.
+int run_firmware() {
+  Listing listing;
+  Method(&listing).run();
+  for (const std::string& event : tracer.events) {
+    std::printf("%s\n", event.c_str());
+  }
+  if (!driver_double.violations.empty()) {
+    fail("the driver's contract is broken:", driver_double.violations);
+  }
+  return 0;
+}
+
+}  // extern "C"

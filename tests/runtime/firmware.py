@@ -1,0 +1,134 @@
+"""The firmware of ``runtime/tests/firmware``: built for a Cortex-M55, executed by QEMU."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.exir._serialize._program import deserialize_pte_binary
+from executorch.exir.scalar_type import ScalarType
+from executorch.exir.schema import DelegateCall, ExecutionPlan, KernelCall, Program
+from executorch.exir.schema import Tensor as TensorValue
+from torch import Tensor
+
+from arm_recipes.runtime.ethosu_payload import read_parts
+from tests.runtime.building import RUNTIME, require, run
+
+_TOOLCHAIN = "gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib"
+_DTYPES = {ScalarType.FLOAT: torch.float32, ScalarType.CHAR: torch.int8, ScalarType.SHORT: torch.int16}
+#: By the number that the driver has for them.
+_PRODUCTS = (55, 65, 85)
+#: Seconds; the longest run takes one.
+_TIMEOUT = 120
+
+
+def build(directory: Path) -> Path:
+    """Compile and link the firmware."""
+    require("arm-none-eabi-g++", _TOOLCHAIN)
+    options = ["ETHOSU_CORTEX_M", "CORTEX_M_KERNELS", "ETHOSU_EMULATOR", "TESTS"]
+    definitions = [
+        *(f"-DARM_RUNTIME_{option}=ON" for option in options),
+        f"-DCMAKE_TOOLCHAIN_FILE={RUNTIME / 'cmake/cortex-m55.cmake'}",
+        f"-DETHOSU_DRIVER_INCLUDE_DIR={RUNTIME / 'tests/ethosu'}",
+        f"-DPython3_EXECUTABLE={sys.executable}",
+        "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON",
+    ]
+    run([require("cmake", "cmake"), "-S", str(RUNTIME), "-B", str(directory), *definitions])
+    run(["cmake", "--build", str(directory), "--target", "arm_runtime_firmware"])
+    return directory / "tests/firmware/arm_runtime_firmware.elf"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the firmware did: whether it ended well, what it printed, its results."""
+
+    ok: bool
+    printed: str
+    outputs: tuple[Tensor, ...]
+
+
+class Firmware:
+    """A program for the device in a folder, where the firmware finds it."""
+
+    def __init__(self, image: Path, program: bytes, directory: Path) -> None:
+        self._image, self._directory = image, directory
+        self._program: Program = deserialize_pte_binary(program).program
+        # Beside the method there are others, which return how its inputs and outputs are quantized.
+        (self._plan,) = [plan for plan in self._program.execution_plan if plan.name == "forward"]
+        self.payloads: list[bytes] = []
+        for delegate in self._plan.delegates:
+            self.payloads.append(self._program.backend_delegate_data[delegate.processed.index].data)
+        npu = read_parts(self.payloads[0]).payload
+        #: What the device has.
+        self.npu = _PRODUCTS.index(npu.product), npu.macs.bit_length() - 1
+
+    def run(self, *inputs: Tensor) -> Run:
+        """Execute once."""
+        for number, payload in enumerate(self.payloads):
+            (self._directory / f"payload{number}").write_bytes(payload)
+        for number, tensor in enumerate(inputs):
+            (self._directory / f"input{number}").write_bytes(tensor.contiguous().numpy().tobytes())
+        (self._directory / "method").write_text("\n".join(self._listing()) + "\n")
+        qemu = [require("qemu-system-arm", "qemu-system-arm"), "-M", "mps3-an547", "-display", "none"]
+        qemu += ["-monitor", "none", "-serial", "none", "-semihosting-config", "enable=on,target=native"]
+        done = subprocess.run(
+            [*qemu, "-kernel", str(self._image)],
+            cwd=self._directory,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=_TIMEOUT,
+        )
+        ok = done.returncode == 0
+        return Run(ok, done.stdout, tuple(self._outputs()) if ok else ())
+
+    def _listing(self) -> Iterator[str]:
+        plan = self._plan
+        yield f"npu {self.npu[0]} {self.npu[1]}"
+        yield from (_value(value.val) for value in plan.values)
+        for number, delegate in enumerate(plan.delegates):
+            specs = [(spec.key, spec.value) for spec in delegate.compile_specs if len(spec.value) == 4]
+            words = [f"{key} {struct.unpack('<I', bytes(value))[0]}" for key, value in specs]
+            yield " ".join([f"delegate {delegate.id} payload{number} {len(specs)}", *words])
+        yield from (f"input {value} input{number}" for number, value in enumerate(plan.inputs))
+        yield from _steps(plan)
+        yield from (f"output {value} output{number}" for number, value in enumerate(plan.outputs))
+
+    def _outputs(self) -> Iterator[Tensor]:
+        for number, index in enumerate(self._plan.outputs):
+            value = self._plan.values[index].val
+            assert isinstance(value, TensorValue)
+            content = bytearray((self._directory / f"output{number}").read_bytes())
+            yield torch.frombuffer(content, dtype=_DTYPES[value.scalar_type]).reshape(value.sizes)
+
+
+def _value(value: Any) -> str:
+    kind = type(value).__name__
+    if isinstance(value, TensorValue):
+        assert value.data_buffer_idx == 0, "the firmware has no constants"
+        numbers = [int(value.scalar_type), len(value.sizes), *value.sizes, *value.dim_order]
+        return " ".join(["tensor", *map(str, numbers)])
+    return f"{kind.lower()} {getattr(value, f'{kind.lower()}_val')!r}"
+
+
+def _steps(plan: ExecutionPlan) -> Iterator[str]:
+    (chain,) = plan.chains
+    for instruction in chain.instructions:
+        step = instruction.instr_args
+        if isinstance(step, KernelCall):
+            operator = plan.operators[step.op_index]
+            yield _call(f"kernel {operator.name}.{operator.overload}", step.args)
+        elif isinstance(step, DelegateCall):
+            yield _call(f"call {step.delegate_index}", step.args)
+
+
+def _call(what: str, arguments: Sequence[int]) -> str:
+    return " ".join([what, str(len(arguments)), *map(str, arguments)])
