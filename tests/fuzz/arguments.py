@@ -617,8 +617,10 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     },
     "native_batch_norm": _BATCH_NORM,
     "_fused_rms_norm": {"normalized_shape": _suffix, "weight": _normalized, "eps": _one(1e-5, None)},
-    "_scaled_dot_product_flash_attention_for_cpu": {
-        "query": _rank(4),
+    "_scaled_dot_product_flash_attention_for_cpu": {  # of no elements it ends the process
+        "query": lambda d, a: d.tensor(
+            lambda x: x.dim() == 4 and x.numel() > 0, lambda: tuple(d.size(1, 8) for _ in range(4))
+        ),
         "key": lambda d, a: d.tensor(shape=_first(a).shape),
         "value": lambda d, a: d.tensor(shape=_first(a).shape),
         "dropout_p": _always(0.0),

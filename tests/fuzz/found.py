@@ -439,5 +439,10 @@ FOUND = [
         (_x(10, 6), _x(2), _x()),
     ),
     Found("joined_with_itself_and_again", _joined_again, (_x(4, 3, 2),)),
+    Found(
+        "slice_replaced_whole",
+        lambda x, y: (torch.slice_scatter(x > 0, y), torch.slice_scatter(x > 0, y, 0, None, 1, 2)),
+        (_x(1, 9), _x(1, 9)),
+    ),
     Found("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
 ]

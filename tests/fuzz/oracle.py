@@ -35,7 +35,7 @@ import arm_recipes
 from arm_backend_core import events
 from arm_backend_core.backends.payload import checksum
 from arm_backend_core.delegate import delegate
-from arm_backend_core.errors import InternalError, ModelError
+from arm_backend_core.errors import ArmBackendError, InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
 from arm_backend_core.ops.registry import Record, find, records
 from arm_backend_core.quantizer import (
@@ -241,7 +241,12 @@ def _check_streams(made: Compiled) -> None:
     by_checksum = {checksum(payload).value: payload for payload in payloads(made.program)}
     for delegated in made.log.delegates:
         arrays = random_inputs(delegated, seed=0)
-        right = reference.run(delegated.tosa, arrays)
+        try:
+            right = reference.run(delegated.tosa, arrays)
+        except ArmBackendError as error:
+            if "UNPREDICTABLE" not in str(error):
+                raise
+            continue  # indices computed of random numbers are beyond what they index
         try:
             stream = EthosUDelegate(by_checksum[delegated.checksum], {})
             inputs = [array.reshape(-1).view("uint8") for array in arrays]
@@ -357,7 +362,8 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
         Failure: they are not, or the export raises.
         Undefined: ExecuTorch has no kernel for an operator that stays on the CPU, or cannot write it.
     """
-    expected = compiled(model, samples, target).run(samples[0])
+    made = compiled(model, samples, target)
+    expected = made.run(samples[0])
     recipe = ExportRecipe.get_recipe(ArmRecipeType[target])
     try:
         result = arm_recipes.export(model, recipe, [_copies(sample) for sample in samples])
@@ -372,11 +378,27 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
     except Exception as error:
         raise Failure("crashed", f"runtime: {_where(error)}") from error
     _check_signature(outputs, expected)
-    for ours, theirs in zip(outputs, expected, strict=True):
-        # A kernel of the runtime and PyTorch's may cancel differently: x - mean where x is the mean, a variance of 0.
-        noise = 1e-6 * float(theirs.double().abs().nan_to_num(0.0, 0.0, 0.0).max()) if theirs.numel() else 0.0
-        if not torch.allclose(ours.double(), theirs.double(), rtol=2e-3, atol=1e-30 + noise, equal_nan=True):
-            raise Failure("wrong", "the runtime's outputs are not the core's")
+    noise: list[Tensor | float] = [1e-30] * len(outputs)
+    if not _close(outputs, expected, noise) and not _close(outputs, expected, _noise(made.captured, samples[0])):
+        raise Failure("wrong", "the runtime's outputs are not the core's")
+
+
+def _close(outputs: Sequence[Tensor], expected: Sequence[Tensor], noise: Sequence[Tensor | float]) -> bool:
+    for ours, theirs, more in zip(outputs, expected, noise, strict=True):
+        error = (ours.double() - theirs.double()).abs() - 2e-3 * theirs.double().abs()
+        if not (_equal(ours, theirs) | (error <= more)).all():
+            return False
+    return True
+
+
+def _noise(program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor | float]:
+    """How far roundings move each output: kernels may cancel differently, x - mean where x is the mean, say."""
+    runs = []
+    for seed in [None, *range(_EVALUATIONS)]:
+        judge = _Exact(program.graph_module, seed, _FLOAT32)
+        judge.follow({}, ())
+        runs.append([x.double() for x in _evaluated(lambda _, judge=judge: judge, program, inputs)])  # type: ignore[misc]
+    return [4 * (torch.stack(alike) - alike[0]).abs().nan_to_num(0.0).amax(0) for alike in zip(*runs, strict=True)]
 
 
 # -- floating point ----------------------------------------------------------------------------------------------

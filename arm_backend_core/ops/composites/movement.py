@@ -189,10 +189,11 @@ def slice_scatter(
     places = range(size)[start:end:step]
     if not places:
         return x.clone()
+    source = source.to(x.dtype)
     if step > 1:
         return index_copy(x, dim, torch.tensor(places), source, quantized=quantized)
     before, after = x.narrow(dim, 0, places.start), x.narrow(dim, places.stop, size - places.stop)
-    return torch.cat([part for part in (before, source.to(x.dtype), after) if part.numel()], dim)
+    return torch.cat([part for part in (before, source, after) if part.numel()], dim)
 
 
 @made_of(aten.select_scatter.default)
