@@ -130,20 +130,6 @@ def _returned_mask(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return mask, b.reshape(mask, (8,)), b.select(mask, x, y)
 
 
-def _padding_alone(b: Builder, x: Value) -> Value:
-    weight = b.const(np.arange(1, 5).reshape(1, 2, 2, 1), DType.INT8)
-    wide = b.conv2d(x, weight, b.const([9], DType.INT32), pad=(0, 0, 1, 3), dilation=(1, 3))
-    return b.rescale(wide, DType.INT8, 0.125)
-
-
-def _reshaped_activation(b: Builder, x: Value) -> Value:
-    return b.clamp(b.reshape(b.transpose(x, (1, 0)), (2, 1, 1, 4)), -50, 60)
-
-
-def _reshaped_table(b: Builder, x: Value) -> Value:
-    return b.table(b.reshape(b.reduce("REDUCE_MAX", x, 1), (2, 1, 1, 6)), np.arange(127, -129, -1))
-
-
 def _resized(b: Builder, x: Value) -> Value:
     wide = b.resize(x, (1, 1), (1, 1, 1, 1), (0, 0), (0, 0), "BILINEAR")
     return b.reshape(b.rescale(wide, DType.INT16, 0.5), (1, 10, 1, 1))
@@ -179,9 +165,6 @@ MISTAKES = (
     Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
-    Mistake("padding_alone", _padding_alone, (((1, 2, 1, 1), DType.INT8),), _ALL),
-    Mistake("reshaped_activation", _reshaped_activation, (((2, 4), DType.INT8),), _ALL),
-    Mistake("reshaped_table", _reshaped_table, (((3, 5, 4), DType.INT8),), _ALL),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),

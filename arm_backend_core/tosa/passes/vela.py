@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import prod
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
@@ -121,41 +120,6 @@ def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return readers is None or any(reader.kind == "RESHAPE" and reader is not own for reader in readers)
 
 
-def _before_reshaping(op: Op, rewriter: Rewriter) -> Value | None:
-    """Vela lets what an activation's RESHAPE reads apply it, on the images of the new shape if there are several."""
-    x = op.inputs[0]
-    while (reshape := producer(x, "RESHAPE")) is not None:
-        x = reshape.inputs[0]
-    if x is op.inputs[0] or prod(op.output.shape[:-3]) == 1:
-        return None
-    build = rewriter.build
-    return build.reshape(
-        build.emit(op.kind, (x, *op.inputs[1:]), x.shape, op.output.dtype, **op.attrs), op.output.shape
-    )
-
-
-def _apart_from_padding(op: Op, rewriter: Rewriter) -> Value | None:
-    """Vela takes a dilated convolution apart, and of a result that is made of padding alone it makes no columns."""
-    (top, bottom, left, right), x, build = op.attrs["pad"], op.inputs[0], rewriter.build
-    sides = zip(((top, bottom), (left, right)), x.shape[1:3], op.output.shape[1:3], op.attrs["stride"], strict=True)
-    kernel = op.inputs[1].shape[1:3] if op.kind == "CONV2D" else op.inputs[1].shape[:2]
-    if not any(
-        dilation > 2 and size > 1 and _reads_nothing(side, size, dilation)
-        for side, size, dilation in zip(sides, kernel, op.attrs["dilation"], strict=True)
-    ):
-        return None
-    padded = build.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)), op.attrs["input_zp"])
-    attrs = {**op.attrs, "pad": [0, 0, 0, 0]}
-    padded = padded if op.attrs["input_zp"] else copied(padded, build)  # else Vela would make it padding again
-    return build.emit(op.kind, (padded, *op.inputs[1:]), op.output.shape, op.output.dtype, **attrs)
-
-
-def _reads_nothing(side: tuple[tuple[int, int], int, int, int], taps: int, dilation: int) -> bool:
-    (before, _), size, results, stride = side
-    starts = range(-before, stride * results - before, stride)
-    return any(all(not 0 <= start + tap * dilation < size for tap in range(taps)) for start in starts)
-
-
 #: By the mistake's name: a rule, and the operators that it is for.
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced": (partial(_copy_where, _forgets_slice), _APART),
@@ -163,8 +127,6 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "joined": (partial(_copy_where, _is_misplaced), ("CONCAT", "PAD")),
     "padded_zero": (partial(_copy_where, _becomes_padding), _WINDOWS),
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
-    "padding_alone": (_apart_from_padding, ("CONV2D", "DEPTHWISE_CONV2D")),
-    "reshaped_activation": (_before_reshaping, ("CLAMP", "TABLE")),
     **vela_numbers.RULES,
     "two_tables": (vela_tables.separate_tables, ("TABLE", "RESCALE")),
 }
