@@ -96,6 +96,23 @@ def _one_of_five(b: Builder, x: Value, y: Value) -> Value:
     return b.rescale(b.add(b.rescale(x, DType.INT32, 1.0), b.rescale(y, DType.INT32, 1.0)), DType.INT8, 0.5)
 
 
+def _one_number_of_five(b: Builder, x: Value) -> Value:
+    return b.maximum(b.const(np.full((1,) * 5, 31), DType.INT32), x)
+
+
+def _reversed(b: Builder, x: Value) -> Value:
+    return b.table(x, np.arange(-128, 128)[::-1])
+
+
+def _mixed(b: Builder, x: Value) -> Value:
+    weight = b.const(np.arange(16 * x.shape[3]).reshape(16, 1, 1, x.shape[3]) % 41 - 20, DType.INT8)
+    return b.rescale(b.conv2d(x, weight, b.const([0] * 16, DType.INT32), pad=(0, 0, 0, 0)), DType.INT8, 0.02)
+
+
+def _twice(b: Builder, x: Value) -> Value:
+    return b.rescale(b.add(b.rescale(x, DType.INT32, 1.0), b.rescale(x, DType.INT32, 1.0)), DType.INT8, 0.5)
+
+
 def _column(b: Builder, x: Value) -> Value:
     """Several, so that one is written over another in a memory that is large enough for them too."""
     number = np.arange(-128, 128)
@@ -165,6 +182,7 @@ MISTAKES = (
     Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
+    Mistake("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
@@ -172,6 +190,17 @@ MISTAKES = (
 )
 #: What no lowering writes, so that no pass need look for it.
 UNWRITTEN = (Mistake("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),)
+
+
+#: Beside some of the above: what Vela compiles right, and no pass need write otherwise.
+RIGHT = (
+    Mistake(
+        "number_of_five",
+        lambda b, x: b.maximum(x, b.const([[[[[31]]]]], DType.INT32)),
+        (((2, 3, 2, 4, 5), DType.INT32),),
+        (),
+    ),
+)
 
 
 # -- parts of tensors: operators that may be taken apart -----------------------------------------------------

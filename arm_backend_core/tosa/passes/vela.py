@@ -16,7 +16,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import vela_numbers, vela_tables
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
-from arm_backend_core.tosa.passes.vela_numbers import filled
+from arm_backend_core.tosa.passes.vela_numbers import copied
 
 _REDUCTIONS = ("REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN")
 _WINDOWS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
@@ -24,17 +24,20 @@ _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D
 
 
 def avoid_mistakes(graph: Graph, target: Target) -> None:
-    """Each operator once: what is written is not looked at again."""
-    rules: dict[str, list[Rule]] = {}
-    for mistake in target.hardware.mistakes:
-        if mistake == "returned_mask":
-            _copy_returned_masks(graph, target)
-            continue
-        rule, kinds = _RULES[mistake]
-        for kind in kinds:
-            rules.setdefault(kind, []).append(rule)
-    if rules:
-        sweep(graph, target, rules)
+    """Each operator once: what is written is not looked at again. But ``activation`` is for what stands there then."""
+    for names in (set(target.hardware.mistakes) - {"activation"}, {"activation"}):
+        rules: dict[str, list[Rule]] = {}
+        for mistake in target.hardware.mistakes:
+            if mistake not in names:
+                continue
+            if mistake in _RETURNED:
+                _RETURNED[mistake](graph, target)
+                continue
+            rule, kinds = _RULES[mistake]
+            for kind in kinds:
+                rules.setdefault(kind, []).append(rule)
+        if rules:
+            sweep(graph, target, rules)
 
 
 def _copy_returned_masks(graph: Graph, target: Target) -> None:
@@ -47,17 +50,6 @@ def _copy_returned_masks(graph: Graph, target: Target) -> None:
             shared = shared or len(users[source]) > 1
         if shared and op is not None and value.dtype is DType.BOOL:
             graph.outputs[i] = copied(value, build)
-
-
-def copied(x: Value, b: Builder) -> Value:
-    """``x`` as the result of an operation that reads slices and writes into parts of a tensor: x * 1, or x or x.
-
-    Vela removes IDENTITY, and estimates 1.1 to 1.5 cycles an element for CLAMP against 0.25 (U85) to 1 (U55) here.
-    """
-    if x.dtype is DType.BOOL:
-        return b.bitwise("LOGICAL_OR", x, x)
-    product = b.mul(x, filled(x, 1, x.dtype, b))
-    return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
 
 
 def _copy_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> Value | None:
@@ -120,6 +112,10 @@ def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return readers is None or any(reader.kind == "RESHAPE" and reader is not own for reader in readers)
 
 
+#: By the mistake's name: what is done to the program's results.
+_RETURNED: dict[str, Callable[[Graph, Target], None]] = {
+    "returned_mask": _copy_returned_masks,
+}
 #: By the mistake's name: a rule, and the operators that it is for.
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced": (partial(_copy_where, _forgets_slice), _APART),
