@@ -298,7 +298,7 @@ _U55 = Hardware(
     averages_by_convolution=True,
     # The first leaves no REDUCE_MIN.
     mistakes=(
-        *("reduce_min", *_SHAPES, "narrowing_cast", "unequal_scales"),
+        *("reduce_min", *_SHAPES, "narrowing_cast", "clamped_cast", "unequal_scales"),
         "one_of_five",
     ),
     forgotten=partial(

@@ -100,6 +100,10 @@ def _one_number_of_five(b: Builder, x: Value) -> Value:
     return b.maximum(b.const(np.full((1,) * 5, 31), DType.INT32), x)
 
 
+def _clamped(b: Builder, x: Value) -> Value:
+    return b.clamp(b.cast(x, DType.INT8), -50, 50)
+
+
 def _reversed(b: Builder, x: Value) -> Value:
     return b.table(x, np.arange(-128, 128)[::-1])
 
@@ -183,6 +187,7 @@ MISTAKES = (
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
     Mistake("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
+    Mistake("clamped_cast", _clamped, (((6, 8), DType.INT32),), _OLD),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),

@@ -58,6 +58,18 @@ def _range(value: Value) -> tuple[float, float]:
     return value.dtype.range
 
 
+def clamp_apart(op: Op, rewriter: Rewriter) -> Value | None:
+    """CLAMP behind a CAST to fewer bits, with an operation between: Vela does not clip such a CAST, nor with it."""
+    source: Value | None = op.inputs[0]
+    while source is not None and (cast := producer(source, "CAST")) is None:
+        view = producer(source, "RESHAPE")
+        source = view.inputs[0] if view else None
+    if source is None or cast is None or cast.inputs[0].dtype.range[1] <= source.dtype.range[1]:
+        return None
+    clamped = (copied(op.inputs[0], rewriter.build),)
+    return rewriter.build.emit("CLAMP", clamped, op.output.shape, op.output.dtype, **op.attrs)
+
+
 def complement_minimum(op: Op, rewriter: Rewriter) -> Value | None:
     """min(x) as ~max(~x), ~x = -1 - x: what Vela makes of it, which forgets shapes on the way back."""
     b = rewriter.build
@@ -134,6 +146,7 @@ def four_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
 
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "narrowing_cast": (wrap_cast, ("CAST",)),
+    "clamped_cast": (clamp_apart, ("CLAMP",)),
     "reduce_min": (complement_minimum, ("REDUCE_MIN",)),
     "unequal_scales": (level_scales, ("RESCALE",)),
     "one_of_five": (four_dimensions, tuple(ELEMENTWISE - UNARY)),
