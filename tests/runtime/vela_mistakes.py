@@ -104,6 +104,10 @@ def _clamped(b: Builder, x: Value) -> Value:
     return b.clamp(b.cast(x, DType.INT8), -50, 50)
 
 
+def _reshaped_broadcast(b: Builder, x: Value) -> Value:
+    return b.maximum(x, b.reshape(x, (4, 1, 3, 5)))
+
+
 def _reversed(b: Builder, x: Value) -> Value:
     return b.table(x, np.arange(-128, 128)[::-1])
 
@@ -188,6 +192,7 @@ MISTAKES = (
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
     Mistake("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
     Mistake("clamped_cast", _clamped, (((6, 8), DType.INT32),), _OLD),
+    Mistake("reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32),), _OLD),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
@@ -204,6 +209,9 @@ RIGHT = (
         lambda b, x: b.maximum(x, b.const([[[[[31]]]]], DType.INT32)),
         (((2, 3, 2, 4, 5), DType.INT32),),
         (),
+    ),
+    Mistake(
+        "broadcast", lambda b, x, y: b.maximum(x, y), (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), ()
     ),
 )
 

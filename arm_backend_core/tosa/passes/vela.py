@@ -13,6 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes import vela_numbers, vela_tables
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
@@ -112,6 +113,18 @@ def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return readers is None or any(reader.kind == "RESHAPE" and reader is not own for reader in readers)
 
 
+def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Where both operands are to be broadcast, Vela does it to the first with the shape that another reads it with."""
+    if value is not op.inputs[0] or any(operand.shape == op.output.shape for operand in op.inputs):
+        return False
+    while not _read_reshaped(op, value, rewriter):
+        scaled = producer(value, "RESCALE")
+        if scaled is None:
+            return False
+        value = scaled.inputs[0]
+    return True
+
+
 #: By the mistake's name: what is done to the program's results.
 _RETURNED: dict[str, Callable[[Graph, Target], None]] = {
     "returned_mask": _copy_returned_masks,
@@ -123,6 +136,7 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "joined": (partial(_copy_where, _is_misplaced), ("CONCAT", "PAD")),
     "padded_zero": (partial(_copy_where, _becomes_padding), _WINDOWS),
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
+    "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
     **vela_numbers.RULES,
     "two_tables": (vela_tables.separate_tables, ("TABLE", "RESCALE")),
 }
