@@ -299,7 +299,7 @@ _U55 = Hardware(
     # The first leaves no REDUCE_MIN.
     mistakes=(
         *("reduce_min", *_SHAPES, "narrowing_cast", "clamped_cast", "unequal_scales"),
-        *("one_of_five", "reshaped_broadcast"),
+        *("one_of_five", "reshaped_broadcast", "activation"),
     ),
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
@@ -310,7 +310,7 @@ _U85 = Hardware(
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
-    mistakes=(*_SHAPES, "reshaped_select", "returned_mask", "two_tables"),
+    mistakes=(*_SHAPES, "reshaped_select", "returned_mask", "two_tables", "activation"),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
     ),

@@ -193,6 +193,13 @@ MISTAKES = (
     Mistake("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
     Mistake("clamped_cast", _clamped, (((6, 8), DType.INT32),), _OLD),
     Mistake("reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32),), _OLD),
+    Mistake("activation", lambda b, x: _reversed(b, _mixed(b, x)), (((2, 3, 5, 6), DType.INT8),), _ALL),
+    Mistake(
+        "activation_of_a_view",
+        lambda b, x: _reversed(b, b.reshape(_twice(b, x), (3, 2, 4, 10))),
+        (((24, 10), DType.INT8),),
+        _ALL,
+    ),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
@@ -210,6 +217,8 @@ RIGHT = (
         (((2, 3, 2, 4, 5), DType.INT32),),
         (),
     ),
+    Mistake("activation_of_arithmetic", lambda b, x: _reversed(b, _twice(b, x)), (((3, 2, 4, 10), DType.INT8),), ()),
+    Mistake("activation_of_an_image", lambda b, x: _reversed(b, _mixed(b, x)), (((1, 3, 5, 6), DType.INT8),), ()),
     Mistake(
         "broadcast", lambda b, x, y: b.maximum(x, y), (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), ()
     ),

@@ -1,7 +1,7 @@
 """Ethos-U: forms that Vela 5.1 compiles to something else, in forms that it compiles right (``docs/vela.md``).
 
 ``Hardware.mistakes`` names those that a family meets. Nothing here changes a bit of a result. Where a copy helps it is
-here; ``vela_numbers`` and ``vela_tables`` have the other forms.
+here; ``vela_numbers``, ``vela_shapes`` and ``vela_tables`` have the other forms.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes import vela_numbers, vela_tables
+from arm_backend_core.tosa.passes import vela_numbers, vela_shapes, vela_tables
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
 from arm_backend_core.tosa.passes.vela_numbers import copied
@@ -138,5 +138,6 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
     "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
     **vela_numbers.RULES,
+    **vela_shapes.RULES,
     "two_tables": (vela_tables.separate_tables, ("TABLE", "RESCALE")),
 }

@@ -1,0 +1,51 @@
+"""Shapes that Vela takes for others where it joins operators or takes them apart (``vela``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from arm_backend_core.tosa.graph import Op, Value, prod
+from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule
+
+_Swap = tuple[tuple[int, int, int], tuple[int, int]]
+#: Dimensions, counted from the last, that change places in one operation; sizes of 1 stay where Vela makes one.
+_NATIVE = ([-3, -2], [-2, -1], [-3, -1])
+
+
+def _own(shape: Sequence[int]) -> tuple[int, ...]:
+    """Without dimensions of size 1 in front."""
+    return tuple(shape[next((i for i, size in enumerate(shape) if size > 1), len(shape)) :])
+
+
+def _before(value: Value) -> Op | None:
+    """The operator that a value is from, not a RESCALE."""
+    while (op := value.producer) is not None and op.kind == "RESCALE":
+        value = op.inputs[0]
+    return op
+
+
+def flat_activation(op: Op, rewriter: Rewriter) -> Value | None:
+    """TABLE or CLAMP of several images as of one.
+
+    Where Vela lets the operation before do it, it gives that operation the shape that it had taken this one apart for:
+    right for arithmetic of the same shape alone.
+    """
+    b, x, before = rewriter.build, op.inputs[0], _before(op.inputs[0])
+    if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
+        return None
+    if len(_own(x.shape)) <= 3 or not rewriter.single_use(x):
+        return None
+    flat = (prod(x.shape[:-2]), *x.shape[-2:])
+    return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), flat, op.output.dtype, **op.attrs), x.shape)
+
+
+def _feeds(value: Value, kind: str, rewriter: Rewriter) -> bool:
+    readers = rewriter.users(value) or []
+    through = ("RESHAPE", "RESCALE")
+    return any(r.kind == kind or (r.kind in through and _feeds(r.output, kind, rewriter)) for r in readers)
+
+
+RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "activation": (flat_activation, ("TABLE", "CLAMP")),
+}
