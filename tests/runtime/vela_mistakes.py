@@ -108,6 +108,10 @@ def _reshaped_broadcast(b: Builder, x: Value) -> Value:
     return b.maximum(x, b.reshape(x, (4, 1, 3, 5)))
 
 
+def _sliced_rank(b: Builder, x: Value) -> Value:
+    return _reversed(b, b.reshape(b.slice(x, (0, 1, 0, 0), (2, 5, 3, 4)), (1, 2, 5, 3, 4)))
+
+
 def _reversed(b: Builder, x: Value) -> Value:
     return b.table(x, np.arange(-128, 128)[::-1])
 
@@ -186,6 +190,7 @@ MISTAKES = (
     Mistake("sliced_among_others", _sliced_among_others, (((4, 5), DType.INT8),), _ALL),
     Mistake("sliced_sum", _sliced_sum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _OLD),
+    Mistake("sliced_rank", _sliced_rank, (((2, 7, 3, 4), DType.INT8),), _ALL),
     Mistake("column", _column, (((2, 5, 1), DType.INT8),), _ALL),
     Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
@@ -215,6 +220,12 @@ RIGHT = (
         "number_of_five",
         lambda b, x: b.maximum(x, b.const([[[[[31]]]]], DType.INT32)),
         (((2, 3, 2, 4, 5), DType.INT32),),
+        (),
+    ),
+    Mistake(
+        "sliced_image",
+        lambda b, x: _reversed(b, b.slice(x, (1, 0, 0, 0), (2, 5, 3, 4))),
+        (((4, 5, 3, 4), DType.INT8),),
         (),
     ),
     Mistake("activation_of_arithmetic", lambda b, x: _reversed(b, _twice(b, x)), (((3, 2, 4, 10), DType.INT8),), ()),

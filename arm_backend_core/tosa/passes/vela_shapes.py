@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule
+from arm_backend_core.tosa.passes.vela_numbers import copied
 
 _Swap = tuple[tuple[int, int, int], tuple[int, int]]
 #: Dimensions, counted from the last, that change places in one operation; sizes of 1 stay where Vela makes one.
@@ -40,6 +41,20 @@ def flat_activation(op: Op, rewriter: Rewriter) -> Value | None:
     return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), flat, op.output.dtype, **op.attrs), x.shape)
 
 
+def copy_part(op: Op, rewriter: Rewriter) -> Value | None:
+    """RESHAPE of a SLICE to more or fewer dimensions: what is computed of it reads the SLICE with both counted in one.
+
+    Of four dimensions and fewer, Vela makes four.
+    """
+    b, part, whole = rewriter.build, op.inputs[0], _before(op.inputs[0])
+    ranks = {max(4, value.rank) for value in (part, op.output)}
+    images = len(_own(part.shape)) > 3 and _own(part.shape) == _own(op.output.shape)
+    if whole is None or whole.kind != "SLICE" or len(ranks) == 1 or not images:
+        return None
+    moved = all(reader.kind == "TRANSPOSE" for reader in rewriter.users(op.output) or [op])
+    return None if moved else b.reshape(copied(part, b), op.output.shape)
+
+
 def _feeds(value: Value, kind: str, rewriter: Rewriter) -> bool:
     readers = rewriter.users(value) or []
     through = ("RESHAPE", "RESCALE")
@@ -47,5 +62,6 @@ def _feeds(value: Value, kind: str, rewriter: Rewriter) -> bool:
 
 
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "sliced_rank": (copy_part, ("RESHAPE",)),
     "activation": (flat_activation, ("TABLE", "CLAMP")),
 }
