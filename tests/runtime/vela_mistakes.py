@@ -125,6 +125,16 @@ def _twice(b: Builder, x: Value) -> Value:
     return b.rescale(b.add(b.rescale(x, DType.INT32, 1.0), b.rescale(x, DType.INT32, 1.0)), DType.INT8, 0.5)
 
 
+def _turned_back(b: Builder, x: Value, y: Value) -> Value:
+    turned = b.transpose(b.reshape(_mixed(b, x), (1, 9, 4, 16)), (0, 1, 3, 2))
+    return b.matmul(y, b.reshape(turned, (9, 16, 4)))
+
+
+def _turned_to_sum(b: Builder, x: Value) -> Value:
+    turned = b.transpose(b.reshape(_mixed(b, x), (9, 4, 16)), (0, 2, 1))
+    return b.rescale(b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1), DType.INT8, 0.1)
+
+
 def _column(b: Builder, x: Value) -> Value:
     """Several, so that one is written over another in a memory that is large enough for them too."""
     number = np.arange(-128, 128)
@@ -205,6 +215,8 @@ MISTAKES = (
         (((24, 10), DType.INT8),),
         _ALL,
     ),
+    Mistake("turned_back", _turned_back, (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)), _ALL),
+    Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),

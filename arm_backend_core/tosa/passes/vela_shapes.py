@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
 from arm_backend_core.tosa.passes.vela_numbers import copied
 
 _Swap = tuple[tuple[int, int, int], tuple[int, int]]
@@ -55,6 +55,21 @@ def copy_part(op: Op, rewriter: Rewriter) -> Value | None:
     return None if moved else b.reshape(copied(part, b), op.output.shape)
 
 
+def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
+    """TRANSPOSE of a RESHAPE before a MATMUL or a REDUCE_SUM, which Vela does by a TRANSPOSE that undoes this one.
+
+    It removes both, and the operator before the RESHAPE gets the shape behind it.
+    """
+    b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
+    own, last = producer(x, "RESHAPE"), x.rank - 1
+    if own is None or _before(own.inputs[0]) is None or perms != [*range(last - 1), last, last - 1]:
+        return None
+    undone = ("MATMUL" if x.shape[0] == 1 else "") if x.rank == 4 else "REDUCE_SUM" if x.rank == 3 else ""
+    if _own(own.inputs[0].shape) == _own(x.shape) or not _feeds(op.output, undone, rewriter):
+        return None
+    return b.transpose(copied(x, b), perms)
+
+
 def _feeds(value: Value, kind: str, rewriter: Rewriter) -> bool:
     readers = rewriter.users(value) or []
     through = ("RESHAPE", "RESCALE")
@@ -63,5 +78,6 @@ def _feeds(value: Value, kind: str, rewriter: Rewriter) -> bool:
 
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced_rank": (copy_part, ("RESHAPE",)),
+    "turned_back": (copy_turned_back, ("TRANSPOSE",)),
     "activation": (flat_activation, ("TABLE", "CLAMP")),
 }
