@@ -135,6 +135,15 @@ def _turned_to_sum(b: Builder, x: Value) -> Value:
     return b.rescale(b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1), DType.INT8, 0.1)
 
 
+def _dilated(b: Builder, x: Value, *, itself: bool) -> Value:
+    """Padded by a PAD or by ``itself``."""
+    weight = b.const(np.arange(6).reshape(1, 1, 2, 3), DType.INT8)
+    pad = (0, 0, 3, 3) if itself else (0, 0, 0, 0)
+    image = x if itself else b.pad(x, ((0, 0), (0, 0), (3, 3), (0, 0)), 0)
+    wide = b.conv2d(image, weight, b.const([7], DType.INT32), pad=pad, dilation=(1, 4), zps=(-int(itself), 0))
+    return b.rescale(wide, DType.INT8, 0.125)
+
+
 def _column(b: Builder, x: Value) -> Value:
     """Several, so that one is written over another in a memory that is large enough for them too."""
     number = np.arange(-128, 128)
@@ -217,6 +226,8 @@ MISTAKES = (
     ),
     Mistake("turned_back", _turned_back, (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)), _ALL),
     Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL),
+    Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
+    Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),

@@ -76,8 +76,26 @@ def _feeds(value: Value, kind: str, rewriter: Rewriter) -> bool:
     return any(r.kind == kind or (r.kind in through and _feeds(r.output, kind, rewriter)) for r in readers)
 
 
+def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
+    """Dilation by more than the image has rows or columns: of the parts that Vela makes, some have only padding.
+
+    A PAD alone becomes the convolution's own padding.
+    """
+    b, image, attrs = rewriter.build, op.inputs[0], dict(op.attrs)
+    pad, dilation, before = attrs["pad"], attrs["dilation"], producer(op.inputs[0], "PAD")
+    inside = before.inputs[0] if before is not None and not any(pad) else image
+    small = any(size < step for size, step in zip(inside.shape[1:-1], dilation, strict=True))
+    if not small or max(dilation) <= 2 or (inside is image and not any(pad)):
+        return None
+    if any(pad):
+        sides = [(0, 0), *zip(pad[::2], pad[1::2], strict=True), (0, 0)]
+        image, attrs["pad"] = b.pad(image, sides, attrs["input_zp"]), [0] * len(pad)
+    return b.emit(op.kind, (copied(image, b), *op.inputs[1:]), op.output.shape, op.output.dtype, **attrs)
+
+
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced_rank": (copy_part, ("RESHAPE",)),
     "turned_back": (copy_turned_back, ("TRANSPOSE",)),
+    "dilated": (pad_dilated, ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")),
     "activation": (flat_activation, ("TABLE", "CLAMP")),
 }
