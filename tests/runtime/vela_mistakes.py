@@ -135,6 +135,11 @@ def _turned_to_sum(b: Builder, x: Value) -> Value:
     return b.rescale(b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1), DType.INT8, 0.1)
 
 
+def _returned_reshape(b: Builder, x: Value) -> tuple[Value, ...]:
+    image = b.reshape(_twice(b, x), (4, 4, 18))
+    return image, b.transpose(image, (2, 1, 0))
+
+
 def _dilated(b: Builder, x: Value, *, itself: bool) -> Value:
     """Padded by a PAD or by ``itself``."""
     weight = b.const(np.arange(6).reshape(1, 1, 2, 3), DType.INT8)
@@ -226,6 +231,7 @@ MISTAKES = (
     ),
     Mistake("turned_back", _turned_back, (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)), _ALL),
     Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL),
+    Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
     Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),

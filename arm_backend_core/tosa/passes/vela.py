@@ -53,6 +53,15 @@ def _copy_returned_masks(graph: Graph, target: Target) -> None:
             graph.outputs[i] = copied(value, build)
 
 
+def _copy_returned_reshapes(graph: Graph, target: Target) -> None:
+    """Vela moves a RESHAPE past the TRANSPOSE that alone reads it, even where the program returns it too."""
+    build, users = Builder(graph, target), graph.users()
+    for i, value in enumerate(graph.outputs):
+        readers = [reader.kind for reader in users.get(value, [])]
+        if producer(value, "RESHAPE") is not None and readers == ["TRANSPOSE"]:
+            graph.outputs[i] = copied(value, build)
+
+
 def _copy_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> Value | None:
     inputs = [copied(value, rewriter.build) if test(op, value, rewriter) else value for value in op.inputs]
     if inputs == op.inputs:
@@ -128,6 +137,7 @@ def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
 #: By the mistake's name: what is done to the program's results.
 _RETURNED: dict[str, Callable[[Graph, Target], None]] = {
     "returned_mask": _copy_returned_masks,
+    "returned_reshape": _copy_returned_reshapes,
 }
 #: By the mistake's name: a rule, and the operators that it is for.
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
