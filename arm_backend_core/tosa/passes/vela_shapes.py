@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
@@ -76,6 +77,90 @@ def _feeds(value: Value, kind: str, rewriter: Rewriter) -> bool:
     return any(r.kind == kind or (r.kind in through and _feeds(r.output, kind, rewriter)) for r in readers)
 
 
+def copy_squares(op: Op, rewriter: Rewriter) -> Value | None:
+    """TRANSPOSE in which as many rows as columns change places, of which that which follows may read some too early.
+
+    Vela computes which blocks of two operations may overlap as if the first were not transposed, where shapes are the
+    same. Here a copy follows, which has another.
+    """
+    b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
+    swaps = list(_swaps(x.shape, perms, x.dtype))
+    ends = _early(swaps)
+    # With its own TRANSPOSE in a MATMUL, Vela makes one of the two.
+    merged = x.rank == 4 and _feeds(op.output, "MATMUL", rewriter)
+    late = merged and bool(_early(list(_swaps(x.shape, [*perms[:2], perms[3], perms[2]], x.dtype))))
+    if not ends and not late:
+        return None
+    value = x
+    for i, (shape, (first, second)) in enumerate(swaps):
+        order = [0, 1, 2]
+        order[first], order[second] = second, first
+        value = b.transpose(b.reshape(value, shape), order)
+        if i in ends or (late and i + 1 == len(swaps)):
+            value = copied(b.reshape(value, (prod(value.shape[:2]), value.shape[2])), b)
+    return b.reshape(value, op.output.shape)
+
+
+def _early(swaps: Sequence[_Swap]) -> list[int]:
+    """Swaps of as many rows as columns behind which comes no other shape."""
+    squares = [i for i, ((rows, columns, _), axes) in enumerate(swaps) if axes == (0, 1) and rows == columns > 1]
+    return [i for i in squares if i + 1 == len(swaps) or swaps[i][0] == swaps[i + 1][0]]
+
+
+def _swaps(shape: Sequence[int], perms: Sequence[int], dtype: DType) -> Iterator[_Swap]:
+    """What Vela makes of a TRANSPOSE: shapes of three dimensions, and two of each that change places."""
+    kept = list(range(len(shape)))
+    if [axis - len(shape) for axis, other in enumerate(perms) if axis != other] not in _NATIVE:
+        kept = [axis for axis in kept if shape[axis] > 1]
+    sizes = [1] * max(0, 4 - len(kept)) + [shape[axis] for axis in kept]
+    front = len(sizes) - len(kept)
+    moved = [axis for axis in perms if axis in kept]
+    order = [*range(front), *(front + moved.index(axis) for axis in kept)]
+    for axis in range(len(order)):
+        at = order.index(axis)
+        if at != axis:
+            for swap in _exchange(sizes, axis, at):
+                yield from _halfway(swap) if dtype is DType.INT32 and swap[1] == (0, 2) else (swap,)
+            order[axis], order[at] = order[at], order[axis]
+
+
+def _halfway(swap: _Swap) -> Iterator[_Swap]:
+    (h, w, c), _ = swap
+    yield from (((h, w, c), (1, 2)), ((h, c, w), (0, 1)), ((c, h, w), (1, 2)))
+
+
+def _exchange(sizes: list[int], a: int, b: int) -> Iterator[_Swap]:
+    """Swaps after which dimensions ``a`` < ``b`` of ``sizes`` have changed places."""
+    last = len(sizes) - 1
+
+    def view(start: int, end: int) -> tuple[int, int, int]:
+        return prod(sizes[:start]), prod(sizes[start:end]), prod(sizes[end:])
+
+    if a > last - 3 and prod(sizes[:-3]) == 1:
+        yield view(last - 1, last), (a - last + 2, b - last + 2)
+    elif (a, b) == (0, 1):
+        yield view(1, 2), (0, 1)
+    elif (a, b) == (last - 1, last):
+        yield view(a, b), (1, 2)
+    elif a > 0:
+        yield view(a, a + 1), (0, 1)
+        sizes.insert(0, sizes.pop(a))
+        yield from _exchange(sizes, 0, b)
+        yield view(1, a + 1), (0, 1)
+        sizes.insert(a, sizes.pop(0))
+        return
+    elif b < last:
+        yield view(b, b + 1), (1, 2)
+        sizes.append(sizes.pop(b))
+        yield from _exchange(sizes, 0, last)
+        yield view(b, last), (1, 2)
+        sizes.insert(b, sizes.pop())
+        return
+    else:
+        yield view(1, last), (0, 2)
+    sizes[a], sizes[b] = sizes[b], sizes[a]
+
+
 def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
     """Dilation by more than the image has rows or columns: of the parts that Vela makes, some have only padding.
 
@@ -96,6 +181,7 @@ def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced_rank": (copy_part, ("RESHAPE",)),
     "turned_back": (copy_turned_back, ("TRANSPOSE",)),
+    "square": (copy_squares, ("TRANSPOSE",)),
     "dilated": (pad_dilated, ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")),
     "activation": (flat_activation, ("TABLE", "CLAMP")),
 }
