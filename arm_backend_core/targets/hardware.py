@@ -310,7 +310,10 @@ _U85 = Hardware(
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
-    mistakes=(*_SHAPES, "reshaped_select", "returned_mask", "two_tables", "activation"),
+    mistakes=(
+        *(*_SHAPES, "reshaped_select", "returned_mask"),
+        *("two_tables", "activation"),
+    ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
     ),

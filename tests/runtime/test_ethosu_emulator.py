@@ -94,7 +94,8 @@ def test_models(name: str, accelerator: str, emulator: Emulator) -> None:
 
 def _samples(mistake: Mistake) -> list[np.ndarray[Any, Any]]:
     generator = np.random.default_rng(0)
-    ranges = [(shape, dtype.numpy, *dtype.range) for shape, dtype in mistake.inputs]
+    bits = (0, 1)
+    ranges = [(x, dtype.numpy, *(bits if dtype is DType.BOOL else dtype.range)) for x, dtype in mistake.inputs]
     return [generator.integers(low, high + 1, shape).astype(dtype) for shape, dtype, low, high in ranges]
 
 

@@ -104,8 +104,16 @@ def _clamped(b: Builder, x: Value) -> Value:
     return b.clamp(b.cast(x, DType.INT8), -50, 50)
 
 
-def _reshaped_broadcast(b: Builder, x: Value) -> Value:
-    return b.maximum(x, b.reshape(x, (4, 1, 3, 5)))
+def _reshaped_broadcast(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    return b.maximum(x, y), b.maximum(b.reshape(x, (60,)), b.const([5], DType.INT32))
+
+
+def _small(b: Builder, i: Value) -> Value:
+    return b.bitwise("BITWISE_AND", i, b.const([[7]], DType.INT32))
+
+
+def _returned_input(b: Builder, x: Value) -> tuple[Value, ...]:
+    return b.reduce("REDUCE_ANY", x, 1), b.emit("IDENTITY", (x,), x.shape, x.dtype)
 
 
 def _sliced_rank(b: Builder, x: Value) -> Value:
@@ -229,7 +237,9 @@ MISTAKES = (
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
     Mistake("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
     Mistake("clamped_cast", _clamped, (((6, 8), DType.INT32),), _OLD),
-    Mistake("reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32),), _OLD),
+    Mistake(
+        "reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD
+    ),
     Mistake("activation", lambda b, x: _reversed(b, _mixed(b, x)), (((2, 3, 5, 6), DType.INT8),), _ALL),
     Mistake(
         "activation_of_a_view",
@@ -242,6 +252,7 @@ MISTAKES = (
     Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
     Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
+    Mistake("returned_input", _returned_input, (((3, 4), DType.BOOL),), _NEW, _NEW),
     Mistake("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
     Mistake(
         "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _OLD

@@ -49,7 +49,7 @@ def _copy_returned_masks(graph: Graph, target: Target) -> None:
         while (op := source.producer) is not None and op.kind in ("IDENTITY", "RESHAPE"):
             source = op.inputs[0]
             shared = shared or len(users[source]) > 1
-        if shared and op is not None and value.dtype is DType.BOOL:
+        if shared and source.data is None and value.dtype is DType.BOOL:
             graph.outputs[i] = copied(value, build)
 
 
