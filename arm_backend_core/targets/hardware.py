@@ -311,7 +311,7 @@ _U85 = Hardware(
     macs_per_result=64,
     transposes_by_convolution=True,
     mistakes=(
-        *(*_SHAPES, "reshaped_select", "returned_mask"),
+        *(*_SHAPES, "reshaped_select", "returned_mask", "read_twice"),
         *("two_tables", "activation"),
     ),
     forgotten=partial(

@@ -108,6 +108,10 @@ def _reshaped_broadcast(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return b.maximum(x, y), b.maximum(b.reshape(x, (60,)), b.const([5], DType.INT32))
 
 
+def _read_twice(b: Builder, x: Value) -> Value:
+    return b.maximum(b.reshape(x, (10, 1, 8)), b.reshape(x, (1, 10, 8)))
+
+
 def _small(b: Builder, i: Value) -> Value:
     return b.bitwise("BITWISE_AND", i, b.const([[7]], DType.INT32))
 
@@ -252,6 +256,7 @@ MISTAKES = (
     Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
     Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
+    Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, _NEW),
     Mistake("returned_input", _returned_input, (((3, 4), DType.BOOL),), _NEW, _NEW),
     Mistake("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
     Mistake(

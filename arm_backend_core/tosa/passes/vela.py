@@ -134,6 +134,17 @@ def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return True
 
 
+def _read_twice(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Vela lets an operation begin early that reads one tensor in two shapes, by the one that it reads in order."""
+    sources = []
+    for source in op.inputs:
+        while (before := source.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
+            source = before.inputs[0]
+        sources.append(source)
+    first, *others = op.inputs
+    return value is first and all(x.shape != value.shape for x in others) and sources.count(sources[0]) > 1
+
+
 #: By the mistake's name: what is done to the program's results.
 _RETURNED: dict[str, Callable[[Graph, Target], None]] = {
     "returned_mask": _copy_returned_masks,
@@ -147,6 +158,7 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "padded_zero": (partial(_copy_where, _becomes_padding), _WINDOWS),
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
     "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
+    "read_twice": (partial(_copy_where, _read_twice), tuple(ELEMENTWISE - UNARY)),
     **vela_numbers.RULES,
     **vela_shapes.RULES,
     "two_tables": (vela_tables.separate_tables, ("TABLE", "RESCALE")),
