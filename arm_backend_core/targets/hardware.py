@@ -312,7 +312,7 @@ _U85 = Hardware(
     transposes_by_convolution=True,
     mistakes=(
         *(*_SHAPES, "reshaped_select", "returned_mask", "read_twice"),
-        *("two_tables", "activation"),
+        *("turned_table", "two_tables", "activation"),
     ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE

@@ -120,6 +120,16 @@ def _returned_input(b: Builder, x: Value) -> tuple[Value, ...]:
     return b.reduce("REDUCE_ANY", x, 1), b.emit("IDENTITY", (x,), x.shape, x.dtype)
 
 
+def _turned_table(b: Builder, x: Value, *, last: Callable[[Builder, Value], Value]) -> Value:
+    return last(b, b.reverse(_reversed(b, x), 1))
+
+
+def _turned_wide_table(b: Builder, x: Value) -> Value:
+    rising, falling = np.arange(-256, 257) * 100, np.arange(256, -257, -1) * 90
+    turned = b.transpose(b.rescale(b.table(x, rising), DType.INT16, 1 / 128), (1, 0, 2))
+    return b.rescale(b.table(turned, falling), DType.INT16, 1 / 128)
+
+
 def _sliced_rank(b: Builder, x: Value) -> Value:
     return _reversed(b, b.reshape(b.slice(x, (0, 1, 0, 0), (2, 5, 3, 4)), (1, 2, 5, 3, 4)))
 
@@ -258,6 +268,11 @@ MISTAKES = (
     Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, _NEW),
     Mistake("returned_input", _returned_input, (((3, 4), DType.BOOL),), _NEW, _NEW),
+    Mistake("turned_table", partial(_turned_table, last=_reversed), (((6, 4, 10), DType.INT8),), _NEW),
+    Mistake(
+        "turned_clamp", partial(_turned_table, last=lambda b, x: b.clamp(x, -9, 90)), (((6, 4, 10), DType.INT8),), _NEW
+    ),
+    Mistake("turned_wide_table", _turned_wide_table, (((6, 4, 10), DType.INT16),), _NEW),
     Mistake("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
     Mistake(
         "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _OLD

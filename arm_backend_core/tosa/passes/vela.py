@@ -145,6 +145,15 @@ def _read_twice(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return value is first and all(x.shape != value.shape for x in others) and sources.count(sources[0]) > 1
 
 
+def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Vela does a REVERSE or TRANSPOSE with the TABLE or CLAMP before it, and with both the one behind: one is lost."""
+    turned = False
+    while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE"):
+        turned = turned or before.kind in ("REVERSE", "TRANSPOSE")
+        value = before.inputs[0]
+    return turned and before is not None and before.kind in ("TABLE", "CLAMP")
+
+
 #: By the mistake's name: what is done to the program's results.
 _RETURNED: dict[str, Callable[[Graph, Target], None]] = {
     "returned_mask": _copy_returned_masks,
@@ -159,6 +168,7 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
     "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
     "read_twice": (partial(_copy_where, _read_twice), tuple(ELEMENTWISE - UNARY)),
+    "turned_table": (partial(_copy_where, _is_second_table), ("TABLE", "CLAMP")),
     **vela_numbers.RULES,
     **vela_shapes.RULES,
     "two_tables": (vela_tables.separate_tables, ("TABLE", "RESCALE")),
