@@ -299,7 +299,7 @@ _U55 = Hardware(
     # The first leaves no REDUCE_MIN.
     mistakes=(
         *("reduce_min", *_SHAPES, "narrowing_cast", "clamped_cast", "unequal_scales"),
-        *("one_of_five", "reshaped_broadcast", "square", "activation"),
+        *("one_of_five", "reshaped_broadcast", "joined_table", "square", "activation"),
     ),
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)

@@ -130,6 +130,10 @@ def _turned_wide_table(b: Builder, x: Value) -> Value:
     return b.rescale(b.table(turned, falling), DType.INT16, 1 / 128)
 
 
+def _joined_table(b: Builder, x: Value) -> Value:
+    return b.pad(_reversed(b, b.transpose(x, (0, 2, 1))), ((0, 0), (0, 0), (2, 0)), 0)
+
+
 def _sliced_rank(b: Builder, x: Value) -> Value:
     return _reversed(b, b.reshape(b.slice(x, (0, 1, 0, 0), (2, 5, 3, 4)), (1, 2, 5, 3, 4)))
 
@@ -273,6 +277,7 @@ MISTAKES = (
         "turned_clamp", partial(_turned_table, last=lambda b, x: b.clamp(x, -9, 90)), (((6, 4, 10), DType.INT8),), _NEW
     ),
     Mistake("turned_wide_table", _turned_wide_table, (((6, 4, 10), DType.INT16),), _NEW),
+    Mistake("joined_table", _joined_table, (((1, 2, 16), DType.INT8),), _OLD),
     Mistake("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
     Mistake(
         "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _OLD

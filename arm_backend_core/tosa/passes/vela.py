@@ -107,6 +107,14 @@ def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     return forgotten and (reshaped if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not reshaped)
 
 
+def _is_misplaced_table(reader: Op, value: Value, rewriter: Rewriter) -> bool:
+    """A TRANSPOSE that does a TABLE or CLAMP too does not write into part of a larger tensor."""
+    op = value.producer
+    if op is None or op.kind not in ("TABLE", "CLAMP") or not rewriter.single_use(value):
+        return False
+    return producer(op.inputs[0], "TRANSPOSE") is not None
+
+
 def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela makes PAD with 0 the padding of a convolution that has none, which is with ``input_zp``."""
     while (source := value.producer) is not None and source.kind == "RESHAPE":
@@ -164,6 +172,7 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced": (partial(_copy_where, _forgets_slice), _APART),
     "column": (partial(_copy_where, _is_column), (*_REDUCTIONS, "ARGMAX")),
     "joined": (partial(_copy_where, _is_misplaced), ("CONCAT", "PAD")),
+    "joined_table": (partial(_copy_where, _is_misplaced_table), ("CONCAT", "PAD")),
     "padded_zero": (partial(_copy_where, _becomes_padding), _WINDOWS),
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
     "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
