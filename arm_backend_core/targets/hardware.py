@@ -311,7 +311,7 @@ _U85 = Hardware(
     macs_per_result=64,
     transposes_by_convolution=True,
     mistakes=(
-        *(*_SHAPES, "reshaped_select", "returned_mask", "read_twice"),
+        *(*_SHAPES, "reshaped_select", "returned_mask", "read_twice", "gathered"),
         *("turned_table", "two_tables", "activation"),
     ),
     forgotten=partial(

@@ -112,6 +112,12 @@ def _read_twice(b: Builder, x: Value) -> Value:
     return b.maximum(b.reshape(x, (10, 1, 8)), b.reshape(x, (1, 10, 8)))
 
 
+def _gathered(b: Builder, x: Value, i: Value, y: Value) -> tuple[Value, ...]:
+    turned = b.reverse(y, 1)
+    joined = b.concat([b.slice(turned, (0, 2, 0), (1, 1, 9)), turned, turned], 1)
+    return joined, b.gather(x, _small(b, i))
+
+
 def _small(b: Builder, i: Value) -> Value:
     return b.bitwise("BITWISE_AND", i, b.const([[7]], DType.INT32))
 
@@ -271,6 +277,13 @@ MISTAKES = (
     Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, _NEW),
+    Mistake(
+        "gathered",
+        _gathered,
+        (((1, 21, 1), DType.INT8), ((1, 16), DType.INT32), ((1, 4, 9), DType.INT8)),
+        _NEW,
+        _NEW,
+    ),
     Mistake("returned_input", _returned_input, (((3, 4), DType.BOOL),), _NEW, _NEW),
     Mistake("turned_table", partial(_turned_table, last=_reversed), (((6, 4, 10), DType.INT8),), _NEW),
     Mistake(
@@ -312,6 +325,13 @@ RIGHT = (
     Mistake("activation_of_an_image", lambda b, x: _reversed(b, _mixed(b, x)), (((1, 3, 5, 6), DType.INT8),), ()),
     Mistake(
         "broadcast", lambda b, x, y: b.maximum(x, y), (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), ()
+    ),
+    Mistake(
+        "gathered_and_read",
+        lambda b, x, i: _reversed(b, b.gather(x, _small(b, i))),
+        (((1, 21, 4), DType.INT8), ((1, 5), DType.INT32)),
+        (),
+        _NEW,
     ),
     Mistake("turned", lambda b, x: _widened(b, b.transpose(x, (1, 0, 2))), (((7, 5, 9), DType.INT8),), ()),
     Mistake("turned_image", lambda b, x: b.transpose(x, (0, 3, 1, 2)), (((1, 8, 8, 64), DType.INT8),), ()),

@@ -162,6 +162,26 @@ def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return turned and before is not None and before.kind in ("TABLE", "CLAMP")
 
 
+def _wait_for_gather(op: Op, rewriter: Rewriter) -> Value | None:
+    """A copy waits for a GATHER at once: operations that follow may write over its indices while they are read.
+
+    Vela sees as many bytes of them as there are indices, of four bytes each.
+    """
+    if op.inputs[1].data is not None or _is_read_at_once(op.output, rewriter):
+        return None
+    gathered = rewriter.build.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs)
+    return copied(gathered, rewriter.build)
+
+
+def _is_read_at_once(value: Value, rewriter: Rewriter) -> bool:
+    """Whether only the operation behind reads it: Vela computes the last operand of an operation first."""
+    readers = rewriter.users(value) or []
+    if len(readers) != 1 or readers[0].kind in ("RESHAPE", "RESCALE"):
+        return len(readers) == 1 and _is_read_at_once(readers[0].output, rewriter)
+    operands = readers[0].inputs
+    return all(x.producer is None for x in operands[: operands.index(value)])
+
+
 #: By the mistake's name: what is done to the program's results.
 _RETURNED: dict[str, Callable[[Graph, Target], None]] = {
     "returned_mask": _copy_returned_masks,
@@ -178,6 +198,7 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
     "read_twice": (partial(_copy_where, _read_twice), tuple(ELEMENTWISE - UNARY)),
     "turned_table": (partial(_copy_where, _is_second_table), ("TABLE", "CLAMP")),
+    "gathered": (_wait_for_gather, ("GATHER", "SCATTER")),
     **vela_numbers.RULES,
     **vela_shapes.RULES,
     "two_tables": (vela_tables.separate_tables, ("TABLE", "RESCALE")),
