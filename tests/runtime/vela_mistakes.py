@@ -162,6 +162,11 @@ def _turned_back(b: Builder, x: Value, y: Value) -> Value:
     return b.matmul(y, b.reshape(turned, (9, 16, 4)))
 
 
+def _turned_back_and_returned(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    image = _reversed(b, x)
+    return image, b.matmul(y, b.reshape(b.transpose(image, (0, 1, 3, 2)), (9, 16, 4)))
+
+
 def _turned_to_sum(b: Builder, x: Value) -> Value:
     turned = b.transpose(b.reshape(_mixed(b, x), (9, 4, 16)), (0, 2, 1))
     return b.rescale(b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1), DType.INT8, 0.1)
@@ -272,6 +277,12 @@ MISTAKES = (
         _ALL,
     ),
     Mistake("turned_back", _turned_back, (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)), _ALL),
+    Mistake(
+        "turned_back_and_returned",
+        _turned_back_and_returned,
+        (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
+        _ALL,
+    ),
     Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL),
     Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
     Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),

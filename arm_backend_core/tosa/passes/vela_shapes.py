@@ -57,16 +57,18 @@ def copy_part(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE of a RESHAPE before a MATMUL or a REDUCE_SUM, which Vela does by a TRANSPOSE that undoes this one.
+    """TRANSPOSE before a MATMUL or a REDUCE_SUM, which Vela does by a TRANSPOSE that undoes this one.
 
-    It removes both, and the operator before the RESHAPE gets the shape behind it.
+    It removes both; the operator before gets the shape behind a RESHAPE, and what the program returns of it is lost.
     """
     b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
     own, last = producer(x, "RESHAPE"), x.rank - 1
-    if own is None or _before(own.inputs[0]) is None or perms != [*range(last - 1), last, last - 1]:
+    source = own.inputs[0] if own else x
+    if _before(source) is None or perms != [*range(last - 1), last, last - 1]:
         return None
     undone = ("MATMUL" if x.shape[0] == 1 else "") if x.rank == 4 else "REDUCE_SUM" if x.rank == 3 else ""
-    if _own(own.inputs[0].shape) == _own(x.shape) or not _feeds(op.output, undone, rewriter):
+    returned = any(rewriter.users(value) is None for value in (x, source))
+    if (_own(source.shape) == _own(x.shape) and not returned) or not _feeds(op.output, undone, rewriter):
         return None
     return b.transpose(copied(x, b), perms)
 
