@@ -288,7 +288,7 @@ _U55_LIMITS: dict[str, Limit] = {
     "TRANSPOSE": _transpose,
     "TRANSPOSE_CONV2D": _transpose_conv2d,
 }
-_SLICES = ("sliced", "column", "joined", "padded_zero")
+_SHAPES = ("sliced", "sliced_rank", "column", "joined", "padded_zero", "turned_back", "returned_reshape", "dilated")
 _U55 = Hardware(
     lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE)),
     types=_U55_TYPES,
@@ -297,7 +297,10 @@ _U55 = Hardware(
     npu=True,
     averages_by_convolution=True,
     # The first leaves no REDUCE_MIN.
-    mistakes=("reduce_min", *_SLICES, "narrowing_cast", "unequal_scales", "one_of_five"),
+    mistakes=(
+        *("reduce_min", *_SHAPES, "narrowing_cast", "clamped_cast", "unequal_scales"),
+        *("one_of_five", "reshaped_broadcast", "joined_table", "square", "activation"),
+    ),
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
     ),
@@ -307,7 +310,10 @@ _U85 = Hardware(
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
-    mistakes=(*_SLICES, "reshaped_select", "returned_mask", "two_tables"),
+    mistakes=(
+        *(*_SHAPES, "reshaped_select", "returned_mask", "read_twice", "gathered"),
+        *("turned_table", "two_tables", "activation"),
+    ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
     ),

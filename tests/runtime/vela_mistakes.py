@@ -96,6 +96,104 @@ def _one_of_five(b: Builder, x: Value, y: Value) -> Value:
     return b.rescale(b.add(b.rescale(x, DType.INT32, 1.0), b.rescale(y, DType.INT32, 1.0)), DType.INT8, 0.5)
 
 
+def _one_number_of_five(b: Builder, x: Value) -> Value:
+    return b.maximum(b.const(np.full((1,) * 5, 31), DType.INT32), x)
+
+
+def _clamped(b: Builder, x: Value) -> Value:
+    return b.clamp(b.cast(x, DType.INT8), -50, 50)
+
+
+def _reshaped_broadcast(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    return b.maximum(x, y), b.maximum(b.reshape(x, (60,)), b.const([5], DType.INT32))
+
+
+def _read_twice(b: Builder, x: Value) -> Value:
+    return b.maximum(b.reshape(x, (10, 1, 8)), b.reshape(x, (1, 10, 8)))
+
+
+def _gathered(b: Builder, x: Value, i: Value, y: Value) -> tuple[Value, ...]:
+    turned = b.reverse(y, 1)
+    joined = b.concat([b.slice(turned, (0, 2, 0), (1, 1, 9)), turned, turned], 1)
+    return joined, b.gather(x, _small(b, i))
+
+
+def _small(b: Builder, i: Value) -> Value:
+    return b.bitwise("BITWISE_AND", i, b.const([[7]], DType.INT32))
+
+
+def _returned_input(b: Builder, x: Value) -> tuple[Value, ...]:
+    return b.reduce("REDUCE_ANY", x, 1), b.emit("IDENTITY", (x,), x.shape, x.dtype)
+
+
+def _turned_table(b: Builder, x: Value, *, last: Callable[[Builder, Value], Value]) -> Value:
+    return last(b, b.reverse(_reversed(b, x), 1))
+
+
+def _turned_wide_table(b: Builder, x: Value) -> Value:
+    rising, falling = np.arange(-256, 257) * 100, np.arange(256, -257, -1) * 90
+    turned = b.transpose(b.rescale(b.table(x, rising), DType.INT16, 1 / 128), (1, 0, 2))
+    return b.rescale(b.table(turned, falling), DType.INT16, 1 / 128)
+
+
+def _joined_table(b: Builder, x: Value) -> Value:
+    return b.pad(_reversed(b, b.transpose(x, (0, 2, 1))), ((0, 0), (0, 0), (2, 0)), 0)
+
+
+def _sliced_rank(b: Builder, x: Value) -> Value:
+    return _reversed(b, b.reshape(b.slice(x, (0, 1, 0, 0), (2, 5, 3, 4)), (1, 2, 5, 3, 4)))
+
+
+def _reversed(b: Builder, x: Value) -> Value:
+    return b.table(x, np.arange(-128, 128)[::-1])
+
+
+def _mixed(b: Builder, x: Value) -> Value:
+    weight = b.const(np.arange(16 * x.shape[3]).reshape(16, 1, 1, x.shape[3]) % 41 - 20, DType.INT8)
+    return b.rescale(b.conv2d(x, weight, b.const([0] * 16, DType.INT32), pad=(0, 0, 0, 0)), DType.INT8, 0.02)
+
+
+def _twice(b: Builder, x: Value) -> Value:
+    return b.rescale(b.add(b.rescale(x, DType.INT32, 1.0), b.rescale(x, DType.INT32, 1.0)), DType.INT8, 0.5)
+
+
+def _turned_back(b: Builder, x: Value, y: Value) -> Value:
+    turned = b.transpose(b.reshape(_mixed(b, x), (1, 9, 4, 16)), (0, 1, 3, 2))
+    return b.matmul(y, b.reshape(turned, (9, 16, 4)))
+
+
+def _turned_back_and_returned(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    image = _reversed(b, x)
+    return image, b.matmul(y, b.reshape(b.transpose(image, (0, 1, 3, 2)), (9, 16, 4)))
+
+
+def _turned_to_sum(b: Builder, x: Value) -> Value:
+    turned = b.transpose(b.reshape(_mixed(b, x), (9, 4, 16)), (0, 2, 1))
+    return b.rescale(b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1), DType.INT8, 0.1)
+
+
+def _returned_reshape(b: Builder, x: Value) -> tuple[Value, ...]:
+    image = b.reshape(_twice(b, x), (4, 4, 18))
+    return image, b.transpose(image, (2, 1, 0))
+
+
+def _dilated(b: Builder, x: Value, *, itself: bool) -> Value:
+    """Padded by a PAD or by ``itself``."""
+    weight = b.const(np.arange(6).reshape(1, 1, 2, 3), DType.INT8)
+    pad = (0, 0, 3, 3) if itself else (0, 0, 0, 0)
+    image = x if itself else b.pad(x, ((0, 0), (0, 0), (3, 3), (0, 0)), 0)
+    wide = b.conv2d(image, weight, b.const([7], DType.INT32), pad=pad, dilation=(1, 4), zps=(-int(itself), 0))
+    return b.rescale(wide, DType.INT8, 0.125)
+
+
+def _widened(b: Builder, x: Value) -> Value:
+    return b.pad(x, ((0, 0), (0, 0), (0, 3)), 0)
+
+
+def _square(b: Builder, x: Value, perms: tuple[int, ...], shape: tuple[int, ...]) -> Value:
+    return _widened(b, b.reshape(b.transpose(x, perms), shape))
+
+
 def _column(b: Builder, x: Value) -> Value:
     """Several, so that one is written over another in a memory that is large enough for them too."""
     number = np.arange(-128, 128)
@@ -130,6 +228,20 @@ def _returned_mask(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return mask, b.reshape(mask, (8,)), b.select(mask, x, y)
 
 
+def _padding_alone(b: Builder, x: Value) -> Value:
+    weight = b.const(np.arange(1, 5).reshape(1, 2, 2, 1), DType.INT8)
+    wide = b.conv2d(x, weight, b.const([9], DType.INT32), pad=(0, 0, 1, 3), dilation=(1, 3))
+    return b.rescale(wide, DType.INT8, 0.125)
+
+
+def _reshaped_activation(b: Builder, x: Value) -> Value:
+    return b.clamp(b.reshape(b.transpose(x, (1, 0)), (2, 1, 1, 4)), -50, 60)
+
+
+def _reshaped_table(b: Builder, x: Value) -> Value:
+    return b.table(b.reshape(b.reduce("REDUCE_MAX", x, 1), (2, 1, 1, 6)), np.arange(127, -129, -1))
+
+
 def _resized(b: Builder, x: Value) -> Value:
     wide = b.resize(x, (1, 1), (1, 1, 1, 1), (0, 0), (0, 0), "BILINEAR")
     return b.reshape(b.rescale(wide, DType.INT16, 0.5), (1, 10, 1, 1))
@@ -161,10 +273,59 @@ MISTAKES = (
     Mistake("sliced_among_others", _sliced_among_others, (((4, 5), DType.INT8),), _ALL),
     Mistake("sliced_sum", _sliced_sum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _OLD),
+    Mistake("sliced_rank", _sliced_rank, (((2, 7, 3, 4), DType.INT8),), _ALL),
     Mistake("column", _column, (((2, 5, 1), DType.INT8),), _ALL),
     Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
+    Mistake("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
+    Mistake("clamped_cast", _clamped, (((6, 8), DType.INT32),), _OLD),
+    Mistake(
+        "reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD
+    ),
+    Mistake("activation", lambda b, x: _reversed(b, _mixed(b, x)), (((2, 3, 5, 6), DType.INT8),), _ALL),
+    Mistake(
+        "activation_of_a_view",
+        lambda b, x: _reversed(b, b.reshape(_twice(b, x), (3, 2, 4, 10))),
+        (((24, 10), DType.INT8),),
+        _ALL,
+    ),
+    Mistake("turned_back", _turned_back, (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)), _ALL),
+    Mistake(
+        "turned_back_and_returned",
+        _turned_back_and_returned,
+        (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
+        _ALL,
+    ),
+    Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL),
+    Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
+    Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
+    Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
+    Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, _NEW),
+    Mistake(
+        "gathered",
+        _gathered,
+        (((1, 21, 1), DType.INT8), ((1, 16), DType.INT32), ((1, 4, 9), DType.INT8)),
+        _NEW,
+        _NEW,
+    ),
+    Mistake("returned_input", _returned_input, (((3, 4), DType.BOOL),), _NEW, _NEW),
+    Mistake("turned_table", partial(_turned_table, last=_reversed), (((6, 4, 10), DType.INT8),), _NEW),
+    Mistake(
+        "turned_clamp", partial(_turned_table, last=lambda b, x: b.clamp(x, -9, 90)), (((6, 4, 10), DType.INT8),), _NEW
+    ),
+    Mistake("turned_wide_table", _turned_wide_table, (((6, 4, 10), DType.INT16),), _NEW),
+    Mistake("joined_table", _joined_table, (((1, 2, 16), DType.INT8),), _OLD),
+    Mistake("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
+    Mistake(
+        "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _OLD
+    ),
+    Mistake(
+        "square_at_first", partial(_square, perms=(1, 2, 0, 3), shape=(7, 3, 21)), (((7, 7, 3, 3), DType.INT8),), _OLD
+    ),
+    Mistake("padding_alone", _padding_alone, (((1, 2, 1, 1), DType.INT8),), _ALL),
+    Mistake("reshaped_activation", _reshaped_activation, (((2, 4), DType.INT8),), _ALL),
+    Mistake("reshaped_table", _reshaped_table, (((3, 5, 4), DType.INT8),), _ALL),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
@@ -172,6 +333,37 @@ MISTAKES = (
 )
 #: What no lowering writes, so that no pass need look for it.
 UNWRITTEN = (Mistake("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),)
+
+
+#: Beside some of the above: what Vela compiles right, and no pass need write otherwise.
+RIGHT = (
+    Mistake(
+        "number_of_five",
+        lambda b, x: b.maximum(x, b.const([[[[[31]]]]], DType.INT32)),
+        (((2, 3, 2, 4, 5), DType.INT32),),
+        (),
+    ),
+    Mistake(
+        "sliced_image",
+        lambda b, x: _reversed(b, b.slice(x, (1, 0, 0, 0), (2, 5, 3, 4))),
+        (((4, 5, 3, 4), DType.INT8),),
+        (),
+    ),
+    Mistake("activation_of_arithmetic", lambda b, x: _reversed(b, _twice(b, x)), (((3, 2, 4, 10), DType.INT8),), ()),
+    Mistake("activation_of_an_image", lambda b, x: _reversed(b, _mixed(b, x)), (((1, 3, 5, 6), DType.INT8),), ()),
+    Mistake(
+        "broadcast", lambda b, x, y: b.maximum(x, y), (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), ()
+    ),
+    Mistake(
+        "gathered_and_read",
+        lambda b, x, i: _reversed(b, b.gather(x, _small(b, i))),
+        (((1, 21, 4), DType.INT8), ((1, 5), DType.INT32)),
+        (),
+        _NEW,
+    ),
+    Mistake("turned", lambda b, x: _widened(b, b.transpose(x, (1, 0, 2))), (((7, 5, 9), DType.INT8),), ()),
+    Mistake("turned_image", lambda b, x: b.transpose(x, (0, 3, 1, 2)), (((1, 8, 8, 64), DType.INT8),), ()),
+)
 
 
 # -- parts of tensors: operators that may be taken apart -----------------------------------------------------

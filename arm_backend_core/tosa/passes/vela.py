@@ -1,7 +1,7 @@
 """Ethos-U: forms that Vela 5.1 compiles to something else, in forms that it compiles right (``docs/vela.md``).
 
 ``Hardware.mistakes`` names those that a family meets. Nothing here changes a bit of a result. Where a copy helps it is
-here; ``vela_numbers`` and ``vela_tables`` have the other forms.
+here; ``vela_numbers``, ``vela_shapes`` and ``vela_tables`` have the other forms.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes import vela_numbers, vela_tables
+from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
+from arm_backend_core.tosa.passes import vela_numbers, vela_shapes, vela_tables
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
-from arm_backend_core.tosa.passes.vela_numbers import filled
+from arm_backend_core.tosa.passes.vela_numbers import copied
 
 _REDUCTIONS = ("REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN")
 _WINDOWS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
@@ -24,17 +25,20 @@ _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D
 
 
 def avoid_mistakes(graph: Graph, target: Target) -> None:
-    """Each operator once: what is written is not looked at again."""
-    rules: dict[str, list[Rule]] = {}
-    for mistake in target.hardware.mistakes:
-        if mistake == "returned_mask":
-            _copy_returned_masks(graph, target)
-            continue
-        rule, kinds = _RULES[mistake]
-        for kind in kinds:
-            rules.setdefault(kind, []).append(rule)
-    if rules:
-        sweep(graph, target, rules)
+    """Each operator once: what is written is not looked at again. But ``activation`` is for what stands there then."""
+    for names in (set(target.hardware.mistakes) - {"activation"}, {"activation"}):
+        rules: dict[str, list[Rule]] = {}
+        for mistake in target.hardware.mistakes:
+            if mistake not in names:
+                continue
+            if mistake in _RETURNED:
+                _RETURNED[mistake](graph, target)
+                continue
+            rule, kinds = _RULES[mistake]
+            for kind in kinds:
+                rules.setdefault(kind, []).append(rule)
+        if rules:
+            sweep(graph, target, rules)
 
 
 def _copy_returned_masks(graph: Graph, target: Target) -> None:
@@ -45,19 +49,17 @@ def _copy_returned_masks(graph: Graph, target: Target) -> None:
         while (op := source.producer) is not None and op.kind in ("IDENTITY", "RESHAPE"):
             source = op.inputs[0]
             shared = shared or len(users[source]) > 1
-        if shared and op is not None and value.dtype is DType.BOOL:
+        if shared and source.data is None and value.dtype is DType.BOOL:
             graph.outputs[i] = copied(value, build)
 
 
-def copied(x: Value, b: Builder) -> Value:
-    """``x`` as the result of an operation that reads slices and writes into parts of a tensor: x * 1, or x or x.
-
-    Vela removes IDENTITY, and estimates 1.1 to 1.5 cycles an element for CLAMP against 0.25 (U85) to 1 (U55) here.
-    """
-    if x.dtype is DType.BOOL:
-        return b.bitwise("LOGICAL_OR", x, x)
-    product = b.mul(x, filled(x, 1, x.dtype, b))
-    return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
+def _copy_returned_reshapes(graph: Graph, target: Target) -> None:
+    """Vela moves a RESHAPE past the TRANSPOSE that alone reads it, even where the program returns it too."""
+    build, users = Builder(graph, target), graph.users()
+    for i, value in enumerate(graph.outputs):
+        readers = [reader.kind for reader in users.get(value, [])]
+        if producer(value, "RESHAPE") is not None and readers == ["TRANSPOSE"]:
+            graph.outputs[i] = copied(value, build)
 
 
 def _copy_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> Value | None:
@@ -105,6 +107,14 @@ def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     return forgotten and (reshaped if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not reshaped)
 
 
+def _is_misplaced_table(reader: Op, value: Value, rewriter: Rewriter) -> bool:
+    """A TRANSPOSE that does a TABLE or CLAMP too does not write into part of a larger tensor."""
+    op = value.producer
+    if op is None or op.kind not in ("TABLE", "CLAMP") or not rewriter.single_use(value):
+        return False
+    return producer(op.inputs[0], "TRANSPOSE") is not None
+
+
 def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela makes PAD with 0 the padding of a convolution that has none, which is with ``input_zp``."""
     while (source := value.producer) is not None and source.kind == "RESHAPE":
@@ -120,13 +130,76 @@ def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return readers is None or any(reader.kind == "RESHAPE" and reader is not own for reader in readers)
 
 
+def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Where both operands are to be broadcast, Vela does it to the first with the shape that another reads it with."""
+    if value is not op.inputs[0] or any(operand.shape == op.output.shape for operand in op.inputs):
+        return False
+    while not _read_reshaped(op, value, rewriter):
+        scaled = producer(value, "RESCALE")
+        if scaled is None:
+            return False
+        value = scaled.inputs[0]
+    return True
+
+
+def _read_twice(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Vela lets an operation begin early that reads one tensor in two shapes, by the one that it reads in order."""
+    sources = []
+    for source in op.inputs:
+        while (before := source.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
+            source = before.inputs[0]
+        sources.append(source)
+    first, *others = op.inputs
+    return value is first and all(x.shape != value.shape for x in others) and sources.count(sources[0]) > 1
+
+
+def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Vela does a REVERSE or TRANSPOSE with the TABLE or CLAMP before it, and with both the one behind: one is lost."""
+    turned = False
+    while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE"):
+        turned = turned or before.kind in ("REVERSE", "TRANSPOSE")
+        value = before.inputs[0]
+    return turned and before is not None and before.kind in ("TABLE", "CLAMP")
+
+
+def _wait_for_gather(op: Op, rewriter: Rewriter) -> Value | None:
+    """A copy waits for a GATHER at once: operations that follow may write over its indices while they are read.
+
+    Vela sees as many bytes of them as there are indices, of four bytes each.
+    """
+    if op.inputs[1].data is not None or _is_read_at_once(op.output, rewriter):
+        return None
+    gathered = rewriter.build.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs)
+    return copied(gathered, rewriter.build)
+
+
+def _is_read_at_once(value: Value, rewriter: Rewriter) -> bool:
+    """Whether only the operation behind reads it: Vela computes the last operand of an operation first."""
+    readers = rewriter.users(value) or []
+    if len(readers) != 1 or readers[0].kind in ("RESHAPE", "RESCALE"):
+        return len(readers) == 1 and _is_read_at_once(readers[0].output, rewriter)
+    operands = readers[0].inputs
+    return all(x.producer is None for x in operands[: operands.index(value)])
+
+
+#: By the mistake's name: what is done to the program's results.
+_RETURNED: dict[str, Callable[[Graph, Target], None]] = {
+    "returned_mask": _copy_returned_masks,
+    "returned_reshape": _copy_returned_reshapes,
+}
 #: By the mistake's name: a rule, and the operators that it is for.
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced": (partial(_copy_where, _forgets_slice), _APART),
     "column": (partial(_copy_where, _is_column), (*_REDUCTIONS, "ARGMAX")),
     "joined": (partial(_copy_where, _is_misplaced), ("CONCAT", "PAD")),
+    "joined_table": (partial(_copy_where, _is_misplaced_table), ("CONCAT", "PAD")),
     "padded_zero": (partial(_copy_where, _becomes_padding), _WINDOWS),
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
+    "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
+    "read_twice": (partial(_copy_where, _read_twice), tuple(ELEMENTWISE - UNARY)),
+    "turned_table": (partial(_copy_where, _is_second_table), ("TABLE", "CLAMP")),
+    "gathered": (_wait_for_gather, ("GATHER", "SCATTER")),
     **vela_numbers.RULES,
+    **vela_shapes.RULES,
     "two_tables": (vela_tables.separate_tables, ("TABLE", "RESCALE")),
 }

@@ -1,0 +1,207 @@
+"""Shapes that Vela takes for others where it joins operators or takes them apart (``vela``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.graph import Op, Value, prod
+from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+from arm_backend_core.tosa.passes.vela_numbers import copied
+
+_Swap = tuple[tuple[int, int, int], tuple[int, int]]
+#: Dimensions, counted from the last, that change places in one operation; sizes of 1 stay where Vela makes one.
+_NATIVE = ([-3, -2], [-2, -1], [-3, -1])
+
+
+def _own(shape: Sequence[int]) -> tuple[int, ...]:
+    """Without dimensions of size 1 in front."""
+    return tuple(shape[next((i for i, size in enumerate(shape) if size > 1), len(shape)) :])
+
+
+def _before(value: Value) -> Op | None:
+    """The operator that a value is from, not a RESCALE."""
+    while (op := value.producer) is not None and op.kind == "RESCALE":
+        value = op.inputs[0]
+    return op
+
+
+def flat_activation(op: Op, rewriter: Rewriter) -> Value | None:
+    """TABLE or CLAMP of several images as of one.
+
+    Where Vela lets the operation before do it, it gives that operation the shape that it had taken this one apart for:
+    right for arithmetic of the same shape alone.
+    """
+    b, x, before = rewriter.build, op.inputs[0], _before(op.inputs[0])
+    if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
+        return None
+    if len(_own(x.shape)) <= 3 or not rewriter.single_use(x):
+        return None
+    flat = (prod(x.shape[:-2]), *x.shape[-2:])
+    return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), flat, op.output.dtype, **op.attrs), x.shape)
+
+
+def copy_part(op: Op, rewriter: Rewriter) -> Value | None:
+    """RESHAPE of a SLICE to more or fewer dimensions: what is computed of it reads the SLICE with both counted in one.
+
+    Of four dimensions and fewer, Vela makes four.
+    """
+    b, part, whole = rewriter.build, op.inputs[0], _before(op.inputs[0])
+    ranks = {max(4, value.rank) for value in (part, op.output)}
+    images = len(_own(part.shape)) > 3 and _own(part.shape) == _own(op.output.shape)
+    if whole is None or whole.kind != "SLICE" or len(ranks) == 1 or not images:
+        return None
+    moved = all(reader.kind == "TRANSPOSE" for reader in rewriter.users(op.output) or [op])
+    return None if moved else b.reshape(copied(part, b), op.output.shape)
+
+
+def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
+    """TRANSPOSE before a MATMUL or a REDUCE_SUM, which Vela does by a TRANSPOSE that undoes this one.
+
+    It removes both; the operator before gets the shape behind a RESHAPE, and what the program returns of it is lost.
+    """
+    b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
+    own, last = producer(x, "RESHAPE"), x.rank - 1
+    source = own.inputs[0] if own else x
+    if _before(source) is None or perms != [*range(last - 1), last, last - 1]:
+        return None
+    undone = ("MATMUL" if x.shape[0] == 1 else "") if x.rank == 4 else "REDUCE_SUM" if x.rank == 3 else ""
+    returned = any(rewriter.users(value) is None for value in (x, source))
+    if (_own(source.shape) == _own(x.shape) and not returned) or not _feeds(op.output, undone, rewriter):
+        return None
+    return b.transpose(copied(x, b), perms)
+
+
+def _feeds(value: Value, kind: str, rewriter: Rewriter) -> bool:
+    readers = rewriter.users(value) or []
+    through = ("RESHAPE", "RESCALE")
+    return any(r.kind == kind or (r.kind in through and _feeds(r.output, kind, rewriter)) for r in readers)
+
+
+def copy_squares(op: Op, rewriter: Rewriter) -> Value | None:
+    """TRANSPOSE in which as many rows as columns change places, of which that which follows may read some too early.
+
+    Vela computes which blocks of two operations may overlap as if the first were not transposed, where shapes are the
+    same. Here a copy follows, which has another.
+    """
+    b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
+    swaps = list(_swaps(x.shape, perms, x.dtype))
+    ends = _early(swaps)
+    # With its own TRANSPOSE in a MATMUL, Vela makes one of the two.
+    merged = x.rank == 4 and _feeds(op.output, "MATMUL", rewriter)
+    late = merged and bool(_early(list(_swaps(x.shape, [*perms[:2], perms[3], perms[2]], x.dtype))))
+    if not ends and not late:
+        return None
+    value = x
+    for i, (shape, (first, second)) in enumerate(swaps):
+        order = [0, 1, 2]
+        order[first], order[second] = second, first
+        value = b.transpose(b.reshape(value, shape), order)
+        if i in ends or (late and i + 1 == len(swaps)):
+            value = copied(b.reshape(value, (prod(value.shape[:2]), value.shape[2])), b)
+    return b.reshape(value, op.output.shape)
+
+
+def _early(swaps: Sequence[_Swap]) -> list[int]:
+    """Swaps of as many rows as columns behind which comes no other shape."""
+    squares = [i for i, ((rows, columns, _), axes) in enumerate(swaps) if axes == (0, 1) and rows == columns > 1]
+    return [i for i in squares if i + 1 == len(swaps) or swaps[i][0] == swaps[i + 1][0]]
+
+
+def _swaps(shape: Sequence[int], perms: Sequence[int], dtype: DType) -> Iterator[_Swap]:
+    """What Vela makes of a TRANSPOSE: shapes of three dimensions, and two of each that change places."""
+    kept = list(range(len(shape)))
+    if [axis - len(shape) for axis, other in enumerate(perms) if axis != other] not in _NATIVE:
+        kept = [axis for axis in kept if shape[axis] > 1]
+    sizes = [1] * max(0, 4 - len(kept)) + [shape[axis] for axis in kept]
+    front = len(sizes) - len(kept)
+    moved = [axis for axis in perms if axis in kept]
+    order = [*range(front), *(front + moved.index(axis) for axis in kept)]
+    for axis in range(len(order)):
+        at = order.index(axis)
+        if at != axis:
+            for swap in _exchange(sizes, axis, at):
+                yield from _halfway(swap) if dtype is DType.INT32 and swap[1] == (0, 2) else (swap,)
+            order[axis], order[at] = order[at], order[axis]
+
+
+def _halfway(swap: _Swap) -> Iterator[_Swap]:
+    (h, w, c), _ = swap
+    yield from (((h, w, c), (1, 2)), ((h, c, w), (0, 1)), ((c, h, w), (1, 2)))
+
+
+def _exchange(sizes: list[int], a: int, b: int) -> Iterator[_Swap]:
+    """Swaps after which dimensions ``a`` < ``b`` of ``sizes`` have changed places."""
+    last = len(sizes) - 1
+
+    def view(start: int, end: int) -> tuple[int, int, int]:
+        return prod(sizes[:start]), prod(sizes[start:end]), prod(sizes[end:])
+
+    if a > last - 3 and prod(sizes[:-3]) == 1:
+        yield view(last - 1, last), (a - last + 2, b - last + 2)
+    elif (a, b) == (0, 1):
+        yield view(1, 2), (0, 1)
+    elif (a, b) == (last - 1, last):
+        yield view(a, b), (1, 2)
+    elif a > 0:
+        yield view(a, a + 1), (0, 1)
+        sizes.insert(0, sizes.pop(a))
+        yield from _exchange(sizes, 0, b)
+        yield view(1, a + 1), (0, 1)
+        sizes.insert(a, sizes.pop(0))
+        return
+    elif b < last:
+        yield view(b, b + 1), (1, 2)
+        sizes.append(sizes.pop(b))
+        yield from _exchange(sizes, 0, last)
+        yield view(b, last), (1, 2)
+        sizes.insert(b, sizes.pop())
+        return
+    else:
+        yield view(1, last), (0, 2)
+    sizes[a], sizes[b] = sizes[b], sizes[a]
+
+
+def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
+    """Dilation by more than the image has rows or columns: of the parts that Vela makes, some have only padding.
+
+    A PAD alone becomes the convolution's own padding.
+    """
+    b, image, attrs = rewriter.build, op.inputs[0], dict(op.attrs)
+    pad, before = attrs["pad"], producer(op.inputs[0], "PAD")
+    inside, padding = image, pad
+    if before is not None and not any(pad):
+        inside, padding = before.inputs[0], before.attrs["padding"][2:-2]
+    if max(attrs["dilation"]) <= 2 or not any(padding) or not _has_empty_part(op, inside.shape[1:-1], padding):
+        return None
+    if any(pad):
+        sides = [(0, 0), *zip(pad[::2], pad[1::2], strict=True), (0, 0)]
+        image, attrs["pad"] = b.pad(image, sides, attrs["input_zp"]), [0] * len(pad)
+    return b.emit(op.kind, (copied(image, b), *op.inputs[1:]), op.output.shape, op.output.dtype, **attrs)
+
+
+def _has_empty_part(op: Op, image: Sequence[int], padding: Sequence[int]) -> bool:
+    """Whether the image is smaller than a step between taps, and some row or column of results has no tap in it."""
+    kernel = op.inputs[1].shape[:2] if op.kind == "DEPTHWISE_CONV2D" else op.inputs[1].shape[1:-1]
+    sides = zip(
+        image, padding[::2], kernel, op.output.shape[1:-1], op.attrs["stride"], op.attrs["dilation"], strict=True
+    )
+    return any(
+        size < step
+        and any(all(not 0 <= at + i * step < size for i in range(taps)) for at in _starts(results, stride, pad))
+        for size, pad, taps, results, stride, step in sides
+    )
+
+
+def _starts(results: int, stride: int, pad: int) -> range:
+    return range(-pad, results * stride - pad, stride)
+
+
+RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "sliced_rank": (copy_part, ("RESHAPE",)),
+    "turned_back": (copy_turned_back, ("TRANSPOSE",)),
+    "square": (copy_squares, ("TRANSPOSE",)),
+    "dilated": (pad_dilated, ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")),
+    "activation": (flat_activation, ("TABLE", "CLAMP")),
+}
