@@ -288,7 +288,7 @@ _U55_LIMITS: dict[str, Limit] = {
     "TRANSPOSE": _transpose,
     "TRANSPOSE_CONV2D": _transpose_conv2d,
 }
-_SHAPES = ("sliced", "sliced_rank", "column", "joined", "padded_zero", "turned_back", "returned_reshape", "dilated")
+_SHAPES = ("sliced", "sliced_rank", "column", "joined", "padded_zero", "turned_back", "returned_view", "dilated")
 _U55 = Hardware(
     lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE)),
     types=_U55_TYPES,

@@ -177,6 +177,11 @@ def _returned_reshape(b: Builder, x: Value) -> tuple[Value, ...]:
     return image, b.transpose(image, (2, 1, 0))
 
 
+def _returned_transpose(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    turned = b.reshape(b.transpose(x, (0, 2, 3, 1)), (8, 16, 5))
+    return turned, b.matmul(y, turned)
+
+
 def _dilated(b: Builder, x: Value, *, itself: bool) -> Value:
     """Padded by a PAD or by ``itself``."""
     weight = b.const(np.arange(6).reshape(1, 1, 2, 3), DType.INT8)
@@ -299,6 +304,12 @@ MISTAKES = (
     ),
     Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL),
     Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
+    Mistake(
+        "returned_transpose",
+        _returned_transpose,
+        (((1, 5, 8, 16), DType.INT8), ((8, 3, 16), DType.INT8)),
+        _ALL,
+    ),
     Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, _NEW),

@@ -53,12 +53,24 @@ def _copy_returned_masks(graph: Graph, target: Target) -> None:
             graph.outputs[i] = copied(value, build)
 
 
-def _copy_returned_reshapes(graph: Graph, target: Target) -> None:
-    """Vela moves a RESHAPE past the TRANSPOSE that alone reads it, even where the program returns it too."""
+def _copy_returned_views(graph: Graph, target: Target) -> None:
+    """What the program returns is lost where Vela moves or removes the RESHAPE or TRANSPOSE that it is from.
+
+    Past the TRANSPOSE that alone reads the RESHAPE; with such a TRANSPOSE, which may be one that Vela adds.
+    """
     build, users = Builder(graph, target), graph.users()
+
+    def turned(value: Value) -> bool:
+        through = ("RESHAPE", "RESCALE")
+        kinds = ("TRANSPOSE", "MATMUL", "REDUCE_SUM")
+        return any(r.kind in kinds or (r.kind in through and turned(r.output)) for r in users.get(value, ()))
+
     for i, value in enumerate(graph.outputs):
-        readers = [reader.kind for reader in users.get(value, [])]
-        if producer(value, "RESHAPE") is not None and readers == ["TRANSPOSE"]:
+        source, view = value, producer(value, "RESHAPE")
+        while (reshape := producer(source, "RESHAPE")) is not None:
+            source = reshape.inputs[0]
+        moved = view is not None and [reader.kind for reader in users.get(value, ())] == ["TRANSPOSE"]
+        if moved or (producer(source, "TRANSPOSE") is not None and turned(source)):
             graph.outputs[i] = copied(value, build)
 
 
@@ -185,7 +197,7 @@ def _is_read_at_once(value: Value, rewriter: Rewriter) -> bool:
 #: By the mistake's name: what is done to the program's results.
 _RETURNED: dict[str, Callable[[Graph, Target], None]] = {
     "returned_mask": _copy_returned_masks,
-    "returned_reshape": _copy_returned_reshapes,
+    "returned_view": _copy_returned_views,
 }
 #: By the mistake's name: a rule, and the operators that it is for.
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
