@@ -298,7 +298,7 @@ _U55 = Hardware(
     averages_by_convolution=True,
     # The first leaves no REDUCE_MIN.
     mistakes=(
-        *("reduce_min", *_SHAPES, "narrowing_cast", "clamped_cast", "unequal_scales"),
+        *("reduce_min", *_SHAPES, "equal_weights", "narrowing_cast", "clamped_cast", "unequal_scales"),
         *("one_of_five", "reshaped_broadcast", "joined_table", "square", "activation"),
     ),
     forgotten=partial(
@@ -311,7 +311,7 @@ _U85 = Hardware(
     macs_per_result=64,
     transposes_by_convolution=True,
     mistakes=(
-        *(*_SHAPES, "reshaped_select", "returned_mask", "read_twice", "gathered"),
+        *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "read_twice", "gathered"),
         *("turned_table", "two_tables", "activation"),
     ),
     forgotten=partial(

@@ -233,6 +233,19 @@ def _returned_mask(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return mask, b.reshape(mask, (8,)), b.select(mask, x, y)
 
 
+def _equal_weights(b: Builder, x: Value) -> tuple[Value, ...]:
+    weight = b.const(np.array([3, -2]).reshape(1, 1, 1, 2), DType.INT8)
+    biases = [b.const([bias], DType.INT32) for bias in (50, -500, 300)]
+    return tuple(b.rescale(b.conv2d(x, weight, bias, pad=(0, 0, 0, 0)), DType.INT8, 0.1) for bias in biases)
+
+
+def _equal_depthwise(b: Builder, x: Value) -> tuple[Value, ...]:
+    weight = b.const(np.arange(8).reshape(2, 2, 2, 1) - 3, DType.INT8)
+    biases = [b.const([bias, bias], DType.INT32) for bias in (50, -500)]
+    wide = [b.depthwise_conv2d(x, weight, bias, pad=(0, 0, 1, 0), dilation=(1, 2)) for bias in biases]
+    return tuple(b.rescale(value, DType.INT8, 0.1) for value in wide)
+
+
 def _padding_alone(b: Builder, x: Value) -> Value:
     weight = b.const(np.arange(1, 5).reshape(1, 2, 2, 1), DType.INT8)
     wide = b.conv2d(x, weight, b.const([9], DType.INT32), pad=(0, 0, 1, 3), dilation=(1, 3))
@@ -334,6 +347,8 @@ MISTAKES = (
     Mistake(
         "square_at_first", partial(_square, perms=(1, 2, 0, 3), shape=(7, 3, 21)), (((7, 7, 3, 3), DType.INT8),), _OLD
     ),
+    Mistake("equal_weights", _equal_weights, (((1, 3, 4, 2), DType.INT8),), _ALL),
+    Mistake("equal_depthwise_weights", _equal_depthwise, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("padding_alone", _padding_alone, (((1, 2, 1, 1), DType.INT8),), _ALL),
     Mistake("reshaped_activation", _reshaped_activation, (((2, 4), DType.INT8),), _ALL),
     Mistake("reshaped_table", _reshaped_table, (((3, 5, 4), DType.INT8),), _ALL),

@@ -144,10 +144,37 @@ def four_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
     return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
 
 
+def weights_apart(op: Op, rewriter: Rewriter) -> Value | None:
+    """A convolution with the weights of an earlier one and another bias, for which Vela takes that one's.
+
+    Columns of zeros, of which the tap is on padding, tell the weights apart.
+    """
+    image, weight, bias = op.inputs
+    if weight.data is None or bias.data is None:
+        return None
+    axis = 1 if op.kind == "DEPTHWISE_CONV2D" else 2
+    known = {
+        (other.inputs[1].content, other.inputs[2].content)
+        for other in rewriter.build.graph.ops
+        if other.kind == op.kind and other.inputs[1].data is not None and other.inputs[2].data is not None
+    }
+    columns, wide = 0, weight
+    while any(content == wide.content and other != bias.content for content, other in known):
+        columns += 1
+        zeros = [(0, columns if i == axis else 0) for i in range(4)]
+        wide = rewriter.build.const(np.pad(weight.data, zeros), weight.dtype)
+    if not columns:
+        return None
+    *sides, right = op.attrs["pad"]
+    attrs = {**op.attrs, "pad": [*sides, right + columns * op.attrs["dilation"][1]]}
+    return rewriter.build.emit(op.kind, (image, wide, bias), op.output.shape, op.output.dtype, **attrs)
+
+
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "narrowing_cast": (wrap_cast, ("CAST",)),
     "clamped_cast": (clamp_apart, ("CLAMP",)),
     "reduce_min": (complement_minimum, ("REDUCE_MIN",)),
     "unequal_scales": (level_scales, ("RESCALE",)),
     "one_of_five": (four_dimensions, tuple(ELEMENTWISE - UNARY)),
+    "equal_weights": (weights_apart, ("CONV2D", "DEPTHWISE_CONV2D")),
 }
