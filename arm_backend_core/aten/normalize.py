@@ -52,6 +52,8 @@ def _normalized(node: Node) -> tuple[Node, int, float] | None:
     if len(norm.args) != 4 or norm.kwargs or not isinstance(x, Node):
         return None
     order, dims, keep = norm.args[1:]
-    if order != 2 or not keep or not isinstance(dims, (list, tuple)) or len(dims) != 1 or not x.meta["val"].dim():
+    if order != 2 or not keep or not isinstance(dims, (list, tuple)) or len(dims) != 1:
+        return None
+    if not x.meta["val"].dim() or not x.meta["val"].numel():
         return None
     return x, int(dims[0]), float(eps)  # type: ignore[arg-type]

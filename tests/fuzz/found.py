@@ -444,5 +444,6 @@ FOUND = [
         lambda x, y: (torch.slice_scatter(x > 0, y), torch.slice_scatter(x > 0, y, 0, None, 1, 2)),
         (_x(1, 9), _x(1, 9)),
     ),
+    Found("nothing_normalized", lambda x, y: (F.normalize(x, dim=-1), y * 2), (_x(0), _x(3)), _INT),
     Found("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
 ]
