@@ -35,10 +35,13 @@ class NotFinite(ModelError):
 
 @dataclass
 class _Seen:
-    """What was seen of a tensor. ``values``, ``kept`` in all, are float32, 1-D; of ``stride`` elements one is kept."""
+    """What was seen of a tensor: extremes, float64, one or one for each channel; arrays cost less than tensors.
 
-    low: Tensor
-    high: Tensor
+    ``values``, ``kept`` in all, are float32, 1-D; of ``stride`` elements one is kept.
+    """
+
+    low: Array
+    high: Array
     count: int = 0
     values: list[Tensor] = field(default_factory=list)
     kept: int = 0
@@ -57,7 +60,7 @@ class RangeObserver(UniformQuantizationObserverBase):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tensor, self.exact = "a tensor", False
-        self._seen = _Seen(torch.zeros(()), torch.zeros(()))
+        self._seen = _Seen(np.zeros(()), np.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor; returned as it is.
@@ -67,12 +70,12 @@ class RangeObserver(UniformQuantizationObserverBase):
         """
         if x.numel():
             seen = self._seen
-            low, high = self._extremes(x.detach().float())
-            if not bool((low.double() + high.double()).isfinite().all()):
+            low, high = (bound.numpy(force=True).astype(np.float64) for bound in self._extremes(x.detach().float()))
+            if not np.isfinite(low + high).all():
                 what = "NaN" if bool(x.isnan().any()) else "an infinity"
                 raise NotFinite(f"{self.tensor} holds {what}, which no scale can represent")
             if seen.count:
-                low, high = torch.minimum(low, seen.low), torch.maximum(high, seen.high)
+                low, high = np.minimum(low, seen.low), np.maximum(high, seen.high)
             seen.low, seen.high, seen.parameters = low, high, None
             seen.count += x.numel()
         return x
@@ -88,22 +91,22 @@ class RangeObserver(UniformQuantizationObserverBase):
         low, high = torch.aminmax(x)
         return low, high
 
-    def _range(self, seen: _Seen) -> tuple[Tensor, Tensor]:
+    def _range(self, seen: _Seen) -> tuple[Array, Array]:
         """The real numbers that the integers span."""
         return seen.low, seen.high
 
-    def _scale_and_zero_point(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    def _scale_and_zero_point(self, low: Array, high: Array) -> tuple[Tensor, Tensor]:
         """0 is always in the range, exactly: padding and relu give it."""
-        low, high = (bound.double().reshape(-1) for bound in (low.clamp(max=0.0), high.clamp(min=0.0)))
+        low, high = np.minimum(low, 0.0).reshape(-1), np.maximum(high, 0.0).reshape(-1)
         if self.qscheme in _SYMMETRIC:
-            scale = torch.maximum(-low, high) * 2 / (self.quant_max - self.quant_min)
-            return self._positive(scale), torch.zeros(scale.shape, dtype=torch.int64)
+            scale = self._positive(np.maximum(-low, high) * 2 / (self.quant_max - self.quant_min))
+            return torch.from_numpy(scale), torch.zeros(scale.shape, dtype=torch.int64)
         scale = self._positive((high - low) / (self.quant_max - self.quant_min))
-        zero_point = self.quant_min - torch.round(low / scale.double()).long()
-        return scale, zero_point.clamp(self.quant_min, self.quant_max)
+        zero_point = self.quant_min - np.rint(low / scale.astype(np.float64))
+        return torch.from_numpy(scale), torch.from_numpy(zero_point.clip(self.quant_min, self.quant_max)).long()
 
-    def _positive(self, scale: Tensor) -> Tensor:
-        return scale.clamp(min=SMALLEST_SCALE).float()
+    def _positive(self, scale: Array) -> Array:
+        return np.maximum(scale, SMALLEST_SCALE).astype(np.float32)
 
 
 class HeadroomObserver(RangeObserver):
@@ -112,8 +115,8 @@ class HeadroomObserver(RangeObserver):
     Rounding to 15 bits is far below the noise of int8 weights; clipping one value is not.
     """
 
-    def _range(self, seen: _Seen) -> tuple[Tensor, Tensor]:
-        return 2 * seen.low.double(), 2 * seen.high.double()
+    def _range(self, seen: _Seen) -> tuple[Array, Array]:
+        return 2 * seen.low, 2 * seen.high
 
 
 class ActivationObserver(RangeObserver):
@@ -133,24 +136,23 @@ class ActivationObserver(RangeObserver):
             seen.kept = seen.values[0].numel()
         return x
 
-    def _range(self, seen: _Seen) -> tuple[Tensor, Tensor]:
+    def _range(self, seen: _Seen) -> tuple[Array, Array]:
         if not seen.count or (seen.count < _MANY and not self.exact):
             return widened(seen.low, seen.high, seen.count)
         return least_error(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
 
 
-def widened(low: Tensor, high: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def widened(low: Array, high: Array, count: int) -> tuple[Array, Array]:
     """Extremes of ``count`` values, moved outwards: those of new values will lie beyond.
 
     The gap shrinks as the square root of the number of values. A bound that is exactly 0 is the end of a function's
     range (relu), not of a sample, and stays.
     """
-    low, high = low.double(), high.double()
     extra = (high - low) * min(1 / math.sqrt(max(count, 1)), 0.5)
-    return torch.where(low == 0, low, low - extra), torch.where(high == 0, high, high + extra)
+    return np.where(low == 0, low, low - extra), np.where(high == 0, high, high + extra)
 
 
-def least_error(values: Tensor, low: Tensor, high: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+def least_error(values: Tensor, low: Array, high: Array, steps: int) -> tuple[Array, Array]:
     """The part of [low, high], 0 included, that ``values`` have the least squared error in.
 
     A value inside errs by step**2 / 12 on average (squared), one below half a step by itself, as it becomes 0, and one
@@ -179,7 +181,7 @@ def least_error(values: Tensor, low: Tensor, high: Tensor, steps: int) -> tuple[
         row, column = np.unravel_index(error.argmin(), error.shape)
         bottom, top = edges[bottoms[row]], edges[tops[column]]
         if top - bottom > (last - first) / 4 or top - bottom < 1e-30:
-            return torch.tensor(bottom), torch.tensor(top)
+            return bottom, top
         first, last = max(first, 2 * bottom), min(last, 2 * top)
 
 
@@ -222,18 +224,18 @@ class WeightObserver(RangeObserver):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._accumulator: tuple[RangeObserver, Tensor] | None = None
+        self._accumulator: tuple[RangeObserver, Array] | None = None
 
     def accumulates(self, activation: RangeObserver, bias: Tensor) -> None:
         """The products with the int8 tensor that ``activation`` observes are added to ``bias`` (one for a channel)."""
-        self._accumulator = activation, bias.detach().abs().double()
+        self._accumulator = activation, bias.detach().abs().double().numpy(force=True)
 
-    def _positive(self, scale: Tensor) -> Tensor:
+    def _positive(self, scale: Array) -> Array:
         if self._accumulator is not None:
             activation, bias = self._accumulator
-            least = bias / (2.0**30 * activation.calculate_qparams()[0].double())
+            least = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
             # One scale may be that of several channels: of all, or of one in each group (transposed convolutions).
-            scale = torch.maximum(scale, least.reshape(-1, scale.numel()).amax(0))
+            scale = np.maximum(scale, least.reshape(-1, scale.size).max(0))
         return super()._positive(scale)
 
 
