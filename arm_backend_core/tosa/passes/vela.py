@@ -25,16 +25,14 @@ _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D
 
 
 def avoid_mistakes(graph: Graph, target: Target) -> None:
-    """Each operator once: what is written is not looked at again. But ``activation`` is for what stands there then."""
-    for names in (set(target.hardware.mistakes) - {"activation"}, {"activation"}):
+    """Each operator once: what is written is not looked at again, but for what ``vela_shapes.LAST`` is for."""
+    mistakes = target.hardware.mistakes
+    for mistake in mistakes:
+        if mistake in _RETURNED:
+            _RETURNED[mistake](graph, target)
+    for known in (_RULES, vela_shapes.LAST):
         rules: dict[str, list[Rule]] = {}
-        for mistake in target.hardware.mistakes:
-            if mistake not in names:
-                continue
-            if mistake in _RETURNED:
-                _RETURNED[mistake](graph, target)
-                continue
-            rule, kinds = _RULES[mistake]
+        for rule, kinds in (known[mistake] for mistake in mistakes if mistake in known):
             for kind in kinds:
                 rules.setdefault(kind, []).append(rule)
         if rules:

@@ -203,5 +203,6 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "turned_back": (copy_turned_back, ("TRANSPOSE",)),
     "square": (copy_squares, ("TRANSPOSE",)),
     "dilated": (pad_dilated, ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")),
-    "activation": (flat_activation, ("TABLE", "CLAMP")),
 }
+#: For what stands there behind all others.
+LAST: dict[str, tuple[Rule, tuple[str, ...]]] = {"activation": (flat_activation, ("TABLE", "CLAMP"))}
