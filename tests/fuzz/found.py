@@ -444,6 +444,11 @@ FOUND = [
         lambda x, y: (torch.slice_scatter(x > 0, y), torch.slice_scatter(x > 0, y, 0, None, 1, 2)),
         (_x(1, 9), _x(1, 9)),
     ),
+    Found(
+        "sampled_beyond_its_pixels",
+        lambda x, y: F.grid_sample(x, y, padding_mode="zeros", align_corners=False),
+        (_x(2, 3, 8, 4, 9, low=1e-6, high=2e-6), _x(2, 2, 2, 2, 3, low=-1.2, high=1.2)),
+    ),
     Found("nothing_normalized", lambda x, y: (F.normalize(x, dim=-1), y * 2), (_x(0), _x(3)), _INT),
     Found("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
 ]

@@ -116,8 +116,10 @@ def bicubic_vec(
 # -- sampling ----------------------------------------------------------------------------------------------------
 
 
-@made_of(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
-def grid_sampler(x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool) -> Tensor:
+@made_of(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default, tell_quantized=True)
+def grid_sampler(
+    x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool, *, quantized: bool = False
+) -> Tensor:
     """x [N, C, (D,) H, W] at the places of ``grid`` [N, ..., 2 or 3], (x, y, z) from -1 to 1 (F.grid_sample).
 
     Modes are numbered as PyTorch does: bilinear, nearest, bicubic; zeros, border, reflection.
@@ -131,10 +133,12 @@ def grid_sampler(x: Tensor, grid: Tensor, interpolation: int, padding: int, alig
 
     def pixel(places: Sequence[Tensor]) -> Tensor:
         """The pixels at whole coordinates, 0 outside: [N, ..., C]."""
-        inside = [(place >= 0) & (place < size) for place, size in zip(places, sizes, strict=True)]
-        index = torch.zeros(())
+        # A quantized whole number is not whole, and of all pixels' numbers 8 bits would tell few apart.
+        inside = [(place > -0.5) & (place < size - 0.5) for place, size in zip(places, sizes, strict=True)]
+        index = torch.zeros((), dtype=torch.int32 if quantized else torch.float32)
         for place, size in zip(places, sizes, strict=True):
-            index = index * size + place.clamp(0, size - 1)
+            near = place.clamp(0, size - 1)
+            index = index * size + ((near + 0.5).to(torch.int32).clamp(max=size - 1) if quantized else near)
         picked = torch.index_select(pixels, 0, (index + images).reshape(-1).to(torch.int32))
         hits = functools.reduce(torch.logical_and, inside).unsqueeze(-1).to(x.dtype)
         return picked.reshape(*places[0].shape, channels) * hits
