@@ -156,15 +156,19 @@ def _transpose_conv2d(op: Operation) -> str | None:
     flat = [op.inputs[0].shape[i] == op.inputs[1].shape[i] == 1 for i in (1, 2)]
     if stride not in ((1, 1), (2, 2)) and not (stride == (1, 2) and flat[0]) and not (stride == (2, 1) and flat[1]):
         return f"stride {stride} (1x1 and 2x2; 1x2 and 2x1 for one-dimensional input)"
-    return _narrow_bias(op)
+    return _less_than_stride(op) or _narrow_bias(op)
 
 
 def _transpose_conv2d_u85(op: Operation) -> str | None:
+    return _less_than_stride(op) or _constant_weights(op)
+
+
+def _less_than_stride(op: Operation) -> str | None:
     # Of most such Vela finds no block configuration.
     output, stride = op.output.shape[1:3], op.attrs["stride"]
-    if any(size < step for size, step in zip(output, stride, strict=True)):
-        return f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (not larger than the result)"
-    return _constant_weights(op)
+    if all(size >= step for size, step in zip(output, stride, strict=True)):
+        return None
+    return f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (not larger than the result)"
 
 
 def _max_pool(op: Operation) -> str | None:

@@ -200,6 +200,15 @@ def _convolutions() -> Iterator[Case]:
                 0.01,
             )
             yield Case(f"TRANSPOSE_CONV2D {dtype.value} {kernel} {stride} {shape}", transposed, ((shape, dtype),))
+        yield Case(
+            f"TRANSPOSE_CONV2D {dtype.value} to a column",
+            lambda b, x: b.rescale(
+                b.transpose_conv2d(x, _constant((8, 3, 3, 4)), _zeros(8, x), out_pad=(-1,) * 4, stride=(2, 2)),
+                x.dtype,
+                0.01,
+            ),
+            (((1, 4, 1, 4), dtype),),
+        )
         for depth in (1, 3):
             yield Case(
                 f"CONV3D {dtype.value} {depth}",
