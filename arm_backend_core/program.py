@@ -204,7 +204,7 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
     output = graph.output_node()
     returned = [node for node in output.all_input_nodes if node.op == "call_function" and node in values]
     for node, value in [(node, _computed(node, values)) for node in returned]:
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or not value.numel():
             continue
         with graph.inserting_before(node):
             constant = attribute(program.graph_module, f"{node.name}_value", value.new_empty(value.shape).copy_(value))

@@ -26,7 +26,9 @@ def remove_batch_norms(module: GraphModule) -> None:
         x, *parameters, training, _, eps = cast(tuple[Any, ...], node.args[:8])
         weight, bias, mean, variance = (_attribute(module, parameter) for parameter in parameters)
         known = all(parameter is None or parameter.op == "get_attr" for parameter in parameters)
-        if training or not known or mean is None or variance is None or len(x.meta["val"].shape) not in (2, 3, 4, 5):
+        if training or not known or mean is None or variance is None:
+            continue
+        if len(x.meta["val"].shape) not in (2, 3, 4, 5) or not x.meta["val"].numel():
             continue
         gain = torch.rsqrt(variance + eps) * (1.0 if weight is None else weight)
         offset = (0.0 if bias is None else bias) - mean * gain

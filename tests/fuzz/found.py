@@ -449,6 +449,7 @@ FOUND = [
         lambda x, y: F.grid_sample(x, y, padding_mode="zeros", align_corners=False),
         (_x(2, 3, 8, 4, 9, low=1e-6, high=2e-6), _x(2, 2, 2, 2, 3, low=-1.2, high=1.2)),
     ),
+    Found("batch_norm_of_nothing", nn.BatchNorm1d(3).eval(), (_x(1, 3, 0),)),
     Found("nothing_normalized", lambda x, y: (F.normalize(x, dim=-1), y * 2), (_x(0), _x(3)), _INT),
     Found("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
 ]
