@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import bisect
 import csv
 import io
 import logging
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.artifacts import Locate, failure
+from arm_backend_core.backends.ethosu_waits import with_waits
 from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, VelaFigures, block_stream, io_block
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
@@ -65,7 +67,8 @@ def compile_ethosu(
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
     for index, (count, size) in sorted(unread.items()):
         answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, -1, 1))
-    figures = _figures(answer, spec)
+    answer["command_stream"], waits = with_waits(answer["command_stream"])
+    figures = _figures(answer, spec, _layers(answer["tables"], waits))
     artifacts = {}
     if directory is not None:
         artifacts = {"_vela.npz": _npz(answer), "_per-layer.csv": _per_layer_csv(figures)}
@@ -89,7 +92,7 @@ def _stream(answer: dict[str, Any]) -> bytes:
     )
 
 
-def _figures(answer: dict[str, Any], spec: EthosUCompileSpec) -> VelaFigures:
+def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Layer, ...]) -> VelaFigures:
     report, configuration = answer["report"], spec.configuration
     memories = tuple(
         MemoryUse(name, use["peak"], use["cycles"], use["read"], use["written"])
@@ -117,7 +120,7 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec) -> VelaFigures:
         original_weight_bytes=report["originalWeights"],
         npu_operators=report["npuOps"],
         memories=memories,
-        layers=_layers(answer["tables"]),
+        layers=layers,
         accelerator=spec.accelerator,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
@@ -129,11 +132,13 @@ def _rows(tables: dict[str, tuple[list[str], list[list[str]]]], name: str) -> li
     return [dict(zip(header, row, strict=True)) for row in rows]
 
 
-def _layers(tables: dict[str, tuple[list[str], list[list[str]]]]) -> tuple[Layer, ...]:
+def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequence[int]) -> tuple[Layer, ...]:
+    """``waits``: before which of Vela's bytes a command of 4 bytes was put in."""
     sources = {row["id"]: row for row in _rows(tables, "source")}
     commands: dict[str, list[int]] = {}
     for row in _rows(tables, "queue"):
-        commands.setdefault(row["scheduled_id"], []).append(int(row["offset"]))
+        offset = int(row["offset"])
+        commands.setdefault(row["scheduled_id"], []).append(offset + 4 * bisect.bisect_right(waits, offset))
     layers = []
     for row in _rows(tables, "perf"):
         source = sources.get(row["source_id"], {})

@@ -12,13 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from arm_backend_core.backends import ethosu
 from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.backends.ethosu_waits import with_waits
 from arm_backend_core.backends.payload import Payload as Compiled
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
+from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.graphs import program
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
@@ -232,3 +236,88 @@ def test_strides_that_pass_over_pixels(accelerator: str, emulator: Emulator) -> 
     emulator.run(replace(payload, inputs=tuple(rows)), pixels, [("int8", (1, 3, 3, 4))])
     with pytest.raises(StreamError, match="IFM has byte"):
         emulator.run(replace(payload, inputs=tuple(rows[:-1])), pixels[:-1], [("int8", (1, 3, 3, 4))])
+
+
+def _two_images(b: Builder, x: Value) -> Value:
+    """The second convolution's weights come to where the first reads its second image, one operation before."""
+    generator = np.random.default_rng(0)
+    wide = b.conv2d(
+        b.transpose(x, (0, 2, 3, 1)),
+        b.const(generator.integers(-50, 50, (4, 3, 3, 3)), DType.INT8),
+        b.const([1, 2, 3, 4], DType.INT32),
+        pad=(0, 0, 0, 0),
+    )
+    rows = b.reshape(b.rescale(wide, DType.INT8, 0.01), (28, 14, 4))
+    images = b.reshape(b.clamp(rows, -121, 127), (2, 14, 14, 4))
+    weight, bias = b.const(generator.integers(-50, 50, (1, 1, 1, 4)), DType.INT8), b.const([5], DType.INT32)
+    return b.rescale(b.conv2d(images, weight, bias, pad=(2, 2, 2, 2)), DType.INT8, 0.01)
+
+
+@pytest.mark.parametrize("accelerator", ["ethos-u55-128", "ethos-u65-256"])
+def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is put in, and all else is as Vela has it: commands, and the layers' places among them."""
+    flatbuffer = program(_two_images, ((2, 3, 16, 16), DType.INT8))
+    inputs = [np.random.default_rng(0).integers(-128, 128, (2, 3, 16, 16)).astype(np.int8)]
+    (expected,) = reference.run(flatbuffer, inputs)
+
+    def compiled() -> tuple[Payload, Compiled]:
+        result = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+        assert read_parts(result.data).header_bytes == 32
+        return read_payload(result.data), result
+
+    payload, ours = compiled()
+    (result,) = emulator.run(payload, inputs, [("int8", expected.shape)])
+    assert np.array_equal(result, expected)
+    monkeypatch.setattr(ethosu, "with_waits", lambda stream: (stream, []))
+    alone, velas = compiled()
+    with pytest.raises(StreamError, match=r"it may write byte .* before the operation at byte .* has read it: a wait"):
+        emulator.run(alone, inputs, [("int8", expected.shape)])
+
+    changed, (place,) = with_waits(alone.commands)
+    assert changed == payload.commands
+    words, before = (np.frombuffer(stream, np.uint32)[8:].tolist() for stream in (changed, alone.commands))
+    assert words.pop(place // 4) == _KERNEL_WAIT
+    assert words == before
+    assert before[place // 4] & 0xFFFF == _DMA_START
+    assert ours.vela is not None
+    assert velas.vela is not None
+    starts = [[at for layer in figures.layers for at in layer.commands] for figures in (ours.vela, velas.vela)]
+    assert starts[0] == [at + 4 * (at >= place) for at in starts[1]]
+    assert any(at >= place for at in starts[1])
+    assert any(at < place for at in starts[1])
+
+
+_POOL, _ELSEWHERE = 5, [0x4000, 64, 0x4010, 64]
+_DMA = [0x4032, 16, _DMA_START]
+_ORDERS = {
+    "beside": ([_POOL, *_DMA, 0], [12]),
+    "one between": ([_POOL, *_ELSEWHERE, _POOL, *_DMA, 0], [32]),
+    "two between": ([_POOL, *_ELSEWHERE, _POOL, _POOL, *_DMA, 0], []),
+    "a wait": ([_POOL, _KERNEL_WAIT, *_DMA, 0], []),
+    "a wait that is too small": ([_POOL, *_ELSEWHERE, _POOL, _KERNEL_WAIT | 2 << 16, *_DMA, 0], [36]),
+    "a wait that is large enough": ([_POOL, *_ELSEWHERE, _POOL, _KERNEL_WAIT | 1 << 16, *_DMA, 0], []),
+    "elsewhere": ([*_ELSEWHERE, _POOL, *_DMA, 0], []),
+    "rows": ([*_ELSEWHERE, _POOL, 0x131 | 1 << 25, *_DMA, 0], [32]),
+    "a table": ([_POOL, 0x130 | 1 << 16, 0x131 | 1 << 24, *_DMA, 0], []),
+    "a rolling buffer": ([*_ELSEWHERE, 0x4012, 8, _POOL, *_DMA, 0], [36]),
+    "two": ([_POOL, *_DMA, _POOL, *_DMA, 0], [12, 28]),
+    "long": ([_POOL, *_DMA, *[_NOTHING] * 0x1FFFF, 0], [12]),
+}
+"""Commands of a kernel that reads and writes byte 0, or 64, and a DMA from and to bytes 0 to 15; where waits go."""
+
+
+@pytest.mark.parametrize("order", _ORDERS)
+def test_where_waits_are_put(order: str) -> None:
+    def stream(words: list[int]) -> bytes:
+        length = 2 | len(words) >> 16 << 8 | (len(words) & 0xFFFF) << 16
+        return b"COP1" + struct.pack(f"<{7 + len(words)}I", 1, 7, 0, 5, 5, 5, length, *words)
+
+    words, places = _ORDERS[order]
+    expected = [[_KERNEL_WAIT, word] if 4 * at in places else [word] for at, word in enumerate(words)]
+    assert with_waits(stream(words)) == (stream([word for part in expected for word in part]), places)
+
+
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
+def test_no_wait_is_added_where_vela_has_all(accelerator: str) -> None:
+    commands = _payload(accelerator).commands
+    assert with_waits(commands) == (commands, [])

@@ -1,0 +1,59 @@
+"""``KERNEL_WAIT``s that Vela leaves out before a DMA, as it mistakes where parts of tensors are (``docs/vela.md``).
+
+The two operations before a DMA ("kernels") may still be under way. Constants and tables, which are not taken apart, are
+left to Vela. Numbers of commands and registers: ``runtime/ethosu_emulator/command_stream.h``.
+"""
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+
+_ELEMENTWISE, _DMA_START, _KERNEL_WAIT, _KERNELS, _COMMANDS_AT, _U85 = 6, 16, 18, (2, 3, 5, 6), 32, 2
+#: Of IFM, OFM and IFM2: the first of bases, of strides and of the first tile's sizes, region, precision, depth.
+_MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
+_DMA, _DMA_LENGTH = ((304, 0x430), (305, 0x431)), 0x432  # region and address of source and target
+_Span = tuple[int, int, int, bool]  # region, first byte, one past the last, whether it is written
+
+
+def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
+    """``stream`` with the waits, and before which of Vela's bytes they stand, counted from the first command on."""
+    registers, kernels, words, places = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
+    commands = struct.iter_unpack("<I", stream[_COMMANDS_AT:])
+    if stream.startswith(b"COP2") or stream[11] >> 4 == _U85:
+        return stream, places  # has none of these mistakes, as far as known
+    for (word,) in commands:
+        number, parameter, second = word & 0x3FF, word >> 16, next(commands) if word & 0x4000 else ()
+        if second or number >= 256:
+            registers[number | (word & 0x4000) >> 4] = parameter << 32 | sum(second)
+        elif number == _KERNEL_WAIT:
+            del kernels[: -parameter or None]
+        elif number in _KERNELS:
+            kernels = [*kernels[-1:], list(_kernel(registers, number))]
+        elif number == _DMA_START:
+            pairs = ((a, b) for a in _dma(registers) for kernel in kernels for b in kernel)
+            if any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] and (a[3] or b[3]) for a, b in pairs):
+                places.append(4 * (len(words) - len(places)))
+                words.append(_KERNEL_WAIT)
+                kernels.clear()
+        words += [word, *second]
+    length = 2 | len(words) >> 16 << 8 | (len(words) & 0xFFFF) << 16
+    return stream[: _COMMANDS_AT - 4] + struct.pack(f"<{1 + len(words)}I", length, *words), places
+
+
+def _dma(registers: dict[int, int]) -> Iterator[_Span]:
+    """Of several rows (U65), all from the first byte on."""
+    length = 1 << 40 if registers[_DMA[1][0]] >> 41 & 3 else registers[_DMA_LENGTH]
+    for region, address in _DMA:
+        if not registers[region] >> 40 & 1:  # not the memory of tables
+            yield registers[region] >> 32 & 7, registers[address], registers[address] + length, region == _DMA[1][0]
+
+
+def _kernel(registers: dict[int, int], code: int) -> Iterator[_Span]:
+    """From a feature map's first byte, or where its rolling buffer begins, to the end of its first tile."""
+    for base, stride, tile, region, precision, depth in _MAPS[: 3 if code == _ELEMENTWISE else 2]:
+        start, x, y, brick, form = (registers[key] for key in (base, stride, stride + 1, stride + 2, precision))
+        columns, rows, channels = (registers[key] >> 32 for key in (tile, tile + 1, depth))  # each less one
+        bricks, size = form >> 38 & 3 == 1, form >> (33 if base == _MAPS[1][0] else 34) & 3
+        last = (channels // 16 * brick + (min(channels, 15) + 1 << size)) if bricks else channels + 1 << size
+        low = 0 if max(x, y) >> 39 else registers[base + 2] or start  # rows that run backwards: all there is
+        yield registers[region] >> 32 & 7, low, start + rows * y + columns * x + last, base == _MAPS[1][0]
