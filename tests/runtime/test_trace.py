@@ -165,7 +165,8 @@ def test_copies_by_indices_have_names(last: bool) -> None:
     operations = list(result.trace(*sample))
     names = [(o.command, o.operator, o.module) for o in operations if o.command != "NPU_OP_POOL"]
     assert names[0] == ("NPU_OP_DMA_START", "GATHER", "0" if last else "table")
-    assert names[1:] == [("NPU_OP_ELEMENTWISE", "MUL", "0" if last else "")]  # of the last one the copy that waits for it
+    # Of the one that comes last it is the copy that waits for it.
+    assert names[1:] == [("NPU_OP_ELEMENTWISE", "MUL", "0" if last else "")]
 
 
 def test_direct_drive_has_the_same_names() -> None:
