@@ -28,8 +28,8 @@ def avoid_mistakes(graph: Graph, target: Target) -> None:
     """Each operator once: what is written is not looked at again, but for what ``vela_shapes.LAST`` is for."""
     mistakes = target.hardware.mistakes
     for mistake in mistakes:
-        if mistake in _RETURNED:
-            _RETURNED[mistake](graph, target)
+        if mistake in _GRAPHS:
+            _GRAPHS[mistake](graph, target)
     for known in (_RULES, vela_shapes.LAST):
         rules: dict[str, list[Rule]] = {}
         for rule, kinds in (known[mistake] for mistake in mistakes if mistake in known):
@@ -192,10 +192,11 @@ def _is_read_at_once(value: Value, rewriter: Rewriter) -> bool:
     return all(x.producer is None for x in operands[: operands.index(value)])
 
 
-#: By the mistake's name: what is done to the program's results.
-_RETURNED: dict[str, Callable[[Graph, Target], None]] = {
+#: By the mistake's name: what is done to a graph, most to its results.
+_GRAPHS: dict[str, Callable[[Graph, Target], None]] = {
     "returned_mask": _copy_returned_masks,
     "returned_view": _copy_returned_views,
+    "equal_weights": vela_numbers.tell_weights_apart,
 }
 #: By the mistake's name: a rule, and the operators that it is for.
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {

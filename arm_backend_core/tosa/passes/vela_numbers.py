@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Op, Value, prod
+from arm_backend_core.tosa.graph import Graph, Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
 
@@ -144,30 +147,27 @@ def four_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
     return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
 
 
-def weights_apart(op: Op, rewriter: Rewriter) -> Value | None:
-    """A convolution with the weights of an earlier one and another bias, for which Vela takes that one's.
+def tell_weights_apart(graph: Graph, target: Target) -> None:
+    """Of convolutions with equal weights and scales, Vela gives all the bias of one.
 
     Columns of zeros, of which the tap is on padding, tell the weights apart.
     """
-    image, weight, bias = op.inputs
-    if weight.data is None or bias.data is None:
-        return None
-    axis = 1 if op.kind == "DEPTHWISE_CONV2D" else 2
-    known = {
-        (other.inputs[1].content, other.inputs[2].content)
-        for other in rewriter.build.graph.ops
-        if other.kind == op.kind and other.inputs[1].data is not None and other.inputs[2].data is not None
-    }
-    columns, wide = 0, weight
-    while any(content == wide.content and other != bias.content for content, other in known):
-        columns += 1
-        zeros = [(0, columns if i == axis else 0) for i in range(4)]
-        wide = rewriter.build.const(np.pad(weight.data, zeros), weight.dtype)
-    if not columns:
-        return None
-    *sides, right = op.attrs["pad"]
-    attrs = {**op.attrs, "pad": [*sides, right + columns * op.attrs["dilation"][1]]}
-    return rewriter.build.emit(op.kind, (image, wide, bias), op.output.shape, op.output.dtype, **attrs)
+    build, users, known = Builder(graph, target), graph.users(), dict[tuple[Any, ...], dict[Any, int]]()
+    for op in graph.ops:
+        if op.kind not in ("CONV2D", "DEPTHWISE_CONV2D"):
+            continue
+        _, weight, bias = op.inputs
+        if weight.data is None or bias.data is None:
+            continue
+        rescales = [reader.attrs for reader in users.get(op.output, ()) if reader.kind == "RESCALE"]
+        scales = [np.asarray(attrs[name]).tobytes() for attrs in rescales for name in ("multiplier", "shift")]
+        biases = known.setdefault((op.kind, weight.content, *scales), {})
+        if columns := biases.setdefault(bias.content, len(biases)):
+            axis = 1 if op.kind == "DEPTHWISE_CONV2D" else 2
+            zeros = [(0, columns if i == axis else 0) for i in range(4)]
+            op.inputs[1] = build.const(np.pad(weight.data, zeros), weight.dtype)
+            *sides, right = op.attrs["pad"]
+            op.attrs = {**op.attrs, "pad": [*sides, right + columns * op.attrs["dilation"][1]]}
 
 
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
@@ -176,5 +176,4 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "reduce_min": (complement_minimum, ("REDUCE_MIN",)),
     "unequal_scales": (level_scales, ("RESCALE",)),
     "one_of_five": (four_dimensions, tuple(ELEMENTWISE - UNARY)),
-    "equal_weights": (weights_apart, ("CONV2D", "DEPTHWISE_CONV2D")),
 }
