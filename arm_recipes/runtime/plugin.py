@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -152,7 +151,7 @@ class _Executor:
     def _destroy(self, _: Any, handle: int) -> None:
         delegate = self._delegates.pop(handle, None)
         self._checksums.pop(handle, None)
-        if delegate is not None and not sys.is_finalizing():  # classes may have lost their methods by then
+        if delegate is not None:
             delegate.close()
 
 
