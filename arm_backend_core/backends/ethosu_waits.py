@@ -19,7 +19,8 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
     """``stream`` with the waits, and before which of Vela's bytes they stand, counted from the first command on."""
     registers, kernels, words, places = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
     commands = struct.iter_unpack("<I", stream[_COMMANDS_AT:])
-    if stream.startswith(b"COP2") or stream[11] >> 4 == _U85:
+    product = stream[11] >> 4  # the highest bits of the header's third word, the NPU's configuration
+    if stream.startswith(b"COP2") or product == _U85:
         return stream, places  # has none of these mistakes, as far as known
     for (word,) in commands:
         number, parameter, second = word & 0x3FF, word >> 16, next(commands) if word & 0x4000 else ()

@@ -45,6 +45,13 @@ def producer(value: Value, kind: str) -> Op | None:
     return op if op is not None and op.kind == kind else None
 
 
+def past(value: Value, *kinds: str) -> Value:
+    """What ``value`` is, before operators of these kinds."""
+    while (op := value.producer) is not None and op.kind in kinds:
+        value = op.inputs[0]
+    return value
+
+
 def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
     """Offer every operator, in execution order, to ``rules[kind]``; True if anything was replaced.
 

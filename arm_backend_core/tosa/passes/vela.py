@@ -16,7 +16,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes import vela_numbers, vela_shapes, vela_tables
 from arm_backend_core.tosa.passes.fuse import power_of_two
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer, sweep
 from arm_backend_core.tosa.passes.vela_numbers import copied
 
 _REDUCTIONS = ("REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN")
@@ -64,10 +64,8 @@ def _copy_returned_views(graph: Graph, target: Target) -> None:
         return any(r.kind in kinds or (r.kind in through and turned(r.output)) for r in users.get(value, ()))
 
     for i, value in enumerate(graph.outputs):
-        source, view = value, producer(value, "RESHAPE")
-        while (reshape := producer(source, "RESHAPE")) is not None:
-            source = reshape.inputs[0]
-        moved = view is not None and [reader.kind for reader in users.get(value, ())] == ["TRANSPOSE"]
+        source = past(value, "RESHAPE")
+        moved = source is not value and [reader.kind for reader in users.get(value, ())] == ["TRANSPOSE"]
         if moved or (producer(source, "TRANSPOSE") is not None and turned(source)):
             graph.outputs[i] = copied(value, build)
 
@@ -104,10 +102,8 @@ def _is_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela lets an operator write its part of a larger tensor, and forgets which where it takes the operator apart."""
-    op, reshaped = value.producer, False
-    while op is not None and op.kind in ("RESCALE", "RESHAPE"):
-        reshaped = reshaped or op.kind == "RESHAPE"
-        op = op.inputs[0].producer
+    op = past(value, "RESCALE", "RESHAPE").producer
+    reshaped = producer(past(value, "RESCALE"), "RESHAPE") is not None
     if op is None or not rewriter.single_use(value):
         return False
     if op.kind == "DEPTHWISE_CONV2D":
@@ -127,9 +123,8 @@ def _is_misplaced_table(reader: Op, value: Value, rewriter: Rewriter) -> bool:
 
 def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela makes PAD with 0 the padding of a convolution that has none, which is with ``input_zp``."""
-    while (source := value.producer) is not None and source.kind == "RESHAPE":
-        value = source.inputs[0]
-    zeros = source is not None and source.kind == "PAD" and source.attrs["pad_const"] == 0
+    source = producer(past(value, "RESHAPE"), "PAD")
+    zeros = source is not None and source.attrs["pad_const"] == 0
     return zeros and not any(op.attrs["pad"]) and op.attrs["input_zp"] != 0
 
 
@@ -154,22 +149,16 @@ def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 def _read_twice(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela lets an operation begin early that reads one tensor in two shapes, by the one that it reads in order."""
-    sources = []
-    for source in op.inputs:
-        while (before := source.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
-            source = before.inputs[0]
-        sources.append(source)
+    sources = [past(operand, "RESHAPE", "RESCALE") for operand in op.inputs]
     first, *others = op.inputs
     return value is first and all(x.shape != value.shape for x in others) and sources.count(sources[0]) > 1
 
 
 def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela does a REVERSE or TRANSPOSE with the TABLE or CLAMP before it, and with both the one behind: one is lost."""
-    turned = False
-    while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE"):
-        turned = turned or before.kind in ("REVERSE", "TRANSPOSE")
-        value = before.inputs[0]
-    return turned and before is not None and before.kind in ("TABLE", "CLAMP")
+    result = past(value, "RESHAPE", "RESCALE")
+    source = past(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
+    return source is not result and source.producer is not None and source.producer.kind in ("TABLE", "CLAMP")
 
 
 def _wait_for_gather(op: Op, rewriter: Rewriter) -> Value | None:

@@ -11,7 +11,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
 
 
 def filled(x: Value, number: int, dtype: DType, b: Builder) -> Value:
@@ -63,11 +63,8 @@ def _range(value: Value) -> tuple[float, float]:
 
 def clamp_apart(op: Op, rewriter: Rewriter) -> Value | None:
     """CLAMP behind a CAST to fewer bits, with an operation between: Vela does not clip such a CAST, nor with it."""
-    source: Value | None = op.inputs[0]
-    while source is not None and (cast := producer(source, "CAST")) is None:
-        view = producer(source, "RESHAPE")
-        source = view.inputs[0] if view else None
-    if source is None or cast is None or cast.inputs[0].dtype.range[1] <= source.dtype.range[1]:
+    cast = producer(past(op.inputs[0], "RESHAPE"), "CAST")
+    if cast is None or cast.inputs[0].dtype.range[1] <= cast.output.dtype.range[1]:
         return None
     clamped = (copied(op.inputs[0], rewriter.build),)
     return rewriter.build.emit("CLAMP", clamped, op.output.shape, op.output.dtype, **op.attrs)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
 from arm_backend_core.tosa.passes.vela_numbers import copied
 
 _Swap = tuple[tuple[int, int, int], tuple[int, int]]
@@ -22,9 +22,7 @@ def _own(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _before(value: Value) -> Op | None:
     """The operator that a value is from, not a RESCALE."""
-    while (op := value.producer) is not None and op.kind == "RESCALE":
-        value = op.inputs[0]
-    return op
+    return past(value, "RESCALE").producer
 
 
 def flat_activation(op: Op, rewriter: Rewriter) -> Value | None:
