@@ -396,11 +396,7 @@ def _noise(program: ExportedProgram, inputs: Sequence[Tensor]) -> list[Tensor | 
 
     Within an operator too: ExecuTorch's normalizations subtract the mean's square from that of the squares.
     """
-    runs = []
-    for seed in [None, *range(_EVALUATIONS)]:
-        judge = _Exact(program.graph_module, seed, _FLOAT32)
-        judge.follow({}, ())
-        runs.append([x.double() for x in _evaluated(lambda _, judge=judge: judge, program, inputs)])  # type: ignore[misc]
+    runs = [[x.double() for x in _judged(judge, program, inputs, {}, ())] for judge in _roundings(program)]
     largest = [x.nan_to_num(0.0, 0.0, 0.0).abs().amax() if x.numel() else 0.0 for x in runs[0]]
     spread = [(torch.stack(alike) - alike[0]).abs().nan_to_num(0.0).amax(0) for alike in zip(*runs, strict=True)]
     return [4 * apart + 1e-4 * most for apart, most in zip(spread, largest, strict=True)]
@@ -604,6 +600,19 @@ class _Exact(_Follows, _Perturbed):
         return x + noise * self._error * x.abs().max()
 
 
+def _roundings(program: ExportedProgram) -> list[_Exact]:
+    """In float64 and, several times, perturbed as float32 rounds."""
+    return [_Exact(program.graph_module, seed, _FLOAT32) for seed in [None, *range(_EVALUATIONS)]]
+
+
+def _judged(
+    judge: _Follows, program: ExportedProgram, inputs: Sequence[Tensor], ours: dict[str, Tensor], held: Collection[str]
+) -> list[Tensor]:
+    """The program's outputs by a judge that follows the target's integers."""
+    judge.follow(ours, held)
+    return _evaluated(lambda _: judge, program, inputs)
+
+
 def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[torch.fx.Node] | None:
     """The nodes from the dequantize to ``quantize`` if all between is elementwise in one int16 tensor, else None."""
     region, todo, bases = {quantize}, list(quantize.all_input_nodes), set()
@@ -670,16 +679,9 @@ def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: 
     except Exception as error:
         raise Failure("crashed", f"exposed: {_where(error)}") from error
     ours = {node.name: value for node, value in zip(nodes, values, strict=True)}
-    module = program.graph_module
-    judges: list[_Follows] = [
-        _Plain(module),
-        *(_Exact(module, seed, _FLOAT32) for seed in [None, *range(_EVALUATIONS)]),
-    ]
+    judges: list[_Follows] = [_Plain(program.graph_module), *_roundings(program)]
     held = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind in _HELD]
-    expected: list[list[Tensor]] = []
-    for judge in judges:
-        judge.follow(ours, held)
-        expected.append(_evaluated(lambda _, judge=judge: judge, program, inputs))  # type: ignore[misc]
+    expected = [_judged(judge, program, inputs, ours, held) for judge in judges]
     for node in nodes:
         if node.name not in judges[1].theirs:
             continue
