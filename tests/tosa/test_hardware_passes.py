@@ -378,3 +378,28 @@ def test_tables_on_the_way_to_several_readers_are_in_no_chain() -> None:
     product = net.b.rescale(net.b.mul(first, y), DType.INT16, 2.0**-15)
     net.check(net.b.rescale(net.b.table(product, np.arange(256, -257, -1) * 90), DType.INT16, 1 / 128), first)
     assert net.kinds().count("MUL") == 1
+
+
+def _summed(net: Net) -> Value:
+    shape = (1, 1, 1, 40)
+    left, right = (net.b.rescale(net.input(*shape, dtype=DType.INT16), DType.INT32, 1.0) for _ in range(2))
+    return net.b.rescale(net.b.add(left, right), DType.INT16, 0.5)
+
+
+@pytest.mark.parametrize("target", [*TARGETS, ANY], ids=lambda target: target.name)
+def test_a_table_does_not_share_its_arithmetic(target: Target) -> None:
+    """Vela then does both in one operation."""
+    net = Net(target)
+    total = _summed(net)
+    function = net.b.table(total, np.rint(32767 * np.tanh(np.linspace(-4, 4, 513))))
+    net.check(total, net.b.rescale(function, DType.INT16, 1 / 128))
+    assert net.kinds().count("ADD") == (2 if target.hardware.npu else 1)
+    assert net.kinds().count("TABLE") == 1
+
+
+@pytest.mark.parametrize("target", [*TARGETS, ANY], ids=lambda target: target.name)
+def test_a_lone_rescale_goes_with_a_product(target: Target) -> None:
+    net = Net(target)
+    total = _summed(net)
+    net.check(total, net.b.rescale(total, DType.INT8, 0.007, 0, -5))
+    assert net.kinds().count("MUL") == int(target.hardware.npu)

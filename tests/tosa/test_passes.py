@@ -200,6 +200,15 @@ def test_reshape_sinks_below_binary_operators_and_their_constants() -> None:
     assert check(net, net.b.reshape(y, (1, 1, 6, 16)), passes=simplify) == ["ADD", "ABS", "MAXIMUM"]
 
 
+def test_reshape_sinks_below_slices_and_narrow_constants() -> None:
+    net = Net()
+    rows = net.b.reshape(net.input(1, 1, 1, 8, dtype=DType.INT16), (1, 8))
+    known = net.b.rescale(net.b.const(np.arange(4).reshape(1, 4), DType.INT16), DType.INT32, 2.5)
+    parts = [net.b.rescale(net.b.slice(rows, (0, 4 * i), (1, 4)), DType.INT32, 1.0) for i in range(2)]
+    total = net.b.reshape(net.b.add(net.b.add(parts[0], known), parts[1]), (1, 1, 1, 4))
+    assert "RESHAPE" not in check(net, total)
+
+
 def test_slices_of_concat_and_concat_of_slices() -> None:
     net = Net()
     x, y = net.input(2, 8, 3), net.input(2, 4, 3)

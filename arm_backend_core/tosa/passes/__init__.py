@@ -18,6 +18,7 @@ from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
 from arm_backend_core.tosa.passes.vela import avoid_mistakes
+from arm_backend_core.tosa.passes.vela_tables import give_arithmetic
 
 Pass = Callable[[Graph, Target], None]
 
@@ -51,6 +52,7 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (choose_transpose_forms, "needs each TRANSPOSE that will be there"),
     (share_common, "several readers of one input ask for the same TRANSPOSE"),
     (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
+    (give_arithmetic, "what is there twice must not be shared again"),
     (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
     (make_outputs_distinct, "last: the others remove IDENTITY and share equal results"),
 )

@@ -73,6 +73,10 @@ def _before_reshape(value: Value, old: tuple[int, ...], new: tuple[int, ...], re
     reshape = producer(value, "RESHAPE")
     if reshape is not None and value.shape == old and reshape.inputs[0].shape == new:
         return reshape.inputs[0]
+    scaled = producer(value, "RESCALE")
+    if scaled is not None and scaled.inputs[0].data is not None and not scaled.attrs["per_channel"]:
+        inner = _before_reshape(scaled.inputs[0], old, new, rewriter)
+        return inner and rewriter.build.emit("RESCALE", (inner,), inner.shape, value.dtype, **scaled.attrs)
     if value.data is None and (value.size > 1 or prod(old) == 1):
         return None  # not free; a result of one element would pass its RESHAPE to and fro between the operands
     shape = [1] * len(new)
@@ -107,6 +111,22 @@ def merge_slice(op: Op, rewriter: Rewriter) -> Value | None:
         if all(a >= 0 and a + n <= limit for a, n, limit in ends):
             return rewriter.build.slice(inner.inputs[0], start, size)
     return None
+
+
+def slice_before_reshape(op: Op, rewriter: Rewriter) -> Value | None:
+    """SLICE of a RESHAPE that only adds or drops dimensions of size 1 in front: the RESHAPE travels on."""
+    reshape = producer(op.inputs[0], "RESHAPE")
+    readers = [r.kind in ELEMENTWISE or r.kind == "RESHAPE" for r in rewriter.users(op.output) or ()]
+    if reshape is None or not readers or not all(readers):
+        return None
+    whole, source = op.inputs[0].shape, reshape.inputs[0]
+    if any(user.kind != "SLICE" for user in rewriter.users(op.inputs[0]) or (op,)):
+        return None
+    if whole[-1] != source.shape[-1] or [n for n in whole if n > 1] != [n for n in source.shape if n > 1]:
+        return None
+    spans = iter([span for n, *span in zip(whole, op.attrs["start"], op.attrs["size"], strict=True) if n > 1])
+    start, size = zip(*(next(spans) if n > 1 else (0, 1) for n in source.shape), strict=True)
+    return rewriter.build.reshape(rewriter.build.slice(source, start, size), op.output.shape)
 
 
 def _sum(a: list[int], b: list[int]) -> list[int]:
@@ -210,7 +230,7 @@ def drop_unit_reduction(op: Op, rewriter: Rewriter) -> Value | None:
 
 RULES: dict[str, list[Rule]] = {
     "RESHAPE": [reshape_of_reshape],
-    "SLICE": [merge_slice],
+    "SLICE": [merge_slice, slice_before_reshape],
     "CONCAT": [merge_concat],
     "PAD": [merge_pad],
     "TILE": [merge_tile],
