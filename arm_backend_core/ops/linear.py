@@ -10,7 +10,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.convolution import accumulator, zero_points
-from arm_backend_core.ops.integers import Int, requantized
+from arm_backend_core.ops.integers import ONE, Accumulator, Int, requantized
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
@@ -30,12 +30,30 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     image = cx.b.reshape(x.value, (1, 1, rows, in_channels))
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
     sums = accumulator(cx, x, weight, bias, filters, slice(None))
+    slow = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights and filters.size >= 1 << 14
+    if slow and rows == 1 and cx.out is not None and x.value.dtype is DType.INT8 and cx.q.dtype is DType.INT16:
+        return cx.b.reshape(_row(cx, x, weight, sums), cx.shape)
     kernel, offsets = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
     value = cx.b.conv2d(image, kernel, offsets, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
     return cx.b.reshape(cx.finished(value, sums), cx.shape)
 
 
 linear.integer(linear.lower)
+
+
+def _row(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
+    """One row, by MATMUL: int16 steps that hold the largest sum, times the channels' scales, plus the bias."""
+    assert sums.scales is not None
+    assert sums.peaks is not None
+    assert sums.late is not None
+    matrix = cx.b.const(sums.weights.reshape(1, *weight.shape), weight.value.dtype)
+    products = cx.b.matmul(matrix, cx.b.reshape(x.value, (1, x.value.size, 1)), zero_points(x, weight)[::-1])
+    step, most = max(float(sums.peaks.max()) / ONE, 1.0), float(sums.scales.max())
+    coarse = cx.b.reshape(cx.b.rescale(products, DType.INT16, 1 / step), (1, 1, 1, weight.shape[0]))
+    scales = np.broadcast_to(np.rint(sums.scales * (ONE / most)), weight.shape[:1]).reshape(coarse.shape)
+    real = Int(cx.b, coarse, -ONE, ONE, step) * Int.const(cx.b, scales, DType.INT16, most / ONE)
+    bias = np.rint((sums.offsets * sums.scales + sums.late) / real.scale).astype(np.int64).reshape(coarse.shape)
+    return (real + Int.const(cx.b, bias, DType.INT32, real.scale) if bias.any() else real).to(cx.q)
 
 
 def _product(cx: Context, a: Tensor, b: Tensor) -> Value:

@@ -63,6 +63,8 @@ class Hardware:
         averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D
             (24x5x64 on U55-128: 2,693 against 5,208).
         transposes_by_convolution: [A, N] to [N, A] takes fewer cycles as a convolution than as TRANSPOSE.
+        slow_weights: up to so many multiplications in a cycle, weights are decoded at 12 in a cycle, so that one row
+            takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
         mistakes: forms that its compiler gets wrong (``docs/vela.md``); ``tosa/passes/vela.py`` writes others.
         forgotten: axes along which its compiler, where it takes an operator apart, forgets which part it is to read.
     """
@@ -78,6 +80,7 @@ class Hardware:
     macs_per_result: int = 128
     averages_by_convolution: bool = False
     transposes_by_convolution: bool = False
+    slow_weights: int = 0
     mistakes: tuple[str, ...] = ()
     forgotten: Axes = lambda op: ()
 
@@ -314,6 +317,7 @@ _U85 = Hardware(
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
+    slow_weights=256,
     mistakes=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "read_twice", "gathered"),
         *("turned_table", "two_tables", "activation"),
