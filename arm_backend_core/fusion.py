@@ -17,7 +17,7 @@ from torch.fx import Node
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.nodes import is_float, overload_of
+from arm_backend_core.nodes import PLACE, is_float, overload_of
 from arm_backend_core.ops.lookup import lookup
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record, find
@@ -25,6 +25,7 @@ from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
+aten = torch.ops.aten
 Base = TypeVar("Base")
 
 
@@ -55,6 +56,12 @@ def common_base(
     return base if tuple(shape(base)) == tuple(node.meta["val"].shape) else None
 
 
+def is_term(node: Node) -> bool:
+    """Whether ``node`` is a product that only a sum reads: of int16 it is then added as it is, in INT32."""
+    targets = [overload_of(x.target) for x in (node, *node.users)]
+    return targets[0] is aten.mul.Tensor and len(targets) == 2 and targets[1] in (aten.add.Tensor, aten.sub.Tensor)
+
+
 class Regions:
     """What will be computed as one of a graph that is going to be quantized.
 
@@ -63,7 +70,8 @@ class Regions:
         readers: these readers.
         origin: for every elementwise function: the tensor it is a function of.
         interior: nodes that are computed together with their reader, so that they have no parameters of their own:
-            producers in ``merged``, and all but the last of a chain of functions of one tensor.
+            producers in ``merged``, all but the last of a chain of functions of one tensor, terms within recurrent
+            layers.
         wide: nodes whose result is int16 in an int8 program, as some reader keeps precision inside.
 
     Args:
@@ -144,16 +152,18 @@ class Regions:
         operand once more.
         """
         wide: set[Node] = set()
+        places = set[Any]()
         for node in reversed(list(self._records)):
             readers = [user for user in node.users if user in self._records]
             free = self._records[node].fixed_range is None and may_be(node)
             if free and any(self._reads_wide(user, wide) for user in readers):
                 wide.add(node)
-        return wide
+                places.add(node.meta.get(PLACE))
+        return wide | {node for node in self._records if PLACE in node.meta and node.meta[PLACE] in places}
 
     def _reads_wide(self, user: Node, wide: set[Node]) -> bool:
         record = self._records[user]
-        if record.reads_int16:
+        if record.reads_int16 or (PLACE in user.meta and record.kind is not Kind.CONV):
             return True
         arithmetic = record.fuses and record.univariate and user not in self.origin
         return (arithmetic or record.kind is Kind.SHARED) and (user in wide or self.merged.get(user) in wide)

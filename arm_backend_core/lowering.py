@@ -21,7 +21,7 @@ from torch.fx import Node
 from arm_backend_core.aten.int64 import INT32, Intervals
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, fault
-from arm_backend_core.fusion import Univariate, before_reader, merging_reader, univariate
+from arm_backend_core.fusion import Univariate, before_reader, is_term, merging_reader, univariate
 from arm_backend_core.nodes import (
     DECLINED,
     boundary_order,
@@ -228,7 +228,8 @@ class Lowering:
             out = next(x.q for x in _flatten(args) if x.q is not None)
         else:
             out = self.result_qparams(node)
-            if out is None and is_float(node):
+            exact = is_term(node) and all(isinstance(x, Tensor) and x.value.dtype is DType.INT16 for x in args)
+            if out is None and is_float(node) and not exact:
                 reason = "its result is not quantized"
                 return self._in_float(node, record, args, kwargs, reason)
         rule = record.lower_integer

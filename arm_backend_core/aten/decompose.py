@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
-from arm_backend_core.nodes import DECLINED, constant_nodes, first_result, in_words, is_constant
+from arm_backend_core.nodes import DECLINED, PLACE, constant_nodes, first_result, in_words, is_constant
 from arm_backend_core.ops.composites.arithmetic import computed_product, product_of_nothing
 from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
 from arm_backend_core.ops.registry import composite, find, records
@@ -219,8 +219,11 @@ class _Writer:
     origin: Node
     constants: set[Node]
 
-    def call(self, function: Callable[..., Any], *operands: Node, **numbers: Any) -> Any:
+    def call(self, function: Callable[..., Any], *operands: Node, layer: Node | None = None, **numbers: Any) -> Any:
         """What ``function`` gives, traced once for operands of the same types and shapes.
+
+        Args:
+            layer: a weight; the nodes get the same ``PLACE`` for it in every call.
 
         Raises:
             Unsupported: PyTorch cannot trace it.
@@ -228,9 +231,9 @@ class _Writer:
         name = (function, repr(numbers))
         fragment = self.decomposer.fragment(self.module, name, partial(function, **numbers), operands, self.constants)
         assert fragment is not None, operands
-        return self.copy(fragment.module, operands)
+        return self.copy(fragment.module, operands, None if layer is None else (layer.name, function.__name__))
 
-    def copy(self, fragment: GraphModule, operands: Sequence[Node]) -> Any:
+    def copy(self, fragment: GraphModule, operands: Sequence[Node], place: tuple[str, str] | None = None) -> Any:
         """Copy a fragment's nodes, with the origin's stack trace; returns the nodes of its results."""
         graph = self.module.graph
         placeholders = (node for node in fragment.graph.nodes if node.op == "placeholder")
@@ -241,13 +244,15 @@ class _Writer:
             if key in self.origin.meta
         }
         with graph.inserting_before(self.origin):
-            for node in fragment.graph.nodes:
+            for position, node in enumerate(fragment.graph.nodes):
                 if node.op in ("placeholder", "output"):
                     continue
                 copy = graph.node_copy(node, copies.__getitem__)
                 if node.op == "get_attr":
                     copy.target = _adopt(self.module, operator.attrgetter(str(node.target))(fragment))
                 copy.meta.update(inherited)
+                if place is not None:
+                    copy.meta[PLACE] = *place, position
                 copies[node] = copy
                 if node.op == "get_attr" or is_constant(copy, self.constants):
                     self.constants.add(copy)

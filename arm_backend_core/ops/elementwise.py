@@ -18,6 +18,7 @@ from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.integers import Int, aligned, of_one_rank
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
+from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -110,10 +111,15 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
 
 
 @mul.integer
-def _(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """The product of two int16 is exact in INT32."""
+def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
+    """The product of two int16 is exact in INT32; a term of a sum stays so (``fusion.is_term``)."""
     left, right = of_one_rank(cx.integer(x), cx.integer(y))
-    return (left.in_steps() * right.in_steps()).to(cx.q)
+    if not left.dtype is right.dtype is DType.INT16:
+        left, right = left.in_steps(), right.in_steps()
+    product = left * right
+    if cx.out is None:
+        return Tensor(product.value, QParams(product.scale, 0, DType.INT32, product.low, product.high))
+    return product.to(cx.q)
 
 
 @op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, wide=True, **_ARITHMETIC)

@@ -6,6 +6,8 @@ PyTorch's own decompositions trace every step anew (2 ms for each operator), and
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Protocol
 
 import torch
@@ -20,19 +22,81 @@ aten = torch.ops.aten
 
 
 class Call(Protocol):
-    """Writes what ``function(*tensors, **numbers)`` does into the graph; a tuple where it gives several tensors."""
+    """Writes what ``function(*tensors, **numbers)`` does into the graph; a tuple where it gives several tensors.
 
-    def __call__(self, function: Callable[..., Any], *tensors: Node, **numbers: Any) -> Any:
+    ``layer``: the weight of a layer of which this is one step, see ``nodes.PLACE``.
+    """
+
+    def __call__(self, function: Callable[..., Any], *tensors: Node, layer: Node | None = None, **numbers: Any) -> Any:
         """Raises Unsupported where PyTorch cannot trace it."""
 
 
-def _project(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, time: int) -> tuple[Tensor, ...]:
-    """The input's share of the gates of every step, in one product: a tensor for each step."""
-    return F.linear(x, weight, bias).unbind(time)
+@dataclass(frozen=True)
+class Cell:
+    """One step of a layer.
+
+    Attributes:
+        step: of the input's share of the gates (a tensor for each of ``groups``), the states, and what parameters are
+            left, to the new states.
+        order: gates in PyTorch's parameters, in the order that ``step`` takes them in.
+        groups: how many of them go through one function: it is one table.
+        adds: whether the states' share is only added to the input's: its bias is then added to the other.
+    """
+
+    step: Callable[..., tuple[Tensor, ...]]
+    order: tuple[int, ...]
+    groups: tuple[int, ...]
+    adds: bool = True
 
 
-def _apart(state: Tensor) -> tuple[Tensor, ...]:
-    return state.unbind(0)
+def _lstm(ifo: Tensor, g: Tensor, h: Tensor, c: Tensor, weight: Tensor, *projection: Tensor) -> tuple[Tensor, ...]:
+    recurrent_ifo, recurrent_g = _parts(F.linear(h, weight), (3, 1))
+    i, f, o = _parts(torch.sigmoid(ifo + recurrent_ifo), (1, 1, 1))
+    c = f * c + i * torch.tanh(g + recurrent_g)
+    h = o * torch.tanh(c)
+    return (F.linear(h, projection[0]) if projection else h), c
+
+
+def _gru(rz: Tensor, n: Tensor, h: Tensor, weight: Tensor, *bias: Tensor) -> tuple[Tensor, ...]:
+    recurrent_rz, recurrent_n = _parts(F.linear(h, weight, *bias), (2, 1))
+    r, z = _parts(torch.sigmoid(rz + recurrent_rz), (1, 1))
+    n = torch.tanh(n + r * recurrent_n)
+    return (n + z * (h - n),)
+
+
+def _tanh(x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return (torch.tanh(x + F.linear(h, weight)),)
+
+
+def _relu(x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+    return (torch.relu(x + F.linear(h, weight)),)
+
+
+_LSTM, _GRU = Cell(_lstm, (0, 1, 3, 2), (3, 1)), Cell(_gru, (0, 1, 2), (2, 1), adds=False)
+_RNN_TANH, _RNN_RELU = Cell(_tanh, (0,), (1,)), Cell(_relu, (0,), (1,))
+
+
+def _parts(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Slices of the last dimension whose sizes are as ``sizes``."""
+    unit = x.shape[-1] // sum(sizes)
+    return [x[..., a * unit : b * unit] for a, b in pairwise(accumulate(sizes, initial=0))]
+
+
+def _project(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, time: int, groups: Sequence[int]
+) -> list[list[Tensor]]:
+    """The input's share of the gates of every step, in one product; a list for each step."""
+    parts = _parts(F.linear(x, weight, bias), groups)
+    return [[part.select(time, t) for part in parts] for t in range(x.shape[time])]
+
+
+def _ordered(parameter: Tensor, *, order: Sequence[int]) -> Tensor:
+    gates = parameter.chunk(len(order))
+    return torch.cat([gates[i] for i in order])
+
+
+def _of_layer(state: Tensor, *, index: int) -> Tensor:
+    return state.select(0, index)
 
 
 def _stacked(*tensors: Tensor, dim: int) -> Tensor:
@@ -43,33 +107,21 @@ def _joined(*tensors: Tensor) -> Tensor:
     return torch.cat(tensors, -1)
 
 
-def _lstm_cell(gates: Tensor, h: Tensor, c: Tensor, weight: Tensor, *rest: Tensor, biases: bool) -> tuple[Tensor, ...]:
-    """Gates in the order input, forget, cell, output; the last weight, if there is one, projects h (torch.nn.LSTM)."""
-    bias, projection = rest[0] if biases else None, rest[biases:]
-    i, f, g, o = (gates + F.linear(h, weight, bias)).chunk(4, -1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    h = torch.sigmoid(o) * torch.tanh(c)
-    return (F.linear(h, projection[0]) if projection else h), c
-
-
-def _gru_cell(gates: Tensor, h: Tensor, weight: Tensor, *rest: Tensor, biases: bool) -> tuple[Tensor, ...]:
-    """Gates in the order reset, update, new (torch.nn.GRU)."""
-    (r_x, z_x, n_x), (r_h, z_h, n_h) = gates.chunk(3, -1), F.linear(h, weight, *rest).chunk(3, -1)
-    n = torch.tanh(n_x + torch.sigmoid(r_x + r_h) * n_h)
-    return (n + torch.sigmoid(z_x + z_h) * (h - n),)
-
-
-def _tanh_cell(gates: Tensor, h: Tensor, weight: Tensor, *rest: Tensor, biases: bool) -> tuple[Tensor, ...]:
-    return (torch.tanh(gates + F.linear(h, weight, *rest)),)
-
-
-def _relu_cell(gates: Tensor, h: Tensor, weight: Tensor, *rest: Tensor, biases: bool) -> tuple[Tensor, ...]:
-    return (torch.relu(gates + F.linear(h, weight, *rest)),)
+def _in_order(call: Call, cell: Cell, parameters: Sequence[Node], biases: bool) -> tuple[list[Node], list[Node]]:
+    """Those for the input and those for the states: weight and bias each; a projection last."""
+    count = 4 if biases else 2
+    known: list[Node] = list(parameters)
+    if list(cell.order) != sorted(cell.order):
+        known[:count] = [call(_ordered, parameter, order=cell.order) for parameter in parameters[:count]]
+    of_input, of_state, projection = known[:count:2], known[1:count:2], known[count:]
+    if biases and cell.adds:
+        of_input[1] = call(torch.add, of_input[1], of_state.pop())
+    return of_input, [*of_state, *projection]
 
 
 def _layers(
     call: Call,
-    cell: Callable[..., tuple[Tensor, ...]],
+    cell: Cell,
     x: Node,
     states: Sequence[Node],
     parameters: Sequence[Node],
@@ -87,19 +139,18 @@ def _layers(
     if train and dropout:
         raise Unsupported("dropout between the layers in training mode; call model.eval() before exporting")
     time, directions = (1 if batch_first else 0), (2 if bidirectional else 1)
-    starts = [call(_apart, state) for state in states]
     count = len(parameters) // (num_layers * directions)
     ends: list[list[Node]] = [[] for _ in states]
     for layer in range(num_layers):
         outputs = []
         for index in range(layer * directions, (layer + 1) * directions):
-            w_x, w_h, *rest = parameters[index * count : (index + 1) * count]
-            b_x, rest = ([rest[0]], rest[1:]) if biases else ([], rest)
+            own = parameters[index * count : (index + 1) * count]
+            of_input, of_state = _in_order(call, cell, own, biases)
             step = 1 if index % directions == 0 else -1
-            state = [start[index] for start in starts]
+            state = [call(_of_layer, state, layer=own[1], index=index) for state in states]
             sequence = []
-            for gates in call(_project, x, w_x, *b_x, time=time)[::step]:
-                state = list(call(cell, gates, *state, w_h, *rest, biases=biases))
+            for gates in call(_project, x, *of_input, time=time, groups=cell.groups)[::step]:
+                state = list(call(cell.step, *gates, *state, *of_state, layer=own[1]))
                 sequence.append(state[0])
             outputs.append(call(_stacked, *sequence[::step], dim=time))
             for end, last in zip(ends, state, strict=True):
@@ -111,13 +162,36 @@ def _layers(
 @made_of(aten.lstm.input, stepwise=True)
 def lstm(call: Call, x: Node, states: Sequence[Node], *rest: Any) -> tuple[Node, ...]:
     """aten.lstm.input."""
-    return _layers(call, _lstm_cell, x, states, *rest)
+    return _layers(call, _LSTM, x, states, *rest)
 
 
-def _one_state(cell: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Node, ...]]:
+def _one_state(cell: Cell) -> Callable[..., tuple[Node, ...]]:
     return lambda call, x, state, *rest: _layers(call, cell, x, [state], *rest)
 
 
-made_of(aten.gru.input, stepwise=True)(_one_state(_gru_cell))
-made_of(aten.rnn_tanh.input, stepwise=True)(_one_state(_tanh_cell))
-made_of(aten.rnn_relu.input, stepwise=True)(_one_state(_relu_cell))
+made_of(aten.gru.input, stepwise=True)(_one_state(_GRU))
+made_of(aten.rnn_tanh.input, stepwise=True)(_one_state(_RNN_TANH))
+made_of(aten.rnn_relu.input, stepwise=True)(_one_state(_RNN_RELU))
+
+
+def _single(cell: Cell) -> Callable[..., Any]:
+    def once(call: Call, x: Node, hidden: Any, *parameters: Node | None) -> Any:
+        """What nn.LSTMCell and its like are; a loop of them shares scales, as it shares the weight."""
+        states = hidden if isinstance(hidden, (list, tuple)) else [hidden]
+        given = [parameter for parameter in parameters if parameter is not None]
+        of_input, of_state = _in_order(call, cell, given, len(given) == 4)
+        (gates,) = call(_project, call(_step, x), *of_input, time=0, groups=cell.groups)
+        made = call(cell.step, *gates, *states, *of_state, layer=given[1])
+        return made if len(states) > 1 else made[0]
+
+    return once
+
+
+def _step(x: Tensor) -> Tensor:
+    return x.unsqueeze(0)
+
+
+made_of(aten.lstm_cell.default, stepwise=True)(_single(_LSTM))
+made_of(aten.gru_cell.default, stepwise=True)(_single(_GRU))
+made_of(aten.rnn_tanh_cell.default, stepwise=True)(_single(_RNN_TANH))
+made_of(aten.rnn_relu_cell.default, stepwise=True)(_single(_RNN_RELU))

@@ -17,13 +17,15 @@ from torchao.quantization.pt2e.quantizer import (
     SharedQuantizationSpec,
 )
 
-from arm_backend_core.fusion import Regions
-from arm_backend_core.nodes import constant_nodes, in_words, is_float
+from arm_backend_core.fusion import Regions, is_term
+from arm_backend_core.nodes import PLACE, constant_nodes, in_words, is_float, overload_of
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
 from arm_backend_core.quantizer.observer import RangeObserver, WeightObserver
 
 ANNOTATION = "quantization_annotation"
+#: Whose int16 results within a recurrent layer have steps of 2**-15, whatever was seen of them.
+_GATES = (torch.ops.aten.sigmoid.default, torch.ops.aten.tanh.default)
 ConfigOf = Callable[[Node], QuantizationConfig | None]
 
 
@@ -46,6 +48,7 @@ class Annotator:
     def run(self) -> None:
         """Write ``quantization_annotation`` into the nodes' metadata."""
         self.regions = Regions(self.records, self.constants, lambda node: self.configs[node].inner is not None)
+        self.regions.interior |= set(filter(self._is_exact, self.records))
         for node in self.nodes:
             annotated = node.meta.get(ANNOTATION)
             if node in self.records and not (annotated and annotated._annotated):
@@ -78,6 +81,12 @@ class Annotator:
         output = None if node in regions.interior or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
+    def _is_exact(self, node: Node) -> bool:
+        """Whether an int16 product within a recurrent layer is added as it is."""
+        config = self.configs[node]
+        wide = node in self.regions.wide or config.activation.dtype is torch.int16
+        return PLACE in node.meta and wide and is_term(node) and len(self.regions.operands(node)) == 2
+
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
         """int32 in steps of the accumulator, so that PyTorch's quantized graph rounds it as the target does.
 
@@ -89,7 +98,7 @@ class Annotator:
         if bias not in self.constants or not isinstance(activation, Node):
             return {}
         assert isinstance(bias, Node)
-        if self._input_spec(node, activation).dtype is not torch.int8:
+        if getattr(self._input_spec(node, activation), "dtype", None) is not torch.int8:
             return {}
         channels = weight.meta["val"].shape[record.weight_axis(node)]
         if bias.meta["val"].shape[0] != channels:  # a transposed convolution in groups: channels share scales
@@ -108,21 +117,24 @@ class Annotator:
             )
         }
 
-    def _input_spec(self, node: Node, source: Node) -> QuantizationSpec:
+    def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
         """The producer's parameters where both can have them, else int8 (or what the configuration says)."""
-        config = self.configs[node]
-        wide = self.regions.wide
-        reads_wide = self.regions.reads_wide(node) or (node in wide and self.records[node].kind is Kind.SHARED)
-        if config.inner is not None and reads_wide and (source in wide or source in self.constants):
+        config, record = self.configs[node], self.records[node]
+        wide, place = self.regions.wide, PLACE in node.meta
+        origin = self._origin(source)
+        if place and record.kind is not Kind.CONV and PLACE in origin.meta and origin in wide:
+            return self._output_spec(origin)
+        reads_wide = self.regions.reads_wide(node) or (node in wide and record.kind is Kind.SHARED)
+        if config.inner is not None and reads_wide and (place or source in wide or source in self.constants):
             return config.inner
         return config.activation
 
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
         spec = config.inner if node in self.regions.wide and config.inner is not None else config.activation
-        if record.fixed_range is None:
-            return spec
-        return _fixed_spec(spec, *record.fixed_range)
+        bounded = spec.dtype is torch.int16 and PLACE in node.meta and overload_of(node.target) in _GATES
+        limits = (-1.0, 1.0) if bounded else record.fixed_range
+        return spec if limits is None else _fixed_spec(spec, *limits)
 
     def _origin(self, node: Node) -> Node:
         """One of all tensors that have the parameters of ``node``, as data only moves between them."""
@@ -151,11 +163,39 @@ class Annotator:
             self._moved[piece] = node
 
 
+def share(observers: dict[Node | tuple[Node, Node], Any]) -> None:
+    """Let one observer see what is in the same place of every step of a recurrent layer.
+
+    Args:
+        observers: by the node whose result, or by the source and the reader of the operand, that they observe.
+    """
+    same: dict[Any, Any] = {}
+    first: dict[Any, Any] = {}
+
+    def root(observer: Any) -> Any:
+        while observer in same:
+            observer = same[observer]
+        return observer
+
+    for where, observer in observers.items():
+        source, node = (None, where) if isinstance(where, Node) else where
+        if PLACE in node.meta:
+            operand = None if source is None else node.all_input_nodes.index(source)
+            key = node.meta[PLACE], operand, getattr(observer, "dtype", None)
+            one, other = root(first.setdefault(key, observer)), root(observer)
+            if one is not other:
+                same[other] = one
+    for where, observer in observers.items():
+        observers[where] = root(observer)
+        if hasattr(observer, "obs_or_fqs"):
+            observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
+
+
 def connect(model: GraphModule, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
     """Tell every observer which tensor it observes, and those of weights what their products are added to.
 
     Args:
-        observers: by the node whose result, or by the source and the reader of the operand, that they observe.
+        observers: see ``share``.
     """
     constants = constant_nodes(model.graph)
     sources: dict[RangeObserver, list[Node]] = {}

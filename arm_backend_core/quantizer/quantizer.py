@@ -18,7 +18,7 @@ from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import in_words, is_float, modules_of
 from arm_backend_core.ops.registry import Kind, find
-from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect
+from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect, share
 from arm_backend_core.quantizer.config import QuantizationConfig
 from arm_backend_core.targets.compile_spec import (
     ArmCompileSpec,
@@ -112,6 +112,7 @@ class ArmQuantizer(Quantizer):
 
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
         """Tell the observers what they observe; called by ``prepare_pt2e``."""
+        share(edge_or_node_to_obs_or_fq)
         connect(model, edge_or_node_to_obs_or_fq)
 
     def _config(self, modules: dict[str, Any]) -> Config:

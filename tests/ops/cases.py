@@ -186,6 +186,21 @@ class Recurrent(nn.Module):
         return output
 
 
+class Unrolled(nn.Module):
+    """The states of a cell that is called for each step, given none to begin with."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        state, outputs = None, []
+        for step in x:
+            state = self.cell(step, state)
+            outputs.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(outputs)
+
+
 def _batch_norm(module: nn.Module) -> nn.Module:
     """With statistics that are not the initial ones; one gain is negative, one is zero."""
     for part in module.modules():
@@ -294,7 +309,14 @@ LINEAR = [
     ),
     Case("lstm", Recurrent(nn.LSTM(5, 6, batch_first=True)), one(1, 4, 5), steps=3, wide_steps=16),
     Case("lstm_bidirectional", Recurrent(nn.LSTM(5, 6, 2, bidirectional=True)), one(3, 1, 5), steps=4, wide_steps=32),
+    Case("lstm_large", Recurrent(nn.LSTM(5, 72, proj_size=70)), one(3, 1, 5), steps=3, wide_steps=16),
+    Case("lstm_single", Recurrent(nn.LSTM(3, 1)), one(3, 1, 3), steps=3, wide_steps=16),
+    Case("lstm_cell", Unrolled(nn.LSTMCell(5, 6)), one(3, 2, 5), steps=3, wide_steps=16),
     Case("gru", Recurrent(nn.GRU(5, 6, batch_first=True)), one(1, 4, 5), steps=3, wide_steps=16),
+    Case("gru_large", Recurrent(nn.GRU(5, 80, bidirectional=True)), one(3, 1, 5), steps=3, wide_steps=16),
+    Case("gru_cell", Unrolled(nn.GRUCell(5, 6)), one(3, 2, 5), steps=3, wide_steps=16),
+    Case("rnn", Recurrent(nn.RNN(5, 6, 2)), one(4, 2, 5), steps=3, wide_steps=16),
+    Case("rnn_cell", Unrolled(nn.RNNCell(5, 6, nonlinearity="relu")), one(3, 2, 5), steps=3, wide_steps=16),
     Case(
         "sdpa_mask",
         lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),
