@@ -12,8 +12,9 @@ from torch.fx import Node
 
 from arm_backend_core import events
 from arm_backend_core.aten.decompose import decompose
-from arm_backend_core.aten.functionalize import functionalize, undeclared_views
+from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.aten.memory_format import settle_memory_formats
+from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import Payload
@@ -80,8 +81,8 @@ def delegate(
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
-    if not functionalize(program.graph_module.graph):
-        program = _functionalized(program)
+    program = functional(program)
+    keep_state_quantized(program)
     computed = compute_constant_outputs(program)
     if decompose(program.graph_module, constants_of(program)) or computed:
         lift_constants(program)
@@ -91,19 +92,6 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     split_dequantize(program)
     settle_memory_formats(program)
     return program
-
-
-def _functionalized(program: ExportedProgram) -> ExportedProgram:
-    """Without writes in place, by PyTorch.
-
-    Raises:
-        ModelError: it cannot, say because elements of what is written to overlap in memory.
-    """
-    try:
-        return program.run_decompositions(undeclared_views(program.graph))
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error
 
 
 def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> Compiled:

@@ -61,11 +61,29 @@ def is_constant(node: Node, constants: Container[Node]) -> bool:
     return known and first_result(node) is not None
 
 
+def mutates(node: Node) -> bool:
+    """Whether ``node`` writes into an operand."""
+    return node.op == "call_function" and isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def is_state(node: Node) -> bool:
+    """Whether ``node`` is an attribute that the graph writes into, or into a view of: it differs from call to call."""
+    return node.op == "get_attr" and any(map(_writes, node.users))
+
+
+def _writes(node: Node) -> bool:
+    schema = node.target._schema if isinstance(node.target, OpOverload) else None
+    if schema is None or all(argument.alias_info is None for argument in schema.arguments):
+        return False
+    return schema.is_mutable or any(map(_writes, node.users))
+
+
 def constant_nodes(graph: Graph) -> set[Node]:
     """Parameters, buffers and what is computed from them alone, of a graph that has them as attributes."""
     constants: set[Node] = set()
     for node in graph.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and is_constant(node, constants)):
+        held = node.op == "get_attr" and not is_state(node)
+        if held or (node.op == "call_function" and is_constant(node, constants)):
             constants.add(node)
     return constants
 

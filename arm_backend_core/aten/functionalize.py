@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.export import default_decompositions
+from torch.export import ExportedProgram, default_decompositions
 from torch.fx import Graph, Node
+
+from arm_backend_core.errors import ModelError
+from arm_backend_core.nodes import mutates
 
 aten = torch.ops.aten
 _DROPOUT = tuple(
@@ -29,7 +32,7 @@ def functionalize(graph: Graph) -> bool:
     """
     _drop_identities(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    mutating = [node for node in graph.nodes if _mutates(node)]
+    mutating = [node for node in graph.nodes if mutates(node)]
     if any(_functional(node) is None or _is_shared(node.args[0], node, order) for node in mutating):
         return False
     for node in mutating:
@@ -41,6 +44,21 @@ def functionalize(graph: Graph) -> bool:
         later = {user for user in source.users if order[user] > order[node]}
         source.replace_all_uses_with(node, delete_user_cb=later.__contains__)
     return True
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """``program`` itself, edited, or another one, without writes in place; new values of buffers are results.
+
+    Raises:
+        ModelError: PyTorch cannot, say because elements of what is written to overlap in memory.
+    """
+    if functionalize(program.graph_module.graph):
+        return program
+    try:
+        return program.run_decompositions(undeclared_views(program.graph))
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error
 
 
 def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
@@ -67,10 +85,6 @@ def _drop_identities(graph: Graph) -> None:
         if node.target is aten.lift.default or (node.target in _DROPOUT and not node.args[2]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
-
-
-def _mutates(node: Node) -> bool:
-    return node.op == "call_function" and isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _functional(node: Node) -> OpOverload | None:
@@ -107,7 +121,7 @@ def _is_view(node: Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return True
     if any(r.alias_info is not None for r in node.target._schema.returns):
-        return not _mutates(node)
+        return not mutates(node)
     memory = {id_ for source in node.all_input_nodes for id_ in _memory(source)}
     return not memory.isdisjoint(_memory(node))
 

@@ -18,7 +18,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from arm_backend_core.fusion import Regions
-from arm_backend_core.nodes import constant_nodes, in_words, is_float
+from arm_backend_core.nodes import constant_nodes, in_words, is_float, is_state
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
 from arm_backend_core.quantizer.observer import RangeObserver, WeightObserver
@@ -50,6 +50,19 @@ class Annotator:
             annotated = node.meta.get(ANNOTATION)
             if node in self.records and not (annotated and annotated._annotated):
                 self._annotate(node)
+        for write in self.nodes:
+            if write.target is torch.ops.aten.copy_.default:
+                self._annotate_state(write)
+
+    def _annotate_state(self, write: Node) -> None:
+        """A buffer and what is written into it have the same parameters, so that it can be held as integers."""
+        state, value = write.args[:2]
+        assert isinstance(state, Node)
+        readers = [user for user in state.users if user in self.records]
+        if is_state(state) and is_float(state) and readers:
+            state.meta[ANNOTATION] = QuantizationAnnotation({}, self._input_spec(readers[0], state), _annotated=True)
+            shared = SharedQuantizationSpec(state)
+            write.meta[ANNOTATION] = QuantizationAnnotation({value: shared}, None, _annotated=True)
 
     # -- annotation ----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
 from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
@@ -22,6 +22,8 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 from torchao.quantization.pt2e.utils import is_per_channel
 
 from arm_backend_core.aten.constants import attribute
+from arm_backend_core.aten.functionalize import functional
+from arm_backend_core.nodes import is_state
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 
@@ -44,9 +46,10 @@ class Observed(torch.nn.Module):
 
     def __init__(self, program: ExportedProgram, quantizer: Quantizer) -> None:
         super().__init__()
-        self._program = program
+        self._program = program = functional(program)
         self._mode = _mode(program)
         self._specs = _unlift(self._program)
+        _write_states(self._program, self._specs)
         self._model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
         quantizer.annotate(self._model)
@@ -93,6 +96,7 @@ class Observed(torch.nn.Module):
                 self._rounded(node, source, observer, group)
         for node in graph.nodes:
             node.meta.pop(ANNOTATION, None)
+        _return_states(self._program)
         graph.eliminate_dead_code()
         return _lifted(self._program, self._specs, self._mode)
 
@@ -116,7 +120,7 @@ class Observed(torch.nn.Module):
             else:
                 quantize, dequantize = _Q.quantize_per_tensor.default, _Q.dequantize_per_tensor.default
                 known = parameters = (float(scale), int(zero_point), *limits)
-            if source.op == "get_attr":
+            if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
                 integers = attribute(model, f"{node.name}_quantized", quantize(tensor, *known))
             else:
@@ -164,6 +168,28 @@ def _unlift(program: ExportedProgram) -> dict[str, InputSpec]:
         graph.erase_node(node)
         specs[str(twin.target)] = spec
     return specs
+
+
+def _write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
+    """New values of buffers are written into them at the end, so that calibration goes on from sample to sample."""
+    attributes = {node.target: node for node in program.graph.find_nodes(op="get_attr")}
+    buffers = {spec.target: attributes[name] for name, spec in specs.items()}
+    output = program.graph.output_node()
+    for spec, value in zip(program.graph_signature.output_specs, output.args[0], strict=True):
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            with program.graph.inserting_before(output):
+                write = program.graph.call_function(torch.ops.aten.copy_.default, (buffers[spec.target], value))
+            write.meta["val"] = value.meta["val"]
+
+
+def _return_states(program: ExportedProgram) -> None:
+    """Undoes ``_write_states``: results that are written come first, in this order."""
+    output = program.graph.output_node()
+    writes = program.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    results = pytree.tree_leaves(output.args[0])
+    output.args = (tuple(write.args[1] for write in writes) + tuple(results[len(writes) :]),)
+    for write in writes:
+        program.graph.erase_node(write)
 
 
 def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensorMode | None) -> ExportedProgram:
