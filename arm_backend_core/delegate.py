@@ -19,7 +19,7 @@ from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.culprit import culprit
-from arm_backend_core.errors import CompileError, FullDelegationError, ModelError, fault
+from arm_backend_core.errors import CompileError, FullDelegationError, fault
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import is_quantize, keep_reason, operator_name
 from arm_backend_core.permutation import Layout
@@ -136,8 +136,9 @@ def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) 
 
     read = graph.users().keys() | set(graph.outputs)
     unread = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read}
+    results = [x.size * x.dtype.bytes for x in graph.outputs]
     try:
-        return compile_payload(spec, flatbuffer, delegate=part.name, locate=locate, unread=unread)
+        return compile_payload(spec, flatbuffer, delegate=part.name, locate=locate, unread=unread, results=results)
     except CompileError as error:
         origin = culprit(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.at(origin.operator, origin.source) from error

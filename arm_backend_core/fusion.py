@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -70,13 +71,19 @@ class Regions:
         records: the operators that will be quantized, in program order.
         constants: nodes that are parameters or computed from them alone.
         may_be_wide: whether the configuration of a node has int16 for such results.
+        states: buffers that the program writes, and what it writes into each.
     """
 
     def __init__(
-        self, records: Mapping[Node, Record], constants: Container[Node], may_be_wide: Callable[[Node], bool]
+        self,
+        records: Mapping[Node, Record],
+        constants: Container[Node],
+        may_be_wide: Callable[[Node], bool],
+        states: Mapping[Node, Node] = MappingProxyType({}),
     ) -> None:
         self._records = records
         self._constants = constants
+        self._feedback = {node for state in states for node in self._fed_back(state, states[state])}
         self.merged = self._merged_producers()
         self.readers = set(self.merged.values())
         self.origin, chained = self._chains()
@@ -143,7 +150,7 @@ class Regions:
         These are the residual stream of a transformer. A reader that needs int8 (a matrix product) quantizes its own
         operand once more.
         """
-        wide: set[Node] = set()
+        wide: set[Node] = {node for node in self._feedback if node not in self._records or may_be(node)}
         for node in reversed(list(self._records)):
             readers = [user for user in node.users if user in self._records]
             free = self._records[node].fixed_range is None and may_be(node)
@@ -151,11 +158,29 @@ class Regions:
                 wide.add(node)
         return wide
 
+    def _fed_back(self, state: Node, value: Node) -> set[Node]:
+        """``state`` and what is between it and its new value, where that is arithmetic of the old, element by element.
+
+        What is rounded there adds up from call to call: a mean that moves by less than half a step would not move.
+        """
+        reached = {state}
+        for node, record in self._records.items():
+            if (record.univariate or record.kind is Kind.SHARED) and not reached.isdisjoint(node.all_input_nodes):
+                reached.add(node)
+        between, waiting = set[Node](), [value]
+        while waiting:
+            node = waiting.pop()
+            if node in reached and node not in between:
+                between.add(node)
+                waiting += node.all_input_nodes
+        computes = any(node in self._records and self._records[node].univariate for node in between)
+        return between if computes else set()
+
     def _reads_wide(self, user: Node, wide: set[Node]) -> bool:
         record = self._records[user]
         if record.reads_int16:
             return True
-        arithmetic = record.fuses and record.univariate and user not in self.origin
+        arithmetic = (record.fuses and record.univariate and user not in self.origin) or user in self._feedback
         return (arithmetic or record.kind is Kind.SHARED) and (user in wide or self.merged.get(user) in wide)
 
 

@@ -25,14 +25,16 @@ def functionalize(graph: Graph) -> bool:
     """Replace ``relu_`` by ``relu`` and so on, in place.
 
     Later readers of the mutated tensor read the result instead. That is the same program unless something else shares
-    the tensor's memory (a view, a parameter, an input); then the graph is left untouched.
+    the tensor's memory (a view, a parameter, an input); then the graph is left untouched. An attribute that is given a
+    new value stays: nothing else that is written shares its memory.
 
     Returns:
-        Whether the graph is now free of in-place operators.
+        Whether the graph is now free of other in-place operators.
     """
     _drop_identities(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    mutating = [node for node in graph.nodes if mutates(node)]
+    attributes = set(graph.find_nodes(op="get_attr"))
+    mutating = [node for node in graph.nodes if mutates(node) and node.args[0] not in attributes]
     if any(_functional(node) is None or _is_shared(node.args[0], node, order) for node in mutating):
         return False
     for node in mutating:
@@ -55,10 +57,12 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     if functionalize(program.graph_module.graph):
         return program
     try:
-        return program.run_decompositions(undeclared_views(program.graph))
+        program = program.run_decompositions(undeclared_views(program.graph))
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error
+    functionalize(program.graph_module.graph)  # what lstm_cell is decomposed to, say, writes in place again
+    return program
 
 
 def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:

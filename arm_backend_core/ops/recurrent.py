@@ -121,3 +121,30 @@ def _one_state(cell: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[N
 made_of(aten.gru.input, stepwise=True)(_one_state(_gru_cell))
 made_of(aten.rnn_tanh.input, stepwise=True)(_one_state(_tanh_cell))
 made_of(aten.rnn_relu.input, stepwise=True)(_one_state(_relu_cell))
+
+
+@made_of(aten.lstm_cell.default)
+def lstm_cell(x: Tensor, hx: Sequence[Tensor], w_x: Tensor, w_h: Tensor, *biases: Tensor | None) -> tuple[Tensor, ...]:
+    """aten.lstm_cell.default; (h, c)."""
+    return _cell(_lstm_cell, x, hx, w_x, w_h, *biases)
+
+
+def _cell(
+    cell: Callable[..., tuple[Tensor, ...]],
+    x: Tensor,
+    states: Sequence[Tensor],
+    w_x: Tensor,
+    w_h: Tensor,
+    b_x: Tensor | None = None,
+    b_h: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    return cell(F.linear(x, w_x, b_x), *states, w_h, *([] if b_h is None else [b_h]), biases=b_h is not None)
+
+
+def _one_step(cell: Callable[..., tuple[Tensor, ...]]) -> Callable[..., Tensor]:
+    return lambda x, state, *rest: _cell(cell, x, [state], *rest)[0]
+
+
+made_of(aten.gru_cell.default)(_one_step(_gru_cell))
+made_of(aten.rnn_tanh_cell.default)(_one_step(_tanh_cell))
+made_of(aten.rnn_relu_cell.default)(_one_step(_relu_cell))

@@ -45,21 +45,24 @@ class Annotator:
 
     def run(self) -> None:
         """Write ``quantization_annotation`` into the nodes' metadata."""
-        self.regions = Regions(self.records, self.constants, lambda node: self.configs[node].inner is not None)
+        states = {state: value for state, value, _ in self._writes()}
+        self.regions = Regions(self.records, self.constants, lambda node: self.configs[node].inner is not None, states)
         for node in self.nodes:
             annotated = node.meta.get(ANNOTATION)
             if node in self.records and not (annotated and annotated._annotated):
                 self._annotate(node)
-        for write in self.nodes:
-            if write.target is torch.ops.aten.copy_.default:
-                self._annotate_state(write)
+        for state, value, write in self._writes():
+            self._annotate_state(state, value, write)
 
-    def _annotate_state(self, write: Node) -> None:
+    def _writes(self) -> list[tuple[Node, Node, Node]]:
+        """Buffer, new value, and where it is written as a whole."""
+        written = [(*node.args[:2], node) for node in self.nodes if node.target is torch.ops.aten.copy_.default]
+        return [(state, value, node) for state, value, node in written if is_state(state)]
+
+    def _annotate_state(self, state: Node, value: Node, write: Node) -> None:
         """A buffer and what is written into it have the same parameters, so that it can be held as integers."""
-        state, value = write.args[:2]
-        assert isinstance(state, Node)
         readers = [user for user in state.users if user in self.records]
-        if is_state(state) and is_float(state) and readers:
+        if readers:
             state.meta[ANNOTATION] = QuantizationAnnotation({}, self._input_spec(readers[0], state), _annotated=True)
             shared = SharedQuantizationSpec(state)
             write.meta[ANNOTATION] = QuantizationAnnotation({value: shared}, None, _annotated=True)

@@ -295,6 +295,8 @@ LINEAR = [
     Case("lstm", Recurrent(nn.LSTM(5, 6, batch_first=True)), one(1, 4, 5), steps=3, wide_steps=16),
     Case("lstm_bidirectional", Recurrent(nn.LSTM(5, 6, 2, bidirectional=True)), one(3, 1, 5), steps=4, wide_steps=32),
     Case("gru", Recurrent(nn.GRU(5, 6, batch_first=True)), one(1, 4, 5), steps=3, wide_steps=16),
+    Case("lstm_cell", Recurrent(nn.LSTMCell(5, 6)), one(3, 5), steps=3, wide_steps=16),
+    Case("gru_cell", nn.GRUCell(5, 6, bias=False), one(3, 5), steps=3, wide_steps=16),
     Case(
         "sdpa_mask",
         lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v, m),

@@ -167,6 +167,12 @@ def _turned_back_and_returned(b: Builder, x: Value, y: Value) -> tuple[Value, ..
     return image, b.matmul(y, b.reshape(b.transpose(image, (0, 1, 3, 2)), (9, 16, 4)))
 
 
+def _turned_back_input(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """What is returned is an input: an IDENTITY of it, as the last pass writes."""
+    product = b.matmul(y, b.reshape(b.transpose(x, (0, 1, 3, 2)), (9, 16, 4)))
+    return b.emit("IDENTITY", (x,), x.shape, x.dtype), product
+
+
 def _turned_to_sum(b: Builder, x: Value) -> Value:
     turned = b.transpose(b.reshape(_mixed(b, x), (9, 4, 16)), (0, 2, 1))
     return b.rescale(b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1), DType.INT8, 0.1)
@@ -312,6 +318,12 @@ MISTAKES = (
     Mistake(
         "turned_back_and_returned",
         _turned_back_and_returned,
+        (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
+        _ALL,
+    ),
+    Mistake(
+        "turned_back_input",
+        _turned_back_input,
         (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
     ),
