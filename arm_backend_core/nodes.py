@@ -68,14 +68,19 @@ def mutates(node: Node) -> bool:
 
 def is_state(node: Node) -> bool:
     """Whether ``node`` is an attribute that the graph writes into, or into a view of: it differs from call to call."""
-    return node.op == "get_attr" and any(map(_writes, node.users))
+    return node.op == "get_attr" and is_written(node)
+
+
+def is_written(node: Node) -> bool:
+    """Whether the graph writes into ``node``, or into a view of it."""
+    return any(map(_writes, node.users))
 
 
 def _writes(node: Node) -> bool:
     schema = node.target._schema if isinstance(node.target, OpOverload) else None
     if schema is None or all(argument.alias_info is None for argument in schema.arguments):
         return False
-    return schema.is_mutable or any(map(_writes, node.users))
+    return schema.is_mutable or is_written(node)
 
 
 def constant_nodes(graph: Graph) -> set[Node]:

@@ -128,3 +128,40 @@ def test_state_is_held_as_integers() -> None:
         assert len(states) == len(list(model.buffers()))
         # The buffers and the input; nothing is quantized but the input, nor dequantized but the output.
         assert sum(method.boundary.values()) == 2
+
+
+class Kept:
+    """Holds a tensor as no module does."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(1, 4)
+
+
+class Counting(nn.Module):
+    """Adds what it was given before; its state is in an object, and a buffer too if ``registered``."""
+
+    def __init__(self, registered: bool) -> None:
+        super().__init__()
+        self.kept = Kept()
+        if registered:
+            self.register_buffer("state", self.kept.tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.tensor.add_(x)
+        return self.kept.tensor * 2
+
+
+def test_state_that_is_a_buffer_under_another_name() -> None:
+    model = Counting(True).eval()
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)])
+    assert not model.kept.tensor.any()
+    program = arm_recipes.load(result.buffer)
+    assert [float(program.run(torch.ones(1, 4))[0][0, 0]) for _ in range(3)] == [2, 4, 6]
+
+
+def test_state_that_is_no_buffer() -> None:
+    message = r"a tensor of shape \[1, 4\] that is none of its buffers \(.*\): call register_buffer\(\)"
+    with pytest.raises(arm_recipes.ExportError, match=message):
+        arm_recipes.export(
+            Counting(False).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)]
+        )
