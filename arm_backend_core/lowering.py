@@ -206,7 +206,8 @@ class Lowering:
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))
-        if any(isinstance(x, Univariate) or x.q is not None for x in operands):
+        chosen = record.chooses and self.result_qparams(node) is not None
+        if chosen or any(isinstance(x, Univariate) or x.q is not None for x in operands):
             return self._lower_quantized(node, record, args, kwargs)
         return self._lower_plain(node, record, args, kwargs)
 

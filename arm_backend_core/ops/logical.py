@@ -64,7 +64,7 @@ _comparison("GREATER", aten.lt.Tensor, aten.lt.Scalar, swap=True)
 _comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
 
 
-@op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+@op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, chooses=True)
 def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     """x where the condition holds, else y."""
     return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))

@@ -518,6 +518,12 @@ LOGICAL = [
         refused=_NO_BOOL,
     ),
     Case(
+        "where_numbers",
+        lambda c: torch.where(c, 0.0, -1.5),
+        [Input((2, 8), dtype=torch.bool)],
+        refused=_NO_BOOL,
+    ),
+    Case(
         "masked_fill",
         lambda c, x: x.masked_fill(c, -1.0),
         [Input((8,), dtype=torch.bool), *one(2, 8)],
