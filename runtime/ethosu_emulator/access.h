@@ -15,7 +15,8 @@ namespace arm_runtime::npu {
 constexpr int kTableRegion = kRegions;
 constexpr int kWatchedRegions = kRegions + 1;
 
-enum class Operand : uint8_t { kIfm, kIfm2, kOfm, kConstants, kTable, kSource, kTarget, kIndices };
+// kLost: tables, where an operation has its accumulators or inputs.
+enum class Operand : uint8_t { kIfm, kIfm2, kOfm, kConstants, kTable, kSource, kTarget, kIndices, kLost };
 
 // A part of a feature map: rows, columns and channels, each to one past the last.
 struct Box {
@@ -150,12 +151,17 @@ void visit_accesses(const Operation& op, const Machine& machine, Visit visit) {
   if (op.output.table != Table::kNone && !op.keeps) {
     visit(Operand::kTable, kTableRegion, op.output.table_at, op.output.table_at + table_bytes(op.output.table));
   }
+  if (machine.loses_tables && op.output.table == Table::kNone) {
+    visit(Operand::kLost, kTableRegion, 0, kTableBytes);
+  }
   if (op.writes_memory()) {
     const FeatureMap stored = op.stored();
     visit_box(stored, whole(stored), of(Operand::kOfm, stored.region));
   }
 }
 
-inline bool is_write(Operand operand) { return operand == Operand::kOfm || operand == Operand::kTarget; }
+inline bool is_write(Operand operand) {
+  return operand == Operand::kOfm || operand == Operand::kTarget || operand == Operand::kLost;
+}
 
 }  // namespace arm_runtime::npu
