@@ -89,8 +89,6 @@ void visit_ifm(const Operation& op, Visit visit) {
 // Calls `visit(operand, region, start, end)` for rows of a DMA, indices that are out of range left out.
 template <typename Visit>
 void visit_dma(const Dma& d, const Machine& machine, Visit visit) {
-  const int64_t mask = kTableBytes - 1;
-  const int64_t from = d.from_tables ? d.source & mask : d.source, to = d.to_tables ? d.target & mask : d.target;
   const int source = d.from_tables ? kTableRegion : d.source_region;
   const int target = d.to_tables ? kTableRegion : d.target_region;
   const Region& indices = machine.regions[d.index_region];
@@ -111,8 +109,8 @@ void visit_dma(const Dma& d, const Machine& machine, Visit visit) {
         }
         (d.gathers ? row_from : row_to) = index;
       }
-      const Wide a = from + Wide{i} * d.source_stride1 + Wide{row_from} * d.source_stride0;
-      const Wide b = to + Wide{i} * d.target_stride1 + Wide{row_to} * d.target_stride0;
+      const Wide a = d.source + Wide{i} * d.source_stride1 + Wide{row_from} * d.source_stride0;
+      const Wide b = d.target + Wide{i} * d.target_stride1 + Wide{row_to} * d.target_stride0;
       constexpr Wide kMost = INT64_MAX / 2;
       if (a < 0 || b < 0 || a > kMost || b > kMost || d.length < 0 || d.length > kMost) {
         return;

@@ -8,8 +8,6 @@
 
 namespace arm_runtime::npu {
 
-constexpr int kTableBytes = 2048;
-
 // Memory that operations work in. Its sizes are found out while a program is loaded.
 struct Machine {
   Region regions[kRegions];

@@ -145,7 +145,7 @@ def test_mistakes_of_vela(mistake: Mistake, emulator: Emulator) -> None:
 def _avoided(mistake: Mistake, accelerator: str) -> bytes:
     """The graph as the last passes leave it; others might find another form for one so small."""
     written = graph(mistake.body, *mistake.inputs)
-    avoid_mistakes(written, family(accelerator.rpartition("-")[0]))
+    avoid_mistakes(written, family(accelerator))
     written.remove_dead()
     return serialize(written)
 
