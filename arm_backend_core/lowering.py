@@ -193,7 +193,7 @@ class Lowering:
             item: Result = items[_int(node.args[1])]
             return item
         fits = not _is_integer(node) or self._intervals.fits(node)  # narrower ones are known to those that read them
-        if _is_int64(node) and not fits:
+        if not fits and getattr(first_result(node), "dtype", None) is torch.int64:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
@@ -386,11 +386,6 @@ def _require_static(node: Node) -> None:
         )
     if 0 in shape:
         raise Unsupported("TOSA has no tensors without elements")
-
-
-def _is_int64(node: Node) -> bool:
-    first = first_result(node)
-    return first is not None and first.dtype is torch.int64
 
 
 def _is_integer(node: Node) -> bool:

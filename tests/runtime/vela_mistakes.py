@@ -16,6 +16,7 @@ from tests.graphs import Body, Input
 
 _OLD = ("ethos-u55-128", "ethos-u65-256")
 _NEW = ("ethos-u85-256",)
+_SMALL = ("ethos-u55-32", "ethos-u55-64")
 _ALL = (*_OLD, *_NEW)
 
 
@@ -138,6 +139,10 @@ def _turned_wide_table(b: Builder, x: Value) -> Value:
 
 def _joined_table(b: Builder, x: Value) -> Value:
     return b.pad(_reversed(b, b.transpose(x, (0, 2, 1))), ((0, 0), (0, 0), (2, 0)), 0)
+
+
+def _crowded_table(b: Builder, x: Value) -> Value:
+    return _reversed(b, b.reshape(b.transpose(_mixed(b, x), (0, 3, 1, 2)), (1, 16, 16)))
 
 
 def _sliced_rank(b: Builder, x: Value) -> Value:
@@ -352,6 +357,7 @@ MISTAKES = (
     ),
     Mistake("turned_wide_table", _turned_wide_table, (((6, 4, 10), DType.INT16),), _NEW),
     Mistake("joined_table", _joined_table, (((1, 2, 16), DType.INT8),), _OLD),
+    Mistake("crowded_table", _crowded_table, (((1, 4, 4, 4), DType.INT8),), _SMALL, (*_SMALL, *_ALL)),
     Mistake("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
     Mistake(
         "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _OLD
