@@ -193,6 +193,10 @@ def _returned_transpose(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return turned, b.matmul(y, turned)
 
 
+def _averaged(b: Builder, x: Value) -> Value:
+    return b.avg_pool2d(x, (4, 4), (4, 4), (2, 2, 2, 2))
+
+
 def _dilated(b: Builder, x: Value, *, itself: bool) -> Value:
     """Padded by a PAD or by ``itself``."""
     weight = b.const(np.arange(6).reshape(1, 1, 2, 3), DType.INT8)
@@ -376,7 +380,10 @@ MISTAKES = (
     Mistake("two_tables_of_two_widths", _tables_of_two_widths, (((2, 8), DType.INT8), ((2, 8), DType.INT8)), _NEW),
 )
 #: What no lowering writes, so that no pass need look for it.
-UNWRITTEN = (Mistake("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),)
+UNWRITTEN = (
+    Mistake("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),
+    Mistake("averaged_images", _averaged, (((2, 8, 8, 6), DType.INT8),), _NEW, _NEW),
+)
 
 
 #: Beside some of the above: what Vela compiles right, and no pass need write otherwise.
