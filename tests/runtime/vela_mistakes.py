@@ -222,6 +222,10 @@ def _column(b: Builder, x: Value) -> Value:
     return b.rescale(b.add(b.add(first, second), b.add(third, fourth)), DType.INT8, 0.25)
 
 
+def _column_beside(b: Builder, x: Value) -> tuple[Value, ...]:
+    return b.reduce("REDUCE_MAX", b.reshape(x, (1, 8)), 1), b.reverse(b.reshape(x, (1, 8, 1)), 1)
+
+
 def _joined_maximum(b: Builder, x: Value) -> Value:
     return b.concat([b.const(np.zeros((1, 3, 4, 1)), DType.INT8), b.reduce("REDUCE_MAX", x, 3)], 3)
 
@@ -308,6 +312,8 @@ MISTAKES = (
     Mistake("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _OLD),
     Mistake("sliced_rank", _sliced_rank, (((2, 7, 3, 4), DType.INT8),), _ALL),
     Mistake("column", _column, (((2, 5, 1), DType.INT8),), _ALL),
+    # On U65 what is written over happens to be read no more.
+    Mistake("column_beside", _column_beside, (((8,), DType.INT8),), ("ethos-u55-128", *_NEW)),
     Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),

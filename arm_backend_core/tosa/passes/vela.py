@@ -94,10 +94,16 @@ def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _is_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela reduces the columns, [.., n, 1], that rows were, laid out with 16 channels in the memory of the rows."""
+    """Vela reduces the columns, [.., n, 1], that rows were or are for others, in the memory of the rows.
+
+    They are laid out with 16 channels.
+    """
     column = producer(value, "RESHAPE")
-    along = op.attrs["axis"] == value.rank - 1 and value.shape[-1] > 1
-    return along and column is not None and column.inputs[0].shape[-1:] == (1,)
+    if column is None or op.attrs["axis"] != value.rank - 1 or value.shape[-1] == 1:
+        return False
+    whole = column.inputs[0]
+    others = [reader.output for reader in rewriter.users(whole) or () if reader.kind == "RESHAPE"]
+    return any(x.shape[-1:] == (1,) for x in (whole, *others))
 
 
 def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
