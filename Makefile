@@ -39,8 +39,9 @@ test: debian-test lint
 record: $(READY_TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record
 
-# Random graphs: MINUTES of TARGET's, or what a release is checked with: the operators on every Ethos-U and its models
-# on each recipe, executed, then large numbers of graphs (hours; taken up where it stopped).
+# Random graphs: MINUTES of TARGET's, or what a release is checked with: the operators on eight Ethos-U NPUs, the models
+# on each recipe and damaged programs, executed (less than an hour), then large numbers of graphs (hours; taken up where
+# it stopped).
 fuzz: $(READY_TEST)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)

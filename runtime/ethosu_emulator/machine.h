@@ -56,7 +56,7 @@ void fetch(const Machine& machine, const FeatureMap& map, int32_t y, int32_t x, 
   }
   const int32_t* from = machine.chains[map.region].data() + (int64_t{y} * map.width + x) * map.depth;
   for (int32_t c = 0; c < map.depth; ++c) {
-    out[c] = static_cast<T>(from[c] - map.zero_point);
+    out[c] = static_cast<T>(int64_t{from[c]} - map.zero_point);
   }
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -28,6 +29,7 @@ from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case
+from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
 from tests.runtime.ethosu_emulator import Emulator, payloads, random_inputs, read_payload
 from tests.runtime.vela_mistakes import MISTAKES, PARTS, RIGHT, UNWRITTEN, Mistake, part
 
@@ -228,9 +230,34 @@ def test_damaged_programs_end_in_errors(emulator: Emulator, convolution: bytes) 
     assert refused > 30
 
 
-def test_compiles_without_warnings(tmp_path: Path) -> None:
-    from tests.runtime.building import RUNTIME, compile_cpp
+def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Programs, those that were found and mutated ones of both, with address and undefined-behaviour sanitizers."""
+    fuzz = RUNTIME / "tests/fuzz"
+    sources = [fuzz / "emulator_fuzzer.cpp", *sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))]
+    flags = [*SANITIZERS, "-std=c++17", "-fsanitize=fuzzer", f"-I{RUNTIME}"]
+    fuzzer = compile_cpp(tmp_path / "fuzzer", sources, flags, compiler="clang++-14")
+    programs, new = tmp_path / "programs", tmp_path / "new"
+    programs.mkdir()
+    new.mkdir()
+    for mistake in MISTAKES:
+        for accelerator in mistake.accelerators:
+            flags = ["--cop-format=COP2"] if "u85" in accelerator and len(mistake.name) % 2 else []
+            spec = EthosUCompileSpec(accelerator, extra_flags=flags)
+            flatbuffer = program(mistake.body, *mistake.inputs)
+            payload = read_payload(compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None).data)
+            sizes = struct.pack("<II", len(payload.commands), payload.scratch)
+            (programs / f"{mistake.name}-{accelerator}").write_bytes(sizes + payload.commands + payload.weights)
+    runs = 1_000_000 if pytestconfig.getoption("verify") else 3_000
+    memory = ["-rss_limit_mb=0", "-malloc_limit_mb=256"]  # what this process has in memory may count as the fuzzer's
+    limits = [f"-runs={runs}", "-max_len=6000", "-timeout=60", "-print_final_stats=1", *memory]
+    corpus = [str(new), str(programs), str(fuzz / "emulator_corpus")]
+    output = run([str(fuzzer), *limits, f"-artifact_prefix={tmp_path}/", *corpus])
+    executed = re.search(r"stat::number_of_executed_units: *(\d+)", output)
+    assert executed is not None, output
+    assert int(executed[1]) >= runs
 
+
+def test_compiles_without_warnings(tmp_path: Path) -> None:
     sources = sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))
     flags = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-I{RUNTIME}"]
     compile_cpp(tmp_path / "libethosu_emulator.so", sources, flags, compiler="clang++-14")

@@ -393,6 +393,40 @@ def test_where_waits_are_put(order: str) -> None:
     assert with_waits(stream(words)) == (stream([word for part in expected for word in part]), places)
 
 
+def _dmas(commands: bytes) -> list[dict[int, int]]:
+    """What is in the registers of DMAs at each start of one."""
+    registers: dict[int, int] = {}
+    found = []
+    words = iter(struct.unpack(f"<{len(commands) // 4}I", commands)[8:])
+    for word in words:
+        key, value = word & 0x43FF, word >> 16
+        if word & _WORD_FOLLOWS:
+            value = value << 32 | next(words)
+        if key in (0x130, 0x131, 0x4030, 0x4031, 0x4032):
+            registers[key] = value
+        elif key == _DMA_START:
+            found.append(dict(registers))
+    return found
+
+
+def test_a_table_comes_again_between_other_dmas() -> None:
+    """For the smallest NPUs, behind an operation without one; what Vela has set for DMAs is set again."""
+    brings = [0x130, 0x131 | 1 << 24, 0x4030, 256, 0x4031, 14 * 1024, 0x4032, 256, _DMA_START]
+    takes, without = [0x125 | 16 << 16, _POOL], [0x125, *_ELSEWHERE, _POOL]
+    words = [*brings, *takes, 0x131 | 1 << 16, 0x4030, 512, 0x4031, 4096, *without, *takes, _DMA_START, *takes, 0]
+
+    def stream(macs: int) -> bytes:
+        return b"COP1" + struct.pack(f"<{7 + len(words)}I", 1, macs, 0, 5, 5, 5, 2 | len(words) << 16, *words)
+
+    for small in (5, 6):
+        table, other = _dmas(stream(small))
+        changed, places = with_waits(stream(small))
+        assert _dmas(changed) == [table, table, other]
+        assert len(changed) == len(stream(small)) + 4 * len(places)
+        assert set(places) == {4 * (len(words) - 5)}
+    assert with_waits(stream(7)) == (stream(7), [])
+
+
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
 def test_no_wait_is_added_where_vela_has_all(accelerator: str) -> None:
     commands = _payload(accelerator).commands
