@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from arm_backend_core import events
 from arm_backend_core.aten.decompose import decompose
-from arm_backend_core.aten.functionalize import functionalize, undeclared_views
+from arm_backend_core.aten.functionalize import drop_final_copies, functionalize, undeclared_views
 from arm_backend_core.aten.memory_format import settle_memory_formats
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
@@ -100,10 +100,12 @@ def _functionalized(program: ExportedProgram) -> ExportedProgram:
         ModelError: it cannot, say because elements of what is written to overlap in memory.
     """
     try:
-        return program.run_decompositions(undeclared_views(program.graph))
+        program = program.run_decompositions(undeclared_views(program.graph))
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error
+    drop_final_copies(program.graph)
+    return program
 
 
 def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> Compiled:

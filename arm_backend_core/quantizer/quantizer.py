@@ -79,7 +79,7 @@ class ArmQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
-        functionalize(model.graph)
+        functionalize(model.graph, write_back=True)
         _give_values(model)
         fold_weights(model)
         remove_batch_norms(model)
