@@ -212,6 +212,10 @@ class Lowering:
 
     def _lower_plain(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         tensors = [x.value.dtype for x in _flatten([*args, *kwargs.values()])]
+        if is_float(node) and tensors and not any(dtype.is_float for dtype in tensors) and record.lower_integer:
+            out = self.result_qparams(node)
+            if out is not None:  # integers become real numbers
+                return _tensors(record.lower_integer(Context(self.builder, node, out), *args, **kwargs), out)
         if not self.target.floating and (is_float(node) or any(dtype.is_float for dtype in tensors)):
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)

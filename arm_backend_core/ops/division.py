@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.casting import to_number
 from arm_backend_core.ops.elementwise import div
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.operands import Context, Tensor
@@ -71,7 +70,7 @@ def _opposed(cx: Context, x: Value, y: Value) -> Value:
     zero, x, y = b.const(0, kind), b.cast(x, kind), b.cast(y, kind)
     differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
     some = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
-    return b.cast(to_number(b, b.bitwise("LOGICAL_AND", differ, some), kind), cx.dtype)
+    return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, some), kind), cx.dtype)
 
 
 @op(aten.floor_divide.default, aten.floor_divide.Scalar, **_WHOLE)

@@ -390,6 +390,8 @@ POOLING = [
     Case("avg_pool2d_padding_uncounted", nn.AvgPool2d(3, 2, 1, count_include_pad=False), image()),
     Case("avg_pool2d_ceil", nn.AvgPool2d(3, stride=2, ceil_mode=True), image(4, 10, 12)),
     Case("avg_pool2d_ceil_padding", nn.AvgPool2d(3, 2, 1, ceil_mode=True), image(4, 10, 12)),
+    Case("avg_pool2d_divisor", nn.AvgPool2d(3, 2, 1, divisor_override=2), image(), wide_steps=3),
+    Case("avg_pool2d_large_divisor", nn.AvgPool2d(3, 1, 0, True, divisor_override=20), image()),
     Case("avg_pool1d", nn.AvgPool1d(3, stride=2), one(2, 4, 12)),
     Case("adaptive_avg_pool2d_1", nn.AdaptiveAvgPool2d(1), image(), wide_steps=2),
     Case("adaptive_avg_pool2d_3", nn.AdaptiveAvgPool2d(3), image(4, 9, 12)),
@@ -543,18 +545,10 @@ LOGICAL = [
     *(
         Case(name, function, [Input((2, 8), -99, 99, torch.int32), Input((8,), 0, 40, torch.int32)], refused=refused)
         for name, function, refused in (
-            ("left_shift", torch.bitwise_left_shift, {"fp": "needs TOSA INT", "u55": "in hardware"}),
-            (
-                "left_shift_number",
-                lambda x, y: (x << 3) + (1 << y % 31),
-                {"fp": "needs TOSA INT", "u55": "in hardware"},
-            ),
-            ("right_shift", torch.bitwise_right_shift, {"fp": "needs TOSA INT", "u55": "a shift that does not round"}),
-            (
-                "right_shift_number",
-                lambda x, y: (x >> 2) + (y >> 40),
-                {"fp": "needs TOSA INT", "u55": "a shift that does not round"},
-            ),
+            ("left_shift", torch.bitwise_left_shift, {"u55": "in hardware"}),
+            ("left_shift_number", lambda x, y: (x << 3) + (1 << y % 31), {"u55": "in hardware"}),
+            ("right_shift", torch.bitwise_right_shift, {"u55": "a shift that does not round"}),
+            ("right_shift_number", lambda x, y: (x >> 2) + (y >> 40), {"u55": "a shift that does not round"}),
             (
                 "bits",
                 lambda x, y: aten.__and__(x, 12) | aten.__xor__(y, 3),
@@ -569,10 +563,40 @@ LOGICAL = [
     Case("any_real", lambda x: torch.any(F.relu(x)), one(2, 3), refused=_NO_BOOL),
     Case("logical_not", torch.logical_not, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
     Case("bitwise_not", lambda x: ~x, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
+    *(
+        Case(
+            f"{name}_least_and_most",
+            lambda x, f=function: (f(x, 1.0), f(x, 0.3), f(x, -1.0)),
+            one(2, 8, low=-1, high=1),
+            refused=_NO_BOOL,
+        )
+        for name, function in {"eq": torch.eq, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}.items()
+    ),
+    Case(
+        "right_shift_of_all",
+        lambda x, y: x >> y,
+        [Input((2, 64), -(2**31), 2**31 - 1, torch.int32), Input((64,), 0, 32, torch.int32)],
+        refused={"u55": "a shift that does not round"},
+    ),
     Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)], refused=_NO_BOOL),
     Case("lt_int", torch.lt, [Input((2, 8), -6, 6, torch.int32)] * 2, refused=_NO_BOOL),
     Case("lt_large_int", torch.lt, [Input((2, 64), -(2**31), 2**31 - 1, torch.int32)] * 2, refused=_NO_BOOL),
     Case("ge_close_ints", torch.ge, [Input((2, 64), 2**30, 2**30 + 5, torch.int32)] * 2, refused=_NO_BOOL),
+    *(
+        Case(f"{name}_{kind}", function, [Input((2, 8)), Input((2, 8), -20, 20, dtype)], refused=refused)
+        for kind, dtype, refused in (
+            ("int8", torch.int8, {}),
+            ("int16", torch.int16, {}),
+            ("bool", torch.bool, _NO_BOOL),
+        )
+        for name, function in (
+            ("add_real_to", lambda x, y: x + y),
+            ("mul_real_by", lambda x, y: x * y),
+            ("cast_and_add", lambda x, y: y.to(torch.float32) * 0.5 + x),
+            ("cat_real_with", lambda x, y: torch.cat([x, y.to(torch.float32)], 1)),
+        )
+    ),
+    Case("cast_int32", lambda x, y: y.to(torch.float32) + x, [Input((2, 8)), Input((2, 8), -2000, 2000, torch.int32)]),
     Case("isnan", torch.isnan, one(2, 8), refused=_NO_BOOL),
     Case("isinf", torch.isinf, one(2, 8), refused=_NO_BOOL),
 ]
