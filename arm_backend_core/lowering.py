@@ -364,7 +364,7 @@ def _constant(name: str, value: Any) -> Any:
         and not INT32[0] <= int(tensor.min()) <= int(tensor.max()) <= INT32[1]
     ):
         raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
-    array = tensor.float() if dtype is DType.BF16 else tensor
+    array = tensor.float() if dtype.is_float and dtype is not DType.FP16 else tensor
     return Tensor(constant(array.cpu().contiguous().numpy(), dtype, name))
 
 

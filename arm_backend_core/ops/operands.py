@@ -28,6 +28,8 @@ _DTYPES = {
     torch.float32: DType.FP32,
     torch.float16: DType.FP16,
     torch.bfloat16: DType.BF16,
+    torch.float8_e4m3fn: DType.FP8E4M3,
+    torch.float8_e5m2: DType.FP8E5M2,
 }
 
 
@@ -132,7 +134,9 @@ class Context:
         computed in INT32, all that TOSA's arithmetic has; narrower ones wrap in the CAST back, as in PyTorch.
         """
         kind, *narrows = (
-            (DType.FP32, DType.FP16, DType.BF16) if self.dtype.is_float else (DType.INT32, DType.INT8, DType.INT16)
+            (DType.FP32, DType.FP16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
+            if self.dtype.is_float
+            else (DType.INT32, DType.INT8, DType.INT16)
         )
 
         def wide(x: Any) -> Any:
@@ -179,8 +183,8 @@ class Context:
         return known.within(0, 1) if x.value.dtype is DType.BOOL else known
 
     def finished(self, value: Value, sums: Accumulator) -> Value:
-        """An operator's sums in the result's parameters; floating-point ones are ready."""
-        return value if sums.scales is None else sums.finished(self.b, value, self.q)
+        """An operator's sums in the result's parameters; of floating point only 8 bits have sums of another type."""
+        return self.b.cast(value, self.dtype) if sums.scales is None else sums.finished(self.b, value, self.q)
 
     def requantize(self, x: Tensor, q: QParams) -> Value:
         """``x`` in other parameters; constants are converted at compile time."""

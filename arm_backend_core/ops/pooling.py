@@ -100,9 +100,15 @@ def max_pool(
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
+def _lowest(dtype: DType) -> float:
+    if not dtype.is_float:
+        return dtype.range[0]
+    return -dtype.largest if dtype is DType.FP8E4M3 else -math.inf  # it has no infinity
+
+
 def _dilated(cx: Context, image: Value, window: _Window, dilation: tuple[int, int]) -> Value:
     """Maxima of windows whose elements are apart: in every dilation-th row and column they are side by side."""
-    b, (dy, dx), lowest = cx.b, dilation, -math.inf if image.dtype.is_float else image.dtype.range[0]
+    b, (dy, dx), lowest = cx.b, dilation, _lowest(image.dtype)
     top, bottom, left, right = window.pad
     n, h, w, c = image.shape
     fill = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to whole multiples of the dilation

@@ -291,7 +291,9 @@ class Builder:
         return self._binary(kind, a, b, DType.BOOL)
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
-        """a where the condition holds, else b."""
+        """a where the condition holds, else b; of 8 bits of floating point as FP16, which holds them all."""
+        if a.dtype.is_fp8:
+            return self.cast(self.select(condition, self.cast(a, DType.FP16), self.cast(b, DType.FP16)), a.dtype)
         (condition, a, b), shape = self._broadcast(condition, a, b)
         return self.emit("SELECT", (condition, a, b), shape, a.dtype)
 
@@ -410,8 +412,11 @@ class Builder:
         """Change the element type; a no-op is not written.
 
         Booleans become 0 and 1, also in the FP profile, which casts none, and no integers to others: these pass through
-        FP32, of wide ones the bits that are kept.
+        FP32, of wide ones the bits that are kept, and so does what becomes 8 bits of floating point.
         """
+        types = {x.dtype, dtype}
+        if len(types) == 2 and any(kind.is_fp8 for kind in types) and types.isdisjoint({DType.FP16, DType.FP32}):
+            return self.cast(self.cast(x, DType.FP32), dtype)
         if x.dtype is DType.BOOL and dtype is not DType.BOOL:
             return self.select(x, self.const(1, dtype), self.const(0, dtype))
         kinds = (DType.INT8, DType.INT16, DType.INT32)
