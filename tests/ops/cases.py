@@ -140,6 +140,24 @@ UNARY = [
     unary("modified_bessel_k1", torch.special.modified_bessel_k1, 0.4, 4, refused=_NO_FORMULA),
     unary("scaled_modified_bessel_k0", torch.special.scaled_modified_bessel_k0, 0.2, 4, refused=_NO_FORMULA),
     unary("scaled_modified_bessel_k1", torch.special.scaled_modified_bessel_k1, 0.4, 4, refused=_NO_FORMULA),
+    *(
+        unary(f"{polynomial.__name__}_{degree}", lambda x, f=polynomial, n=degree: f(x, n), low, high)
+        for degree in (0, 5)
+        for polynomial, low, high in (
+            (torch.special.chebyshev_polynomial_t, -1.2, 1.2),
+            (torch.special.chebyshev_polynomial_u, -1.2, 1.2),
+            (torch.special.chebyshev_polynomial_v, -1.2, 1.2),
+            (torch.special.chebyshev_polynomial_w, -1.2, 1.2),
+            (torch.special.shifted_chebyshev_polynomial_t, -0.1, 1.1),
+            (torch.special.shifted_chebyshev_polynomial_u, -0.1, 1.1),
+            (torch.special.shifted_chebyshev_polynomial_v, -0.1, 1.1),
+            (torch.special.shifted_chebyshev_polynomial_w, -0.1, 1.1),
+            (torch.special.hermite_polynomial_h, -2, 2),
+            (torch.special.hermite_polynomial_he, -2, 2),
+            (torch.special.laguerre_polynomial_l, -1, 4),
+            (torch.special.legendre_polynomial_p, -1.2, 1.2),
+        )
+    ),
     unary("x_times_sigmoid", lambda x: x * torch.sigmoid(1.7 * x)),
     unary("relu_", lambda x: torch.relu_(x * 2)),
     unary("hardtanh_", lambda x: F.hardtanh_(x * 2, -1, 3)),
@@ -331,6 +349,19 @@ ARITHMETIC = [
     Case("div", torch.div, [Input((2, 8)), Input((2, 8), 0.5, 4)]),
     Case("div_by_zero", lambda x, y: x / torch.clamp(y, min=0), [Input((2, 8), 0.5, 1), Input((2, 8), 0.001, 4)]),
     Case("div_broadcast", torch.div, [Input((2, 3, 8)), Input((3, 1), 0.5, 4)]),
+    Case("div_floor", torch.floor_divide, [Input((2, 64)), Input((2, 64), 0.3, 1)], refused={"u55": "INTDIV"}),
+    Case(
+        "div_floor_broadcast",
+        lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        [Input((2, 3, 64)), Input((3, 1), -4, -0.5)],
+        refused={"u55": "INTDIV"},
+    ),
+    Case(
+        "div_trunc",
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+        [Input((2, 64)), Input((2, 64), 0.3, 1)],
+        refused={"u55": "INTDIV"},
+    ),
     Case("div_scalar", lambda x: x / 3, one(2, 8)),
     Case("div_scalar_by_tensor", lambda x: 3 / x, one(2, 8, low=0.5), tabulated=True),
     Case("div_constant", Constant(lambda x, c: x / (c + 3), 8), one(2, 8)),
