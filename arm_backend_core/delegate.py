@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
+from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import drop_final_copies, functionalize, undeclared_views
 from arm_backend_core.aten.memory_format import settle_memory_formats
@@ -84,6 +85,7 @@ def delegate(
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
+    inline_conditions(program.graph_module)
     if not functionalize(program.graph_module.graph):
         program = _functionalized(program)
     computed = compute_constant_outputs(program)
