@@ -213,6 +213,10 @@ class Lowering:
 
     def _lower_plain(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         tensors = [x.value.dtype for x in _flatten([*args, *kwargs.values()])]
+        if is_float(node) and tensors and not any(dtype.is_float for dtype in tensors) and record.lower_integer:
+            out = self.result_qparams(node)
+            if out is not None:  # integers become real numbers
+                return _tensors(record.lower_integer(Context(self.builder, node, out), *args, **kwargs), out)
         if not self.target.floating and (is_float(node) or any(dtype.is_float for dtype in tensors)):
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
@@ -361,7 +365,7 @@ def _constant(name: str, value: Any) -> Any:
         and not INT32[0] <= int(tensor.min()) <= int(tensor.max()) <= INT32[1]
     ):
         raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
-    array = tensor.float() if dtype is DType.BF16 else tensor
+    array = tensor.float() if dtype.is_float and dtype is not DType.FP16 else tensor
     return Tensor(constant(array.cpu().contiguous().numpy(), dtype, name))
 
 

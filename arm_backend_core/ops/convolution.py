@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.integers import Accumulator
@@ -251,7 +252,7 @@ def accumulator(
     """
     real = np.zeros(len(filters)) if bias is None else bias.real[rows]
     if x.q is None or weight.q is None:
-        return Accumulator(filters, real, x.value.dtype)
+        return Accumulator(filters, real, DType.FP16 if x.value.dtype.is_fp8 else x.value.dtype)
     scales = np.atleast_1d(weight.q.scale)
     if scales.size > len(filters):  # in a transposed convolution all groups share them
         scales = scales[rows]

@@ -147,8 +147,10 @@ class Annotator:
         return node
 
     def _annotate_shared(self, node: Node) -> None:
-        """Data movement: the result and all operands have the parameters of the first operand."""
+        """Data movement: result and operands have the first one's parameters; a cast of integers has its own."""
         sources = self.regions.operands(node)
+        if node.all_input_nodes and not any(map(is_float, node.all_input_nodes)):
+            node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
         if not sources or not self.regions.interior.isdisjoint(sources):
             return
         first, *others = sources

@@ -10,6 +10,7 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
 from arm_backend_core.aten.batch_norm import remove_batch_norms
+from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.constants import fold_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
@@ -79,7 +80,8 @@ class ArmQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
-        functionalize(model.graph)
+        inline_conditions(model)
+        functionalize(model.graph, write_back=True)
         _give_values(model)
         fold_weights(model)
         remove_batch_norms(model)

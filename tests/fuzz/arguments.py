@@ -814,6 +814,11 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "softshrink": {"lambd": _one(0.5, 0)},
     "celu": {"alpha": _one(1.0, 0.5)},
     "logit": {"eps": _one(None, 0.1)},
+    **{
+        str(overload).removeprefix("aten."): {"n": _one(-1, 0, 1, 2, 5)}
+        for overload in records()
+        if "polynomial" in str(overload)
+    },
     **dict.fromkeys(_SHIFTS, _SHIFT),
     **{f"{name}.Tensor": _SHIFT | {"other": _amounts} for name in _SHIFTS},
     **{f"bitwise_{way}_shift.Scalar_Tensor": {"self": _one(1, 5), "other": _amounts} for way in ("left", "right")},
