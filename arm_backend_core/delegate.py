@@ -20,7 +20,7 @@ from arm_backend_core.backends.payload import Payload
 from arm_backend_core.culprit import culprit
 from arm_backend_core.errors import CompileError, FullDelegationError, ModelError, fault
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import is_quantize, keep_reason, operator_name
+from arm_backend_core.nodes import drop_unread, is_quantize, keep_reason, operator_name
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
     avoid_builtin_names,
@@ -86,7 +86,7 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     if decompose(program.graph_module, constants_of(program)) or computed:
         lift_constants(program)
     drop_assertions(program)
-    program.graph_module.graph.eliminate_dead_code()
+    drop_unread(program.graph)
     avoid_builtin_names(program)
     split_dequantize(program)
     settle_memory_formats(program)
