@@ -23,7 +23,7 @@ from arm_backend_core.culprit import culprit
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, FullDelegationError, fault
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import is_quantize, keep_reason, operator_name
+from arm_backend_core.nodes import drop_unread, is_quantize, keep_reason, operator_name
 from arm_backend_core.ops.operands import dtype_of
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
@@ -93,7 +93,7 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     if decompose(program.graph_module, constants_of(program)) or computed:
         lift_constants(program)
     drop_assertions(program)
-    program.graph_module.graph.eliminate_dead_code()
+    drop_unread(program.graph)
     avoid_builtin_names(program)
     split_dequantize(program)
     settle_memory_formats(program)

@@ -105,6 +105,13 @@ def evaluated(node: Node, value_of: Callable[[Node], Any]) -> Any:
     return made.contiguous() if as_traced else made
 
 
+def drop_unread(graph: Graph) -> None:
+    """Erase what nothing reads and has no effect; fx's ``eliminate_dead_code`` checks the whole graph before."""
+    for node in reversed(graph.nodes):
+        if not node.users and not node.is_impure():
+            graph.erase_node(node)
+
+
 def memory_order(tensor: torch.Tensor) -> Layout:
     """Dimensions from the outermost in memory to the innermost: NHWC for ``channels_last``, else as they are.
 

@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from arm_backend_core.aten.constants import held
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
-from arm_backend_core.nodes import DECLINED, constant_nodes, first_result, in_words, is_constant
+from arm_backend_core.nodes import DECLINED, constant_nodes, drop_unread, first_result, in_words, is_constant
 from arm_backend_core.ops.composites.arithmetic import computed_product, product_of_nothing
 from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
 from arm_backend_core.ops.registry import composite, find, records
@@ -97,7 +99,7 @@ class _Decomposer:
             ):
                 changed = True
         if changed:
-            module.graph.eliminate_dead_code()
+            drop_unread(module.graph)
         return changed
 
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
@@ -115,7 +117,7 @@ class _Decomposer:
         except Exception as error:
             what = f"decomposing {node.target} raised {type(error).__name__}: {error}"
             node.meta[DECLINED] = error if isinstance(error, Unsupported) else fault(what, error)
-            module.graph.eliminate_dead_code()  # what was written already
+            drop_unread(module.graph)  # what was written already
             return False
         _hand_over(node, outputs)
         return True
@@ -343,7 +345,7 @@ def _trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool
     """Operators of ``call`` on fake tensors, composites kept whole."""
     values = [value.detach() for value in values]  # a trace tells operands apart by identity, copied nodes share theirs
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
-    with torch.no_grad(), mode or nullcontext():
+    with torch.no_grad(), _use_lazy_graph_module(True), mode or nullcontext():
         return make_fx(call, tracing_mode="real" if mode else "fake", pre_dispatch=pre_dispatch)(*values)
 
 
@@ -356,7 +358,4 @@ def _value(module: GraphModule, node: Node) -> Any:
 def _adopt(module: GraphModule, tensor: Tensor) -> str:
     """The name of a constant of a decomposition on the module; it is registered the first time."""
     names = {id(held): name for name, held in module.named_buffers(recurse=False)}
-    if id(tensor) not in names:
-        names[id(tensor)] = f"_decomposed_constant_{len(names)}"
-        module.register_buffer(names[id(tensor)], tensor)
-    return names[id(tensor)]
+    return names.get(id(tensor)) or held(module, f"_decomposed_constant_{len(names)}", tensor)

@@ -17,7 +17,7 @@ from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.masks import bound_masks
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import in_words, is_float, modules_of
+from arm_backend_core.nodes import drop_unread, in_words, is_float, modules_of
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect
 from arm_backend_core.quantizer.config import QuantizationConfig
@@ -89,7 +89,7 @@ class ArmQuantizer(Quantizer):
         decompose(model, quantized=True)
         fold_weights(model)
         bound_masks(model)
-        model.graph.eliminate_dead_code()  # what these replaced
+        drop_unread(model.graph)  # what these replaced
         _give_values(model)
         return model  # prepare_pt2e makes a module of its own from the graph
 
