@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.constants import held
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
@@ -124,6 +125,8 @@ class _Decomposer:
 
     def _outputs(self, writer: _Writer, node: Node) -> Any:
         """Nodes of the decomposition's results, written in front of ``node``; None where it is better left whole."""
+        if complex_numbers.concerns(node):
+            return complex_numbers.on_pairs(node, partial(writer.call_as, node.target))
         record = composite(node)
         if record is not None and record.stepwise:
             return record.parts(writer.call, *node.args, **node.kwargs)
@@ -227,8 +230,14 @@ class _Writer:
         Raises:
             Unsupported: PyTorch cannot trace it.
         """
-        name = (function, repr(numbers))
-        fragment = self.decomposer.fragment(self.module, name, partial(function, **numbers), operands, self.constants)
+        return self._written((function, repr(numbers)), partial(function, **numbers), operands)
+
+    def call_as(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
+        """The same, of a function that stands for ``target``, which may not be in what it gives."""
+        return self._written((target, function), function, operands)
+
+    def _written(self, name: tuple[Any, ...], function: Callable[..., Any], operands: Sequence[Node]) -> Any:
+        fragment = self.decomposer.fragment(self.module, name, function, operands, self.constants)
         assert fragment is not None, operands
         return self.copy(fragment.module, operands)
 
@@ -262,7 +271,10 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
     first = first_result(node)
     if first is not None and 0 in [size for size in first.shape if isinstance(size, int)]:
         return False  # no target has tensors without elements, and its parts may refuse them
-    return find(node) is None or _is_product_of_nothing(node) or _is_computed_product(node, constants)
+    if node.target is aten.view_as_complex.default:
+        return False
+    composed = find(node) is None or complex_numbers.concerns(node)
+    return composed or _is_product_of_nothing(node) or _is_computed_product(node, constants)
 
 
 def _is_product_of_nothing(node: Node) -> bool:

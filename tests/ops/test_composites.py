@@ -440,6 +440,8 @@ _ORDER: dict[str, Callable[[Tensor], Tensor]] = {
     "kthvalue": lambda x: torch.kthvalue(x, 6, 1)[0],
     "median": torch.median,
     "median_dim": lambda x: torch.median(x, 1, keepdim=True)[0],
+    "nanmedian": lambda x: torch.nanmedian(x if x.numel() > 8 else x[:, :2]),
+    "nanmedian_dim": lambda x: torch.nanmedian(x, 1)[0],
 }
 
 
