@@ -81,8 +81,8 @@ def _is_complex(node: Node) -> bool:
 def _rule(node: Node) -> Callable[..., Any] | None:
     overload = overload_of(node.target)
     assert overload is not None
-    if overload in _RULES:
-        return _RULES[overload]
+    if overload in RULES:
+        return RULES[overload]
     record = find(node)
     if record is not None and record.kind is Kind.SHARED and all(map(_is_complex, (node, *node.all_input_nodes))):
         return lambda *args, **kwargs: Pair.of(*(overload(*_part(args, i), **kwargs) for i in (0, 1)))
@@ -188,7 +188,7 @@ def _complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_s
     return result * _factor([*(z.data.shape[d] for d in axes[:-1]), last_dim_size], normalization)
 
 
-_RULES: dict[Any, Callable[..., Any]] = {
+RULES: dict[Any, Callable[..., Any]] = {
     aten.view_as_real.default: lambda z: z.data.clone(),
     aten._conj.default: lambda z: Pair.of(z.parts[0], -z.parts[1]),
     aten.resolve_conj.default: lambda z: z,
