@@ -309,7 +309,7 @@ _U55 = Hardware(
     averages_by_convolution=True,
     # The first leaves no REDUCE_MIN.
     mistakes=(
-        *("reduce_min", *_SHAPES, "equal_weights", "narrowing_cast", "clamped_cast", "unequal_scales"),
+        *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
         *("one_of_five", "reshaped_broadcast", "joined_table", "square", "activation"),
     ),
     forgotten=partial(

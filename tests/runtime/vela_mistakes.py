@@ -222,6 +222,15 @@ def _column(b: Builder, x: Value) -> Value:
     return b.rescale(b.add(b.add(first, second), b.add(third, fourth)), DType.INT8, 0.25)
 
 
+def _unreached(b: Builder, *images: Value) -> tuple[Value, ...]:
+    weight = b.const(np.arange(8).reshape(1, 2, 2, 2), DType.INT8)
+    sums = [
+        b.transpose_conv2d(x, weight, b.const([bias], DType.INT32), out_pad=(0, 0, 0, 1), stride=(2, 2))
+        for x, bias in zip(images, (500, -500), strict=True)
+    ]
+    return tuple(b.rescale(x, DType.INT8, 0.1) for x in sums)
+
+
 def _column_beside(b: Builder, x: Value) -> tuple[Value, ...]:
     return b.reduce("REDUCE_MAX", b.reshape(x, (1, 8)), 1), b.reverse(b.reshape(x, (1, 8, 1)), 1)
 
@@ -377,6 +386,7 @@ MISTAKES = (
     ),
     Mistake("equal_weights", _equal_weights, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("equal_depthwise_weights", _equal_depthwise, (((1, 3, 4, 2), DType.INT8),), _ALL),
+    Mistake("unreached", _unreached, (((1, 3, 4, 2), DType.INT8),) * 2, _OLD),
     Mistake("padding_alone", _padding_alone, (((1, 2, 1, 1), DType.INT8),), _ALL),
     Mistake("reshaped_activation", _reshaped_activation, (((2, 4), DType.INT8),), _ALL),
     Mistake("reshaped_table", _reshaped_table, (((3, 5, 4), DType.INT8),), _ALL),
