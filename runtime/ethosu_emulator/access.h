@@ -49,9 +49,13 @@ inline bool touched(int32_t at, Upscale upscale, int32_t results, int32_t kernel
                     int32_t padding) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
   for (int32_t part = 0; part < (upscale == Upscale::kNearest ? 2 : 1); ++part) {
-    for (int32_t i = 0; i < kernel; ++i) {
-      const int32_t from = at * factor + part + padding - i * dilation;
-      if (from >= 0 && from % stride == 0 && from / stride < results) {
+    // Taps whose window begins at a place from 0 to below `end`; of as many of them as a stride, one begins at a
+    // multiple of it, or none of all does.
+    const int64_t place = int64_t{at} * factor + part + padding, end = int64_t{results} * stride;
+    const int64_t first = std::max<int64_t>(0, (place - end) / dilation + (place >= end ? 1 : 0));
+    const int64_t last = std::min<int64_t>({kernel - 1, place / dilation, first + stride - 1});
+    for (int64_t i = first; i <= last; ++i) {
+      if ((place - i * dilation) % stride == 0) {
         return true;
       }
     }
