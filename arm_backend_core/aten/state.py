@@ -21,16 +21,29 @@ def keep_state_quantized(program: ExportedProgram) -> None:
     buffers = {name: graph_input for graph_input, name in signature.inputs_to_buffers.items()}
     placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
     output = graph.output_node()
-    results = list(output.args[0])
     for index, spec in enumerate(signature.output_specs):
         if spec.kind is not OutputKind.BUFFER_MUTATION:
             continue
-        buffer, value = placeholders[buffers[str(spec.target)]], results[index]
+        buffer, value = placeholders[buffers[str(spec.target)]], output.args[0][index]
         readers = [user for user in buffer.users if user is not output]
         if readers and is_dequantize(value) and all(_fits(reader, value) for reader in readers):
             _hold_integers(program, str(spec.target), buffer, readers)
-            results[index] = value.args[0]
-            spec.arg = TensorArgument(results[index].name)
+            _return(output, index, value.args[0])
+    for index, spec in enumerate(signature.output_specs):
+        value = output.args[0][index]
+        if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder":
+            # ExecuTorch writes buffers one after the other: what is read of another may be its new value.
+            with graph.inserting_before(output):
+                copy = graph.call_function(torch.ops.aten.clone.default, (value,))
+            copy.meta = {"val": value.meta["val"]}
+            _return(output, index, copy)
+        if isinstance(spec.arg, TensorArgument):
+            spec.arg = TensorArgument(output.args[0][index].name)
+
+
+def _return(output: Node, index: int, value: Any) -> None:
+    results = list(output.args[0])  # type: ignore[arg-type]
+    results[index] = value
     output.args = (tuple(results),)
 
 

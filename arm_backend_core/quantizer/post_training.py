@@ -99,8 +99,8 @@ class Observed(torch.nn.Module):
                 self._rounded(node, source, observer, group)
         for node in graph.nodes:
             node.meta.pop(ANNOTATION, None)
-        _return_states(self._program)
         drop_unread(graph)
+        _return_states(self._program)
         return _lifted(self._program, self._specs, self._mode)
 
     def _rounded(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:

@@ -93,6 +93,39 @@ class Cache(nn.Module):
         return torch.as_tensor(scores @ self.keys)
 
 
+class Delayed(nn.Module):
+    """Gives what it was given two calls before; each buffer is written with what another held."""
+
+    first: Tensor
+    second: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.full((1, 4, 1), 0.25))
+        self.register_buffer("second", torch.full((1, 4, 1), -0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.first.clone()
+        self.first.copy_(self.second)
+        self.second.copy_(x)
+        return old
+
+
+class Unread(nn.Module):
+    """Writes a buffer that nothing reads."""
+
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(1, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(x)
+        self.last.copy_(y)
+        return y + x
+
+
 def _decibels(expected: list[Tensor], found: list[Tensor]) -> float:
     signal, noise = torch.stack(expected).detach(), torch.stack(expected).detach() - torch.stack(found)
     return float(10 * torch.log10(signal.square().sum() / noise.square().sum().clamp(min=1e-30)))
@@ -113,6 +146,18 @@ def test_streams(network: Callable[[], nn.Module], least: float, recipe: str) ->
         (method,) = result.report.methods
         assert not method.cpu
         assert len(method.delegates) == 1
+
+
+@pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8"])
+@pytest.mark.parametrize("network", [Delayed, Unread])
+def test_what_is_written_as_it_is(network: Callable[[], nn.Module], recipe: str) -> None:
+    model = network().eval()
+    expected = copy.deepcopy(model)
+    frames = [(torch.randn(1, 4, 1),) for _ in range(10)]
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
+    program = arm_recipes.load(result.buffer)
+    found = [program.run(*frame)[0] for frame in frames]
+    assert _decibels([expected(*frame) for frame in frames], found) > 35
 
 
 def test_state_is_held_as_integers() -> None:
