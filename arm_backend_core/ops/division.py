@@ -130,13 +130,11 @@ def _in_steps(plain: Record) -> Rule:
         right = (divisor + none).times(1 << bits)
         whole = replace(cx, out=None, computed=DType.INT32)
         value = plain.lower(whole, Tensor(left.value), Tensor(right.value), **mode)
-        if plain is remainder:  # counts in steps of what it is divided by
-            return Int(cx.b, value, -right.peak, right.peak, cx.integer(y).scale * 2.0**-bits).to(cx.q)
         infinite = none.times(1 << 29).in_steps_of(1.0) * dividend.sign()
         return (Int(cx.b, value, -left.peak - 1, left.peak) + infinite).to(cx.q)
 
     return rule
 
 
-for _record in (floor_divide, div_mode, remainder):
+for _record in (floor_divide, div_mode):
     _record.integer(_in_steps(_record))

@@ -352,7 +352,6 @@ ARITHMETIC = [
     Case("div_by_zero", lambda x, y: x / torch.clamp(y, min=0), [Input((2, 8), 0.5, 1), Input((2, 8), 0.001, 4)]),
     Case("div_broadcast", torch.div, [Input((2, 3, 8)), Input((3, 1), 0.5, 4)]),
     Case("div_floor", torch.floor_divide, [Input((2, 64)), Input((2, 64), 0.3, 1)], refused={"u55": "INTDIV"}),
-    Case("remainder", torch.remainder, [Input((2, 64)), Input((2, 64), 0.3, 1)], refused={"u55": "INTDIV"}),
     Case(
         "div_floor_broadcast",
         lambda x, y: torch.div(x, y, rounding_mode="floor"),
