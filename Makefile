@@ -39,12 +39,15 @@ test: debian-test lint
 record: $(READY_TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record
 
-# Random graphs: MINUTES of TARGET's, or the numbers that a release is checked with (hours; taken up where it stopped).
+# Random graphs: MINUTES of TARGET's, or what a release is checked with: the operators on eight Ethos-U NPUs, the models
+# on each recipe and damaged programs, executed (less than an hour), then large numbers of graphs (hours; taken up where
+# it stopped).
 fuzz: $(READY_TEST)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
 
 verify: $(READY_TEST)
+	$(BIN)/python -m pytest -n $(WORKERS) -q tests/runtime/test_ethosu_emulator.py --verify
 	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
 
 lint: $(READY_TEST)

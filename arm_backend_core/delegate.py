@@ -11,16 +11,20 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
+from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.decompose import decompose
-from arm_backend_core.aten.functionalize import functionalize, undeclared_views
+from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.aten.memory_format import settle_memory_formats
+from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.culprit import culprit
-from arm_backend_core.errors import CompileError, FullDelegationError, ModelError, fault
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import CompileError, FullDelegationError, fault
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import is_quantize, keep_reason, operator_name
+from arm_backend_core.nodes import drop_unread, is_quantize, keep_reason, operator_name
+from arm_backend_core.ops.operands import dtype_of
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
     avoid_builtin_names,
@@ -37,6 +41,8 @@ from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.tosa import passes, reference
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.serialize import serialize
+
+_Executor = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 
 def delegate(
@@ -80,30 +86,18 @@ def delegate(
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
-    if not functionalize(program.graph_module.graph):
-        program = _functionalized(program)
+    inline_conditions(program.graph_module)
+    program = functional(program)
+    keep_state_quantized(program)
     computed = compute_constant_outputs(program)
     if decompose(program.graph_module, constants_of(program)) or computed:
         lift_constants(program)
     drop_assertions(program)
-    program.graph_module.graph.eliminate_dead_code()
+    drop_unread(program.graph)
     avoid_builtin_names(program)
     split_dequantize(program)
     settle_memory_formats(program)
     return program
-
-
-def _functionalized(program: ExportedProgram) -> ExportedProgram:
-    """Without writes in place, by PyTorch.
-
-    Raises:
-        ModelError: it cannot, say because elements of what is written to overlap in memory.
-    """
-    try:
-        return program.run_decompositions(undeclared_views(program.graph))
-    except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error
 
 
 def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> Compiled:
@@ -134,7 +128,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
     log = events.current()
     if log is not None:
         log.delegates.append(record)
-    execute = _executor(flatbuffer, [walk.entry(node)[1] for node in part.inputs])
+    execute = _executor(flatbuffer, [walk.entry(node)[1] for node in part.inputs], [x.dtype for x in graph.outputs])
     return Compiled(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, {"arm_delegate": record})
 
 
@@ -148,8 +142,9 @@ def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) 
 
     read = graph.users().keys() | set(graph.outputs)
     unread = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read}
+    results = [x.size * x.dtype.bytes for x in graph.outputs]
     try:
-        return compile_payload(spec, flatbuffer, delegate=part.name, locate=locate, unread=unread)
+        return compile_payload(spec, flatbuffer, delegate=part.name, locate=locate, unread=unread, results=results)
     except CompileError as error:
         origin = culprit(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.at(origin.operator, origin.source) from error
@@ -161,23 +156,28 @@ def _io(node: Node, value: Value, walk: Lowering) -> events.Io:
     return events.Io(value.name, value.dtype.value, value.shape, scale, zero_point)
 
 
-def _executor(flatbuffer: bytes, orders: Sequence[Layout]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+def _executor(flatbuffer: bytes, orders: Sequence[Layout], results: Sequence[DType]) -> _Executor:
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = [
             _array(tensor.detach().cpu().permute(order).contiguous())
             for tensor, order in zip(tensors, orders, strict=True)
         ]
-        return [_tensor(np.array(array)) for array in reference.run(flatbuffer, arrays)]
+        return [_tensor(*made) for made in zip(reference.run(flatbuffer, arrays), results, strict=True)]
 
     return execute
 
 
+#: Types that numpy lacks: integers with their bits stand for them.
+_BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+_TYPES = {dtype_of(kind): kind for kind in _BITS}
+
+
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """numpy has no bfloat16: its bits stand for it."""
-    return np.asarray((tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor).numpy())
+    return np.asarray(tensor.view(_BITS.get(tensor.dtype, tensor.dtype)).numpy())
 
 
-def _tensor(array: np.ndarray[Any, Any]) -> torch.Tensor:
-    return (
-        torch.from_numpy(array.view(np.int16)).view(torch.bfloat16) if array.dtype == "V2" else torch.from_numpy(array)
-    )
+def _tensor(array: np.ndarray[Any, Any], dtype: DType) -> torch.Tensor:
+    if dtype not in _TYPES:
+        return torch.from_numpy(np.array(array))
+    bits = np.array(array).view(np.int16 if dtype is DType.BF16 else np.uint8)
+    return torch.from_numpy(bits).view(_TYPES[dtype])

@@ -21,6 +21,8 @@ class DType(Enum):
     FP16 = "fp16"
     BF16 = "bf16"
     FP32 = "fp32"
+    FP8E4M3 = "fp8e4m3"
+    FP8E5M2 = "fp8e5m2"
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -30,12 +32,17 @@ class DType(Enum):
     @property
     def bytes(self) -> int:
         """Size of an element as TOSA counts it."""
-        return {DType.INT48: 6, DType.BF16: 2}.get(self, self.numpy.itemsize)
+        return {DType.INT48: 6, DType.BF16: 2, DType.FP8E4M3: 1, DType.FP8E5M2: 1}.get(self, self.numpy.itemsize)
 
     @property
     def is_float(self) -> bool:
         """Whether values are floating point."""
-        return self in (DType.FP32, DType.FP16, DType.BF16)
+        return self in _LARGEST
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether values have 8 bits; TOSA moves, multiplies and pools them, and does nothing else."""
+        return self in (DType.FP8E4M3, DType.FP8E5M2)
 
     @property
     def largest(self) -> float:
@@ -49,8 +56,9 @@ class DType(Enum):
         return -(1 << (bits - 1)), (1 << (bits - 1)) - 1
 
 
-_STORED = {DType.INT48: "int64", DType.FP16: "float16", DType.BF16: "float32", DType.FP32: "float32"}
 _LARGEST = {DType.FP16: 65504.0, DType.BF16: (2 - 2**-7) * 2.0**127, DType.FP32: (2 - 2**-23) * 2.0**127}
+_LARGEST |= {DType.FP8E4M3: 448.0, DType.FP8E5M2: 57344.0}
+_STORED = dict.fromkeys(_LARGEST, "float32") | {DType.INT48: "int64", DType.FP16: "float16"}
 _BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -78,13 +79,19 @@ class Regions:
         records: the operators that will be quantized, in program order.
         constants: nodes that are parameters or computed from them alone.
         may_be_wide: whether the configuration of a node has int16 for such results.
+        states: buffers that the program writes, and what it writes into each.
     """
 
     def __init__(
-        self, records: Mapping[Node, Record], constants: Container[Node], may_be_wide: Callable[[Node], bool]
+        self,
+        records: Mapping[Node, Record],
+        constants: Container[Node],
+        may_be_wide: Callable[[Node], bool],
+        states: Mapping[Node, Node] = MappingProxyType({}),
     ) -> None:
         self._records = records
         self._constants = constants
+        self._feedback = {node for state in states for node in self._fed_back(state, states[state])}
         self.merged = self._merged_producers()
         self.readers = set(self.merged.values())
         self.origin, chained = self._chains()
@@ -105,7 +112,13 @@ class Regions:
     def has_integer_rule(self, node: Node) -> bool:
         """Whether ``node`` can be lowered on integers by itself; a function of one tensor is a TABLE."""
         record = self._records[node]
-        return record.lower_integer is not None and not (record.univariate and len(self.operands(node)) == 1)
+        alone = record.univariate and len(self.operands(node)) == 1 and not self._counts(node)
+        return record.lower_integer is not None and not alone
+
+    def _counts(self, node: Node) -> bool:
+        """Whether an operand holds integers, which are numbers to calculate with, as quantized tensors are."""
+        values = [x.meta["val"] for x in node.all_input_nodes if not is_float(x)]
+        return any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in values)
 
     def reads_wide(self, user: Node) -> bool:
         """Whether int16 operands are worth having for ``user`` in an int8 program."""
@@ -127,7 +140,11 @@ class Regions:
         Starts with all of them interior and takes out, until nothing changes, those that someone reads who is not a
         function of the same tensor.
         """
-        members = [node for node, record in self._records.items() if record.univariate and node not in self.readers]
+        members = [
+            node
+            for node, record in self._records.items()
+            if record.univariate and node not in self.readers and not self._counts(node)
+        ]
         interior = set(members)
         while True:
             origin: dict[Node, Node] = {}
@@ -151,7 +168,7 @@ class Regions:
         These are the residual stream of a transformer. A reader that needs int8 (a matrix product) quantizes its own
         operand once more.
         """
-        wide: set[Node] = set()
+        wide: set[Node] = {node for node in self._feedback if node not in self._records or may_be(node)}
         places = set[Any]()
         for node in reversed(list(self._records)):
             readers = [user for user in node.users if user in self._records]
@@ -161,11 +178,29 @@ class Regions:
                 places.add(node.meta.get(PLACE))
         return wide | {node for node in self._records if PLACE in node.meta and node.meta[PLACE] in places}
 
+    def _fed_back(self, state: Node, value: Node) -> set[Node]:
+        """``state`` and what is between it and its new value, where that is arithmetic of the old, element by element.
+
+        What is rounded there adds up from call to call: a mean that moves by less than half a step would not move.
+        """
+        reached = {state}
+        for node, record in self._records.items():
+            if (record.univariate or record.kind is Kind.SHARED) and not reached.isdisjoint(node.all_input_nodes):
+                reached.add(node)
+        between, waiting = set[Node](), [value]
+        while waiting:
+            node = waiting.pop()
+            if node in reached and node not in between:
+                between.add(node)
+                waiting += node.all_input_nodes
+        computes = any(node in self._records and self._records[node].univariate for node in between)
+        return between if computes else set()
+
     def _reads_wide(self, user: Node, wide: set[Node]) -> bool:
         record = self._records[user]
         if record.reads_int16 or (PLACE in user.meta and record.kind is not Kind.CONV):
             return True
-        arithmetic = record.fuses and record.univariate and user not in self.origin
+        arithmetic = (record.fuses and record.univariate and user not in self.origin) or user in self._feedback
         return (arithmetic or record.kind is Kind.SHARED) and (user in wide or self.merged.get(user) in wide)
 
 

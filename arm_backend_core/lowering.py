@@ -193,7 +193,7 @@ class Lowering:
             item: Result = items[_int(node.args[1])]
             return item
         fits = not _is_integer(node) or self._intervals.fits(node)  # narrower ones are known to those that read them
-        if _is_int64(node) and not fits:
+        if not fits and getattr(first_result(node), "dtype", None) is torch.int64:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
@@ -206,12 +206,17 @@ class Lowering:
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))
-        if any(isinstance(x, Univariate) or x.q is not None for x in operands):
+        chosen = record.chooses and self.result_qparams(node) is not None
+        if chosen or any(isinstance(x, Univariate) or x.q is not None for x in operands):
             return self._lower_quantized(node, record, args, kwargs)
         return self._lower_plain(node, record, args, kwargs)
 
     def _lower_plain(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         tensors = [x.value.dtype for x in _flatten([*args, *kwargs.values()])]
+        if is_float(node) and tensors and not any(dtype.is_float for dtype in tensors) and record.lower_integer:
+            out = self.result_qparams(node)
+            if out is not None:  # integers become real numbers
+                return _tensors(record.lower_integer(Context(self.builder, node, out), *args, **kwargs), out)
         if not self.target.floating and (is_float(node) or any(dtype.is_float for dtype in tensors)):
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
@@ -361,7 +366,7 @@ def _constant(name: str, value: Any) -> Any:
         and not INT32[0] <= int(tensor.min()) <= int(tensor.max()) <= INT32[1]
     ):
         raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
-    array = tensor.float() if dtype is DType.BF16 else tensor
+    array = tensor.float() if dtype.is_float and dtype is not DType.FP16 else tensor
     return Tensor(constant(array.cpu().contiguous().numpy(), dtype, name))
 
 
@@ -386,11 +391,6 @@ def _require_static(node: Node) -> None:
         )
     if 0 in shape:
         raise Unsupported("TOSA has no tensors without elements")
-
-
-def _is_int64(node: Node) -> bool:
-    first = first_result(node)
-    return first is not None and first.dtype is torch.int64
 
 
 def _is_integer(node: Node) -> bool:

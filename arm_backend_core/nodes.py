@@ -63,11 +63,34 @@ def is_constant(node: Node, constants: Container[Node]) -> bool:
     return known and first_result(node) is not None
 
 
+def mutates(node: Node) -> bool:
+    """Whether ``node`` writes into an operand."""
+    return node.op == "call_function" and isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def is_state(node: Node) -> bool:
+    """Whether ``node`` is an attribute that the graph writes into, or into a view of: it differs from call to call."""
+    return node.op == "get_attr" and is_written(node)
+
+
+def is_written(node: Node) -> bool:
+    """Whether the graph writes into ``node``, or into a view of it."""
+    return any(map(_writes, node.users))
+
+
+def _writes(node: Node) -> bool:
+    schema = node.target._schema if isinstance(node.target, OpOverload) else None
+    if schema is None or all(argument.alias_info is None for argument in schema.arguments):
+        return False
+    return schema.is_mutable or is_written(node)
+
+
 def constant_nodes(graph: Graph) -> set[Node]:
     """Parameters, buffers and what is computed from them alone, of a graph that has them as attributes."""
     constants: set[Node] = set()
     for node in graph.nodes:
-        if node.op == "get_attr" or (node.op == "call_function" and is_constant(node, constants)):
+        held = node.op == "get_attr" and not is_state(node)
+        if held or (node.op == "call_function" and is_constant(node, constants)):
             constants.add(node)
     return constants
 
@@ -82,6 +105,13 @@ def evaluated(node: Node, value_of: Callable[[Node], Any]) -> Any:
         made = node.target(*args, **kwargs)  # type: ignore[operator]
     as_traced = isinstance(made, torch.Tensor) and node.meta["val"].is_contiguous()
     return made.contiguous() if as_traced else made
+
+
+def drop_unread(graph: Graph) -> None:
+    """Erase what nothing reads and has no effect; fx's ``eliminate_dead_code`` checks the whole graph before."""
+    for node in reversed(graph.nodes):
+        if not node.users and not node.is_impure():
+            graph.erase_node(node)
 
 
 def memory_order(tensor: torch.Tensor) -> Layout:

@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.constants import attribute
 from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
-from arm_backend_core.nodes import evaluated, is_constant, is_dequantize, is_quantize
+from arm_backend_core.nodes import drop_unread, evaluated, is_constant, is_dequantize, is_quantize
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
+
+Tensors = dict[str, Any]
 
 
 def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
@@ -41,18 +44,20 @@ def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
 
 def copied(program: ExportedProgram) -> ExportedProgram:
     """A program with graph, signature and tables of weights of its own; the weights are shared."""
-    module = copied_module(program.graph_module)
-    return ExportedProgram(
-        root=module,
-        graph=module.graph,
-        graph_signature=copy.deepcopy(program.graph_signature),
-        state_dict=dict(program.state_dict),
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
-        example_inputs=program.example_inputs,
-        constants=dict(program.constants),
-        verifiers=[program.verifier],
-    )
+    module, signature = copied_module(program.graph_module), copy.deepcopy(program.graph_signature)
+    return with_parts(program, module, signature, dict(program.state_dict), dict(program.constants))
+
+
+def with_parts(
+    program: ExportedProgram, module: GraphModule, signature: ExportGraphSignature, state: Tensors, constants: Tensors
+) -> ExportedProgram:
+    """``program`` with these parts in place of its own; their Python code is written when it is asked for."""
+    twin = copy.copy(program)
+    twin._graph_module = _LazyGraphModule(module, module.graph)
+    twin._graph_module.meta.update(module.meta)
+    twin._graph_signature, twin._state_dict, twin._constants = signature, state, constants
+    twin.validate()
+    return twin
 
 
 def copied_module(module: GraphModule) -> GraphModule:
@@ -64,7 +69,7 @@ def copied_module(module: GraphModule) -> GraphModule:
     for node, twin in values.items():
         # A new node is not given the name of a Python builtin, but an input may be called "input".
         twin.name = node.name
-    result = GraphModule(module, graph)
+    result = _LazyGraphModule(module, graph)
     result.meta.update(module.meta)
     return result
 
@@ -171,20 +176,17 @@ def lift_constants(program: ExportedProgram) -> None:
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     mode = detect_fake_mode([node.meta.get("val") for node in placeholders])
     place = next((i for i, spec in enumerate(specs) if spec.kind is InputKind.USER_INPUT), len(specs))
-    first = next(node for node in graph.nodes if node in placeholders[place:] or node.op != "placeholder")
+    first = next(x for x in graph.nodes if x in placeholders[place:] or x.op not in ("placeholder", "get_attr"))
     for node in graph.find_nodes(op="get_attr"):
         tensor = attrgetter(str(node.target))(program.graph_module)
         if not isinstance(tensor, torch.Tensor):
             continue
-        with graph.inserting_before(first):
-            lifted = graph.placeholder(f"_lifted_constant_{len(program.state_dict)}")
-        lifted.meta = {**node.meta, "val": mode.from_tensor(tensor, static_shapes=True) if mode else tensor}
-        lifted.meta["val"].constant = tensor
-        node.replace_all_uses_with(lifted)
-        graph.erase_node(node)
-        argument = TensorArgument(name=lifted.name)
-        specs.insert(place, InputSpec(InputKind.BUFFER, argument, target=lifted.name, persistent=True))
-        program.state_dict[lifted.name] = tensor
+        node.op, node.target = "placeholder", f"_lifted_constant_{len(program.state_dict)}"
+        node.meta["val"] = mode.from_tensor(tensor, static_shapes=True) if mode else tensor
+        node.meta["val"].constant = tensor
+        first.prepend(node)
+        specs.insert(place, InputSpec(InputKind.BUFFER, TensorArgument(node.name), node.target, persistent=True))
+        program.state_dict[node.target] = tensor
         place += 1
     program.graph_module.recompile()
 
@@ -216,7 +218,7 @@ def compute_constant_outputs(program: ExportedProgram) -> bool:
         for spec in program.graph_signature.output_specs:
             if spec.arg.name == node.name:
                 spec.arg.name = duplicate.name
-    graph.eliminate_dead_code()
+    drop_unread(graph)
     return bool(returned)
 
 

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 from torch.fx.passes.tools_common import stable_topological_sort
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source
+from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source, drop_unread
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -81,7 +81,7 @@ def splice(program: ExportedProgram, delegates: Sequence[Compiled]) -> None:
         for node in reversed(delegate.part.nodes):
             program.graph.erase_node(node)
     stable_topological_sort(program.graph_module)
-    program.graph.eliminate_dead_code()  # casts back to int64 that only delegates would have read
+    drop_unread(program.graph)  # casts back to int64 that only delegates would have read
     _drop_unread_constants(program, {node.name for delegate in delegates for node in delegate.part.constants})
     program.graph_module.recompile()
 

@@ -92,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     for name in ("system_config", "memory_mode", "config_ini", "dump_dir"):
         one.add_argument(_flag(name), help=options.OPTIONS[name].expects)
     one.add_argument("--extra-flags", action="append", metavar="FLAG", help="for Vela; repeat for more")
+    one.add_argument("--extension", dest="extensions", action="append", metavar="NAME", help="of TOSA; repeat for more")
     one.add_argument("--per-tensor", dest="per_channel", action="store_false", help="one scale per weight tensor")
     for name in ("direct_drive", "quantized_io", "require_full_delegation", "require_runnable"):
         one.add_argument(_flag(name), action="store_true")

@@ -16,7 +16,7 @@ class Option:
     """A keyword argument of ``ExportRecipe.get_recipe``.
 
     Attributes:
-        group: "all", "int" (quantizing recipes), "ethos-u" or "ethos-u85".
+        group: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes), "ethos-u" or "ethos-u85".
         expects: the accepted values in words, for error messages and the command line.
         problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
         default: value when the argument is not given; None means "the target's default".
@@ -58,6 +58,14 @@ def _is_flags(value: Any) -> str | None:
     if isinstance(value, str):
         return f"a single str; write extra_flags=[{value!r}]"
     if not isinstance(value, (list, tuple)) or not all(isinstance(flag, str) for flag in value):
+        return "not a list of str"
+    return None
+
+
+def _is_names(value: Any) -> str | None:
+    if isinstance(value, str):
+        return f"a single str; write extensions=[{value!r}]"
+    if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)):
         return "not a list of str"
     return None
 
@@ -106,6 +114,7 @@ OPTIONS: dict[str, Option] = {
         Option("extra_flags", "ethos-u", "a list of Vela command line flags", _is_flags),
         Option("config_ini", "ethos-u", "the path of a Vela .ini file", _is_ini),
         Option("direct_drive", "ethos-u85", "a bool", _is_bool, default=False),
+        Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _is_names),
         Option("per_channel", "int", "a bool", _is_bool, default=True),
         Option("calibration", "int", _CALIBRATION, _is_calibration),
         Option("quantized_io", "int", "a bool", _is_bool, default=False),
@@ -123,6 +132,8 @@ def groups(recipe: str) -> frozenset[str]:
         names.add("int")
     if recipe.startswith("ETHOSU"):
         names.add("ethos-u")
+    else:
+        names.add("tosa")
     if recipe.startswith("ETHOSU_U85"):
         names.add("ethos-u85")
     return frozenset(names)
@@ -152,9 +163,8 @@ def check(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unknown(recipe: str, name: str, names: list[str]) -> str:
     if name in OPTIONS:
-        kinds = {"ethos-u": "Ethos-U recipes", "ethos-u85": "Ethos-U85 recipes", "int": "quantizing recipes"}
-        kind = kinds[OPTIONS[name].group]
-        hint = f"; it belongs to {kind}"
+        kinds = {"ethos-u": "Ethos-U", "ethos-u85": "Ethos-U85", "int": "quantizing", "tosa": "TOSA and VGF"}
+        hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
     else:
         near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         hint = f"; did you mean '{near[0]}'?" if near else ""

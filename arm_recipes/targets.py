@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -56,13 +57,30 @@ def _vela_flags(given: Options) -> list[str]:
 def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import TosaCompileSpec
 
-    return TosaCompileSpec(tosa_spec)
+    return TosaCompileSpec(_extended(tosa_spec, given))
 
 
 def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-    return VgfCompileSpec(tosa_spec)
+    return VgfCompileSpec(_extended(tosa_spec, given))
+
+
+def _extended(tosa_spec: str, given: Options) -> str:
+    """With the extensions that the user adds.
+
+    Raises:
+        ValueError: TOSA has none of that name.
+    """
+    from arm_backend_core.targets.target import EXTENSIONS
+
+    added = given["extensions"] or ()
+    for name in added:
+        if name not in EXTENSIONS:
+            near = get_close_matches(name.lower(), EXTENSIONS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"extensions: TOSA 1.0 has no {name!r}; {hint}(allowed: {', '.join(EXTENSIONS)})")
+    return "+".join(dict.fromkeys([*tosa_spec.split("+"), *added]))
 
 
 _U55 = _ethos_u("ethos-u55", 128)

@@ -6,7 +6,11 @@ For a small convolutional network with int8 inputs and outputs, TOSA, VGF and Et
   this process (the executor has it in one of its own), measured in turn;
 - resident memory after a warm-up and after ``--runs`` more runs of one loaded program.
 
+With ``--models``, for models of ``tests/models/zoo.py`` in int8 on U55-128 and U85-256: seconds of processor time of an
+inference in ``Program.run``, in the emulator alone, and in the TOSA reference model; the least of three.
+
     .venv/bin/python benchmarks/runtime.py [--runs 10000]
+    .venv/bin/python benchmarks/runtime.py --models [mobilenet_v2 ...]
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ import argparse
 import contextlib
 import os
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +34,11 @@ from arm_recipes import ArmRecipeType, export, load
 from arm_recipes.runtime.delegates import BACKENDS
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
 
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # models and their inputs are those of the tests
+
 ROUNDS = 300
+MODEL_ROUNDS = 3
 WARM_UP = 500
 #: Runs between two readings of memory.
 STEP = 1000
@@ -43,15 +52,17 @@ def small_network() -> nn.Module:
     ).eval()
 
 
-def milliseconds(functions: list[Callable[[], object]]) -> list[float]:
-    """Median time of each function; they are called in turn, so that the machine's moods hit all alike."""
+def seconds_of(
+    functions: list[Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> list[list[float]]:
+    """Seconds of each function in each round; they are called in turn, so that the machine's moods hit all alike."""
     seconds: list[list[float]] = [[] for _ in functions]
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for function, measured in zip(functions, seconds, strict=True):
-            start = time.perf_counter()
+            start = clock()
             function()
-            measured.append(time.perf_counter() - start)
-    return [1e3 * statistics.median(measured) for measured in seconds]
+            measured.append(clock() - start)
+    return seconds
 
 
 @contextlib.contextmanager
@@ -90,13 +101,15 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
     program.run(integers)
     flatbuffer = result.report.delegates[0].tosa
     with quiet_output():
-        through, alone, model = milliseconds(
+        measured = seconds_of(
             [
                 lambda: program.run(integers),
                 lambda: executor.run(arrays),
                 lambda: tosa_reference_model.run(flatbuffer, [array]),
-            ]
+            ],
+            ROUNDS,
         )
+    through, alone, model = (1e3 * statistics.median(seconds) for seconds in measured)
     print(f"{recipe.name}: {through:.3f} ms a run, {alone:.3f} ms in the executor alone: {through - alone:+.3f} ms")
     print(f"  TOSA reference model in this process: {model:.3f} ms")
 
@@ -111,13 +124,61 @@ def measure(recipe: ArmRecipeType, runs: int) -> None:
     print(f"  {readings[-1] - readings[0]:+,} KiB in {runs:,} runs")
 
 
+def measure_model(name: str, recipe: ArmRecipeType) -> list[float]:
+    """Least seconds of processor time of ``Program.run``, of its delegates alone, and of the reference model."""
+    from tests.models import zoo
+    from tests.runtime.ethosu_emulator import random_inputs
+
+    entry = zoo.build(name, 2)
+    result = export(entry.model, ExportRecipe.get_recipe(recipe), entry.samples)
+    program = load(result.buffer)
+    program.run(*entry.samples[0])
+    executors, models = [], []
+    delegates = program.content.methods["forward"].delegates
+    for delegate, made in zip(delegates, result.report.delegates, strict=True):
+        arrays = random_inputs(made, seed=0)
+        executor = BACKENDS[delegate.backend](bytes(delegate.data), delegate.compile_specs)
+        executors.append((executor.run, [array.view(np.uint8).reshape(-1) for array in arrays]))
+        models.append((made.tosa, arrays))
+    with quiet_output():
+        measured = seconds_of(
+            [
+                lambda: program.run(*entry.samples[0]),
+                lambda: [run(arrays) for run, arrays in executors],
+                lambda: [tosa_reference_model.run(flatbuffer, arrays) for flatbuffer, arrays in models],
+            ],
+            MODEL_ROUNDS,
+            time.process_time,
+        )
+    return [min(seconds) for seconds in measured]
+
+
+def measure_models(names: Sequence[str]) -> None:
+    """Print a table."""
+    recipes = (ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8)
+    print("| model | " + " | ".join(f"{recipe.name}: run, alone, reference model, s" for recipe in recipes) + " |")
+    print("|---" * (1 + len(recipes)) + "|")
+    for name in names:
+        cells = []
+        for recipe in recipes:
+            through, alone, model = measure_model(name, recipe)
+            cells.append(f"{through:.4f}, {alone:.4f}, {model:.3f} = {model / through:.1f}x")
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     """Measure the executors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10_000)
-    runs = parser.parse_args().runs
+    parser.add_argument("--models", nargs="*", help="names of the zoo (default: all)")
+    arguments = parser.parse_args()
+    if arguments.models is not None:
+        from tests.models import zoo
+
+        measure_models(arguments.models or zoo.NAMES)
+        return
     for recipe in (ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8, ArmRecipeType.ETHOSU_U85_INT8):
-        measure(recipe, runs)
+        measure(recipe, arguments.runs)
 
 
 if __name__ == "__main__":

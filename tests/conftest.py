@@ -24,6 +24,7 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record", action="store_true", help="record the figures of tests/models/expectations.json anew")
+    parser.addoption("--verify", action="store_true", help="run Ethos-U programs of all NPUs and models, not of some")
     parser.addoption("--line-coverage", action="store_true", help="show which lines of the core no test ran")
 
 

@@ -33,12 +33,17 @@ class Constants:
 
 def attribute(module: GraphModule, name: str, tensor: Tensor) -> Node:
     """A node, where the graph inserts, that reads ``tensor``; it becomes a buffer called ``name`` or similar."""
+    node = module.graph.get_attr(held(module, name, tensor))
+    node.meta["val"] = tensor
+    return node
+
+
+def held(module: GraphModule, name: str, tensor: Tensor) -> str:
+    """The name of ``tensor`` as a buffer of the module: ``name``, or similar."""
     while hasattr(module, name):
         name += "_"
     module.register_buffer(name, tensor)
-    node = module.graph.get_attr(name)
-    node.meta["val"] = tensor
-    return node
+    return name
 
 
 def fold_weights(module: GraphModule) -> None:

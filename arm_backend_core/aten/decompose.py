@@ -18,11 +18,14 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from arm_backend_core.aten import complex_numbers
+from arm_backend_core.aten.constants import held
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
-from arm_backend_core.nodes import DECLINED, PLACE, constant_nodes, first_result, in_words, is_constant
+from arm_backend_core.nodes import DECLINED, PLACE, constant_nodes, drop_unread, first_result, in_words, is_constant
 from arm_backend_core.ops.composites.arithmetic import computed_product, product_of_nothing
 from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
 from arm_backend_core.ops.registry import composite, find, records
@@ -97,7 +100,7 @@ class _Decomposer:
             ):
                 changed = True
         if changed:
-            module.graph.eliminate_dead_code()
+            drop_unread(module.graph)
         return changed
 
     def _replace(self, module: GraphModule, node: Node, constants: set[Node]) -> bool:
@@ -115,13 +118,15 @@ class _Decomposer:
         except Exception as error:
             what = f"decomposing {node.target} raised {type(error).__name__}: {error}"
             node.meta[DECLINED] = error if isinstance(error, Unsupported) else fault(what, error)
-            module.graph.eliminate_dead_code()  # what was written already
+            drop_unread(module.graph)  # what was written already
             return False
         _hand_over(node, outputs)
         return True
 
     def _outputs(self, writer: _Writer, node: Node) -> Any:
         """Nodes of the decomposition's results, written in front of ``node``; None where it is better left whole."""
+        if complex_numbers.concerns(node):
+            return complex_numbers.on_pairs(node, partial(writer.call_as, node.target))
         record = composite(node)
         if record is not None and record.stepwise:
             return record.parts(writer.call, *node.args, **node.kwargs)
@@ -228,10 +233,23 @@ class _Writer:
         Raises:
             Unsupported: PyTorch cannot trace it.
         """
-        name = (function, repr(numbers))
-        fragment = self.decomposer.fragment(self.module, name, partial(function, **numbers), operands, self.constants)
+        place = None if layer is None else (layer.name, function.__name__)
+        return self._written((function, repr(numbers)), partial(function, **numbers), operands, place)
+
+    def call_as(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
+        """The same, of a function that stands for ``target``, which may not be in what it gives."""
+        return self._written((target, function), function, operands)
+
+    def _written(
+        self,
+        name: tuple[Any, ...],
+        function: Callable[..., Any],
+        operands: Sequence[Node],
+        place: tuple[str, str] | None = None,
+    ) -> Any:
+        fragment = self.decomposer.fragment(self.module, name, function, operands, self.constants)
         assert fragment is not None, operands
-        return self.copy(fragment.module, operands, None if layer is None else (layer.name, function.__name__))
+        return self.copy(fragment.module, operands, place)
 
     def copy(self, fragment: GraphModule, operands: Sequence[Node], place: tuple[str, str] | None = None) -> Any:
         """Copy a fragment's nodes, with the origin's stack trace; returns the nodes of its results."""
@@ -265,7 +283,10 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
     first = first_result(node)
     if first is not None and 0 in [size for size in first.shape if isinstance(size, int)]:
         return False  # no target has tensors without elements, and its parts may refuse them
-    return find(node) is None or _is_product_of_nothing(node) or _is_computed_product(node, constants)
+    if node.target is aten.view_as_complex.default:
+        return False
+    composed = find(node) is None or complex_numbers.concerns(node)
+    return composed or _is_product_of_nothing(node) or _is_computed_product(node, constants)
 
 
 def _is_product_of_nothing(node: Node) -> bool:
@@ -348,7 +369,7 @@ def _trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool
     """Operators of ``call`` on fake tensors, composites kept whole."""
     values = [value.detach() for value in values]  # a trace tells operands apart by identity, copied nodes share theirs
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)
-    with torch.no_grad(), mode or nullcontext():
+    with torch.no_grad(), _use_lazy_graph_module(True), mode or nullcontext():
         return make_fx(call, tracing_mode="real" if mode else "fake", pre_dispatch=pre_dispatch)(*values)
 
 
@@ -361,7 +382,4 @@ def _value(module: GraphModule, node: Node) -> Any:
 def _adopt(module: GraphModule, tensor: Tensor) -> str:
     """The name of a constant of a decomposition on the module; it is registered the first time."""
     names = {id(held): name for name, held in module.named_buffers(recurse=False)}
-    if id(tensor) not in names:
-        names[id(tensor)] = f"_decomposed_constant_{len(names)}"
-        module.register_buffer(names[id(tensor)], tensor)
-    return names[id(tensor)]
+    return names.get(id(tensor)) or held(module, f"_decomposed_constant_{len(names)}", tensor)

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.export import default_decompositions
+from torch.export import ExportedProgram, default_decompositions
 from torch.fx import Graph, Node
+
+from arm_backend_core.errors import ModelError
+from arm_backend_core.nodes import mutates
 
 aten = torch.ops.aten
 _DROPOUT = tuple(
@@ -18,20 +21,24 @@ _DROPOUT = tuple(
 )
 
 
-def functionalize(graph: Graph) -> bool:
+def functionalize(graph: Graph, *, write_back: bool = False) -> bool:
     """Replace ``relu_`` by ``relu`` and so on, in place.
 
     Later readers of the mutated tensor read the result instead. That is the same program unless something else shares
     the tensor's memory (a view, a parameter, an input); then the graph is left untouched.
 
+    Args:
+        write_back: inputs and buffers may be written: they are, once, at the end of the program.
+
     Returns:
-        Whether the graph is now free of in-place operators.
+        Whether the graph is now free of in-place operators, those at its end aside.
     """
     _drop_identities(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
-    mutating = [node for node in graph.nodes if _mutates(node)]
-    if any(_functional(node) is None or _is_shared(node.args[0], node, order) for node in mutating):
+    mutating = [node for node in graph.nodes if mutates(node) and not _ends(node, order)]
+    if any(_functional(node) is None or _is_shared(node.args[0], node, order, held=write_back) for node in mutating):
         return False
+    written: dict[Node, Node] = {}
     for node in mutating:
         source = node.args[0]
         target = _functional(node)
@@ -40,7 +47,48 @@ def functionalize(graph: Graph) -> bool:
         node.target = target
         later = {user for user in source.users if order[user] > order[node]}
         source.replace_all_uses_with(node, delete_user_cb=later.__contains__)
+        written[node] = written.pop(source, source)
+    with graph.inserting_before(graph.output_node()):
+        for result, source in written.items():
+            if source.op != "call_function":
+                graph.call_function(aten.copy_.default, (source, result)).meta = dict(source.meta)
     return True
+
+
+def _ends(node: Node, order: dict[Node, int]) -> bool:
+    """Whether ``node`` gives an attribute the value that it keeps until the next call."""
+    kept = node.args[0]
+    if node.target is not aten.copy_.default or not isinstance(kept, Node):
+        return False
+    return kept.op == "get_attr" and all(order[user] <= order[node] for user in kept.users)
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """``program`` itself, edited, or another one, without writes in place; new values of buffers are results.
+
+    Raises:
+        ModelError: PyTorch cannot, say because elements of what is written to overlap in memory.
+    """
+    if functionalize(program.graph_module.graph):
+        return program
+    try:
+        program = program.run_decompositions(undeclared_views(program.graph))
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error
+    functionalize(program.graph_module.graph)  # what lstm_cell is decomposed to, say, writes in place again
+    _drop_final_copies(program.graph)
+    return program
+
+
+def _drop_final_copies(graph: Graph) -> None:
+    """What is written to an input leaves the program as it is computed, not as a copy of that."""
+    for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+        result, source = node.meta["val"], node.args[1]
+        same = (result.shape, result.dtype) == (source.meta["val"].shape, source.meta["val"].dtype)
+        if same and source.op == "call_function" and all(user.op == "output" for user in node.users):
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
 
 
 def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
@@ -69,10 +117,6 @@ def _drop_identities(graph: Graph) -> None:
             graph.erase_node(node)
 
 
-def _mutates(node: Node) -> bool:
-    return node.op == "call_function" and isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
 def _functional(node: Node) -> OpOverload | None:
     """``aten.add_.Tensor`` -> ``aten.add.Tensor``."""
     assert isinstance(node.target, OpOverload)
@@ -83,9 +127,14 @@ def _functional(node: Node) -> OpOverload | None:
     return getattr(packet, node.target._overloadname, None) if packet is not None else None
 
 
-def _is_shared(source: object, node: Node, order: dict[Node, int], known_as: Node | None = None) -> bool:
-    """Whether ``source``'s memory may be seen after ``node`` under another name than ``known_as``."""
-    if not isinstance(source, Node) or source.op != "call_function":
+def _is_shared(
+    source: object, node: Node, order: dict[Node, int], known_as: Node | None = None, *, held: bool = False
+) -> bool:
+    """Whether ``source``'s memory may be seen after ``node`` under another name than ``known_as``.
+
+    ``held``: not if the program begins with it, as an input or buffer.
+    """
+    if not isinstance(source, Node) or not (source.op == "call_function" or held):
         return True
     for user in source.users:
         if user is not known_as and order[user] < order[node] and _is_view(user) and _read_after(user, node, order):
@@ -107,7 +156,7 @@ def _is_view(node: Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return True
     if any(r.alias_info is not None for r in node.target._schema.returns):
-        return not _mutates(node)
+        return not mutates(node)
     memory = {id_ for source in node.all_input_nodes for id_ in _memory(source)}
     return not memory.isdisjoint(_memory(node))
 

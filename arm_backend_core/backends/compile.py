@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from arm_backend_core.backends.artifacts import Locate
@@ -17,6 +17,7 @@ def compile_payload(
     delegate: str,
     locate: Locate,
     unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    results: Sequence[int] | None = None,
 ) -> Payload:
     """Compile a TOSA 1.0 flatbuffer as ``spec`` says; for the TOSA target it is the payload itself.
 
@@ -24,6 +25,7 @@ def compile_payload(
         delegate: its name in the program, for errors and files.
         locate: finds the ATen operator and source line that a compiler's message is about.
         unread: elements, and bytes of each, of the inputs that no operator reads, by their number.
+        results: bytes of each result, to be compared with what the compiler says; None compares nothing.
 
     Raises:
         CompileError: the compiler refused the flatbuffer or died on it.
@@ -31,7 +33,7 @@ def compile_payload(
     if isinstance(spec, EthosUCompileSpec):
         from arm_backend_core.backends.ethosu import compile_ethosu
 
-        return compile_ethosu(flatbuffer, spec, delegate=delegate, locate=locate, unread=unread)
+        return compile_ethosu(flatbuffer, spec, delegate=delegate, locate=locate, unread=unread, results=results)
     if isinstance(spec, VgfCompileSpec):
         from arm_backend_core.backends.vgf import compile_vgf
 

@@ -8,6 +8,7 @@ import io
 import logging
 import struct
 from collections.abc import Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def compile_ethosu(
     delegate: str,
     locate: Locate,
     unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    results: Sequence[int] | None = None,
     timeout: float | None = 1800.0,
 ) -> Payload:
     """Compile a TOSA 1.0 flatbuffer for ``spec``'s NPU.
@@ -41,10 +43,11 @@ def compile_ethosu(
         delegate: its name, for errors and files.
         locate: finds the operator that Vela's message is about.
         unread: see ``compile_payload``. Vela leaves these inputs out; the payload has them without a place.
+        results: see ``compile_payload``.
         timeout: seconds after which Vela is stopped; None never.
 
     Raises:
-        CompileError: Vela refused the flatbuffer, crashed on it, or took too long.
+        CompileError: Vela refused the flatbuffer, crashed on it, took too long, or lost a result.
     """
     directory = spec.get_intermediate_path()
     try:
@@ -65,6 +68,10 @@ def compile_ethosu(
         ) from None
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
+    written = [prod(shape) * size for shape, size, *_ in answer["outputs"]]
+    if results is not None and written != list(results):
+        reason = f"Vela wrote a program with results of {written} bytes, not {list(results)}; report the flatbuffer"
+        raise failure(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
     for index, (count, size) in sorted(unread.items()):
         answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, -1, 1))
     answer["command_stream"], waits = with_waits(answer["command_stream"])

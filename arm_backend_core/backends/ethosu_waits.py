@@ -1,14 +1,16 @@
-"""``KERNEL_WAIT``s that Vela leaves out before a DMA, as it mistakes where parts of tensors are (``docs/vela.md``).
+"""What Vela leaves out of streams (``docs/vela.md``): waits before a DMA and tables (U55, U65), and before a RESIZE.
 
-The two operations before a DMA ("kernels") may still be under way. Constants and tables, which are not taken apart, are
-left to Vela. Numbers of commands and registers: ``runtime/ethosu_emulator/command_stream.h``.
+The two operations before a DMA ("kernels") may still be under way, and Vela mistakes where parts of tensors are. The
+smallest NPUs lose tables in each kernel without one, and Vela passes over some of these. Constants are left to it.
+Numbers of commands and registers: ``runtime/ethosu_emulator/command_stream.h``.
 """
 
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
 
-_ELEMENTWISE, _DMA_START, _KERNEL_WAIT, _KERNELS, _COMMANDS_AT, _U85 = 6, 16, 18, (2, 3, 5, 6), 32, 2
+_ELEMENTWISE, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _KERNELS, _COMMANDS_AT, _U85 = 6, 16, 17, 18, (2, 3, 5, 6), 32, 2
+_ACTIVATION, _TABLE_0, _BLOCKDEP, _RESIZE = 293, 16, 303, 7
 #: Of IFM, OFM and IFM2: the first of bases, of strides and of the first tile's sizes, region, precision, depth.
 _MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
 _DMA, _DMA_LENGTH = ((304, 0x430), (305, 0x431)), 0x432  # region and address of source and target
@@ -16,12 +18,18 @@ _Span = tuple[int, int, int, bool]  # region, first byte, one past the last, whe
 
 
 def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
-    """``stream`` with the waits, and before which of Vela's bytes they stand, counted from the first command on."""
+    """``stream`` with what is left out, and before which of Vela's bytes each word of it stands, from the first on."""
     registers, kernels, words, places = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
+    tables, lost = dict[int, list[int]](), set[int]()  # by slot, the DMA that brings it; slots that are written over
     commands = struct.iter_unpack("<I", stream[_COMMANDS_AT:])
-    product = stream[11] >> 4  # the highest bits of the header's third word, the NPU's configuration
+    product, small = stream[11] >> 4, stream[8] & 15 < 7  # the third word's highest bits; the lowest: log2 of the MACs
     if stream.startswith(b"COP2") or product == _U85:
-        return stream, places  # has none of these mistakes, as far as known
+        return _with_resizes_apart(stream), places  # it has none of the other mistakes, as far as known
+
+    def put(*new: int) -> None:
+        places.extend([4 * (len(words) - len(places))] * len(new))
+        words.extend(new)
+
     for (word,) in commands:
         number, parameter, second = word & 0x3FF, word >> 16, next(commands) if word & 0x4000 else ()
         if second or number >= 256:
@@ -29,16 +37,46 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
         elif number == _KERNEL_WAIT:
             del kernels[: -parameter or None]
         elif number in _KERNELS:
+            slot = (registers[_ACTIVATION] >> 32 & 31) - _TABLE_0
+            if slot in lost:
+                put(_KERNEL_WAIT, *tables[slot], _DMA_START, _DMA_WAIT, *_dma_words(registers))
+                lost.remove(slot)
+            elif small and slot < 0:
+                lost.update(tables)
             kernels = [*kernels[-1:], list(_kernel(registers, number))]
         elif number == _DMA_START:
             pairs = ((a, b) for a in _dma(registers) for kernel in kernels for b in kernel)
             if any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] and (a[3] or b[3]) for a, b in pairs):
-                places.append(4 * (len(words) - len(places)))
-                words.append(_KERNEL_WAIT)
+                put(_KERNEL_WAIT)
                 kernels.clear()
+            if registers[_DMA[1][0]] >> 40 & 1:
+                slot = registers[_DMA[1][1]] >> 8 & 7
+                tables[slot] = list(_dma_words(registers))
+                lost.discard(slot)
         words += [word, *second]
     length = 2 | len(words) >> 16 << 8 | (len(words) & 0xFFFF) << 16
     return stream[: _COMMANDS_AT - 4] + struct.pack(f"<{1 + len(words)}I", length, *words), places
+
+
+def _with_resizes_apart(stream: bytes) -> bytes:
+    """Let no RESIZE of U85 begin before the operation before has ended: Vela takes it to read as far as it writes."""
+    start = 28 + struct.unpack_from("<I", stream, 24)[0] if stream.startswith(b"COP2") else _COMMANDS_AT
+    words, blockdep, at = list(struct.unpack(f"<{(len(stream) - start) // 4}I", stream[start:])), 0, 0
+    while at < len(words):
+        if words[at] & 0x43FF == _BLOCKDEP:
+            blockdep = at
+        elif words[at] & 0x43FF == _RESIZE:
+            words[blockdep] = _BLOCKDEP  # 0, for all that follow this command
+        at += 2 if words[at] & 0x4000 else 1
+    return stream[:start] + struct.pack(f"<{len(words)}I", *words)
+
+
+def _dma_words(registers: dict[int, int]) -> Iterator[int]:
+    """Commands that set what a DMA of one row reads."""
+    for key in (*_DMA[0], *_DMA[1], _DMA_LENGTH):
+        yield key & 0x3FF | (key & 0x400) << 4 | registers[key] >> 32 << 16
+        if key & 0x400:
+            yield registers[key] & 0xFFFFFFFF
 
 
 def _dma(registers: dict[int, int]) -> Iterator[_Span]:

@@ -19,6 +19,7 @@ FAST_SCRATCH_KEY = "fast_scratch_size"
 _HEADER = struct.Struct("<16sIB11s")
 _ALIGNMENT = 16
 _IO = struct.Struct("<9i")
+_NOWHERE = (1 << 64) - 1  # address of an unallocated tensor: -1 in the stream
 
 
 @dataclass(frozen=True)
@@ -159,10 +160,5 @@ def io_block(tensors: Sequence[tuple[Sequence[int], int, int, int]]) -> bytes:
     Args:
         tensors: (shape of rank 6, bytes per element, address, region).
     """
-    records = [_IO.pack(*shape, size, _signed(address), region) for shape, size, address, region in tensors]
+    records = [_IO.pack(*shape, size, -1 if at == _NOWHERE else at, region) for shape, size, at, region in tensors]
     return struct.pack("<i", len(tensors)) + b"".join(records)
-
-
-def _signed(address: int) -> int:
-    # An unallocated tensor has the largest uint64 as its address: -1 in the stream.
-    return address - (1 << 64) if address >= 1 << 63 else address

@@ -48,10 +48,6 @@ def compile_vgf(
                 data = result_file.read_bytes()
                 return Payload(data, artifacts={".vgf": data} if spec.get_intermediate_path() else {})
             reason = f"the model converter {describe_exit(result.returncode)}"
-            log = _readable(result.stderr + b"\n" + result.stdout)
+            lines = (result.stderr + b"\n" + result.stdout).decode(errors="replace").splitlines()
+            log = "\n".join(line for line in lines if line.strip() and not line.startswith(_NOISE))
     raise failure(reason, flatbuffer, delegate=delegate, directory=spec.get_intermediate_path(), locate=locate, log=log)
-
-
-def _readable(output: bytes) -> str:
-    lines = output.decode(errors="replace").splitlines()
-    return "\n".join(line for line in lines if line.strip() and not line.startswith(_NOISE))

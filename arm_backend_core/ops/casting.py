@@ -11,17 +11,9 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, made_of, op
-from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-
-
-def to_number(b: Builder, x: Value, dtype: DType) -> Value:
-    """``x`` as ``dtype``; booleans become 0 and 1, also in the FP profile, where CAST does not take them."""
-    if x.dtype is not DType.BOOL or dtype is DType.BOOL:
-        return b.cast(x, dtype)
-    return b.select(x, b.const(1, dtype), b.const(0, dtype))
 
 
 def to_bool(cx: Context, x: Tensor) -> Value:
@@ -49,8 +41,10 @@ def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
         if not cx.dtype.is_float:
             raise Unsupported(f"cast of a quantized tensor to {cx.dtype.value}")
         return x.value
+    if cx.out is not None:  # whole numbers as real ones
+        return cx.whole(x).to(cx.q)
     if not x.value.dtype.is_float or cx.dtype.is_float:
-        return to_number(cx.b, x.value, cx.dtype)
+        return cx.b.cast(x.value, cx.dtype)
     return cx.b.cast(Float(cx.b, x.value).truncated().value, cx.dtype)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.integers import Accumulator
@@ -80,12 +81,12 @@ def _convolve_volume(
     steps, pads, spread = (list(values) * (3 if len(values) == 1 else 1) for values in window)
     kernel = _constant(weight)
     slices = _depth_slices(cx, x, weight, steps[0], pads[0], [k * spread[0] for k in range(kernel.shape[2])])
+    image = cx.b.concat(slices, 3)
     if groups == 1:
-        image = cx.b.concat(slices, 3)
         kernel = kernel.transpose(0, 2, 1, 3, 4)
     else:  # each group needs its own channels of all slices side by side
-        image = cx.b.concat([cx.b.reshape(value, (*value.shape, 1)) for value in slices], 4)
-        image = cx.b.reshape(image, (*slices[0].shape[:3], slices[0].shape[3] * len(slices)))
+        columns = cx.b.reshape(image, (image.size // image.shape[3], len(slices), slices[0].shape[3]))
+        image = cx.b.reshape(cx.b.transpose(columns, (0, 2, 1)), image.shape)
     kernel = kernel.reshape(kernel.shape[0], -1, *kernel.shape[3:])
     pad = (pads[1], pads[1], pads[2], pads[2])
     geometry = _Geometry((steps[1], steps[2]), pad, (spread[1], spread[2]), groups)
@@ -251,7 +252,7 @@ def accumulator(
     """
     real = np.zeros(len(filters)) if bias is None else bias.real[rows]
     if x.q is None or weight.q is None:
-        return Accumulator(filters, real, x.value.dtype)
+        return Accumulator(filters, real, DType.FP16 if x.value.dtype.is_fp8 else x.value.dtype)
     scales = np.atleast_1d(weight.q.scale)
     if scales.size > len(filters):  # in a transposed convolution all groups share them
         scales = scales[rows]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.casting import to_number
 from arm_backend_core.ops.elementwise import div
 from arm_backend_core.ops.expression import Float
+from arm_backend_core.ops.integers import Int
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.registry import op
+from arm_backend_core.ops.registry import Record, Rule, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -71,7 +72,7 @@ def _opposed(cx: Context, x: Value, y: Value) -> Value:
     zero, x, y = b.const(0, kind), b.cast(x, kind), b.cast(y, kind)
     differ = b.bitwise("LOGICAL_XOR", b.compare("GREATER", zero, x), b.compare("GREATER", zero, y))
     some = b.unary("LOGICAL_NOT", b.compare("EQUAL", x, zero))
-    return b.cast(to_number(b, b.bitwise("LOGICAL_AND", differ, some), kind), cx.dtype)
+    return b.cast(b.cast(b.bitwise("LOGICAL_AND", differ, some), kind), cx.dtype)
 
 
 @op(aten.floor_divide.default, aten.floor_divide.Scalar, **_WHOLE)
@@ -110,3 +111,30 @@ def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None =
         return _divided(cx, x, y)[0]
     quotient, rest = _divided(cx, x, y, rounded=True)
     return cx.b.add(quotient, _opposed(cx, rest, cx.operand(x, cx.dtype)))
+
+
+def _in_steps(plain: Record) -> Rule:
+    def rule(cx: Context, x: Tensor, y: Tensor, **mode: str | None) -> Value:
+        """``plain`` on whole numbers with the same quotients: x times the ratio of the steps, as fine as 32 bits allow.
+
+        x / 0 is beyond what the result holds.
+        """
+        if mode.get("rounding_mode", "floor") is None:
+            assert div.lower_integer is not None
+            return cast(Value, div.lower_integer(cx, x, y))
+        dividend, divisor = (cx.integer(z).in_steps().in_steps_of(1.0) for z in (x, y))
+        ratio = min(cx.integer(x).scale / cx.integer(y).scale, 2.0**29 / dividend.peak)
+        bits = min(int(math.log2(2.0**30 / max(dividend.peak * ratio, divisor.peak))), 22)
+        left = dividend.times(max(round(ratio * 2.0**bits), 1))
+        none = (abs(divisor).maximum(1) - abs(divisor)).within(0, 1)
+        right = (divisor + none).times(1 << bits)
+        whole = replace(cx, out=None, computed=DType.INT32)
+        value = plain.lower(whole, Tensor(left.value), Tensor(right.value), **mode)
+        infinite = none.times(1 << 29).in_steps_of(1.0) * dividend.sign()
+        return (Int(cx.b, value, -left.peak - 1, left.peak) + infinite).to(cx.q)
+
+    return rule
+
+
+for _record in (floor_divide, div_mode):
+    _record.integer(_in_steps(_record))

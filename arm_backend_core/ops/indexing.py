@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.casting import to_number
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.permutation import inverse
@@ -126,4 +125,4 @@ def one_hot(cx: Context, x: Tensor, num_classes: int) -> Value:
     dtype = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares and reshapes no integers
     column = cx.b.reshape(cx.b.cast(x.value, dtype), (*x.shape, 1))
     hot = cx.b.compare("EQUAL", column, cx.b.const(np.arange(num_classes), dtype))
-    return cx.b.cast(to_number(cx.b, hot, dtype), DType.INT32)
+    return cx.b.cast(cx.b.cast(hot, dtype), DType.INT32)

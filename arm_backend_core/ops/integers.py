@@ -369,16 +369,17 @@ def aligned(x: Int, y: Int, out: QParams | None = None) -> tuple[Int, Int]:
     """Operands of an addition or a comparison as INT32 in one step, fine enough for the result.
 
     The coarser operand is multiplied by 2**g, g = 19 for int8 and 14 for int16, so that sums stay below 2**30; the
-    other by less. Rounding is then 2**-g of the coarser operand's step.
+    other by less. Rounding is then 2**-g of the coarser operand's step. What is compared is shifted by all that RESCALE
+    takes of int8, 21: nearer real numbers are equal, as 1 in scales that lie apart by 2**-22 or less is.
 
     Args:
-        out: the result's parameters, None where it has no scale.
+        out: the result's parameters, None of a comparison.
 
     Raises:
         Unsupported: the result's step is finer than this.
     """
     x, y = _tamed(*of_one_rank(x, y), out)
-    step = max(z.scale * 2.0 ** -_guard(z) for z in (x, y))
+    step = max(z.scale * 2.0 ** -_guard(z, 21 if out is None else 19) for z in (x, y))
     exact = all(math.isclose(round(z.scale / step), z.scale / step, rel_tol=1e-9) for z in (x, y))
     if out is not None and not exact and step > float(out.scale):
         raise Unsupported(
@@ -417,10 +418,10 @@ def _tamed(x: Int, y: Int, out: QParams | None) -> tuple[Int, Int]:
     return x, y.sign().in_steps_of(most) if y.scale > most else y
 
 
-def _guard(x: Int) -> int:
+def _guard(x: Int, most: int) -> int:
     """Bits that an operand is shifted to the left by; constants are not shifted but written in fine steps."""
     room = SHIFTED.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
-    return room if x.value.data is not None else min(19, room)
+    return room if x.value.data is not None else min(most, room)
 
 
 def _in_steps(x: Int, step: float) -> Int:

@@ -11,10 +11,11 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.casting import to_bool, to_number
+from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.integers import aligned
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -38,7 +39,7 @@ def _numbers(cx: Context, *operands: Operand) -> list[Value]:
 
 
 def _operand(cx: Context, x: Operand, dtype: DType) -> Value:
-    return to_number(cx.b, x.value, dtype) if isinstance(x, Tensor) else cx.b.const(x, dtype)
+    return cx.b.cast(x.value, dtype) if isinstance(x, Tensor) else cx.b.const(x, dtype)
 
 
 def _comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: bool = False) -> None:
@@ -52,8 +53,20 @@ def _comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: b
 
     @plain.integer
     def quantized(cx: Context, x: Tensor, y: Operand) -> Value:
+        if not isinstance(y, Tensor) and x.q is not None and x.q.dtype is not DType.INT32 and not math.isnan(y):
+            return compare(
+                cx, cx.integer(x).rescale(DType.INT32, 2.0).value, cx.b.const(_half_steps(x.q, y), DType.INT32)
+            )
         left, right = aligned(cx.integer(x), cx.integer(y))
         return compare(cx, left.value, right.value)
+
+
+def _half_steps(q: QParams, number: float) -> int:
+    """Where ``number`` is among those of ``q``, in float32, in which PyTorch compares them; in halves of a step."""
+    low, high = q.dtype.range
+    real = q.dequantize(np.arange(low, high + 1)).astype(np.float32)
+    below, up_to = (int(np.searchsorted(real, np.float32(number), side)) for side in ("left", "right"))
+    return 2 * (low - q.zero_point) + below + up_to - 1
 
 
 _comparison("EQUAL", aten.eq.Tensor, aten.eq.Scalar)
@@ -64,7 +77,7 @@ _comparison("GREATER", aten.lt.Tensor, aten.lt.Scalar, swap=True)
 _comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
 
 
-@op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar)
+@op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, chooses=True)
 def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     """x where the condition holds, else y."""
     return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
@@ -106,10 +119,11 @@ for _kind in ("and", "or", "xor"):
 def _shifted(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
     """By more than a number has bits: all are gone, to the right all but the sign."""
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
-    if amount.data is None:
-        most = b.minimum(amount, b.const(31, cx.dtype))
-    elif amount.data.min() < 0:
+    if amount.data is not None and amount.data.min() < 0:
         raise Unsupported("a shift by a negative number; shift the other way")
+    compared = cx.dtype if cx.target.integer else DType.FP32  # the FP profile compares no integers
+    if amount.data is None:
+        most = b.cast(b.minimum(b.cast(amount, compared), b.const(31, compared)), cx.dtype)
     else:
         most = b.const(np.minimum(amount.data, 31), cx.dtype)
     if not left:
@@ -117,7 +131,8 @@ def _shifted(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
     shifted = b.logical_left_shift(value, most)
     if amount.data is not None and amount.data.max() < 32:
         return shifted
-    return b.select(b.compare("GREATER", b.const(32, cx.dtype), amount), shifted, b.const(0, cx.dtype))
+    kept = b.compare("GREATER", b.const(32, compared), b.cast(amount, compared))
+    return b.select(kept, shifted, b.const(0, cx.dtype))
 
 
 for _left, _bits, _python in (

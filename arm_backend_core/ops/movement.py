@@ -8,7 +8,6 @@ from typing import Any, cast
 import torch
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.casting import to_number
 from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -110,7 +109,7 @@ def _aligned(cx: Context, tensors: Sequence[Tensor]) -> list[Value]:
     first = tensors[0].q
     if any((x.q is None) != (first is None) for x in tensors):
         raise Unsupported("some of its operands are quantized and others are not")
-    return [to_number(cx.b, x.value, cx.dtype) if first is None else cx.requantize(x, first) for x in tensors]
+    return [cx.b.cast(x.value, cx.dtype) if first is None else cx.requantize(x, first) for x in tensors]
 
 
 @op(aten.cat.default, aten.concat.default, aten.concatenate.default, **_SHARED)

@@ -28,6 +28,8 @@ _DTYPES = {
     torch.float32: DType.FP32,
     torch.float16: DType.FP16,
     torch.bfloat16: DType.BF16,
+    torch.float8_e4m3fn: DType.FP8E4M3,
+    torch.float8_e5m2: DType.FP8E5M2,
 }
 
 
@@ -132,7 +134,9 @@ class Context:
         computed in INT32, all that TOSA's arithmetic has; narrower ones wrap in the CAST back, as in PyTorch.
         """
         kind, *narrows = (
-            (DType.FP32, DType.FP16, DType.BF16) if self.dtype.is_float else (DType.INT32, DType.INT8, DType.INT16)
+            (DType.FP32, DType.FP16, DType.BF16, DType.FP8E4M3, DType.FP8E5M2)
+            if self.dtype.is_float
+            else (DType.INT32, DType.INT8, DType.INT16)
         )
 
         def wide(x: Any) -> Any:
@@ -152,12 +156,16 @@ class Context:
         return [rounded(value) for value in result] if isinstance(result, list) else rounded(result)
 
     def integer(self, x: Tensor | float) -> Int:
-        """A quantized operand; a number is one step of its own size.
+        """A quantized operand; a number is one step of its own size, whole numbers and booleans are steps of 1.
 
         Raises:
             Unsupported: a tensor that is not quantized, or one for each channel; a number that is none.
         """
         if isinstance(x, Tensor):
+            if x.q is None and x.value.dtype is DType.INT32 and not x.is_constant:
+                raise Unsupported("an int32 operand beside a quantized one; convert it with .to(torch.float32)")
+            if x.q is None and not x.value.dtype.is_float:
+                return self.whole(x)
             if x.q is None:
                 raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
             if np.ndim(x.q.scale):
@@ -168,9 +176,15 @@ class Context:
         sign = (x > 0) - (x < 0)
         return Int.const(self.b, sign, DType.INT32, min(abs(float(x)), float(np.finfo(np.float32).max)))
 
+    def whole(self, x: Tensor) -> Int:
+        """An operand that holds integers or booleans."""
+        value = self.b.cast(x.value, DType.INT32) if x.value.dtype is DType.BOOL else x.value
+        known = Int.of(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
+        return known.within(0, 1) if x.value.dtype is DType.BOOL else known
+
     def finished(self, value: Value, sums: Accumulator) -> Value:
-        """An operator's sums in the result's parameters; floating-point ones are ready."""
-        return value if sums.scales is None else sums.finished(self.b, value, self.q)
+        """An operator's sums in the result's parameters; of floating point only 8 bits have sums of another type."""
+        return self.b.cast(value, self.dtype) if sums.scales is None else sums.finished(self.b, value, self.q)
 
     def requantize(self, x: Tensor, q: QParams) -> Value:
         """``x`` in other parameters; constants are converted at compile time."""

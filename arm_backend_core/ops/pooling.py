@@ -9,14 +9,16 @@ from itertools import pairwise
 
 import torch
 
-from arm_backend_core.errors import Unsupported
+from arm_backend_core.dtype import DType
 from arm_backend_core.nodes import is_sole_reader
 from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.indexing import take
+from arm_backend_core.ops.integers import Int
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean, window_means
+from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
@@ -98,9 +100,15 @@ def max_pool(
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
+def _lowest(dtype: DType) -> float:
+    if not dtype.is_float:
+        return dtype.range[0]
+    return -dtype.largest if dtype is DType.FP8E4M3 else -math.inf  # it has no infinity
+
+
 def _dilated(cx: Context, image: Value, window: _Window, dilation: tuple[int, int]) -> Value:
     """Maxima of windows whose elements are apart: in every dilation-th row and column they are side by side."""
-    b, (dy, dx), lowest = cx.b, dilation, -math.inf if image.dtype.is_float else image.dtype.range[0]
+    b, (dy, dx), lowest = cx.b, dilation, _lowest(image.dtype)
     top, bottom, left, right = window.pad
     n, h, w, c = image.shape
     fill = [-(top + h + bottom) % dy, -(left + w + right) % dx]  # up to whole multiples of the dilation
@@ -127,10 +135,11 @@ def avg_pool(
     divisor_override: int | None = None,
 ) -> Value:
     """TOSA divides by the number of elements inside the image; zeros that PyTorch counts are written into it."""
-    if divisor_override is not None and x.q is not None:
-        raise Unsupported("average pooling with divisor_override on integers; multiply the result instead")
     spatial = 1 if "avg_pool1d" in str(cx.node.target) else 2
-    image = _image(cx, x, spatial)
+    image, q = _image(cx, x, spatial), x.q
+    if divisor_override is not None and q is not None and q.dtype is DType.INT8:  # finer, as means are multiplied
+        fine = Int.of(cx.b, image, q).rescale(DType.INT16, 128.0)
+        image, q = fine.value, QParams(fine.scale, 0, DType.INT16, *DType.INT16.range)
     window = _window(cx, image, spatial, kernel_size, stride, padding)
     if divisor_override is not None:
         counted = [max(pad, 0) for pad in window.pad]
@@ -140,20 +149,22 @@ def avg_pool(
         counted = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
     else:
         counted = [0, 0, 0, 0]
-    image, window = _cut(cx, *_padded(cx, image, window, counted, x.q.zero_point if x.q else 0))
-    result = _average(cx, x, image, window)
-    if divisor_override is not None:
-        result = cx.b.mul(result, cx.operand(prod(window.kernel) / divisor_override))
+    image, window = _cut(cx, *_padded(cx, image, window, counted, q.zero_point if q else 0))
+    result, factor = _average(cx, q, image, window), prod(window.kernel) / (divisor_override or prod(window.kernel))
+    if factor != 1 and q is None:
+        result = cx.b.mul(result, cx.operand(factor))
+    elif divisor_override is not None and q is not None:
+        result = cx.requantize(Tensor(result, replace(q, scale=float(q.scale) * factor)), cx.q)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 
-def _average(cx: Context, x: Tensor, image: Value, window: _Window) -> Value:
+def _average(cx: Context, q: QParams | None, image: Value, window: _Window) -> Value:
     whole = image.shape[1:3] == window.kernel and not any(window.pad)
-    if whole and x.q is not None and cx.target.hardware.averages_by_convolution:
-        result = spatial_mean(cx.b, image, x.q, (1, 2), x.q, alone=is_sole_reader(cx.node))
+    if whole and q is not None and cx.target.hardware.averages_by_convolution:
+        result = spatial_mean(cx.b, image, q, (1, 2), q, alone=is_sole_reader(cx.node))
         if result is not None:
             return result
-    zero = x.q.zero_point if x.q else 0
+    zero = q.zero_point if q else 0
     return cx.b.avg_pool2d(image, window.kernel, window.stride, window.pad, (zero, zero))
 
 

@@ -12,7 +12,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
 from arm_backend_core.ops import fixed_point
-from arm_backend_core.ops.casting import to_bool, to_number
+from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.indexing import reshape_indices
 from arm_backend_core.ops.operands import Context, Tensor
@@ -70,7 +70,7 @@ def sum_(
     x = vector(cx, x)
     # Booleans are counted in FP32 where the profile adds no integers: exact up to 2**24 of them.
     counted = x.value.dtype is DType.BOOL and not cx.target.integer
-    numbers = to_number(cx.b, x.value, DType.FP32 if counted else cx.dtype)
+    numbers = cx.b.cast(x.value, DType.FP32 if counted else cx.dtype)
     return cx.b.cast(cx.b.reshape(_reduce(cx, "REDUCE_SUM", numbers, _axes(x, dim)), cx.shape), cx.dtype)
 
 

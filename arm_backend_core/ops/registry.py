@@ -47,6 +47,7 @@ class Record:
         fuses: its integer result leaves through a RESCALE, into which ``clamp`` and ``factor`` users can merge.
         fixed_range: (low, high) of the result whatever the input, None if it depends on the data.
         reads_int16: keeps precision inside, so an int16 input is worth having in an INT8 program.
+        chooses: between numbers too, so its result may be quantized though no operand is.
         error: what the integer rule may be off by besides rounding its result, relative to the largest element of
             operands and result: 2**-14 is two steps of int16 at most.
     """
@@ -65,6 +66,7 @@ class Record:
     fuses: bool = False
     fixed_range: tuple[float, float] | None = None
     reads_int16: bool = False
+    chooses: bool = False
     error: float = 0.0
 
     def integer(self, rule: Rule) -> Rule:

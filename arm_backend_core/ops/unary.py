@@ -292,6 +292,27 @@ def _sinc(x: Float) -> Float:
     return abs(y).less(1e-4).where(1.0, y.unary("SIN") / y)
 
 
+_Step = Callable[[Float, int, Float, Float], Float]
+_MOST_DEGREES = 64  #: each is a few operators
+
+
+def _polynomial(first: Callable[[Float], Float], step: _Step, *, shifted: bool) -> Formula:
+    """The n-th orthogonal polynomial from p[0] = 1 and p[1] (A&S 22.4) by its recurrence (A&S 22.7)."""
+
+    def formula(x: Float, n: int) -> Float:
+        if n > _MOST_DEGREES:
+            raise Unsupported(f"a polynomial of degree {n}; up to {_MOST_DEGREES} are written out")
+        if n <= 0:
+            return _power(x, 0) * (0.0 if n < 0 else 1.0)
+        y = 2 * x - 1 if shifted else x
+        before, now = y.like(1.0), first(y)
+        for k in range(1, n):
+            before, now = now, step(y, k, now, before)
+        return now
+
+    return formula
+
+
 def _bounds(x: Any, min: float | None = None, max: float | None = None) -> tuple[float, float]:
     return (-math.inf if min is None else min, math.inf if max is None else max)
 
@@ -355,6 +376,28 @@ unary(aten.round.decimals, _round_decimals)
 unary(aten.trunc.default, Float.truncated)
 unary(aten.frac.default, lambda x: x - x.truncated())
 unary(aten.nan_to_num.default, _nan_to_num)
+
+# -- orthogonal polynomials ---------------------------------------------------------------------------------------
+
+
+def _chebyshev(x: Float, k: int, p: Float, q: Float) -> Float:
+    return 2 * x * p - q
+
+
+_POLYNOMIALS: dict[str, tuple[Callable[[Float], Float], _Step]] = {
+    "chebyshev_polynomial_t": (lambda x: x, _chebyshev),
+    "chebyshev_polynomial_u": (lambda x: 2 * x, _chebyshev),
+    "chebyshev_polynomial_v": (lambda x: 2 * x - 1, _chebyshev),
+    "chebyshev_polynomial_w": (lambda x: 2 * x + 1, _chebyshev),
+    "hermite_polynomial_h": (lambda x: 2 * x, lambda x, k, p, q: 2 * x * p - 2 * k * q),
+    "hermite_polynomial_he": (lambda x: x, lambda x, k, p, q: x * p - k * q),
+    "laguerre_polynomial_l": (lambda x: 1 - x, lambda x, k, p, q: ((2 * k + 1 - x) * p - k * q) * (1 / (k + 1))),
+    "legendre_polynomial_p": (lambda x: x, lambda x, k, p, q: ((2 * k + 1) * x * p - k * q) * (1 / (k + 1))),
+}
+for _name, _parts in _POLYNOMIALS.items():
+    for _shift in ("", "shifted_") if _name.startswith("chebyshev") else ("",):
+        _overload = getattr(aten, f"special_{_shift}{_name}").n_scalar
+        unary(_overload, _polynomial(*_parts, shifted=bool(_shift)))
 
 # -- trigonometric and hyperbolic ---------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from arm_backend_core.fusion import Regions, is_term
-from arm_backend_core.nodes import PLACE, constant_nodes, in_words, is_float, overload_of
+from arm_backend_core.nodes import PLACE, constant_nodes, in_words, is_float, is_state, overload_of
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
 from arm_backend_core.quantizer.observer import RangeObserver, WeightObserver
@@ -47,12 +47,28 @@ class Annotator:
 
     def run(self) -> None:
         """Write ``quantization_annotation`` into the nodes' metadata."""
-        self.regions = Regions(self.records, self.constants, lambda node: self.configs[node].inner is not None)
+        states = {state: value for state, value, _ in self._writes()}
+        self.regions = Regions(self.records, self.constants, lambda node: self.configs[node].inner is not None, states)
         self.regions.interior |= set(filter(self._is_exact, self.records))
         for node in self.nodes:
             annotated = node.meta.get(ANNOTATION)
             if node in self.records and not (annotated and annotated._annotated):
                 self._annotate(node)
+        for state, value, write in self._writes():
+            self._annotate_state(state, value, write)
+
+    def _writes(self) -> list[tuple[Node, Node, Node]]:
+        """Buffer, new value, and where it is written as a whole."""
+        written = [(*node.args[:2], node) for node in self.nodes if node.target is torch.ops.aten.copy_.default]
+        return [(state, value, node) for state, value, node in written if is_state(state)]
+
+    def _annotate_state(self, state: Node, value: Node, write: Node) -> None:
+        """A buffer and what is written into it have the same parameters, so that it can be held as integers."""
+        readers = [user for user in state.users if user in self.records]
+        if readers:
+            state.meta[ANNOTATION] = QuantizationAnnotation({}, self._input_spec(readers[0], state), _annotated=True)
+            shared = SharedQuantizationSpec(state)
+            write.meta[ANNOTATION] = QuantizationAnnotation({value: shared}, None, _annotated=True)
 
     # -- annotation ----------------------------------------------------------------------------------------------
 
@@ -143,8 +159,10 @@ class Annotator:
         return node
 
     def _annotate_shared(self, node: Node) -> None:
-        """Data movement: the result and all operands have the parameters of the first operand."""
+        """Data movement: result and operands have the first one's parameters; a cast of integers has its own."""
         sources = self.regions.operands(node)
+        if node.all_input_nodes and not any(map(is_float, node.all_input_nodes)):
+            node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
         if not sources or not self.regions.interior.isdisjoint(sources):
             return
         first, *others = sources

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torchao.quantization.pt2e.observer import UniformQuantizationObserverBase
+from torchao.quantization.pt2e.observer import ObserverBase
 
 from arm_backend_core.errors import ModelError
 
@@ -26,6 +26,8 @@ _BINS, _CANDIDATES = 2048, 256
 #: Smallest scale: the product of two, the step of an accumulator, is still a normal float32.
 SMALLEST_SCALE = 2.0**-60
 Array = np.ndarray[Any, Any]
+#: A lower or upper bound of a tensor, or of each of its channels.
+Bounds = Array | float
 _SYMMETRIC = (torch.per_tensor_symmetric, torch.per_channel_symmetric)
 
 
@@ -35,13 +37,13 @@ class NotFinite(ModelError):
 
 @dataclass
 class _Seen:
-    """What was seen of a tensor: extremes, float64, one or one for each channel; arrays cost less than tensors.
+    """What was seen of a tensor: extremes, one or one for each channel; floats and arrays cost less than tensors.
 
     ``values``, ``kept`` in all, are float32, 1-D; of ``stride`` elements one is kept.
     """
 
-    low: Array
-    high: Array
+    low: Bounds = 0.0
+    high: Bounds = 0.0
     count: int = 0
     values: list[Tensor] = field(default_factory=list)
     kept: int = 0
@@ -49,7 +51,7 @@ class _Seen:
     parameters: tuple[Tensor, Tensor] | None = None
 
 
-class RangeObserver(UniformQuantizationObserverBase):
+class RangeObserver(ObserverBase):
     """Keeps the extremes of a tensor; a subclass says which range they give.
 
     Attributes:
@@ -57,10 +59,13 @@ class RangeObserver(UniformQuantizationObserverBase):
         exact: whether it is a constant, of which no other values will come.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, dtype: torch.dtype, *, qscheme: torch.qscheme, quant_min: int, quant_max: int, is_dynamic: bool = False
+    ) -> None:
+        super().__init__(dtype, is_dynamic)
+        self.qscheme, self.quant_min, self.quant_max = qscheme, quant_min, quant_max
         self.tensor, self.exact = "a tensor", False
-        self._seen = _Seen(np.zeros(()), np.zeros(()))
+        self._seen = _Seen()
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor; returned as it is.
@@ -70,7 +75,7 @@ class RangeObserver(UniformQuantizationObserverBase):
         """
         if x.numel():
             seen = self._seen
-            low, high = (bound.numpy(force=True).astype(np.float64) for bound in self._extremes(x.detach().float()))
+            low, high = self._extremes(x)
             if not np.isfinite(low + high).all():
                 what = "NaN" if bool(x.isnan().any()) else "an infinity"
                 raise NotFinite(f"{self.tensor} holds {what}, which no scale can represent")
@@ -87,15 +92,15 @@ class RangeObserver(UniformQuantizationObserverBase):
             seen.parameters = self._scale_and_zero_point(*self._range(seen))
         return seen.parameters
 
-    def _extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _extremes(self, x: Tensor) -> tuple[Bounds, Bounds]:
         low, high = torch.aminmax(x)
-        return low, high
+        return low.item(), high.item()
 
-    def _range(self, seen: _Seen) -> tuple[Array, Array]:
+    def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
         """The real numbers that the integers span."""
         return seen.low, seen.high
 
-    def _scale_and_zero_point(self, low: Array, high: Array) -> tuple[Tensor, Tensor]:
+    def _scale_and_zero_point(self, low: Bounds, high: Bounds) -> tuple[Tensor, Tensor]:
         """0 is always in the range, exactly: padding and relu give it."""
         low, high = np.minimum(low, 0.0).reshape(-1), np.maximum(high, 0.0).reshape(-1)
         if self.qscheme in _SYMMETRIC:
@@ -115,7 +120,7 @@ class HeadroomObserver(RangeObserver):
     Rounding to 15 bits is far below the noise of int8 weights; clipping one value is not.
     """
 
-    def _range(self, seen: _Seen) -> tuple[Array, Array]:
+    def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
         return 2 * seen.low, 2 * seen.high
 
 
@@ -136,13 +141,13 @@ class ActivationObserver(RangeObserver):
             seen.kept = seen.values[0].numel()
         return x
 
-    def _range(self, seen: _Seen) -> tuple[Array, Array]:
+    def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
         if not seen.count or (seen.count < _MANY and not self.exact):
             return widened(seen.low, seen.high, seen.count)
         return least_error(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
 
 
-def widened(low: Array, high: Array, count: int) -> tuple[Array, Array]:
+def widened(low: Bounds, high: Bounds, count: int) -> tuple[Bounds, Bounds]:
     """Extremes of ``count`` values, moved outwards: those of new values will lie beyond.
 
     The gap shrinks as the square root of the number of values. A bound that is exactly 0 is the end of a function's
@@ -152,7 +157,7 @@ def widened(low: Array, high: Array, count: int) -> tuple[Array, Array]:
     return np.where(low == 0, low, low - extra), np.where(high == 0, high, high + extra)
 
 
-def least_error(values: Tensor, low: Array, high: Array, steps: int) -> tuple[Array, Array]:
+def least_error(values: Tensor, low: Bounds, high: Bounds, steps: int) -> tuple[float, float]:
     """The part of [low, high], 0 included, that ``values`` have the least squared error in.
 
     A value inside errs by step**2 / 12 on average (squared), one below half a step by itself, as it becomes 0, and one
@@ -175,9 +180,9 @@ def least_error(values: Tensor, low: Array, high: Array, steps: int) -> tuple[Ar
         below, lost_below = _lost(sums[:, bottoms], edges[bottoms])
         above, lost_above = _lost(sums[:, -1:] - sums[:, tops], edges[tops])
         inside = len(values) - below[:, None] - above
-        rounded = _rounding(sums, edges, (last - first) / _BINS / steps * np.arange(_BINS + 1))
-        widths = tops - bottoms[:, None]
-        error = lost_below[:, None] + lost_above + inside * rounded[0, widths] + rounded[1, widths]
+        usual, near = _rounding(sums, edges, (last - first) / _BINS / steps * ends)
+        widths = (tops - bottoms[:, None]) // ends[1]
+        error = lost_below[:, None] + lost_above + inside * usual[widths] + near[widths]
         row, column = np.unravel_index(error.argmin(), error.shape)
         bottom, top = edges[bottoms[row]], edges[tops[column]]
         if top - bottom > (last - first) / 4 or top - bottom < 1e-30:
@@ -222,9 +227,7 @@ class WeightObserver(RangeObserver):
     enlarged: what the products add to such a bias is below 2**-16 of it for each term.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._accumulator: tuple[RangeObserver, Array] | None = None
+    _accumulator: tuple[RangeObserver, Array] | None = None
 
     def accumulates(self, activation: RangeObserver, bias: Tensor) -> None:
         """The products with the int8 tensor that ``activation`` observes are added to ``bias`` (one for a channel)."""
@@ -246,6 +249,6 @@ class PerChannelWeightObserver(WeightObserver):
         super().__init__(*args, **kwargs)
         self.ch_axis = ch_axis
 
-    def _extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _extremes(self, x: Tensor) -> tuple[Bounds, Bounds]:
         low, high = torch.aminmax(x.movedim(self.ch_axis, 0).flatten(1), dim=1)
-        return low, high
+        return low.double().numpy(force=True), high.double().numpy(force=True)

@@ -6,22 +6,27 @@ are the same, and quantize and dequantize operators take the observers' places.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
+from torch.fx import Graph, GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import Quantizer
 from torchao.quantization.pt2e.utils import is_per_channel
 
-from arm_backend_core.aten.constants import attribute
+from arm_backend_core.aten.constants import attribute, held
+from arm_backend_core.aten.functionalize import functional
+from arm_backend_core.nodes import drop_unread, is_state
+from arm_backend_core.program import with_parts
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 
@@ -44,9 +49,10 @@ class Observed(torch.nn.Module):
 
     def __init__(self, program: ExportedProgram, quantizer: Quantizer) -> None:
         super().__init__()
-        self._program = program
-        self._mode = _mode(program)
+        self._program = program = functional(program)
+        self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
         self._specs = _unlift(self._program)
+        _write_states(self._program, self._specs)
         self._model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
         quantizer.annotate(self._model)
@@ -73,7 +79,7 @@ class Observed(torch.nn.Module):
         # A model may write into its inputs.
         values = [x.clone() if isinstance(x, Tensor) else x for x in pytree.tree_leaves((args, ordered))]
         try:
-            _Watch(self._model, self._observers, constants=self._samples == 0).run(*values)
+            _observe(self._model, self._observers, values, constants=self._samples == 0)
         except NotFinite as error:
             raise NotFinite(f"calibration sample {self._samples}: {error}") from None
         self._samples += 1
@@ -93,7 +99,8 @@ class Observed(torch.nn.Module):
                 self._rounded(node, source, observer, group)
         for node in graph.nodes:
             node.meta.pop(ANNOTATION, None)
-        graph.eliminate_dead_code()
+        drop_unread(graph)
+        _return_states(self._program)
         return _lifted(self._program, self._specs, self._mode)
 
     def _rounded(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
@@ -111,12 +118,11 @@ class Observed(torch.nn.Module):
             if is_per_channel(observer.qscheme):
                 quantize, dequantize = _Q.quantize_per_channel.default, _Q.dequantize_per_channel.default
                 known: tuple[Any, ...] = (scale, zero_point, observer.ch_axis, *limits)
-                held = [attribute(model, f"{node.name}_{i}", known[i]) for i in range(2)]
-                parameters = (*held, *known[2:])
+                parameters = (*(attribute(model, f"{node.name}_{i}", known[i]) for i in range(2)), *known[2:])
             else:
                 quantize, dequantize = _Q.quantize_per_tensor.default, _Q.dequantize_per_tensor.default
                 known = parameters = (float(scale), int(zero_point), *limits)
-            if source.op == "get_attr":
+            if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
                 integers = attribute(model, f"{node.name}_quantized", quantize(tensor, *known))
             else:
@@ -129,21 +135,27 @@ class Observed(torch.nn.Module):
         return result
 
 
-class _Watch(Interpreter):
-    """Runs a graph and shows its tensors, ``constants`` too if asked for, to their observers."""
-
-    def __init__(self, model: GraphModule, observers: dict[Any, Any], *, constants: bool) -> None:
-        super().__init__(model)
-        self._watched: dict[Node, dict[RangeObserver, None]] = {}
-        for place, observer in observers.items():
-            if isinstance(observer, RangeObserver) and (constants or not observer.exact):
-                self._watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
-
-    def run_node(self, n: Node) -> Any:
-        value = super().run_node(n)
-        for observer in self._watched.get(n, ()):
-            observer(value)
-        return value
+def _observe(model: GraphModule, observers: dict[Any, Any], inputs: Iterable[Any], *, constants: bool) -> None:
+    """Run a sample; observers see its tensors, ``constants`` too if asked for. fx's interpreter does more by node."""
+    watched: dict[Node, dict[RangeObserver, None]] = {}
+    for place, observer in observers.items():
+        if isinstance(observer, RangeObserver) and (constants or not observer.exact):
+            watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
+    given, values = iter(inputs), dict[Node, Any]()
+    last = {source: node for node in model.graph.nodes for source in node.all_input_nodes}
+    for node in model.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(given)
+        elif node.op == "get_attr":
+            values[node] = attrgetter(str(node.target))(model)
+        elif node.op != "output":
+            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+        for observer in watched.get(node, ()):
+            observer(values[node])
+        for source in node.all_input_nodes:
+            if last[source] is node:
+                del values[source]
 
 
 def _unlift(program: ExportedProgram) -> dict[str, InputSpec]:
@@ -157,41 +169,59 @@ def _unlift(program: ExportedProgram) -> dict[str, InputSpec]:
             continue
         store = program.state_dict if spec.target in program.state_dict else program.constants
         tensor = store[str(spec.target)].detach()
-        with graph.inserting_before(first):  # a buffer may be written: calibration writes a copy
-            twin = attribute(module, node.name, tensor.clone() if spec.kind is InputKind.BUFFER else tensor)
-        twin.meta = dict(node.meta)
-        node.replace_all_uses_with(twin)
-        graph.erase_node(node)
-        specs[str(twin.target)] = spec
+        # A buffer may be written: calibration writes a copy.
+        node.target = held(module, node.name, tensor.clone() if spec.kind is InputKind.BUFFER else tensor)
+        node.op = "get_attr"
+        first.prepend(node)
+        specs[str(node.target)] = spec
     return specs
+
+
+def _write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
+    """New values of buffers are written into them at the end, so that calibration goes on from sample to sample."""
+    attributes = {node.target: node for node in program.graph.find_nodes(op="get_attr")}
+    buffers = {spec.target: attributes[name] for name, spec in specs.items()}
+    output = program.graph.output_node()
+    for spec, value in zip(program.graph_signature.output_specs, output.args[0], strict=True):
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            with program.graph.inserting_before(output):
+                write = program.graph.call_function(torch.ops.aten.copy_.default, (buffers[spec.target], value))
+            write.meta["val"] = value.meta["val"]
+
+
+def _return_states(program: ExportedProgram) -> None:
+    """Undoes ``_write_states``: results that are written come first, in this order."""
+    output = program.graph.output_node()
+    writes = program.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    results = pytree.tree_leaves(output.args[0])
+    output.args = (tuple(write.args[1] for write in writes) + tuple(results[len(writes) :]),)
+    for write in writes:
+        program.graph.erase_node(write)
 
 
 def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTensorMode | None) -> ExportedProgram:
     """The program with its attributes declared as inputs again; those in ``specs`` as they were."""
     module, graph = program.graph_module, program.graph
-    attributes: dict[str, list[Node]] = {}
+    attributes: dict[str, Node] = {}
     for node in graph.find_nodes(op="get_attr"):
-        if isinstance(attrgetter(str(node.target))(module), Tensor):
-            attributes.setdefault(str(node.target), []).append(node)
-    first = next(node for node in graph.nodes if node.op != "get_attr")  # these are going to be erased
+        if not isinstance(attrgetter(str(node.target))(module), Tensor):
+            continue
+        if attributes.setdefault(str(node.target), node) is not node:
+            node.replace_all_uses_with(attributes[str(node.target)])
+            graph.erase_node(node)
+    first = next(node for node in graph.nodes if node.op != "get_attr")
     inputs, constants = [], dict(program.constants)
     for name in sorted(attributes, key=lambda name: name not in specs):
-        nodes, tensor = attributes[name], attrgetter(name)(module)
-        with graph.inserting_before(first):
-            placeholder = graph.placeholder(name)
-        placeholder.meta = {**nodes[0].meta, "val": _fake(mode, tensor, tensor.dtype)}
-        for node in nodes:
-            node.replace_all_uses_with(placeholder)
-            graph.erase_node(node)
-        argument = TensorArgument(placeholder.name)
+        node, tensor = attributes[name], attrgetter(name)(module)
+        node.op, node.target = "placeholder", node.name
+        node.meta["val"] = _fake(mode, tensor, tensor.dtype)
+        first.prepend(node)
+        argument = TensorArgument(node.name)
         if name in specs:
             inputs.append(replace(specs[name], arg=argument))
         else:
             inputs.append(InputSpec(InputKind.CONSTANT_TENSOR, argument, name, None))
             constants[name] = tensor.detach()
-    for name in [*attributes, *specs]:
-        if hasattr(module, name):
-            delattr(module, name)
     used = {spec.target for spec in inputs}
     signature = program.graph_signature
     users = [spec for spec in signature.input_specs if spec.kind not in _HELD]
@@ -200,22 +230,9 @@ def _lifted(program: ExportedProgram, specs: dict[str, InputSpec], mode: FakeTen
         replace(spec, arg=TensorArgument(node.name)) if isinstance(spec.arg, TensorArgument) else spec
         for spec, node in zip(signature.output_specs, results, strict=True)
     ]
-    return ExportedProgram(
-        root=module,
-        graph=graph,
-        graph_signature=ExportGraphSignature(inputs + users, outputs),
-        state_dict={name: tensor for name, tensor in program.state_dict.items() if name in used},
-        range_constraints=program.range_constraints,
-        module_call_graph=program.module_call_graph,
-        example_inputs=program.example_inputs,
-        constants={name: tensor for name, tensor in constants.items() if name in used},
-        verifiers=[program.verifier],
-    )
-
-
-def _mode(program: ExportedProgram) -> FakeTensorMode | None:
-    values = (node.meta.get("val") for node in program.graph.nodes)
-    return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
+    state = {name: tensor for name, tensor in program.state_dict.items() if name in used}
+    constants = {name: tensor for name, tensor in constants.items() if name in used}
+    return with_parts(program, module, ExportGraphSignature(inputs + users, outputs), state, constants)
 
 
 def _fake(mode: FakeTensorMode | None, like: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,13 +10,14 @@ from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
 from arm_backend_core.aten.batch_norm import remove_batch_norms
+from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.constants import fold_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.masks import bound_masks
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import in_words, is_float, modules_of
+from arm_backend_core.nodes import drop_unread, in_words, is_float, modules_of
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect, share
 from arm_backend_core.quantizer.config import QuantizationConfig
@@ -79,7 +80,8 @@ class ArmQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
-        functionalize(model.graph)
+        inline_conditions(model)
+        functionalize(model.graph, write_back=True)
         _give_values(model)
         fold_weights(model)
         remove_batch_norms(model)
@@ -87,7 +89,7 @@ class ArmQuantizer(Quantizer):
         decompose(model, quantized=True)
         fold_weights(model)
         bound_masks(model)
-        model.graph.eliminate_dead_code()  # what these replaced
+        drop_unread(model.graph)  # what these replaced
         _give_values(model)
         return model  # prepare_pt2e makes a module of its own from the graph
 

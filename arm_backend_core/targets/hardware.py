@@ -185,6 +185,13 @@ def _avg_pool(op: Operation) -> str | None:
     return _max_pool(op)
 
 
+def _avg_pool_u85(op: Operation) -> str | None:
+    """With each image, Vela takes the windows apart that reach over the border, and mistakes images for these."""
+    padded, stride = _window(op, op.attrs["kernel"])
+    images = op.inputs[0].shape[0]
+    return f"{images} images, stride {stride} (3 at most) and padding" if images > 1 and stride > 3 and padded else None
+
+
 def _argmax(op: Operation) -> str | None:
     shape = op.inputs[0].shape
     if op.attrs["axis"] != len(shape) - 1:
@@ -305,7 +312,7 @@ _U55 = Hardware(
     averages_by_convolution=True,
     # The first leaves no REDUCE_MIN.
     mistakes=(
-        *("reduce_min", *_SHAPES, "equal_weights", "narrowing_cast", "clamped_cast", "unequal_scales"),
+        *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
         *("one_of_five", "reshaped_broadcast", "joined_table", "square", "activation"),
     ),
     forgotten=partial(
@@ -313,7 +320,7 @@ _U55 = Hardware(
     ),
 )
 _U85 = Hardware(
-    limits={"CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
+    limits={"AVG_POOL2D": _avg_pool_u85, "CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,

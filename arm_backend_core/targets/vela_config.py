@@ -237,9 +237,8 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
     allowed = [name for name in names if _meant_for(name) in (target.family, None)]
     if system_config not in names:
         raise ValueError(_message("system_config", system_config, f"it is not in '{path}'", allowed))
-    meant = _meant_for(system_config)
-    if meant not in (target.family, None):
-        reason = f"it describes a system with {meant}, but the target is {target.name}"
+    if system_config not in allowed:
+        reason = f"it describes a system with {_meant_for(system_config)}, but the target is {target.name}"
         raise ValueError(_message("system_config", system_config, reason, allowed))
 
 
@@ -266,12 +265,7 @@ def _flag_message(problem: str, flags: Sequence[str], known: Sequence[str]) -> s
 
 
 def _message(
-    argument: str,
-    value: object,
-    reason: str,
-    allowed: Sequence[str],
-    nearest: str | None = None,
-    what: str = "Allowed",
+    argument: str, value: object, reason: str, allowed: Sequence[str], nearest: str | None = None, what: str = "Allowed"
 ) -> str:
     if nearest is None:
         by_lower = {name.lower(): name for name in allowed}

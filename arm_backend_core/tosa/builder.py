@@ -262,8 +262,17 @@ class Builder:
         return self._binary("MINIMUM", a, b, nan_mode="IGNORE" if ignore_nan else "PROPAGATE")
 
     def arithmetic_right_shift(self, a: Value, b: Value, *, round: bool = False) -> Value:
-        """a >> b; with ``round``, half is added before the shift."""
-        return self._binary("ARITHMETIC_RIGHT_SHIFT", a, b, round=round)
+        """a >> b; with ``round``, half is added before the shift.
+
+        The FP profile has logical shifts alone: there the sign bit is taken off INT32, and added where it comes to.
+        """
+        if self.target.integer:
+            return self._binary("ARITHMETIC_RIGHT_SHIFT", a, b, round=round)
+        (a, b), _ = self._broadcast(a, b)
+        one, most = (self.const(np.full((1,) * a.rank, number), a.dtype) for number in (1, 31))
+        rest = self.logical_right_shift(self.logical_left_shift(a, one), one)
+        minus = self.sub(self.sub(one, one), self.logical_right_shift(a, most))
+        return self.add(self.logical_right_shift(rest, b), self.logical_left_shift(minus, self.sub(most, b)))
 
     def logical_left_shift(self, a: Value, b: Value) -> Value:
         """a << b."""
@@ -282,7 +291,9 @@ class Builder:
         return self._binary(kind, a, b, DType.BOOL)
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
-        """a where the condition holds, else b."""
+        """a where the condition holds, else b; of 8 bits of floating point as FP16, which holds them all."""
+        if a.dtype.is_fp8:
+            return self.cast(self.select(condition, self.cast(a, DType.FP16), self.cast(b, DType.FP16)), a.dtype)
         (condition, a, b), shape = self._broadcast(condition, a, b)
         return self.emit("SELECT", (condition, a, b), shape, a.dtype)
 
@@ -374,7 +385,10 @@ class Builder:
     # -- gather, image, types (sections 2.11 to 2.13) ------------------------------------------------------------
 
     def gather(self, values: Value, indices: Value) -> Value:
-        """values [N, K, C], indices [N, W] INT32 -> [N, W, C]."""
+        """values [N, K, C], indices [N, W] INT32 -> [N, W, C]. Of booleans TOSA 1.0 has none: they are counted."""
+        if values.dtype is DType.BOOL:
+            kind = DType.INT32 if self.target.integer else DType.FP32
+            return self.compare("GREATER", self.gather(self.cast(values, kind), indices), self.const(0, kind))
         return self.emit("GATHER", (values, indices), (*indices.shape, values.shape[2]), values.dtype)
 
     def resize(
@@ -395,8 +409,23 @@ class Builder:
         return self.emit("RESIZE", (x,), (x.shape[0], *size, x.shape[3]), dtype, **attrs)
 
     def cast(self, x: Value, dtype: DType) -> Value:
-        """Change the element type; a no-op is not written."""
-        return x if x.dtype is dtype else self._unary("CAST", x, dtype)
+        """Change the element type; a no-op is not written.
+
+        Booleans become 0 and 1, also in the FP profile, which casts none, and no integers to others: these pass through
+        FP32, of wide ones the bits that are kept, and so does what becomes 8 bits of floating point.
+        """
+        types = {x.dtype, dtype}
+        if len(types) == 2 and any(kind.is_fp8 for kind in types) and types.isdisjoint({DType.FP16, DType.FP32}):
+            return self.cast(self.cast(x, DType.FP32), dtype)
+        if x.dtype is DType.BOOL and dtype is not DType.BOOL:
+            return self.select(x, self.const(1, dtype), self.const(0, dtype))
+        kinds = (DType.INT8, DType.INT16, DType.INT32)
+        if x.dtype is dtype or self.target.integer or x.dtype not in kinds or dtype not in kinds:
+            return x if x.dtype is dtype else self._unary("CAST", x, dtype)
+        if x.dtype is DType.INT32:
+            beyond = self.const(np.full((1,) * x.rank, 32 - 8 * dtype.bytes), DType.INT32)
+            x = self.arithmetic_right_shift(self.logical_left_shift(x, beyond), beyond)
+        return self.cast(self.cast(x, DType.FP32), dtype)
 
     def rescale(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
@@ -94,14 +94,8 @@ def compile_tosa(flatbuffer: bytes, configuration: Configuration, timeout: float
         WorkerError: the compiler refused the flatbuffer.
         WorkerDied: it crashed or took longer than ``timeout`` seconds.
     """
-    reply = _worker.call(
-        "compile",
-        flatbuffer,
-        configuration.accelerator,
-        configuration.system_config,
-        configuration.options,
-        timeout=timeout,
-    )
+    arguments = (flatbuffer, configuration.accelerator, configuration.system_config, configuration.options)
+    reply = _worker.call("compile", *arguments, timeout=timeout)
     return reply.value, reply.log
 
 
@@ -109,17 +103,13 @@ def _ask(name: str, *arguments: Any) -> Any:
     try:
         return _worker.call(name, *arguments, timeout=_QUESTION_SECONDS).value
     except WorkerError as error:
-        _translate(error)
+        if error.kind == "FlagError":
+            raise RefusedFlags(error.message, tuple(error.detail[0])) from None
+        if error.kind in ("ImportError", "ModuleNotFoundError"):
+            raise ArmBackendError(
+                f"Vela, the compiler for Ethos-U, cannot be imported ({error.message}). "
+                "Install it with: pip install ethos-u-vela"
+            ) from None
+        raise RefusedConfiguration(error.message) from None
     except WorkerDied as death:
         raise ArmBackendError(f"Vela's process {death.description}. {death.log}".strip()) from None
-
-
-def _translate(error: WorkerError) -> NoReturn:
-    if error.kind == "FlagError":
-        raise RefusedFlags(error.message, tuple(error.detail[0])) from None
-    if error.kind in ("ImportError", "ModuleNotFoundError"):
-        raise ArmBackendError(
-            f"Vela, the compiler for Ethos-U, cannot be imported ({error.message}). "
-            "Install it with: pip install ethos-u-vela"
-        ) from None
-    raise RefusedConfiguration(error.message) from None

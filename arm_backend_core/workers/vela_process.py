@@ -135,11 +135,7 @@ def compile_tosa(flatbuffer: bytes, accelerator: str, system_config: str, option
     }
 
 
-_REQUESTS: dict[str, Callable[..., Any]] = {
-    "describe": describe,
-    "configure": configure,
-    "compile": compile_tosa,
-}
+_REQUESTS: dict[str, Callable[..., Any]] = {"describe": describe, "configure": configure, "compile": compile_tosa}
 
 
 def _answer(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:

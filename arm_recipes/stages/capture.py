@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from executorch.export.stages import PipelineArtifact, TorchExportStage
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
 
+from arm_backend_core.nodes import is_written
 from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
 from arm_recipes.sample import Inputs
@@ -38,12 +40,19 @@ class Capture:
     ) -> ExportedProgram:
         """Export ``model``; raises ``ExportError`` if it raises while it is traced."""
         first = bool(self._strict)
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         try:
-            return self._export(model, example, dynamic_shapes, first)
+            program = self._export(model, example, dynamic_shapes, first)
+            _check_state(program)
+            return program
         except Exception as error:
+            with torch.no_grad():  # what PyTorch takes for a constant, it writes while it traces
+                for buffer, before in buffers:
+                    buffer.copy_(before)
             if self._strict is None:
                 try:
                     program = self._export(model, example, dynamic_shapes, True)
+                    _check_state(program)
                 except Exception:
                     # Most models that fail do so both ways; the first message is the plain Python one.
                     pass
@@ -61,6 +70,23 @@ class Capture:
             )
         sys.stderr.write(printed.getvalue())
         return program
+
+
+def _check_state(program: ExportedProgram) -> None:
+    """A tensor that is written must be a buffer: PyTorch takes others for constants.
+
+    Raises:
+        ValueError: names the tensor. Where it is a buffer under another name (a cache that the model is given), strict
+            capture finds that out.
+    """
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.CONSTANT_TENSOR and is_written(nodes[spec.arg.name]):
+            shape = list(nodes[spec.arg.name].meta["val"].shape)
+            raise ValueError(
+                f"the model writes into a tensor of shape {shape} that is none of its buffers (it is read as "
+                f"'{spec.target}'): call register_buffer() with it, so that the program keeps it from call to call"
+            )
 
 
 class FastTorchExportStage(TorchExportStage):

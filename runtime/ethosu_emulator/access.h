@@ -15,7 +15,8 @@ namespace arm_runtime::npu {
 constexpr int kTableRegion = kRegions;
 constexpr int kWatchedRegions = kRegions + 1;
 
-enum class Operand : uint8_t { kIfm, kIfm2, kOfm, kConstants, kTable, kSource, kTarget, kIndices };
+// kLost: tables, where an operation has its accumulators or inputs.
+enum class Operand : uint8_t { kIfm, kIfm2, kOfm, kConstants, kTable, kSource, kTarget, kIndices, kLost };
 
 // A part of a feature map: rows, columns and channels, each to one past the last.
 struct Box {
@@ -48,9 +49,13 @@ inline bool touched(int32_t at, Upscale upscale, int32_t results, int32_t kernel
                     int32_t padding) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
   for (int32_t part = 0; part < (upscale == Upscale::kNearest ? 2 : 1); ++part) {
-    for (int32_t i = 0; i < kernel; ++i) {
-      const int32_t from = at * factor + part + padding - i * dilation;
-      if (from >= 0 && from % stride == 0 && from / stride < results) {
+    // Taps whose window begins at a place from 0 to below `end`; of as many of them as a stride, one begins at a
+    // multiple of it, or none of all does.
+    const int64_t place = int64_t{at} * factor + part + padding, end = int64_t{results} * stride;
+    const int64_t first = std::max<int64_t>(0, (place - end) / dilation + (place >= end ? 1 : 0));
+    const int64_t last = std::min<int64_t>({kernel - 1, place / dilation, first + stride - 1});
+    for (int64_t i = first; i <= last; ++i) {
+      if ((place - i * dilation) % stride == 0) {
         return true;
       }
     }
@@ -88,8 +93,6 @@ void visit_ifm(const Operation& op, Visit visit) {
 // Calls `visit(operand, region, start, end)` for rows of a DMA, indices that are out of range left out.
 template <typename Visit>
 void visit_dma(const Dma& d, const Machine& machine, Visit visit) {
-  const int64_t mask = kTableBytes - 1;
-  const int64_t from = d.from_tables ? d.source & mask : d.source, to = d.to_tables ? d.target & mask : d.target;
   const int source = d.from_tables ? kTableRegion : d.source_region;
   const int target = d.to_tables ? kTableRegion : d.target_region;
   const Region& indices = machine.regions[d.index_region];
@@ -110,8 +113,8 @@ void visit_dma(const Dma& d, const Machine& machine, Visit visit) {
         }
         (d.gathers ? row_from : row_to) = index;
       }
-      const Wide a = from + Wide{i} * d.source_stride1 + Wide{row_from} * d.source_stride0;
-      const Wide b = to + Wide{i} * d.target_stride1 + Wide{row_to} * d.target_stride0;
+      const Wide a = d.source + Wide{i} * d.source_stride1 + Wide{row_from} * d.source_stride0;
+      const Wide b = d.target + Wide{i} * d.target_stride1 + Wide{row_to} * d.target_stride0;
       constexpr Wide kMost = INT64_MAX / 2;
       if (a < 0 || b < 0 || a > kMost || b > kMost || d.length < 0 || d.length > kMost) {
         return;
@@ -150,12 +153,17 @@ void visit_accesses(const Operation& op, const Machine& machine, Visit visit) {
   if (op.output.table != Table::kNone && !op.keeps) {
     visit(Operand::kTable, kTableRegion, op.output.table_at, op.output.table_at + table_bytes(op.output.table));
   }
+  if (machine.loses_tables && op.output.table == Table::kNone) {
+    visit(Operand::kLost, kTableRegion, 0, kTableBytes);
+  }
   if (op.writes_memory()) {
     const FeatureMap stored = op.stored();
     visit_box(stored, whole(stored), of(Operand::kOfm, stored.region));
   }
 }
 
-inline bool is_write(Operand operand) { return operand == Operand::kOfm || operand == Operand::kTarget; }
+inline bool is_write(Operand operand) {
+  return operand == Operand::kOfm || operand == Operand::kTarget || operand == Operand::kLost;
+}
 
 }  // namespace arm_runtime::npu

@@ -38,6 +38,17 @@ inline void kernel_range(int32_t first, int32_t last, int32_t stride, int32_t pa
   *to = std::min(parts(end, factor), size);
 }
 
+// The same of a RESIZE, which makes a result from two neighbours.
+inline void resize_range(int32_t first, int32_t last, int32_t scale, int32_t offset, int32_t step, int32_t size,
+                         int32_t* from, int32_t* to) {
+  const auto pixel = [&](int32_t at, int32_t after) {
+    const int32_t place = at * step + offset;
+    return std::clamp<int32_t>((place >= 0 ? place / scale : -1) + after, 0, size - 1);
+  };
+  *from = pixel(first, 0);
+  *to = pixel(last - 1, 1) + 1;
+}
+
 inline Box broadcast_box(Box box, uint8_t broadcast) {
   const auto one = [](int32_t* first, int32_t* last) {
     *first = 0;
@@ -67,6 +78,10 @@ void visit_block_reads(const Operation& op, int32_t number, Visit visit) {
   Box in = out;
   if (op.kind == Kind::kElementwise) {
     in = broadcast_box(out, op.broadcast);
+  } else if (op.kind == Kind::kResize) {
+    const Resize& z = op.resize;
+    resize_range(out.y0, out.y1, z.scale_y, z.offset_y, z.step_y, op.ifm.height, &in.y0, &in.y1);
+    resize_range(out.x0, out.x1, z.scale_x, z.offset_x, z.step_x, op.ifm.width, &in.x0, &in.x1);
   } else {
     const Kernel& k = op.kernel;
     kernel_range(out.y0, out.y1, k.stride_y, k.top, k.height, k.dilation_y, op.upscale, op.ifm.height, &in.y0, &in.y1);

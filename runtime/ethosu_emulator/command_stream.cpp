@@ -262,7 +262,9 @@ Status CommandReader::configure(uint32_t config) {
     return failure(Error::kStream, "there is no such NPU with % MACs", configuration_.macs);
   }
   const uint32_t macs = configuration_.macs;
+  const int64_t own_memory = static_cast<int64_t>(config >> 8 & 0xFF) << 10;  // of all cores
   configuration_.cores = product == 1 ? macs / 256 : product == 0 || macs < 512 ? 1 : macs == 512 ? 2 : 4;
+  configuration_.tables = product == 2 ? 0 : own_memory / configuration_.cores - kTableBytes;
   return {};
 }
 

@@ -10,11 +10,15 @@ namespace arm_runtime::npu {
 
 enum class Product : uint8_t { kU55, kU65, kU85 };
 
+// Tables have addresses in the NPU's own memory: of U55 and U65 its last bytes, of U85 they have one for themselves.
+constexpr int kTableBytes = 2048;
+
 // The NPU that a stream was compiled for.
 struct Configuration {
   Product product = Product::kU55;
   uint32_t macs = 0;   // of all cores
   uint32_t cores = 1;  // streams of weights: two on U65-512, up to four on U85
+  int64_t tables = 0;  // address of the first
 
   bool u85() const { return product == Product::kU85; }
 };

@@ -93,9 +93,13 @@ class Operand {
     }
   }
 
-  const int64_t* at(int32_t y, int32_t x) const {
-    if (!scalar_) {
-      fetch(machine_, map_, (broadcast_ & kBroadcastH) != 0 ? 0 : y, (broadcast_ & kBroadcastW) != 0 ? 0 : x, row_);
+  const int64_t* at(int32_t y, int32_t x) {
+    y = (broadcast_ & kBroadcastH) != 0 ? 0 : y;
+    x = (broadcast_ & kBroadcastW) != 0 ? 0 : x;
+    if (!scalar_ && (y != y_ || x != x_)) {
+      y_ = y;
+      x_ = x;
+      fetch(machine_, map_, y, x, row_);
       if ((broadcast_ & kBroadcastC) != 0) {
         std::fill_n(row_ + 1, depth_ - 1, row_[0]);
       }
@@ -110,15 +114,15 @@ class Operand {
   int64_t* row_;
   int32_t depth_;
   bool scalar_;
+  int32_t y_ = -1, x_ = -1;  // the pixel that is in `row_`
 };
 
-}  // namespace
-
-void run_elementwise(const Operation& op, Machine* machine) {
+template <typename Compute>
+void each_pixel(const Operation& op, Machine* machine, Compute compute_one) {
   const Writer writer(op, machine);
   int64_t* out = machine->row[0].data();
-  const Operand first(op, op.ifm, op.broadcast, op.scalar, *machine, machine->row[1].data());
-  const Operand second(op, op.ifm2, op.broadcast2, op.scalar2 || !op.uses_ifm2, *machine, machine->row[2].data());
+  Operand first(op, op.ifm, op.broadcast, op.scalar, *machine, machine->row[1].data());
+  Operand second(op, op.ifm2, op.broadcast2, op.scalar2 || !op.uses_ifm2, *machine, machine->row[2].data());
   for (int32_t y = 0; y < op.ofm.height; ++y) {
     for (int32_t x = 0; x < op.ofm.width; ++x) {
       const int64_t* a = first.at(y, x);
@@ -127,10 +131,21 @@ void run_elementwise(const Operation& op, Machine* machine) {
         std::swap(a, b);
       }
       for (int32_t c = 0; c < op.ofm.depth; ++c) {
-        out[c] = compute(op, a[c], b[c]);
+        out[c] = compute_one(a[c], b[c]);
       }
       writer.write(y, x, out);
     }
+  }
+}
+
+}  // namespace
+
+// U55 multiplies matrices by it, which makes it the one that most elements go through.
+void run_elementwise(const Operation& op, Machine* machine) {
+  if (op.mode == kMul) {
+    each_pixel(op, machine, [](int64_t a, int64_t b) { return a * b; });
+  } else {
+    each_pixel(op, machine, [&op](int64_t a, int64_t b) { return compute(op, a, b); });
   }
 }
 

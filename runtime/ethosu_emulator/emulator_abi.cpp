@@ -56,7 +56,7 @@ std::vector<npu::Span> spans(const arm_npu_span* from, uint64_t count) {
 void describe_dma(const npu::Dma& dma, arm_npu_operation* to) {
   const bool moves = dma.count0 * dma.count1 > 0 && dma.length > 0 && dma.length <= INT32_MAX && !dma.scatters;
   to->region = dma.to_tables ? npu::kTableRegion : dma.target_region;
-  to->address = dma.to_tables ? dma.target & (npu::kTableBytes - 1) : dma.target;
+  to->address = dma.target;
   to->element_size = moves ? 1 : 0;
   to->indexed = dma.gathers || dma.scatters ? 1 : 0;
   to->shape[0] = static_cast<int32_t>(dma.count1);

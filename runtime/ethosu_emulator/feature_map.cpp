@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 namespace arm_runtime::npu {
 namespace {
@@ -16,14 +17,16 @@ Element read(const uint8_t* at) {
 
 template <typename Element, typename Out>
 void load_as(const FeatureMap& map, const uint8_t* at, Out* out) {
-  const auto zero = static_cast<Out>(map.zero_point);
+  // Differences wrap around where a damaged program takes a zero point off 32 bits.
+  using Wrapping = std::make_unsigned_t<Out>;
+  const auto zero = static_cast<Wrapping>(map.zero_point);
   const int32_t run = map.bricks ? 16 : map.depth;
   for (int32_t c = 0; c < map.depth; c += run) {
     const uint8_t* from = at + map.channel(c);
     const int32_t count = std::min(run, map.depth - c);
     for (int32_t i = 0; i < count; ++i) {
       out[c + i] =
-          static_cast<Out>(static_cast<Out>(read<Element>(from + static_cast<size_t>(i) * sizeof(Element))) - zero);
+          static_cast<Out>(static_cast<Wrapping>(read<Element>(from + static_cast<size_t>(i) * sizeof(Element))) - zero);
     }
   }
 }

@@ -8,13 +8,13 @@
 
 namespace arm_runtime::npu {
 
-constexpr int kTableBytes = 2048;
-
 // Memory that operations work in. Its sizes are found out while a program is loaded.
 struct Machine {
   Region regions[kRegions];
   uint8_t tables[kTableBytes] = {};
   bool u85 = false;
+  // U55 with 32 and 64 MACs: the 16 KiB of its own have no room for tables beside an operation without one.
+  bool loses_tables = false;
   // What a chain of operations passes on, by the number of its buffer.
   std::vector<int32_t> chains[kRegions];
   // The input with its zero point taken off, dense: narrow for convolutions, wide for the rest.
@@ -56,7 +56,7 @@ void fetch(const Machine& machine, const FeatureMap& map, int32_t y, int32_t x, 
   }
   const int32_t* from = machine.chains[map.region].data() + (int64_t{y} * map.width + x) * map.depth;
   for (int32_t c = 0; c < map.depth; ++c) {
-    out[c] = static_cast<T>(from[c] - map.zero_point);
+    out[c] = static_cast<T>(int64_t{from[c]} - map.zero_point);
   }
 }
 

@@ -7,7 +7,6 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Tables have addresses of their own, which on U55 are those of the NPU's memory: they lie in its last 2 KiB.
 Region tables(Machine* machine) { return {machine->tables, kTableBytes}; }
 
 // An address may be any product of what registers and memory hold.
@@ -28,9 +27,6 @@ Status run_dma(const Operation& op, Machine* machine) {
   const Dma& d = op.dma;
   const Region source = d.from_tables ? tables(machine) : machine->regions[d.source_region];
   const Region target = d.to_tables ? tables(machine) : machine->regions[d.target_region];
-  const int64_t mask = kTableBytes - 1;
-  const int64_t from = d.from_tables ? d.source & mask : d.source;
-  const int64_t to = d.to_tables ? d.target & mask : d.target;
   int64_t index_at = d.index;
   for (int64_t i = 0; i < d.count1; ++i, index_at += d.index_skip) {
     for (int64_t j = 0; j < d.count0; ++j) {
@@ -49,8 +45,8 @@ Status run_dma(const Operation& op, Machine* machine) {
         }
         (d.gathers ? row_from : row_to) = index;
       }
-      const Range a{source, from + Wide{i} * d.source_stride1 + Wide{row_from} * d.source_stride0};
-      const Range b{target, to + Wide{i} * d.target_stride1 + Wide{row_to} * d.target_stride0};
+      const Range a{source, d.source + Wide{i} * d.source_stride1 + Wide{row_from} * d.source_stride0};
+      const Range b{target, d.target + Wide{i} * d.target_stride1 + Wide{row_to} * d.target_stride0};
       if (!inside(a, d.length) || !inside(b, d.length)) {
         return failure(Error::kMemory, "% bytes from % to % are not all in their regions", d.length,
                        static_cast<int64_t>(a.at), static_cast<int64_t>(b.at));

@@ -361,6 +361,8 @@ class Reader {
     d.source = r_.address(kDmaSrc);
     d.target = r_.address(kDmaDst);
     d.length = r_.address(kDmaLen);
+    d.source -= d.from_tables ? npu_.tables : 0;
+    d.target -= d.to_tables ? npu_.tables : 0;
     const uint32_t rank = r_.bits(npu_.u85() ? kDmaSrcRegion : kDmaDstRegion, 9, 2);
     d.count0 = rank >= 1 || npu_.u85() ? r_.parameter(kDmaSize0) : 1;
     d.count1 = rank >= 2 ? r_.parameter(kDmaSize1) : 1;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <numeric>
 
 #include "ethosu_emulator/machine.h"
 
@@ -97,9 +98,7 @@ class Pool {
         }
         return;
       case kReduceSum:
-        for (int32_t c = 0; c < depth; ++c) {
-          values[0] += pixel[c];
-        }
+        values[0] += std::accumulate(pixel, pixel + depth, int64_t{0});
         return;
       case kArgmaxX:
       case kArgmaxY:

@@ -71,6 +71,7 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
   }
   configuration_ = reader.configuration();
   machine_.u85 = configuration_.u85();
+  machine_.loses_tables = configuration_.product == Product::kU55 && configuration_.macs <= 64;
   const auto registers = std::make_unique<Registers>();
   while (!reader.done()) {
     Command command;

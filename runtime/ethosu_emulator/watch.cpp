@@ -111,13 +111,19 @@ Status Watch::access(Operand operand, int region, int64_t start, int64_t end) {
   const auto bytes = static_cast<uint64_t>(end - start);
   const bool writes = is_write(operand);
   (writes ? entry_.written : entry_.read)[region].add(start, end);
-  touched_[region].set(start, end);
+  if (operand != Operand::kLost) {
+    touched_[region].set(start, end);
+  }
   if (region != kTableRegion) {
     (writes ? current_->bytes_written : current_->bytes_read)[region] += bytes;
     figures_.peak[region] = std::max(figures_.peak[region], static_cast<uint64_t>(end));
   }
   if (operand == Operand::kTarget) {
     copy_state(region, start);
+    return {};
+  }
+  if (operand == Operand::kLost) {
+    written_[region].clear(start, end);
     return {};
   }
   if (writes) {
@@ -201,7 +207,7 @@ Status Watch::check_order(const UnderWay& newer, const Machine& machine) {
     dmas_.push(newer);
   } else {
     if (kernels_.count > 0) {
-      status = check_blocks(*kernels_.entries[kernels_.count - 1].op, op);
+      status = check_blocks(*kernels_.entries[kernels_.count - 1].op, op, machine);
     }
     kernels_.push(newer);
   }
@@ -253,13 +259,20 @@ int64_t Watch::overlap(const Operation& older, bool older_writes, const Operatio
   return at;
 }
 
-Status Watch::check_blocks(const Operation& older, const Operation& newer) {
+Status Watch::check_blocks(const Operation& older, const Operation& newer, const Machine& machine) {
   const int32_t depth = newer.order.blockdep;
-  const FeatureMap& ofm = older.ofm;
-  const bool plain = older.writes_memory() && older.output.transpose == 0 && older.output.reverse == 0;
-  if (depth == 0 || !plain || newer.kind == Kind::kResize) {
+  if (depth > 0 && machine.loses_tables && older.output.table != Table::kNone &&
+      newer.output.table == Table::kNone) {
+    constexpr const char* kLost =
+        "it may write over the table of the operation at byte % before that has ended: BLOCKDEP is too large";
+    return found(kHazard, kLost, static_cast<int64_t>(older.offset), 0, 0);
+  }
+  if (depth == 0 || !older.writes_memory()) {
     return {};
   }
+  const FeatureMap ofm = older.stored();
+  const bool plain = older.output.transpose == 0 && older.output.reverse == 0;
+  const auto written = [&](int32_t block) { return plain ? ofm_block(older, block) : whole(ofm); };
   Shadow& marks = marks_[ofm.region];
   const int32_t blocks = block_count(older);
   int64_t at = -1;
@@ -267,14 +280,14 @@ Status Watch::check_blocks(const Operation& older, const Operation& newer) {
   for (int32_t i = depth - 1; i >= 0 && at < 0; --i) {
     const int32_t block = blocks - (depth - i);
     if (block >= 0) {
-      visit_box(ofm, ofm_block(older, block), [&](int64_t start, int64_t end) { marks.set(start, end); });
+      visit_box(ofm, written(block), [&](int64_t start, int64_t end) { marks.set(start, end); });
     }
     visit_block_reads(newer, i, [&](int region, int64_t start, int64_t end) {
       at = at < 0 && region == ofm.region ? marks.first(start, end, true) : at;
     });
   }
   for (int32_t block = std::max<int32_t>(0, blocks - depth); block < blocks; ++block) {
-    visit_box(ofm, ofm_block(older, block), [&](int64_t start, int64_t end) { marks.clear(start, end); });
+    visit_box(ofm, written(block), [&](int64_t start, int64_t end) { marks.clear(start, end); });
   }
   if (at < 0) {
     return {};

@@ -42,8 +42,9 @@ struct OperationFigures {
 //   At most two kernels and one (U55), two (U65) or four (U85) DMAs are under way at a time.
 // - Of two kernels, block i of the later one may begin while the last block but j of the one before is not yet
 //   written, where i + j < BLOCKDEP. Reads come before writes in each block, so that only what is read can be old.
-//   Blocks are counted as they lie in the OFM, those of the later one times the blocks of its IFM's channels. What is
-//   not known is no finding: a RESIZE as the later kernel, and outputs that are transposed or reversed.
+//   Blocks are counted as they lie in the OFM, those of the later one times the blocks of its IFM's channels. Of an
+//   output that is transposed or reversed, each block counts as all of it.
+// - U55 with 32 and 64 MACs: a kernel without a table is written over all tables, and so takes part in both.
 class Watch {
  public:
   // Makes room, so that executing does not. `weights`: bytes of region 0. `fails`: findings that end the execution;
@@ -86,7 +87,7 @@ class Watch {
   void copy_state(int region, int64_t target);
   Status check_order(const UnderWay& newer, const Machine& machine);
   Status check_pair(const UnderWay& older, const UnderWay& newer, const Machine& machine);
-  Status check_blocks(const Operation& older, const Operation& newer);
+  Status check_blocks(const Operation& older, const Operation& newer, const Machine& machine);
   int64_t overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes, int region,
                   const Machine& machine);
   Status found(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third);

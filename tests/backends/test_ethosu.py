@@ -26,6 +26,8 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
 from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import add, conv2d
+from tests.graphs import program
+from tests.runtime.vela_mistakes import MISTAKES
 
 _TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256"]
 
@@ -257,6 +259,17 @@ def test_refusal_names_the_operator() -> None:
         compile_payload(EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=locate)
     assert "Add:" in asked[0]
     assert "likely operator: aten.add.Tensor (model.py:12)" in str(caught.value)
+    assert Path(caught.value.artifact or "").read_bytes() == flatbuffer
+
+
+def test_a_lost_result_is_an_error() -> None:
+    """Of this graph Vela writes a program with one result fewer (docs/vela.md, turned_back)."""
+    mistake = next(mistake for mistake in MISTAKES if mistake.name == "turned_back_input")
+    flatbuffer = program(mistake.body, *mistake.inputs)
+    with pytest.raises(CompileError, match=r"results of \[576\] bytes, not \[576, 108\]") as caught:
+        compile_payload(
+            EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=_nowhere, results=[576, 108]
+        )
     assert Path(caught.value.artifact or "").read_bytes() == flatbuffer
 
 

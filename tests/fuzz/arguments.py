@@ -330,6 +330,20 @@ def _recurrent(gates: int, states: int) -> dict[str, Strategy]:
     return {"input": lambda d, a: d.tensor(shape=(d.size(1, 4), d.size(1, 4), d.size(1, 6))), "hx": state}
 
 
+def _recurrent_cell(gates: int, states: int) -> dict[str, Strategy]:
+    """One step, [batch, features] each."""
+
+    def state(d: Draw, a: Arguments) -> Any:
+        x, hidden = _first(a), d.size(1, 6)
+        a |= {"w_ih": d.constant(gates * hidden, x.shape[1]), "w_hh": d.constant(gates * hidden, hidden)}
+        biased = d.chance(0.7)
+        a |= {f"b_{side}": d.constant(gates * hidden) if biased else None for side in ("ih", "hh")}
+        first, *more = [d.tensor(shape=(x.shape[0], hidden)) for _ in range(states)]
+        return [first, *more] if states > 1 else first
+
+    return {"input": lambda d, a: d.tensor(shape=(d.size(1, 4), d.size(1, 6))), "hx": state}
+
+
 _ATTENTION = {"qkv_weight": "3E E", "qkv_bias": "3E", "proj_weight": "E E", "proj_bias": "E"}
 _FEED_FORWARD = {"ffn_weight_1": "F E", "ffn_bias_1": "F", "ffn_weight_2": "E F", "ffn_bias_2": "E"}
 _NORMS = {f"norm_{part}_{i}": "E" for part in ("weight", "bias") for i in (1, 2)}
@@ -711,6 +725,10 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "gru": _recurrent(3, 1),
     "rnn_tanh": _recurrent(1, 1),
     "rnn_relu": _recurrent(1, 1),
+    "lstm_cell": _recurrent_cell(4, 2),
+    "gru_cell": _recurrent_cell(3, 1),
+    "rnn_tanh_cell": _recurrent_cell(1, 1),
+    "rnn_relu_cell": _recurrent_cell(1, 1),
     "_transformer_encoder_layer_fwd": _attention("src", shapes=_ATTENTION | _NORMS | _FEED_FORWARD),
     "_native_multi_head_attention": _attention("query", "key", "value", shapes=_ATTENTION),
     "addbmm": {
@@ -796,6 +814,11 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "softshrink": {"lambd": _one(0.5, 0)},
     "celu": {"alpha": _one(1.0, 0.5)},
     "logit": {"eps": _one(None, 0.1)},
+    **{
+        str(overload).removeprefix("aten."): {"n": _one(-1, 0, 1, 2, 5)}
+        for overload in records()
+        if "polynomial" in str(overload)
+    },
     **dict.fromkeys(_SHIFTS, _SHIFT),
     **{f"{name}.Tensor": _SHIFT | {"other": _amounts} for name in _SHIFTS},
     **{f"bitwise_{way}_shift.Scalar_Tensor": {"self": _one(1, 5), "other": _amounts} for way in ("left", "right")},

@@ -54,6 +54,12 @@ def _x(*shape: int, low: float = -2, high: float = 2, dtype: torch.dtype = torch
     return Input(shape, low, high, dtype)
 
 
+def _compared(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Two quantized tensors whose scales differ by 5e-7."""
+    y = x * 1.0000005
+    return x == y, x != y, x < y, x >= y
+
+
 def _indices(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     i = torch.sort(x, 2)[1]
     return F.one_hot(i.abs() % 4, 4), i
@@ -451,5 +457,6 @@ FOUND = [
     ),
     Found("batch_norm_of_nothing", nn.BatchNorm1d(3).eval(), (_x(1, 3, 0),)),
     Found("nothing_normalized", lambda x, y: (F.normalize(x, dim=-1), y * 2), (_x(0), _x(3)), _INT),
+    Found("equal_but_for_half_a_millionth", _compared, (_x(900),), ("TOSA_INT8",)),
     Found("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
 ]

@@ -140,6 +140,24 @@ UNARY = [
     unary("modified_bessel_k1", torch.special.modified_bessel_k1, 0.4, 4, refused=_NO_FORMULA),
     unary("scaled_modified_bessel_k0", torch.special.scaled_modified_bessel_k0, 0.2, 4, refused=_NO_FORMULA),
     unary("scaled_modified_bessel_k1", torch.special.scaled_modified_bessel_k1, 0.4, 4, refused=_NO_FORMULA),
+    *(
+        unary(f"{polynomial.__name__}_{degree}", lambda x, f=polynomial, n=degree: f(x, n), low, high)
+        for degree in (0, 5)
+        for polynomial, low, high in (
+            (torch.special.chebyshev_polynomial_t, -1.2, 1.2),
+            (torch.special.chebyshev_polynomial_u, -1.2, 1.2),
+            (torch.special.chebyshev_polynomial_v, -1.2, 1.2),
+            (torch.special.chebyshev_polynomial_w, -1.2, 1.2),
+            (torch.special.shifted_chebyshev_polynomial_t, -0.1, 1.1),
+            (torch.special.shifted_chebyshev_polynomial_u, -0.1, 1.1),
+            (torch.special.shifted_chebyshev_polynomial_v, -0.1, 1.1),
+            (torch.special.shifted_chebyshev_polynomial_w, -0.1, 1.1),
+            (torch.special.hermite_polynomial_h, -2, 2),
+            (torch.special.hermite_polynomial_he, -2, 2),
+            (torch.special.laguerre_polynomial_l, -1, 4),
+            (torch.special.legendre_polynomial_p, -1.2, 1.2),
+        )
+    ),
     unary("x_times_sigmoid", lambda x: x * torch.sigmoid(1.7 * x)),
     unary("relu_", lambda x: torch.relu_(x * 2)),
     unary("hardtanh_", lambda x: F.hardtanh_(x * 2, -1, 3)),
@@ -353,6 +371,19 @@ ARITHMETIC = [
     Case("div", torch.div, [Input((2, 8)), Input((2, 8), 0.5, 4)]),
     Case("div_by_zero", lambda x, y: x / torch.clamp(y, min=0), [Input((2, 8), 0.5, 1), Input((2, 8), 0.001, 4)]),
     Case("div_broadcast", torch.div, [Input((2, 3, 8)), Input((3, 1), 0.5, 4)]),
+    Case("div_floor", torch.floor_divide, [Input((2, 64)), Input((2, 64), 0.3, 1)], refused={"u55": "INTDIV"}),
+    Case(
+        "div_floor_broadcast",
+        lambda x, y: torch.div(x, y, rounding_mode="floor"),
+        [Input((2, 3, 64)), Input((3, 1), -4, -0.5)],
+        refused={"u55": "INTDIV"},
+    ),
+    Case(
+        "div_trunc",
+        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+        [Input((2, 64)), Input((2, 64), 0.3, 1)],
+        refused={"u55": "INTDIV"},
+    ),
     Case("div_scalar", lambda x: x / 3, one(2, 8)),
     Case("div_scalar_by_tensor", lambda x: 3 / x, one(2, 8, low=0.5), tabulated=True),
     Case("div_constant", Constant(lambda x, c: x / (c + 3), 8), one(2, 8)),
@@ -412,6 +443,8 @@ POOLING = [
     Case("avg_pool2d_padding_uncounted", nn.AvgPool2d(3, 2, 1, count_include_pad=False), image()),
     Case("avg_pool2d_ceil", nn.AvgPool2d(3, stride=2, ceil_mode=True), image(4, 10, 12)),
     Case("avg_pool2d_ceil_padding", nn.AvgPool2d(3, 2, 1, ceil_mode=True), image(4, 10, 12)),
+    Case("avg_pool2d_divisor", nn.AvgPool2d(3, 2, 1, divisor_override=2), image(), wide_steps=3),
+    Case("avg_pool2d_large_divisor", nn.AvgPool2d(3, 1, 0, True, divisor_override=20), image()),
     Case("avg_pool1d", nn.AvgPool1d(3, stride=2), one(2, 4, 12)),
     Case("adaptive_avg_pool2d_1", nn.AdaptiveAvgPool2d(1), image(), wide_steps=2),
     Case("adaptive_avg_pool2d_3", nn.AdaptiveAvgPool2d(3), image(4, 9, 12)),
@@ -538,6 +571,12 @@ LOGICAL = [
         refused=_NO_BOOL,
     ),
     Case(
+        "where_numbers",
+        lambda c: torch.where(c, 0.0, -1.5),
+        [Input((2, 8), dtype=torch.bool)],
+        refused=_NO_BOOL,
+    ),
+    Case(
         "masked_fill",
         lambda c, x: x.masked_fill(c, -1.0),
         [Input((8,), dtype=torch.bool), *one(2, 8)],
@@ -565,18 +604,10 @@ LOGICAL = [
     *(
         Case(name, function, [Input((2, 8), -99, 99, torch.int32), Input((8,), 0, 40, torch.int32)], refused=refused)
         for name, function, refused in (
-            ("left_shift", torch.bitwise_left_shift, {"fp": "needs TOSA INT", "u55": "in hardware"}),
-            (
-                "left_shift_number",
-                lambda x, y: (x << 3) + (1 << y % 31),
-                {"fp": "needs TOSA INT", "u55": "in hardware"},
-            ),
-            ("right_shift", torch.bitwise_right_shift, {"fp": "needs TOSA INT", "u55": "a shift that does not round"}),
-            (
-                "right_shift_number",
-                lambda x, y: (x >> 2) + (y >> 40),
-                {"fp": "needs TOSA INT", "u55": "a shift that does not round"},
-            ),
+            ("left_shift", torch.bitwise_left_shift, {"u55": "in hardware"}),
+            ("left_shift_number", lambda x, y: (x << 3) + (1 << y % 31), {"u55": "in hardware"}),
+            ("right_shift", torch.bitwise_right_shift, {"u55": "a shift that does not round"}),
+            ("right_shift_number", lambda x, y: (x >> 2) + (y >> 40), {"u55": "a shift that does not round"}),
             (
                 "bits",
                 lambda x, y: aten.__and__(x, 12) | aten.__xor__(y, 3),
@@ -591,10 +622,40 @@ LOGICAL = [
     Case("any_real", lambda x: torch.any(F.relu(x)), one(2, 3), refused=_NO_BOOL),
     Case("logical_not", torch.logical_not, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
     Case("bitwise_not", lambda x: ~x, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
+    *(
+        Case(
+            f"{name}_least_and_most",
+            lambda x, f=function: (f(x, 1.0), f(x, 0.3), f(x, -1.0)),
+            one(2, 8, low=-1, high=1),
+            refused=_NO_BOOL,
+        )
+        for name, function in {"eq": torch.eq, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}.items()
+    ),
+    Case(
+        "right_shift_of_all",
+        lambda x, y: x >> y,
+        [Input((2, 64), -(2**31), 2**31 - 1, torch.int32), Input((64,), 0, 32, torch.int32)],
+        refused={"u55": "a shift that does not round"},
+    ),
     Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)], refused=_NO_BOOL),
     Case("lt_int", torch.lt, [Input((2, 8), -6, 6, torch.int32)] * 2, refused=_NO_BOOL),
     Case("lt_large_int", torch.lt, [Input((2, 64), -(2**31), 2**31 - 1, torch.int32)] * 2, refused=_NO_BOOL),
     Case("ge_close_ints", torch.ge, [Input((2, 64), 2**30, 2**30 + 5, torch.int32)] * 2, refused=_NO_BOOL),
+    *(
+        Case(f"{name}_{kind}", function, [Input((2, 8)), Input((2, 8), -20, 20, dtype)], refused=refused)
+        for kind, dtype, refused in (
+            ("int8", torch.int8, {}),
+            ("int16", torch.int16, {}),
+            ("bool", torch.bool, _NO_BOOL),
+        )
+        for name, function in (
+            ("add_real_to", lambda x, y: x + y),
+            ("mul_real_by", lambda x, y: x * y),
+            ("cast_and_add", lambda x, y: y.to(torch.float32) * 0.5 + x),
+            ("cat_real_with", lambda x, y: torch.cat([x, y.to(torch.float32)], 1)),
+        )
+    ),
+    Case("cast_int32", lambda x, y: y.to(torch.float32) + x, [Input((2, 8)), Input((2, 8), -2000, 2000, torch.int32)]),
     Case("isnan", torch.isnan, one(2, 8), refused=_NO_BOOL),
     Case("isinf", torch.isinf, one(2, 8), refused=_NO_BOOL),
 ]

@@ -241,6 +241,10 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         lambda x, i, y: x.index_put((_index(i, 2), _index(-i, 4)), y, accumulate=True),
         [(2, 4, 3), (5,), (5, 3)],
     ),
+    "index_put_apart": (
+        lambda x, i, y: aten.index_put(x, [None, _index(i, 4), None, _index(-i, 3)], y),
+        [(2, 4, 2, 3), (2,), (2, 2, 2)],
+    ),
     "index_put_mask": (lambda x: x.index_put((x > 0.5,), torch.tensor(0.25)), [(2, 8)]),
     "index_put_values": (lambda x, y: x.index_put((x > -9,), y), [(2, 8), (16,)]),
     "index_select_scalar": (lambda x: torch.index_select(x, 0, torch.tensor([0])) * 2, [()]),
@@ -436,6 +440,8 @@ _ORDER: dict[str, Callable[[Tensor], Tensor]] = {
     "kthvalue": lambda x: torch.kthvalue(x, 6, 1)[0],
     "median": torch.median,
     "median_dim": lambda x: torch.median(x, 1, keepdim=True)[0],
+    "nanmedian": lambda x: torch.nanmedian(x if x.numel() > 8 else x[:, :2]),
+    "nanmedian_dim": lambda x: torch.nanmedian(x, 1)[0],
 }
 
 

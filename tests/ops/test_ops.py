@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.delegate import delegate
@@ -68,3 +71,34 @@ def test_bf16_matrix_product() -> None:
         delegate(program, TosaCompileSpec("TOSA-1.0+FP+bf16"))
     assert not log.rejected
     validate(log.delegates[0].tosa, "TOSA-1.0+FP+bf16")
+
+
+_FP8: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cat": lambda x, y: torch.cat([x, y.flip(2)], 1)[:, ::2],
+    "pad": lambda x, y: F.pad(x, (1, 2), value=2.0).repeat(1, 2, 1, 1),
+    "gather": lambda x, y: torch.index_select(x, 3, torch.tensor([1, 1, 0])),
+    "choose": lambda x, y: torch.slice_scatter(x, y[..., :2], 3, 1, 3).masked_fill(x.float() > 1, 3.0),
+    "matmul": torch.matmul,
+    "convolution": lambda x, y: F.conv2d(x, torch.tensor([1.0, -0.5, 0.25]).to(x.dtype).reshape(1, 3, 1, 1)),
+    "maxima": lambda x, y: F.max_pool2d(x, 2, 1, dilation=2),
+    "means": lambda x, y: F.avg_pool2d(x, 2),
+    "cast": lambda x, y: (x.to(torch.bfloat16) * 2).to(x.dtype),
+}
+
+
+@pytest.mark.parametrize("name", _FP8)
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
+def test_8_bits_of_floating_point(name: str, dtype: torch.dtype) -> None:
+    """Right to a rounding of what float32 gives; PyTorch has few kernels for these types itself."""
+    spec = f"TOSA-1.0+FP+bf16+fp8{'e4m3' if dtype is torch.float8_e4m3fn else 'e5m2'}"
+    inputs = tuple(torch.linspace(-3, 3, 48).roll(i * 7).reshape(1, 3, 4, 4).to(dtype) for i in (0, 1))
+    program = runner.export(Case(name, _FP8[name], ()).module(), inputs)
+    with events.record() as log:
+        lowered = Lowered(delegate(program, TosaCompileSpec(spec)), log)
+    lowered.check_delegated()
+    validate(log.delegates[0].tosa, spec)
+    (got,) = lowered.run(inputs)
+    expected = _FP8[name](*(x.float() for x in inputs))
+    assert got.dtype is dtype
+    rounding = 2.0**-4 if dtype is torch.float8_e4m3fn else 2.0**-3
+    torch.testing.assert_close(got.float(), expected, rtol=rounding, atol=0.02)

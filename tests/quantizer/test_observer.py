@@ -27,8 +27,8 @@ from arm_backend_core.quantizer.observer import (
 )
 from tests.ops.runner import export, spec
 
-_INT8 = {"dtype": torch.int8, "quant_min": -128, "quant_max": 127, "qscheme": torch.per_tensor_affine}
-_WEIGHT = {"dtype": torch.int8, "quant_min": -127, "quant_max": 127}
+_INT8: dict[str, Any] = {"dtype": torch.int8, "quant_min": -128, "quant_max": 127, "qscheme": torch.per_tensor_affine}
+_WEIGHT: dict[str, Any] = {"dtype": torch.int8, "quant_min": -127, "quant_max": 127}
 _OBSERVERS = {
     "int8": lambda: ActivationObserver(**_INT8),
     "int16": lambda: HeadroomObserver(

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
+from arm_backend_core import events
+from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ModelError
 from arm_backend_core.quantizer import (
     QuantizationConfig,
@@ -133,6 +135,39 @@ def test_calibration_leaves_inputs_and_buffers_as_they_were() -> None:
     assert all(torch.equal(sample[0], torch.zeros(2)) for sample in samples)
     assert torch.equal(module.calls, torch.full((2,), 5.0))
     assert torch.equal(program.state_dict["calls"], torch.full((2,), 5.0))
+
+
+class _Accumulates(nn.Module):
+    """Writes to an input and to a buffer, and reads both afterwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total: Tensor
+        self.register_buffer("total", torch.full((4,), 0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.mul_(2.0)
+        self.total.add_(x)
+        return x + self.total.sigmoid()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_what_writes_to_inputs_and_buffers_is_quantized(*, direct: bool) -> None:
+    """The writing itself is all that is left to the CPU; what is written has the values of a second run too."""
+    samples: Samples = [(torch.linspace(-1, 1.2, 4),), (torch.linspace(0.8, -1, 4),)]
+    if direct:
+        program = _directly(_Accumulates(), samples, get_symmetric_quantization_config)
+    else:
+        program = exported(_by_torchao(_Accumulates(), samples, get_symmetric_quantization_config), samples[0])
+    with events.record() as log:
+        delegated = delegate(program, spec("int"))
+    assert not log.rejected
+    runs = []
+    for made in (program, delegated):
+        module, x = made.module(check_guards=False), samples[0][0].clone()
+        runs.append([module(x).clone(), x.clone(), module(x).clone(), x.clone()])  # the second reads the new total
+    for ours, theirs in zip(*runs, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0)  # two steps
 
 
 def test_recipes_calibrate_so() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from executorch.export import ExportRecipe
+from torch import nn
 
-from arm_recipes import ArmRecipeType, options
+from arm_recipes import ArmRecipeType, export, options
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
 ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU")]
@@ -30,7 +31,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (
             ArmRecipeType.VGF_FP,
             {"quantised_io": True},
-            r"\(allowed: require_full_delegation, require_runnable, dump_dir\)",
+            r"\(allowed: extensions, require_full_delegation, require_runnable, dump_dir\)",
         ),
         (U85, {"macs": True}, "macs must be an int that the family has; got True: not an int"),
         (U85, {"macs": "256"}, "got '256': not an int"),
@@ -63,6 +64,14 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
             {"direct_drive": True, "extra_flags": ["--cop-format", "COP1"]},
             "direct_drive=True sets --cop-format and --separate-io-regions: leave '--cop-format' out",
         ),
+        (ArmRecipeType.TOSA_FP, {"extensions": "bf16"}, r"a single str; write extensions=\['bf16'\]"),
+        (ArmRecipeType.VGF_INT8, {"extensions": [16]}, "extensions must be a list of names .*not a list of str"),
+        (
+            ArmRecipeType.TOSA_A16W8,
+            {"extensions": ["fp8e4m4"]},
+            r"extensions: TOSA 1.0 has no 'fp8e4m4'; did you mean 'fp8e4m3'\? \(allowed: int16, ",
+        ),
+        (U85, {"extensions": ["bf16"]}, "'extensions'; it belongs to TOSA and VGF recipes"),
         (U85, {"require_full_delegation": None}, "require_full_delegation must be a bool; got None"),
         (
             U85,
@@ -113,12 +122,30 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}
+    if recipe not in ETHOS_U:
+        expected |= {"extensions"}
     assert set(options.allowed(recipe.name)) == expected
+
+
+class _Joined(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x.flip(0)])
+
+
+@pytest.mark.parametrize("extension", ["bf16", "fp8e4m3", "fp8e5m2"])
+def test_extensions_let_more_run_on_the_target(extension: str) -> None:
+    kinds = {"bf16": torch.bfloat16, "fp8e4m3": torch.float8_e4m3fn, "fp8e5m2": torch.float8_e5m2}
+    inputs = (torch.linspace(-2, 2, 8).to(kinds[extension]),)
+    for extensions in ([extension], []):
+        recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, extensions=extensions, require_runnable=False)
+        method = export(_Joined(), recipe, [inputs]).report.methods[0]
+        assert bool(method.delegates) == bool(extensions)
 
 
 def test_defaults_are_filled_in() -> None:
     given = options.check("TOSA_INT8", {"quantized_io": True})
     assert given == {
+        "extensions": None,
         "per_channel": True,
         "calibration": None,
         "quantized_io": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from pathlib import Path
@@ -28,10 +29,28 @@ from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case
+from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
 from tests.runtime.ethosu_emulator import Emulator, payloads, random_inputs, read_payload
 from tests.runtime.vela_mistakes import MISTAKES, PARTS, RIGHT, UNWRITTEN, Mistake, part
 
+#: The NPUs of the recipes.
 _ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
+#: What ``--verify`` adds: other numbers of MACs have other blocks, weight orders and, at 512, two cores.
+_OTHERS = ("ethos-u55-32", "ethos-u55-256", "ethos-u65-512", "ethos-u85-128", "ethos-u85-2048")
+_MODELS = ("mobilenet_v3_small", "tiny_vit")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The models that ``make test`` has the time for, or all of them."""
+    if "model" in metafunc.fixturenames:
+        whole = metafunc.config.getoption("verify")
+        metafunc.parametrize("model", zoo.NAMES if whole else _MODELS)
+        metafunc.parametrize("profile", ["int8", "a16w8"] if whole else ["int8"])
+
+
+@pytest.fixture(scope="session")
+def accelerators(pytestconfig: pytest.Config) -> tuple[str, ...]:
+    return (*_ACCELERATORS, *_OTHERS) if pytestconfig.getoption("verify") else _ACCELERATORS
 
 
 def _program(case: Case, profile: str) -> ExportedProgram:
@@ -62,9 +81,9 @@ def _equal(emulator: Emulator, made: events.Delegate, payload: bytes) -> bool:
         if profile in case.profiles
     ],
 )
-def test_operators(case: Case, profile: str, emulator: Emulator) -> None:
+def test_operators(case: Case, profile: str, accelerators: tuple[str, ...], emulator: Emulator) -> None:
     program = _program(case, profile)
-    for accelerator in _ACCELERATORS:
+    for accelerator in accelerators:
         for made, payload in _compiled(program, accelerator):
             assert _equal(emulator, made, payload), accelerator
 
@@ -84,13 +103,14 @@ def test_direct_drive(flags: list[str], emulator: Emulator) -> None:
     assert np.array_equal(result, reference.run(flatbuffer, inputs)[0])
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", "tiny_vit"])
-@pytest.mark.parametrize("accelerator", _ACCELERATORS)
-def test_models(name: str, accelerator: str, emulator: Emulator) -> None:
-    entry = zoo.build(name, 2)
-    captured = quantized(runner.export(entry.model, entry.samples[0]), entry.samples, wide=False)
-    ((made, payload),) = _compiled(captured, accelerator)
-    assert _equal(emulator, made, payload)
+def test_models(model: str, profile: str, emulator: Emulator) -> None:
+    entry = zoo.build(model, 2)
+    captured = quantized(runner.export(entry.model, entry.samples[0]), entry.samples, wide=profile == "a16w8")
+    for accelerator in _ACCELERATORS:
+        delegates = _compiled(captured, accelerator)
+        assert delegates, accelerator
+        for made, payload in delegates:
+            assert _equal(emulator, made, payload), accelerator
 
 
 def _samples(mistake: Mistake) -> list[np.ndarray[Any, Any]]:
@@ -127,7 +147,7 @@ def test_mistakes_of_vela(mistake: Mistake, emulator: Emulator) -> None:
 def _avoided(mistake: Mistake, accelerator: str) -> bytes:
     """The graph as the last passes leave it; others might find another form for one so small."""
     written = graph(mistake.body, *mistake.inputs)
-    avoid_mistakes(written, family(accelerator.rpartition("-")[0]))
+    avoid_mistakes(written, family(accelerator))
     written.remove_dead()
     return serialize(written)
 
@@ -210,9 +230,34 @@ def test_damaged_programs_end_in_errors(emulator: Emulator, convolution: bytes) 
     assert refused > 30
 
 
-def test_compiles_without_warnings(tmp_path: Path) -> None:
-    from tests.runtime.building import RUNTIME, compile_cpp
+def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    """Programs, those that were found and mutated ones of both, with address and undefined-behaviour sanitizers."""
+    fuzz = RUNTIME / "tests/fuzz"
+    sources = [fuzz / "emulator_fuzzer.cpp", *sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))]
+    flags = [*SANITIZERS, "-std=c++17", "-fsanitize=fuzzer", f"-I{RUNTIME}"]
+    fuzzer = compile_cpp(tmp_path / "fuzzer", sources, flags, compiler="clang++-14")
+    programs, new = tmp_path / "programs", tmp_path / "new"
+    programs.mkdir()
+    new.mkdir()
+    for mistake in MISTAKES:
+        for accelerator in mistake.accelerators:
+            flags = ["--cop-format=COP2"] if "u85" in accelerator and len(mistake.name) % 2 else []
+            spec = EthosUCompileSpec(accelerator, extra_flags=flags)
+            flatbuffer = program(mistake.body, *mistake.inputs)
+            payload = read_payload(compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None).data)
+            sizes = struct.pack("<II", len(payload.commands), payload.scratch)
+            (programs / f"{mistake.name}-{accelerator}").write_bytes(sizes + payload.commands + payload.weights)
+    runs = 1_000_000 if pytestconfig.getoption("verify") else 3_000
+    memory = ["-rss_limit_mb=0", "-malloc_limit_mb=256"]  # what this process has in memory may count as the fuzzer's
+    limits = [f"-runs={runs}", "-max_len=6000", "-timeout=60", "-print_final_stats=1", *memory]
+    corpus = [str(new), str(programs), str(fuzz / "emulator_corpus")]
+    output = run([str(fuzzer), *limits, f"-artifact_prefix={tmp_path}/", *corpus])
+    executed = re.search(r"stat::number_of_executed_units: *(\d+)", output)
+    assert executed is not None, output
+    assert int(executed[1]) >= runs
 
+
+def test_compiles_without_warnings(tmp_path: Path) -> None:
     sources = sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))
     flags = ["-std=c++17", "-O1", "-shared", "-fPIC", f"-I{RUNTIME}"]
     compile_cpp(tmp_path / "libethosu_emulator.so", sources, flags, compiler="clang++-14")

@@ -287,6 +287,82 @@ def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, mon
     assert any(at < place for at in starts[1])
 
 
+def _table_kept(b: Builder, x: Value) -> Value:
+    """The same table before and behind a MATMUL, which the smallest NPUs keep no table beside."""
+    table = np.arange(127, -129, -1)
+    return b.table(b.rescale(b.matmul(b.table(x, table), x), DType.INT8, 0.01), table)
+
+
+@pytest.mark.parametrize("accelerator", ["ethos-u55-32", "ethos-u55-64", "ethos-u55-128"])
+def test_the_table_that_vela_takes_for_kept(
+    accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flatbuffer = program(_table_kept, ((1, 8, 8), DType.INT8))
+    inputs = [np.random.default_rng(0).integers(-128, 128, (1, 8, 8)).astype(np.int8)]
+    (expected,) = reference.run(flatbuffer, inputs)
+
+    def payload() -> Payload:
+        compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+        return read_payload(compiled.data)
+
+    ours = payload()
+    (result,) = emulator.run(ours, inputs, [("int8", expected.shape)])
+    assert np.array_equal(result, expected)
+    monkeypatch.setattr(ethosu, "with_waits", lambda stream: (stream, []))
+    velas = payload()
+    assert (ours.commands == velas.commands) == (accelerator == "ethos-u55-128")
+    if ours.commands != velas.commands:
+        with pytest.raises(StreamError, match="the table has byte 0 of region 8"):
+            emulator.run(velas, inputs, [("int8", expected.shape)])
+        assert len(list(_commands(ours, _DMA_START))) == len(list(_commands(velas, _DMA_START))) + 1
+
+
+def test_tables_that_are_written_over_too_early(emulator: Emulator) -> None:
+    """Vela's BLOCKDEP is 0 where the smallest NPUs would lose a table that is in use."""
+
+    def body(b: Builder, x: Value) -> Value:
+        return b.max_pool2d(b.table(x, np.arange(127, -129, -1)), (3, 3), (1, 1), (0, 0, 0, 0))
+
+    flatbuffer = program(body, ((1, 8, 8, 8), DType.INT8))
+    compiled = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-32"), delegate="", locate=lambda _: None)
+    payload = read_payload(compiled.data)
+    inputs, outputs = [np.zeros((1, 8, 8, 8), np.int8)], [("int8", (1, 6, 6, 8))]
+    emulator.run(payload, inputs, outputs)
+    for place in _commands(payload, _BLOCKDEP):
+        payload = _with(payload, place, _BLOCKDEP | 3 << 16)
+    said = r"it may write over the table of the operation at byte \d+ before that has ended: BLOCKDEP is too large"
+    with pytest.raises(StreamError, match=said):
+        emulator.run(payload, inputs, outputs)
+
+
+def _resized(b: Builder, x: Value) -> Value:
+    """To a quarter of the columns, behind an operation of two blocks, each with half of them."""
+    pooled = b.max_pool2d(x, (3, 3), (1, 1), (1, 1, 1, 1))
+    return b.resize(pooled, (118, 16), (3, 1, 4, 16), (0, 0), (0, -12), "NEAREST")
+
+
+@pytest.mark.parametrize("flags", [[], ["--cop-format=COP2"]], ids=["COP1", "COP2"])
+def test_a_resize_that_vela_lets_begin_too_early(
+    flags: list[str], emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flatbuffer = program(_resized, ((1, 40, 64, 8), DType.INT8))
+    inputs = [np.random.default_rng(0).integers(-128, 128, (1, 40, 64, 8)).astype(np.int8)]
+    (expected,) = reference.run(flatbuffer, inputs)
+    spec = EthosUCompileSpec("ethos-u85-2048", extra_flags=flags)
+
+    def payload() -> Payload:
+        return read_payload(compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None).data)
+
+    ours = payload()
+    (result,) = emulator.run(ours, inputs, [("int8", expected.shape)])
+    assert np.array_equal(result, expected)
+    monkeypatch.setattr(ethosu, "with_waits", lambda stream: (stream, []))
+    velas = payload()
+    with pytest.raises(StreamError, match=r"NPU_OP_RESIZE at byte .* has written it: BLOCKDEP is too large"):
+        emulator.run(velas, inputs, [("int8", expected.shape)])
+    assert len(ours.commands) == len(velas.commands)
+
+
 _POOL, _ELSEWHERE = 5, [0x4000, 64, 0x4010, 64]
 _DMA = [0x4032, 16, _DMA_START]
 _ORDERS = {
@@ -315,6 +391,40 @@ def test_where_waits_are_put(order: str) -> None:
     words, places = _ORDERS[order]
     expected = [[_KERNEL_WAIT, word] if 4 * at in places else [word] for at, word in enumerate(words)]
     assert with_waits(stream(words)) == (stream([word for part in expected for word in part]), places)
+
+
+def _dmas(commands: bytes) -> list[dict[int, int]]:
+    """What is in the registers of DMAs at each start of one."""
+    registers: dict[int, int] = {}
+    found = []
+    words = iter(struct.unpack(f"<{len(commands) // 4}I", commands)[8:])
+    for word in words:
+        key, value = word & 0x43FF, word >> 16
+        if word & _WORD_FOLLOWS:
+            value = value << 32 | next(words)
+        if key in (0x130, 0x131, 0x4030, 0x4031, 0x4032):
+            registers[key] = value
+        elif key == _DMA_START:
+            found.append(dict(registers))
+    return found
+
+
+def test_a_table_comes_again_between_other_dmas() -> None:
+    """For the smallest NPUs, behind an operation without one; what Vela has set for DMAs is set again."""
+    brings = [0x130, 0x131 | 1 << 24, 0x4030, 256, 0x4031, 14 * 1024, 0x4032, 256, _DMA_START]
+    takes, without = [0x125 | 16 << 16, _POOL], [0x125, *_ELSEWHERE, _POOL]
+    words = [*brings, *takes, 0x131 | 1 << 16, 0x4030, 512, 0x4031, 4096, *without, *takes, _DMA_START, *takes, 0]
+
+    def stream(macs: int) -> bytes:
+        return b"COP1" + struct.pack(f"<{7 + len(words)}I", 1, macs, 0, 5, 5, 5, 2 | len(words) << 16, *words)
+
+    for small in (5, 6):
+        table, other = _dmas(stream(small))
+        changed, places = with_waits(stream(small))
+        assert _dmas(changed) == [table, table, other]
+        assert len(changed) == len(stream(small)) + 4 * len(places)
+        assert set(places) == {4 * (len(words) - 5)}
+    assert with_waits(stream(7)) == (stream(7), [])
 
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)

@@ -16,6 +16,7 @@ from tests.graphs import Body, Input
 
 _OLD = ("ethos-u55-128", "ethos-u65-256")
 _NEW = ("ethos-u85-256",)
+_SMALL = ("ethos-u55-32", "ethos-u55-64")
 _ALL = (*_OLD, *_NEW)
 
 
@@ -140,6 +141,10 @@ def _joined_table(b: Builder, x: Value) -> Value:
     return b.pad(_reversed(b, b.transpose(x, (0, 2, 1))), ((0, 0), (0, 0), (2, 0)), 0)
 
 
+def _crowded_table(b: Builder, x: Value) -> Value:
+    return _reversed(b, b.reshape(b.transpose(_mixed(b, x), (0, 3, 1, 2)), (1, 16, 16)))
+
+
 def _sliced_rank(b: Builder, x: Value) -> Value:
     return _reversed(b, b.reshape(b.slice(x, (0, 1, 0, 0), (2, 5, 3, 4)), (1, 2, 5, 3, 4)))
 
@@ -167,6 +172,12 @@ def _turned_back_and_returned(b: Builder, x: Value, y: Value) -> tuple[Value, ..
     return image, b.matmul(y, b.reshape(b.transpose(image, (0, 1, 3, 2)), (9, 16, 4)))
 
 
+def _turned_back_input(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """What is returned is an input: an IDENTITY of it, as the last pass writes."""
+    product = b.matmul(y, b.reshape(b.transpose(x, (0, 1, 3, 2)), (9, 16, 4)))
+    return b.emit("IDENTITY", (x,), x.shape, x.dtype), product
+
+
 def _turned_to_sum(b: Builder, x: Value) -> Value:
     turned = b.transpose(b.reshape(_mixed(b, x), (9, 4, 16)), (0, 2, 1))
     return b.rescale(b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1), DType.INT8, 0.1)
@@ -180,6 +191,10 @@ def _returned_reshape(b: Builder, x: Value) -> tuple[Value, ...]:
 def _returned_transpose(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     turned = b.reshape(b.transpose(x, (0, 2, 3, 1)), (8, 16, 5))
     return turned, b.matmul(y, turned)
+
+
+def _averaged(b: Builder, x: Value) -> Value:
+    return b.avg_pool2d(x, (4, 4), (4, 4), (2, 2, 2, 2))
 
 
 def _dilated(b: Builder, x: Value, *, itself: bool) -> Value:
@@ -205,6 +220,19 @@ def _column(b: Builder, x: Value) -> Value:
     rows = [b.reshape(b.table(x, table), (2, 5)) for table in (number, -1 - number, number // 2, number[::-1] // 3)]
     first, second, third, fourth = (b.rescale(b.reduce("REDUCE_MAX", row, 1), DType.INT32, 1.0) for row in rows)
     return b.rescale(b.add(b.add(first, second), b.add(third, fourth)), DType.INT8, 0.25)
+
+
+def _unreached(b: Builder, *images: Value) -> tuple[Value, ...]:
+    weight = b.const(np.arange(8).reshape(1, 2, 2, 2), DType.INT8)
+    sums = [
+        b.transpose_conv2d(x, weight, b.const([bias], DType.INT32), out_pad=(0, 0, 0, 1), stride=(2, 2))
+        for x, bias in zip(images, (500, -500), strict=True)
+    ]
+    return tuple(b.rescale(x, DType.INT8, 0.1) for x in sums)
+
+
+def _column_beside(b: Builder, x: Value) -> tuple[Value, ...]:
+    return b.reduce("REDUCE_MAX", b.reshape(x, (1, 8)), 1), b.reverse(b.reshape(x, (1, 8, 1)), 1)
 
 
 def _joined_maximum(b: Builder, x: Value) -> Value:
@@ -293,6 +321,8 @@ MISTAKES = (
     Mistake("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _OLD),
     Mistake("sliced_rank", _sliced_rank, (((2, 7, 3, 4), DType.INT8),), _ALL),
     Mistake("column", _column, (((2, 5, 1), DType.INT8),), _ALL),
+    # On U65 what is written over happens to be read no more.
+    Mistake("column_beside", _column_beside, (((8,), DType.INT8),), (_OLD[0], *_NEW), (_OLD[0], *_NEW)),
     Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
@@ -312,6 +342,12 @@ MISTAKES = (
     Mistake(
         "turned_back_and_returned",
         _turned_back_and_returned,
+        (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
+        _ALL,
+    ),
+    Mistake(
+        "turned_back_input",
+        _turned_back_input,
         (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
     ),
@@ -340,6 +376,7 @@ MISTAKES = (
     ),
     Mistake("turned_wide_table", _turned_wide_table, (((6, 4, 10), DType.INT16),), _NEW),
     Mistake("joined_table", _joined_table, (((1, 2, 16), DType.INT8),), _OLD),
+    Mistake("crowded_table", _crowded_table, (((1, 4, 4, 4), DType.INT8),), _SMALL, (*_SMALL, *_ALL)),
     Mistake("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
     Mistake(
         "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _OLD
@@ -349,6 +386,7 @@ MISTAKES = (
     ),
     Mistake("equal_weights", _equal_weights, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("equal_depthwise_weights", _equal_depthwise, (((1, 3, 4, 2), DType.INT8),), _ALL),
+    Mistake("unreached", _unreached, (((1, 3, 4, 2), DType.INT8),) * 2, _OLD),
     Mistake("padding_alone", _padding_alone, (((1, 2, 1, 1), DType.INT8),), _ALL),
     Mistake("reshaped_activation", _reshaped_activation, (((2, 4), DType.INT8),), _ALL),
     Mistake("reshaped_table", _reshaped_table, (((3, 5, 4), DType.INT8),), _ALL),
@@ -358,7 +396,10 @@ MISTAKES = (
     Mistake("two_tables_of_two_widths", _tables_of_two_widths, (((2, 8), DType.INT8), ((2, 8), DType.INT8)), _NEW),
 )
 #: What no lowering writes, so that no pass need look for it.
-UNWRITTEN = (Mistake("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),)
+UNWRITTEN = (
+    Mistake("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),
+    Mistake("averaged_images", _averaged, (((2, 8, 8, 6), DType.INT8),), _NEW, _NEW),
+)
 
 
 #: Beside some of the above: what Vela compiles right, and no pass need write otherwise.

@@ -251,10 +251,13 @@ def index_add(
 
     Quantized, a product with ones where a row goes to a place; else, as 0 * inf is no number, a sum of what goes there.
     """
-    if not x.dim() or not x.is_floating_point():
-        raise Unsupported("index_add on integers or a scalar; convert with .to(torch.float32)")
+    if not x.dim():
+        raise Unsupported("index_add on a scalar; add the number")
     hits, rows = _hits(index.reshape(-1), x.shape[dim]), source.transpose(dim, -1)  # [rows, places], [..., rows]
-    added = torch.matmul(rows, hits.to(x.dtype)) if quantized else torch.where(hits, rows.unsqueeze(-1), 0.0).sum(-2)
+    if quantized and x.is_floating_point():
+        added = torch.matmul(rows, hits.to(x.dtype))
+    else:
+        added = torch.where(hits, rows.unsqueeze(-1), 0).sum(-2, dtype=x.dtype)
     added = added.transpose(dim, -1)
     return x + (added if alpha == 1 else added * alpha)
 
@@ -357,7 +360,9 @@ def index_put(
         mask = given[0].reshape(given[0].shape + (1,) * (x.dim() - given[0].dim() - axes[0]))
         return torch.where(mask, values.reshape(()), x)
     if axes != list(range(axes[0], axes[-1] + 1)):
-        raise Unsupported("writing by indices of dimensions that are apart; permute the tensor before")
+        order = [*axes, *(axis for axis in range(x.dim()) if axis not in axes)]
+        written = index_put(x.permute(order), given, values, accumulate, quantized=quantized)
+        return written.permute([order.index(axis) for axis in range(x.dim())])
     first, *others = given
     index = torch.remainder(first, x.shape[axes[0]]) if others else first
     for picked, axis in zip(others, axes[1:], strict=True):

@@ -90,6 +90,25 @@ def median(x: Tensor) -> Tensor:
     return torch.median(x.reshape(-1), 0)[0]
 
 
+@made_of(aten.nanmedian.dim, tell_quantized=True)
+def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
+    """The same of what is a number: that comes first in order where NaN counts as infinity."""
+    if quantized or not x.is_floating_point() or not x.dim():
+        return median_dim(x, dim, keepdim, quantized=quantized)
+    known = x == x
+    ordered = torch.sort(torch.where(known, x, math.inf), dim)[0]
+    count = known.to(torch.float32).sum(dim, keepdim=True)
+    middle = torch.floor((count - 1) / 2).clamp(min=0).to(torch.int32).to(torch.int64)
+    value = torch.where(count > 0, torch.gather(ordered, dim, middle), math.nan)
+    return value if keepdim else value.squeeze(dim), None
+
+
+@made_of(aten.nanmedian.default)
+def nanmedian(x: Tensor) -> Tensor:
+    """Over all dimensions."""
+    return torch.nanmedian(x.reshape(-1), 0)[0]
+
+
 def _below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
     """How many of the last dimension of ``boundaries`` are less than each x, or not more; all for what is no number."""
     above = boundaries > x if right else boundaries >= x

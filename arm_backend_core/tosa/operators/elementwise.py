@@ -114,7 +114,11 @@ _elementwise("LOGICAL_NOT", _LOGIC, lambda op, x: ~x)
 _elementwise("NEGATE", _BITS + _FLOAT, _negate, operands=_NEGATE_ZP)
 _elementwise("RECIPROCAL", _FLOAT, lambda op, x: 1 / x)
 _elementwise("RSQRT", _FLOAT, lambda op, x: 1 / np.sqrt(x))
-_elementwise("IDENTITY", "b>b:INT|FP i48>i48:int16 " + _BITS.replace("INT", "INT|FP") + _FLOAT, lambda op, x: x)
+_elementwise(
+    "IDENTITY",
+    "b>b:INT|FP i48>i48:int16 e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 " + _BITS.replace("INT", "INT|FP") + _FLOAT,
+    lambda op, x: x,
+)
 
 
 # -- two operands --------------------------------------------------------------------------------------------
@@ -203,8 +207,10 @@ _elementwise("SELECT", _SELECT, lambda op, condition, a, b: np.where(condition, 
 # -- conversions ---------------------------------------------------------------------------------------------
 
 
-def _cast(op: Op, x: Array) -> Array:
+def _cast(op: Op, x: Array) -> Array | None:
     source, result = op.inputs[0].dtype, op.output.dtype
+    if result.is_fp8:
+        return None  # numpy has no such type to round to
     if not source.is_float or result.is_float or result is DType.BOOL:
         return x.astype(result.numpy)
     low, high = result.range
@@ -259,7 +265,8 @@ _CAST = """b>i8:INT b>i16:INT b>i32:INT i8>b:INT i8>i16:INT i8>i32:INT i16>b:INT
     i32>b:INT i32>i8:INT i32>i16:INT i8>f16:FP i8>f32:FP i16>f16:FP i16>f32:FP i32>f16:FP i32>f32:FP
     f16>i8:FP f16>i16:FP f16>i32:FP f16>f32:FP f32>i8:FP f32>i16:FP f32>i32:FP f32>f16:FP
     i8>bf16:bf16 i16>bf16:bf16 i32>bf16:bf16 bf16>i8:bf16 bf16>i16:bf16 bf16>i32:bf16 bf16>f32:bf16 f32>bf16:bf16
-    b>f32:FP@1.1 f32>b:FP@1.1"""
+    f16>e4m3:fp8e4m3 f32>e4m3:fp8e4m3 e4m3>f16:fp8e4m3 e4m3>f32:fp8e4m3
+    f16>e5m2:fp8e5m2 f32>e5m2:fp8e5m2 e5m2>f16:fp8e5m2 e5m2>f32:fp8e5m2 b>f32:FP@1.1 f32>b:FP@1.1"""
 _RESCALE = """i8>i8:INT i8>i16:INT i8>i32:INT i16>i8:INT i16>i16:INT i16>i32:INT i32>i8:INT i32>i16:INT i32>i32:INT
     i48>i8:int16 i48>i16:int16 i48>i32:int16"""
 _elementwise("CAST", _CAST, _cast)

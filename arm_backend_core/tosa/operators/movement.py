@@ -12,7 +12,7 @@ from arm_backend_core.tosa.operators.record import ANY, DIMENSIONS, LEVEL_8K, Ar
 
 _FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
 _NUMBERS = "i8>i8:INT i16>i16:INT i32>i32:INT " + _FLOAT
-_MOVE = "b>b:INT|FP " + _NUMBERS
+_MOVE = "b>b:INT|FP e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 " + _NUMBERS
 
 
 # -- reductions: the axis stays with size 1 ------------------------------------------------------------------
@@ -196,7 +196,8 @@ def _gather(op: Op, values: Array, indices: Array) -> Array:
     return np.take_along_axis(values, indices[:, :, None], axis=1)
 
 
-_ELEMENTS = "i8:INT i16:INT i32:INT f16:FP bf16:bf16 f32:FP b:INT|FP@1.1 i8:FP@1.1 i16:FP@1.1 i32:FP@1.1"
+_ELEMENTS = """i8:INT i16:INT i32:INT f16:FP bf16:bf16 f32:FP e4m3:fp8e4m3 e5m2:fp8e5m2
+    b:INT|FP@1.1 i8:FP@1.1 i16:FP@1.1 i32:FP@1.1"""
 _INDEXED = [element.split(":") for element in _ELEMENTS.split()]
 define(
     "GATHER",

@@ -43,6 +43,8 @@ _TYPES = {
     "f16": DType.FP16,
     "bf16": DType.BF16,
     "f32": DType.FP32,
+    "e4m3": DType.FP8E4M3,
+    "e5m2": DType.FP8E5M2,
 }
 
 

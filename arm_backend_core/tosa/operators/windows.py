@@ -9,9 +9,11 @@ from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators.record import DIMENSIONS, LEVEL_8K, Shape, axis_offences, define
 
 _CONV = """i8,i8,i32>i32/i32:INT i16,i8,i48>i48/i48:int16 bf16,bf16,bf16>bf16/f32:bf16
-    f16,f16,f16>f16/f16:FP f16,f16,f16>f16/f32:FP f32,f32,f32>f32/f32:FP"""
-_AVERAGE = "i8>i8/i32:INT i16>i16/i32:int16 bf16>bf16/f32:bf16 f16>f16/f16:FP f16>f16/f32:FP f32>f32/f32:FP"
-_POOL = "i8>i8:INT i16>i16:int16 f16>f16:FP bf16>bf16:bf16 f32>f32:FP"
+    f16,f16,f16>f16/f16:FP f16,f16,f16>f16/f32:FP f32,f32,f32>f32/f32:FP
+    e4m3,e4m3,f16>f16/f16:fp8e4m3 e5m2,e5m2,f16>f16/f16:fp8e5m2"""
+_AVERAGE = """i8>i8/i32:INT i16>i16/i32:int16 bf16>bf16/f32:bf16 f16>f16/f16:FP f16>f16/f32:FP f32>f32/f32:FP
+    e4m3>e4m3/f16:fp8e4m3 e5m2>e5m2/f16:fp8e5m2"""
+_POOL = "i8>i8:INT i16>i16:int16 f16>f16:FP bf16>bf16:bf16 f32>f32:FP e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2"
 _ZP_IN, _ZP_OUT, _ZP_WEIGHT = ("input_zp", "input0"), ("output_zp", "output"), ("weight_zp", "input1")
 
 
@@ -167,7 +169,7 @@ def _matmul_offences(op: Op) -> Iterator[str]:
 
 define(
     "ARGMAX",
-    "i8>i32:INT i16>i32:int16 f16>i32:FP bf16>i32:bf16 f32>i32:FP",
+    "i8>i32:INT i16>i32:int16 f16>i32:FP bf16>i32:bf16 f32>i32:FP e4m3>i32:fp8e4m3 e5m2>i32:fp8e5m2",
     [DIMENSIONS],
     _argmax_shape,
     attribute="ArgMax",
@@ -176,7 +178,8 @@ define(
 )
 define(
     "MATMUL",
-    "i8,i8>i32:INT i16,i16>i48:int16 f16,f16>f32:FP f16,f16>f16:FP bf16,bf16>f32:bf16 f32,f32>f32:FP",
+    """i8,i8>i32:INT i16,i16>i48:int16 f16,f16>f32:FP f16,f16>f16:FP bf16,bf16>f32:bf16 f32,f32>f32:FP
+    e4m3,e4m3>f16:fp8e4m3 e5m2,e5m2>f16:fp8e5m2""",
     [(3, 3)],
     lambda op: (op.inputs[0].shape[0], op.inputs[0].shape[1], op.inputs[1].shape[2]),
     attribute="MatMul",

@@ -94,10 +94,16 @@ def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _is_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela reduces the columns, [.., n, 1], that rows were, laid out with 16 channels in the memory of the rows."""
+    """Vela reduces the columns, [.., n, 1], that rows were or are for others, in the memory of the rows.
+
+    They are laid out with 16 channels.
+    """
     column = producer(value, "RESHAPE")
-    along = op.attrs["axis"] == value.rank - 1 and value.shape[-1] > 1
-    return along and column is not None and column.inputs[0].shape[-1:] == (1,)
+    if column is None or op.attrs["axis"] != value.rank - 1 or value.shape[-1] == 1:
+        return False
+    whole = column.inputs[0]
+    others = [reader.output for reader in rewriter.users(whole) or () if reader.kind == "RESHAPE"]
+    return any(x.shape[-1:] == (1,) for x in (whole, *others))
 
 
 def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -113,12 +119,14 @@ def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     return forgotten and (reshaped if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not reshaped)
 
 
-def _is_misplaced_table(reader: Op, value: Value, rewriter: Rewriter) -> bool:
-    """A TRANSPOSE that does a TABLE or CLAMP too does not write into part of a larger tensor."""
-    op = value.producer
-    if op is None or op.kind not in ("TABLE", "CLAMP") or not rewriter.single_use(value):
-        return False
-    return producer(op.inputs[0], "TRANSPOSE") is not None
+def _is_misplaced_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """A TRANSPOSE that does a TABLE or CLAMP too does not write into part of a larger tensor.
+
+    On the smallest NPUs it has no room for a table.
+    """
+    readers = [reader.kind for reader in rewriter.users(op.output) or ()]
+    misplaced = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.build.target.macs in (32, 64))
+    return misplaced and producer(past(value, "RESHAPE"), "TRANSPOSE") is not None
 
 
 def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -192,7 +200,7 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced": (partial(_copy_where, _forgets_slice), _APART),
     "column": (partial(_copy_where, _is_column), (*_REDUCTIONS, "ARGMAX")),
     "joined": (partial(_copy_where, _is_misplaced), ("CONCAT", "PAD")),
-    "joined_table": (partial(_copy_where, _is_misplaced_table), ("CONCAT", "PAD")),
+    "joined_table": (partial(_copy_where, _is_misplaced_table), ("TABLE", "CLAMP")),
     "padded_zero": (partial(_copy_where, _becomes_padding), _WINDOWS),
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
     "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),

@@ -167,8 +167,25 @@ def tell_weights_apart(graph: Graph, target: Target) -> None:
             op.attrs = {**op.attrs, "pad": [*sides, right + columns * op.attrs["dilation"][1]]}
 
 
+def reach_padding(op: Op, rewriter: Rewriter) -> Value | None:
+    """TRANSPOSE_CONV2D with rows or columns that no tap reaches: taps of zero reach them.
+
+    Vela computes them, which are the bias alone, by convolutions of equal weights, with the bias of the first.
+    """
+    x, weight, bias = op.inputs
+    unreached = [max(pad, 0) for pad in op.attrs["out_pad"]]
+    if not any(unreached) or weight.data is None:
+        return None
+    zeros = ((0, 0), tuple(unreached[:2]), tuple(unreached[2:]), (0, 0))
+    out_pad = [min(pad, 0) for pad in op.attrs["out_pad"]]
+    taps = rewriter.build.const(np.pad(weight.data, zeros), weight.dtype)
+    attrs = {**op.attrs, "out_pad": out_pad}
+    return rewriter.build.emit(op.kind, (x, taps, bias), op.output.shape, op.output.dtype, **attrs)
+
+
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "narrowing_cast": (wrap_cast, ("CAST",)),
+    "unreached": (reach_padding, ("TRANSPOSE_CONV2D",)),
     "clamped_cast": (clamp_apart, ("CLAMP",)),
     "reduce_min": (complement_minimum, ("REDUCE_MIN",)),
     "unequal_scales": (level_scales, ("RESCALE",)),

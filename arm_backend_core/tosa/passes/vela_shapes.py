@@ -62,10 +62,11 @@ def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
     b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
     own, last = producer(x, "RESHAPE"), x.rank - 1
     source = own.inputs[0] if own else x
-    if _before(source) is None or perms != [*range(last - 1), last, last - 1]:
+    readers = [rewriter.users(value) for value in (x, source)]
+    returned = any(read is None or any(reader.kind == "IDENTITY" for reader in read) for read in readers)
+    if (_before(source) is None and not returned) or perms != [*range(last - 1), last, last - 1]:
         return None
     undone = ("MATMUL" if x.shape[0] == 1 else "") if x.rank == 4 else "REDUCE_SUM" if x.rank == 3 else ""
-    returned = any(rewriter.users(value) is None for value in (x, source))
     if (_own(source.shape) == _own(x.shape) and not returned) or not _feeds(op.output, undone, rewriter):
         return None
     return b.transpose(copied(x, b), perms)

@@ -3,7 +3,7 @@
 // (uint32, little endian), the stream, the weights.
 // Build: clang++-14 -std=c++17 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iruntime
 //        runtime/tests/fuzz/emulator_fuzzer.cpp runtime/ethosu_emulator/*.cpp
-// Run:   ./a.out -max_len=6000 new/ programs/
+// Run:   ./a.out -max_len=6000 new/ programs/ runtime/tests/fuzz/emulator_corpus
 #include <cstring>
 #include <vector>
 

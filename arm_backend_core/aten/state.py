@@ -1,0 +1,61 @@
+"""Buffers that a program writes, held as integers from call to call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind, TensorArgument
+from torch.fx import Node
+
+from arm_backend_core.nodes import is_dequantize, is_quantize
+
+
+def keep_state_quantized(program: ExportedProgram) -> None:
+    """Let a buffer hold the integers that its readers quantize it to, where its new value has the same parameters.
+
+    The delegate then takes and gives integers; else the CPU would quantize and dequantize the buffer in every call.
+    """
+    graph, signature = program.graph, program.graph_signature
+    buffers = {name: graph_input for graph_input, name in signature.inputs_to_buffers.items()}
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
+    output = graph.output_node()
+    for index, spec in enumerate(signature.output_specs):
+        if spec.kind is not OutputKind.BUFFER_MUTATION:
+            continue
+        buffer, value = placeholders[buffers[str(spec.target)]], output.args[0][index]
+        readers = [user for user in buffer.users if user is not output]
+        if readers and is_dequantize(value) and all(_fits(reader, value) for reader in readers):
+            _hold_integers(program, str(spec.target), buffer, readers)
+            _return(output, index, value.args[0])
+    for index, spec in enumerate(signature.output_specs):
+        value = output.args[0][index]
+        if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder":
+            # ExecuTorch writes buffers one after the other: what is read of another may be its new value.
+            with graph.inserting_before(output):
+                copy = graph.call_function(torch.ops.aten.clone.default, (value,))
+            copy.meta = {"val": value.meta["val"]}
+            _return(output, index, copy)
+        if isinstance(spec.arg, TensorArgument):
+            spec.arg = TensorArgument(output.args[0][index].name)
+
+
+def _return(output: Node, index: int, value: Any) -> None:
+    results = list(output.args[0])  # type: ignore[arg-type]
+    results[index] = value
+    output.args = (tuple(results),)
+
+
+def _fits(reader: Node, value: Node) -> bool:
+    return is_quantize(reader) and reader.args[1:] == value.args[1:]
+
+
+def _hold_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node]) -> None:
+    store: dict[str, Any] = program.state_dict if name in program.state_dict else program.constants
+    quantize: Any = torch.ops.quantized_decomposed.quantize_per_tensor.default
+    store[name] = quantize(store[name], *readers[0].args[1:])
+    buffer.meta = {**buffer.meta, "val": readers[0].meta["val"]}
+    for reader in readers:
+        reader.replace_all_uses_with(buffer)
+        program.graph.erase_node(reader)

@@ -1,0 +1,76 @@
+"""Complex numbers between real inputs and results: pairs of real numbers, in one delegate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.graphs import validate
+from tests.ops import runner
+from tests.ops.runner import Case, Input
+
+
+def _complex(x: Tensor) -> Tensor:
+    """[..., 6] as [..., 3] complex numbers."""
+    return torch.view_as_complex(x.unflatten(-1, (3, 2)))
+
+
+def _filtered(x: Tensor, y: Tensor) -> Tensor:
+    """A layer of a Fourier neural operator."""
+    spectrum = torch.fft.rfft2(x, norm="ortho")
+    weight = torch.view_as_complex(torch.linspace(-1, 1, spectrum.numel() * 2).reshape(*spectrum.shape, 2))
+    return torch.fft.irfft2(spectrum * weight, s=x.shape[-2:], norm="ortho")
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "rfft": lambda x, y: torch.view_as_real(torch.fft.rfft(x)),
+    "rfft_ortho": lambda x, y: torch.fft.rfft(x, dim=1, norm="ortho").real,
+    "rfft_longer": lambda x, y: torch.fft.rfft(x, n=9).imag,
+    "rfft2": lambda x, y: (torch.fft.rfft2(x).real, torch.fft.rfft2(x).imag),
+    "rfftn": lambda x, y: torch.fft.rfftn(x, norm="forward").abs(),
+    "irfft": lambda x, y: torch.fft.irfft(_complex(x)),
+    "irfft_odd": lambda x, y: torch.fft.irfft(_complex(x), n=5, norm="forward"),
+    "irfft2": lambda x, y: torch.fft.irfft2(_complex(x)),
+    "fft": lambda x, y: torch.view_as_real(torch.fft.fft(x)),
+    "ifft": lambda x, y: torch.view_as_real(torch.fft.ifft(_complex(x), dim=1)),
+    "fft2": lambda x, y: torch.fft.fft2(_complex(x)).real,
+    "spectral_layer": _filtered,
+    "mixing": lambda x, y: torch.fft.fft2(x).real + y,
+    "arithmetic": lambda x, y: torch.view_as_real((_complex(x) - 2 * _complex(y)) * _complex(y) + y[..., :3]),
+    "quotient": lambda x, y: torch.view_as_real(_complex(x) / (_complex(y) * 0.1 + 3) / (y[..., :3].abs() + 1)),
+    "parts": lambda x, y: (_complex(x).angle(), (-_complex(x)).imag, _complex(x).conj().imag),
+    "moved": lambda x, y: torch.view_as_real(torch.cat([_complex(x), _complex(y)], 1).transpose(1, 2)[..., 1:]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_runs_whole_in_float(name: str) -> None:
+    case = Case(name, FUNCTIONS[name], [Input((2, 4, 6)), Input((2, 4, 6))], atol=1e-5)
+    inputs = case.sample()
+    lowered = runner.lower(runner.export(case.module(), inputs), "fp")
+    lowered.check_delegated()
+    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+FP")
+    runner.check_close(case, lowered.run(inputs), runner.flat(case.module()(*inputs)))
+
+
+@pytest.mark.parametrize("name", ["rfft2", "spectral_layer"])
+def test_runs_whole_in_integers(name: str) -> None:
+    case = Case(name, FUNCTIONS[name], [Input((2, 4, 6)), Input((2, 4, 6))])
+    module, inputs = runner.quantized(case, wide=True), case.sample()
+    lowered = runner.lower(runner.export(module, inputs), "int")
+    lowered.check_delegated()
+    for ours, theirs in zip(lowered.run(inputs), runner.flat(case.module()(*inputs)), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-3 * float(theirs.abs().max()), rtol=0)
+
+
+def test_what_has_no_rule_stays_on_the_cpu() -> None:
+    """It reads complex numbers that are put together from the pairs that a delegate gives."""
+    x = torch.linspace(-1, 1, 12).reshape(2, 6)
+    function = Case("exp", lambda x: torch.exp(torch.fft.rfft(x)).real * 2, ()).module()
+    lowered = runner.lower(runner.export(function, (x,)), "fp")
+    lowered.check_refused("exp")
+    torch.testing.assert_close(lowered.run((x,))[0], function(x))

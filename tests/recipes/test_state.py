@@ -1,0 +1,212 @@
+"""Networks with state in buffers: integer programs hold it as integers, and go on from call to call as PyTorch does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+import arm_recipes
+from arm_recipes import ArmRecipeType
+
+FRAMES = 200
+
+
+class Mean(nn.Module):
+    """A running mean that begins at 0.5: a step of int8 is far more than it moves by in a frame."""
+
+    state: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.full((1, 8), 0.5))
+        self.linear = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.copy_(0.98 * self.state + 0.02 * self.linear(x[..., 0]))
+        return torch.tanh(self.state)
+
+
+class Streamed(nn.Module):
+    """Two causal dilated convolutions; ``state`` is None, which pads with zeros, or the frames that were."""
+
+    old0: Tensor
+    old1: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("old0", torch.zeros(1, 4, 2))
+        self.register_buffer("old1", torch.zeros(1, 8, 8))
+        self.first, self.second = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 8, 3, dilation=4)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One frame; [1, 4, 1] -> [1, 5]."""
+        window = torch.cat([self.old0, x], -1)
+        self.old0.copy_(window[..., 1:])
+        y = torch.relu(self.first(window))
+        window = torch.cat([self.old1, y], -1)
+        self.old1.copy_(window[..., 1:])
+        return torch.as_tensor(self.head(torch.relu(self.second(window))[..., -1]))
+
+
+class Detector(nn.Module):
+    """A voice detector: convolution, LSTM cell, linear layer; the cell's state is in buffers."""
+
+    h: Tensor
+    c: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("h", torch.zeros(1, 16))
+        self.register_buffer("c", torch.zeros(1, 16))
+        self.conv, self.cell, self.head = nn.Conv1d(4, 8, 1), nn.LSTMCell(8, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, c = self.cell(torch.relu(self.conv(x))[..., 0], (self.h, self.c))
+        self.h.copy_(h)
+        self.c.copy_(c)
+        return torch.sigmoid(self.head(h))
+
+
+class Cache(nn.Module):
+    """Attention over the last eight frames, each written in its place."""
+
+    keys: Tensor
+    place: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 8, 8))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int32))
+        self.linear = nn.Linear(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        key = self.linear(x[..., 0])
+        self.keys[:, self.place] = key
+        self.place.copy_(torch.where(self.place == 7, 0, self.place + 1))
+        scores = torch.softmax(key @ self.keys.transpose(1, 2), -1)
+        return torch.as_tensor(scores @ self.keys)
+
+
+class Delayed(nn.Module):
+    """Gives what it was given two calls before; each buffer is written with what another held."""
+
+    first: Tensor
+    second: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.full((1, 4, 1), 0.25))
+        self.register_buffer("second", torch.full((1, 4, 1), -0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        old = self.first.clone()
+        self.first.copy_(self.second)
+        self.second.copy_(x)
+        return old
+
+
+class Unread(nn.Module):
+    """Writes a buffer that nothing reads."""
+
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(1, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(x)
+        self.last.copy_(y)
+        return y + x
+
+
+def _decibels(expected: list[Tensor], found: list[Tensor]) -> float:
+    signal, noise = torch.stack(expected).detach(), torch.stack(expected).detach() - torch.stack(found)
+    return float(10 * torch.log10(signal.square().sum() / noise.square().sum().clamp(min=1e-30)))
+
+
+@pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8", "TOSA_A16W8", "ETHOSU_U55_INT8", "ETHOSU_U85_INT8"])
+@pytest.mark.parametrize(("network", "least"), [(Mean, 40), (Streamed, 33), (Detector, 30), (Cache, 30)])
+def test_streams(network: Callable[[], nn.Module], least: float, recipe: str) -> None:
+    torch.manual_seed(0)
+    model = network().eval()
+    expected = copy.deepcopy(model)
+    frames = [(torch.randn(1, 4, 1),) for _ in range(FRAMES)]
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
+    program = arm_recipes.load(result.buffer)
+    found = [program.run(*frame)[0] for frame in frames]
+    assert _decibels([expected(*frame) for frame in frames], found) > (100 if recipe == "TOSA_FP" else least)
+    if not (network is Cache and "U55" in recipe):  # which has no SCATTER
+        (method,) = result.report.methods
+        assert not method.cpu
+        assert len(method.delegates) == 1
+
+
+@pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8"])
+@pytest.mark.parametrize("network", [Delayed, Unread])
+def test_what_is_written_as_it_is(network: Callable[[], nn.Module], recipe: str) -> None:
+    model = network().eval()
+    expected = copy.deepcopy(model)
+    frames = [(torch.randn(1, 4, 1),) for _ in range(10)]
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
+    program = arm_recipes.load(result.buffer)
+    found = [program.run(*frame)[0] for frame in frames]
+    assert _decibels([expected(*frame) for frame in frames], found) > 35
+
+
+def test_state_is_held_as_integers() -> None:
+    torch.manual_seed(0)
+    frames = [(torch.randn(1, 4, 1),) for _ in range(20)]
+    for network, dtype in ((Streamed, "int8"), (Mean, "int16")):
+        model = network().eval()
+        result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), frames)
+        (method,) = result.report.methods
+        (delegate,) = method.delegates
+        states = [tensor for tensor in delegate.inputs if tensor.name.startswith("b_")]
+        assert {tensor.dtype for tensor in states} == {dtype}
+        assert len(states) == len(list(model.buffers()))
+        # The buffers and the input; nothing is quantized but the input, nor dequantized but the output.
+        assert sum(method.boundary.values()) == 2
+
+
+class Kept:
+    """Holds a tensor as no module does."""
+
+    def __init__(self) -> None:
+        self.tensor = torch.zeros(1, 4)
+
+
+class Counting(nn.Module):
+    """Adds what it was given before; its state is in an object, and a buffer too if ``registered``."""
+
+    def __init__(self, registered: bool) -> None:
+        super().__init__()
+        self.kept = Kept()
+        if registered:
+            self.register_buffer("state", self.kept.tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.tensor.add_(x)
+        return self.kept.tensor * 2
+
+
+def test_state_that_is_a_buffer_under_another_name() -> None:
+    model = Counting(True).eval()
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)])
+    assert not model.kept.tensor.any()
+    program = arm_recipes.load(result.buffer)
+    assert [float(program.run(torch.ones(1, 4))[0][0, 0]) for _ in range(3)] == [2, 4, 6]
+
+
+def test_state_that_is_no_buffer() -> None:
+    message = r"a tensor of shape \[1, 4\] that is none of its buffers \(.*\): call register_buffer\(\)"
+    with pytest.raises(arm_recipes.ExportError, match=message):
+        arm_recipes.export(
+            Counting(False).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)]
+        )
