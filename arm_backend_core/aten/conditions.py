@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from arm_backend_core.aten.constants import held
+
 aten = torch.ops.aten
 
 
@@ -57,11 +59,9 @@ def _copied(module: GraphModule, branch: Node, operands: list[Node]) -> list[Nod
 
 def _adopted(module: GraphModule, value: Any) -> str:
     """The name under which an inner branch, or a constant of a branch, is known to the whole module."""
-    name = f"_of_branch_{len(module._modules) + len(module._buffers)}"
     if isinstance(value, Tensor):
-        module.register_buffer(name, value)
-    else:
-        module.add_module(name, value)
+        return held(module, "_of_branch", value)
+    module.add_module(name := f"_branch_{len(module._modules)}", value)
     return name
 
 

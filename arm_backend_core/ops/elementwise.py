@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
@@ -179,45 +180,27 @@ def _inverse_of(v: Int, result: DType) -> Int:
     return inverse + inverse.times(rest.within(-(1 << 17), 1 << 17), 30).in_steps_of(inverse.scale)
 
 
-@op(aten.maximum.default, aten.clamp_min.Tensor, fuses=True, univariate=True)
-def maximum(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """Elementwise maximum."""
-    return _arithmetic(cx, cx.b.maximum, x, y, single=True)
+def _extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
+    """``maximum`` or ``minimum``; ``ignoring`` gives the other operand where one is not a number."""
+
+    def rule(cx: Context, x: Tensor, y: Tensor) -> Value:
+        return _arithmetic(cx, getattr(cx.b, name), x, y, single=True)
+
+    def integer(cx: Context, x: Tensor, y: Tensor) -> Value:
+        left, right = aligned(cx.integer(x), cx.integer(y), cx.q)
+        result: Int = getattr(left, name)(right)
+        return result.to(cx.q)
+
+    def other(cx: Context, x: Tensor, y: Tensor) -> Value:
+        result: Value = getattr(cx.b, name)(*_common(cx, x, y), ignore_nan=True)
+        return result
+
+    op(*overloads, fuses=True, univariate=True)(rule).integer(integer)
+    op(ignoring)(other).integer(integer)
 
 
-@maximum.integer
-def _(cx: Context, x: Tensor, y: Tensor) -> Value:
-    left, right = aligned(cx.integer(x), cx.integer(y), cx.q)
-    return left.maximum(right).to(cx.q)
-
-
-@op(aten.minimum.default, aten.clamp_max.Tensor, fuses=True, univariate=True)
-def minimum(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """Elementwise minimum."""
-    return _arithmetic(cx, cx.b.minimum, x, y, single=True)
-
-
-@minimum.integer
-def _(cx: Context, x: Tensor, y: Tensor) -> Value:
-    left, right = aligned(cx.integer(x), cx.integer(y), cx.q)
-    return left.minimum(right).to(cx.q)
-
-
-@op(aten.fmax.default)
-def fmax(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """The other operand where one is not a number."""
-    return cx.b.maximum(*_common(cx, x, y), ignore_nan=True)
-
-
-@op(aten.fmin.default)
-def fmin(cx: Context, x: Tensor, y: Tensor) -> Value:
-    """The other operand where one is not a number."""
-    return cx.b.minimum(*_common(cx, x, y), ignore_nan=True)
-
-
-for _ignoring, _record in ((fmax, maximum), (fmin, minimum)):
-    assert _record.lower_integer is not None
-    _ignoring.integer(_record.lower_integer)
+_extreme("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tensor)
+_extreme("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
 
 
 @op(aten.pow.Tensor_Tensor, univariate=True, wide=True)
