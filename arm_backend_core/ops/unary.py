@@ -220,8 +220,8 @@ def _selu(x: Float) -> Float:
 
 
 def _gelu(x: Float, approximate: str = "none") -> Float:
-    if approximate == "tanh":
-        return 0.5 * x * (1 + (math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)).unary("TANH"))
+    if approximate == "tanh":  # sigmoid(2 * y) is (1 + tanh(y)) / 2, and exact where that is near 0
+        return x * (math.sqrt(8 / math.pi) * (x + 0.044715 * x * x * x)).unary("SIGMOID")
     return 0.5 * x * (1 + (x * math.sqrt(0.5)).unary("ERF"))
 
 

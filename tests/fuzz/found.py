@@ -458,5 +458,6 @@ FOUND = [
     Found("batch_norm_of_nothing", nn.BatchNorm1d(3).eval(), (_x(1, 3, 0),)),
     Found("nothing_normalized", lambda x, y: (F.normalize(x, dim=-1), y * 2), (_x(0), _x(3)), _INT),
     Found("equal_but_for_half_a_millionth", _compared, (_x(900),), ("TOSA_INT8",)),
+    Found("gelu_far_below_zero", lambda x: F.gelu(x, approximate="tanh"), (_x(2000, low=-7, high=-4),), _FP),
     Found("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
 ]
