@@ -249,7 +249,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[Callable[..., Any], Ca
     "whisper-encoder": (
         "Whisper",
         {"d_model": 64, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": 128}
-        | {"max_source_positions": 64, "num_mel_bins": 40},
+        | {"max_source_positions": 64, "num_mel_bins": 40, "decoder_attention_heads": 4, "decoder_ffn_dim": 128},
         (_of("input_features", "encoder"), lambda: (torch.randn(1, 40, 128),)),
     ),
     "wav2vec2": ("Wav2Vec2", _AUDIO, _SOUND),
@@ -265,8 +265,8 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[Callable[..., Any], Ca
     "dinov2": ("Dinov2", _VISION, _PIXELS),
     "clip-vision": ("CLIPVision", _VISION, _PIXELS),
     "siglip-vision": ("SiglipVision", _VISION, _PIXELS),
-    "swin": ("Swin", {**_STAGES, "embed_dim": 32, "window_size": 4, "num_heads": [2, 2, 4, 4]}, _PIXELS),
-    "swinv2": ("Swinv2", {**_STAGES, "embed_dim": 32, "window_size": 4, "num_heads": [2, 2, 4, 4]}, _PIXELS),
+    "swin": ("Swin", {**_STAGES, "embed_dim": 32, "window_size": 2, "num_heads": [2, 2, 4, 4]}, _PIXELS),
+    "swinv2": ("Swinv2", {**_STAGES, "embed_dim": 32, "window_size": 2, "num_heads": [2, 2, 4, 4]}, _PIXELS),
     "mobilevit": ("MobileViT", {"image_size": 64}, _PIXELS),
     "mobilevitv2": ("MobileViTV2", {"image_size": 64}, _PIXELS),
     "segformer": ("Segformer", {"depths": [1, 1, 1, 1]}, _PIXELS),
