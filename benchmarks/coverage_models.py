@@ -114,21 +114,19 @@ def _torchvision(name: str) -> Model:
     side = _SIDES.get(name.split("_")[0], 64)
     if name.startswith("vit"):
         options["image_size"] = side
-    if name.startswith("mvit"):
-        options |= {"spatial_size": (side, side), "temporal_size": 8}
     module = models.get_model(name, **options)
     if name.startswith("raft"):
         flow = Tensors(module, lambda model, *pair: model(*pair, num_flow_updates=2))
         return Model(flow, lambda: (torch.rand(1, 3, 128, 128) * 2 - 1, torch.rand(1, 3, 128, 128) * 2 - 1))
     if hasattr(models.video, name):
-        frames = 14 if name == "s3d" else 8
+        frames = 14 if name == "s3d" else 16 if name.startswith("mvit") else 8
         return Model(module, lambda: (torch.randn(1, 3, frames, side, side),))
     detects = hasattr(models.detection, name)
     image = lambda: (torch.randn(1, 3, 128 if detects else side, 128 if detects else side),)  # noqa: E731
     return Model(Tensors(module, _detect) if detects else module, image)
 
 
-_SIDES = {"inception": 96, "quantized": 96, "maxvit": 224, "s3d": 224}
+_SIDES = {"inception": 96, "quantized": 96, "maxvit": 224, "s3d": 224, "mvit": 224}
 """Sides of the input images that are not 64, by the first word of the model's name."""
 
 
@@ -278,7 +276,7 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[Callable[..., Any], Ca
     "efficientnet": ("EfficientNet", {"image_size": 64, "hidden_dim": 1280, "width_coefficient": 1.0}, _PIXELS),
     "mobilenet-v1": ("MobileNetV1", {"image_size": 64}, _PIXELS),
     "levit": ("Levit", {"image_size": 64, "depths": [1, 1, 1]}, _PIXELS),
-    "cvt": ("Cvt", {"depth": [1, 1, 1]}, _PIXELS),
+    "cvt": ("Cvt", {"depth": [1, 2, 3]}, _PIXELS),
     "pvt": ("Pvt", {"depths": [1, 1, 1, 1], "image_size": 64}, _PIXELS),
     "patchtst": (
         "PatchTST",
@@ -291,8 +289,8 @@ _TRANSFORMERS: dict[str, tuple[str, dict[str, Any], tuple[Callable[..., Any], Ca
         {"num_input_channels": 2, "context_length": 64, "patch_length": 8, "patch_stride": 8, "d_model": 32},
         (_of("past_values"), lambda: (torch.randn(1, 64, 2),)),
     ),
-    "informer": ("Informer", _SERIES, (_forecast, _series)),
-    "autoformer": ("Autoformer", {**_SERIES, "label_length": 8}, (_forecast, _series)),
+    "informer": ("Informer", {**_SERIES, "distil": False}, (_forecast, _series)),
+    "autoformer": ("Autoformer", {**_SERIES, "d_model": 64, "scaling": True, "label_length": 8}, (_forecast, _series)),
     "time-series-transformer": ("TimeSeriesTransformer", _SERIES, (_forecast, _series)),
 }
 

@@ -637,6 +637,8 @@ LOGICAL = [
         )
     ),
     Case("cast_int32", lambda x, y: y.to(torch.float32) + x, [Input((2, 8)), Input((2, 8), -2000, 2000, torch.int32)]),
+    Case("cast_real_to_int32", lambda x: F.relu6(x).to(torch.int32) * 3, one(4, 16, low=-1, high=7)),
+    Case("cast_negative_to_int32", lambda x: (x - 1).to(torch.int32), one(4, 16, low=-40, high=40)),
     Case("isnan", torch.isnan, one(2, 8), refused=_NO_BOOL),
     Case("isinf", torch.isinf, one(2, 8), refused=_NO_BOOL),
 ]
