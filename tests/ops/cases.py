@@ -489,6 +489,7 @@ MOVEMENT = [
     Case("expand", lambda x: x.expand(2, 3, -1), one(3, 8)),
     Case("expand_as", lambda x, y: x.expand_as(y) + y, two((3, 1), (3, 8))),
     Case("roll", lambda x: torch.roll(x, (1, -2), (1, 2)), one(2, 3, 5)),
+    Case("roll_whole_turns", lambda x: torch.roll(x, (0, 1, -10), (0, 1, 2)), one(2, 3, 5)),
     Case("roll_flat", lambda x: torch.roll(x, 4), one(2, 3, 5)),
     Case("repeat", lambda x: x.repeat(2, 1, 3), one(3, 4)),
     Case("clone", lambda x: x.clone(), one(2, 3)),
