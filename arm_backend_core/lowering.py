@@ -129,6 +129,8 @@ class Lowering:
 
     def read(self, node: Node) -> Tensor | Univariate | list[Any]:
         """What ``node`` became; a node outside is a graph input."""
+        if node in self.constants:
+            _require_int32(node.name, self.constants[node])
         result = self.results.get(node)
         if result is not None and not isinstance(result, Unsupported):
             return result
@@ -144,8 +146,6 @@ class Lowering:
         result = self.results.get(node)
         if isinstance(result, Tensor):
             return result.value, identity(result.rank)
-        if node not in self._entered:  # a constant that TOSA cannot hold, and others were computed from
-            self._entered[node] = self._input(node)
         return self._entered[node][0], boundary_order(node)
 
     def holds(self, node: Node) -> bool:
@@ -359,15 +359,17 @@ def _constant(name: str, value: Any) -> Any:
     tensor = value.detach()
     if tensor.dtype is torch.float64:
         tensor = tensor.float()
+    elif tensor.dtype is torch.int64:
+        tensor = tensor.clamp(*INT32)  # one that it changes is read by other constants alone, for what it was
     dtype = dtype_of(tensor.dtype)
-    if (
-        tensor.dtype is torch.int64
-        and tensor.numel()
-        and not INT32[0] <= int(tensor.min()) <= int(tensor.max()) <= INT32[1]
-    ):
-        raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
     array = tensor.float() if dtype.is_float and dtype is not DType.FP16 else tensor
     return Tensor(constant(array.cpu().contiguous().numpy(), dtype, name))
+
+
+def _require_int32(name: str, value: Any) -> None:
+    """Raise ``Unsupported`` where an int64 tensor, ``name`` for the error, has values that TOSA's integers cannot."""
+    if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and not value.equal(value.clamp(*INT32)):
+        raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
 
 
 def _agrees(item: Tensor | Univariate, wanted: torch.Tensor) -> bool:

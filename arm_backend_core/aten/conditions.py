@@ -1,6 +1,8 @@
-"""``torch.cond`` becomes both branches and a choice between their results, which every target with SELECT runs whole.
+"""Graphs inside a graph, which delegates do not look into, are written into it.
 
-Branches are functions without side effects, so that is the same program; it takes the time of both.
+``torch.cond`` becomes both branches and a choice between their results, which every target with SELECT runs whole.
+Branches are functions without side effects, so that is the same program; it takes the time of both. What ``no_grad``
+and a disabled ``autocast`` are around is written out as it is.
 """
 
 from __future__ import annotations
@@ -15,30 +17,44 @@ from torch.fx import GraphModule, Node
 from arm_backend_core.aten.constants import held
 
 aten = torch.ops.aten
+_HIGHER = torch.ops.higher_order
+
+#: Where the (first) graph is among the arguments.
+_BODY: dict[Any, int] = {_HIGHER.cond: 1, _HIGHER.wrap_with_set_grad_enabled: 1, _HIGHER.wrap_with_autocast: 4}
 
 
 def inline_conditions(module: GraphModule) -> bool:
-    """Write the branches of every ``torch.cond`` into the graph around it, inner ones too; whether there was one."""
-    graph, found = module.graph, False
-    while conditions := graph.find_nodes(op="call_function", target=torch.ops.higher_order.cond):
+    """Write what every ``torch.cond`` and its like hold into the graph around it; whether there was one."""
+    found = False
+    while nodes := [node for node in module.graph.nodes if _holds(node)]:
         found = True
-        for node in conditions:
+        for node in nodes:
             _inline(module, node)
     return found
 
 
+def _holds(node: Node) -> bool:
+    """Whether a graph inside ``node`` is as good as its nodes in its place."""
+    return node.target in _BODY and (node.target is not _HIGHER.wrap_with_autocast or node.args[2] is False)
+
+
 def _inline(module: GraphModule, node: Node) -> None:
     graph = module.graph
-    condition, *branches, operands = node.args
+    place = _BODY[node.target]
+    branches, operands = [cast(Node, node.args[place])], node.args[place + 1 :]
+    if node.target is _HIGHER.cond:
+        branches, operands = cast(Any, node.args[1:3]), cast(Any, node.args[3])
     with graph.inserting_before(node):
-        first, second = (_copied(module, cast(Node, branch), cast(Any, operands)) for branch in branches)
-        results = [_choice(module, condition, x, y) for x, y in zip(first, second, strict=True)]
+        first, *second = (_copied(module, branch, cast(Any, operands)) for branch in branches)
+        results = (
+            [_choice(module, node.args[0], x, y) for x, y in zip(first, *second, strict=True)] if second else first
+        )
     for pick in list(node.users):
         assert pick.target is operator.getitem, pick
         pick.replace_all_uses_with(results[cast(int, pick.args[1])])
         graph.erase_node(pick)
     graph.erase_node(node)
-    for branch in {cast(Node, branch) for branch in branches}:
+    for branch in set(branches):
         if not branch.users:
             graph.erase_node(branch)
 

@@ -18,6 +18,7 @@ class Constants:
     def __init__(self, module: GraphModule) -> None:
         self._module = module
         self._nodes = constant_nodes(module.graph)
+        self._values: dict[Node, Tensor] = {}
 
     def __contains__(self, node: object) -> bool:
         return node in self._nodes
@@ -27,8 +28,9 @@ class Constants:
         if node.op == "get_attr":
             tensor: Tensor = attrgetter(str(node.target))(self._module)
             return tensor.detach()
-        result: Tensor = evaluated(node, self.value)
-        return result
+        if node not in self._values:
+            self._values[node] = evaluated(node, self.value)
+        return self._values[node]
 
 
 def attribute(module: GraphModule, name: str, tensor: Tensor) -> Node:

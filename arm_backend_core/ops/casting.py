@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.expression import Float
+from arm_backend_core.ops.integers import Int
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, made_of, op
 from arm_backend_core.tosa.graph import Value
@@ -26,6 +28,17 @@ def to_bool(cx: Context, x: Tensor) -> Value:
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", value, cx.b.const(0, value.dtype)))
 
 
+def _truncated(cx: Context, x: Int) -> Value:
+    """The whole part of real numbers as INT32; what is next to another whole number counts as that one."""
+    bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
+    if bits < 1:
+        raise Unsupported(f"cast of a quantized tensor with values up to {x.real_peak:g} to integers")
+    steps = x.rescale(DType.INT32, x.scale * 2.0**bits)
+    nearly_half = cx.b.const((1 << bits - 1) - 1, DType.INT32)  # the shift rounds: Ethos-U55 has no other
+    inward = cx.b.sub(steps.value, cx.b.mul(steps.sign().value, nearly_half))
+    return cx.b.arithmetic_right_shift(inward, cx.b.const(bits, DType.INT32), round=True)
+
+
 @op(
     aten._to_copy.default,
     aten.to.dtype,
@@ -38,9 +51,7 @@ def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     if cx.dtype is DType.BOOL:
         return to_bool(cx, x)
     if x.q is not None:
-        if not cx.dtype.is_float:
-            raise Unsupported(f"cast of a quantized tensor to {cx.dtype.value}")
-        return x.value
+        return x.value if cx.dtype.is_float else cx.b.cast(_truncated(cx, cx.integer(x)), cx.dtype)
     if cx.out is not None:  # whole numbers as real ones
         return cx.whole(x).to(cx.q)
     if not x.value.dtype.is_float or cx.dtype.is_float:

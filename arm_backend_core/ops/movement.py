@@ -162,8 +162,8 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
         axis = _axis(cx, dim, value.rank)
         size = value.shape[axis]
         head = size - shift % size
-        parts = (_cut(cx, value, axis, head, size - head), _cut(cx, value, axis, 0, head))
-        value = cx.b.concat([part for part in parts if part.size], axis)
+        if 0 < head < size:
+            value = cx.b.concat([_cut(cx, value, axis, head, size - head), _cut(cx, value, axis, 0, head)], axis)
     return cx.b.reshape(value, cx.shape)
 
 

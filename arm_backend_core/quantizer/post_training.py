@@ -150,7 +150,9 @@ def _observe(model: GraphModule, observers: dict[Any, Any], inputs: Iterable[Any
             values[node] = attrgetter(str(node.target))(model)
         elif node.op != "output":
             args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            values[node] = node.target(*args, **kwargs)
+            # Attention lays its result out in another way than it was traced with, by which PyTorch chose a view.
+            target = torch.reshape if node.target is torch.ops.aten.view.default else node.target
+            values[node] = target(*args, **kwargs)
         for observer in watched.get(node, ()):
             observer(values[node])
         for source in node.all_input_nodes:

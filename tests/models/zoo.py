@@ -211,13 +211,13 @@ def build(name: str, samples: int = 4, seed: int = 0) -> Entry:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make().eval()
-        _settle_batch_norm(model, draw)
+        settle_batch_norm(model, lambda: (draw(),))
         torch.manual_seed(seed + 1)
         inputs: list[tuple[Tensor, ...]] = [(draw(),) for _ in range(samples)]
     return Entry(model, inputs, kind)
 
 
-def _settle_batch_norm(model: nn.Module, draw: Callable[[], Tensor]) -> None:
+def settle_batch_norm(model: nn.Module, draw: Callable[[], tuple[Tensor, ...]]) -> None:
     """Gives batch normalizations statistics and affine parameters as a trained network could have them.
 
     With the initial ones (mean 0, variance 1) nothing but biases would reach the output of a deep random
@@ -226,7 +226,7 @@ def _settle_batch_norm(model: nn.Module, draw: Callable[[], Tensor]) -> None:
     the measured one lies between the two: the output depends on the input, and rounding errors do not grow
     without bound.
     """
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)]
     if not norms:
         return
     for norm in norms:
@@ -237,7 +237,8 @@ def _settle_batch_norm(model: nn.Module, draw: Callable[[], Tensor]) -> None:
     flat = isinstance(norms[0], nn.BatchNorm1d)  # statistics over samples alone, without positions: needs more
     with torch.no_grad():
         for _ in range(2):
-            model(torch.cat([draw() for _ in range(128 if flat else 8)]))
+            batch = zip(*(draw() for _ in range(128 if flat else 8)), strict=True)
+            model(*(torch.cat(values) for values in batch))
     for norm in norms:
         norm.eval()
         if norm.running_var is not None:

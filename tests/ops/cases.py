@@ -508,6 +508,7 @@ MOVEMENT = [
     Case("expand", lambda x: x.expand(2, 3, -1), one(3, 8)),
     Case("expand_as", lambda x, y: x.expand_as(y) + y, two((3, 1), (3, 8))),
     Case("roll", lambda x: torch.roll(x, (1, -2), (1, 2)), one(2, 3, 5)),
+    Case("roll_whole_turns", lambda x: torch.roll(x, (0, 1, -10), (0, 1, 2)), one(2, 3, 5)),
     Case("roll_flat", lambda x: torch.roll(x, 4), one(2, 3, 5)),
     Case("repeat", lambda x: x.repeat(2, 1, 3), one(3, 4)),
     Case("clone", lambda x: x.clone(), one(2, 3)),
@@ -656,6 +657,8 @@ LOGICAL = [
         )
     ),
     Case("cast_int32", lambda x, y: y.to(torch.float32) + x, [Input((2, 8)), Input((2, 8), -2000, 2000, torch.int32)]),
+    Case("cast_real_to_int32", lambda x: F.relu6(x).to(torch.int32) * 3, one(4, 16, low=-1, high=7)),
+    Case("cast_negative_to_int32", lambda x: (x - 1).to(torch.int32), one(4, 16, low=-40, high=40)),
     Case("isnan", torch.isnan, one(2, 8), refused=_NO_BOOL),
     Case("isinf", torch.isinf, one(2, 8), refused=_NO_BOOL),
 ]

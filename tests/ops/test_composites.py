@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -215,6 +216,14 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "floor_divide": (lambda x: (x * 50).int() // -7, [(2, 40)]),
     "fold_overlapping": (lambda x: F.fold(x, (5, 6), (3, 2), 2, (1, 0), (2, 1)), [(2, 12, 8)]),
     "fold_unbatched": (lambda x: F.fold(x, (8, 10), (2, 3), stride=(2, 3)), [(12, 12)]),
+    "constant_from_shared_constants": (  # 2**40 ways lead through them
+        lambda x: F.linear(x, functools.reduce(lambda w, _: (w + w) * 0.5, range(40), torch.eye(8))),
+        [(2, 8)],
+    ),
+    "constant_beyond_int32": (
+        lambda x: x + torch.arange(8).double().log().long().clamp(min=0),  # the logarithm of 0
+        [(2, 8)],
+    ),
     "full_like": (lambda x: torch.full_like(x, 1.5) + torch.ones_like(x) * x + torch.zeros_like(x), [(2, 8)]),
     "gather": (lambda x, i: torch.gather(x, 1, _index(i, 5)), [(2, 5, 4), (2, 7, 3)]),
     "gather_constant": (lambda x: torch.gather(x, 0, torch.tensor([[1, 0, 2]])), [(3, 4)]),

@@ -75,3 +75,22 @@ def test_what_lacks_booleans_runs_the_branches() -> None:
     lowered = runner.lower(_quantized(_Branches().eval(), _inputs()), "u55")
     lowered.check_refused("ethos-u55-128 has no")
     assert any("linear" in name for made in lowered.log.delegates for name in made.operators)
+
+
+class _Contexts(nn.Module):
+    """What ``no_grad`` and a disabled ``autocast`` are around, as transformers and timm have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(x)
+        with torch.autocast("cpu", enabled=False), torch.set_grad_enabled(not torch.is_grad_enabled()):
+            z = y @ y.transpose(0, 1)
+        return z + 1
+
+
+@pytest.mark.parametrize("target", ["fp", "int8"])
+def test_what_stands_in_a_context_is_written_out(target: str) -> None:
+    x = torch.linspace(-1, 2, 16).reshape(4, 4)
+    program = runner.export(_Contexts(), (x,)) if target == "fp" else _quantized(_Contexts().eval(), [(x,)])
+    lowered = runner.lower(program, {"int8": "int"}.get(target, target))
+    lowered.check_delegated()
+    torch.testing.assert_close(lowered.run([x])[0], _Contexts()(x), atol=1e-5 if target == "fp" else 0.08, rtol=1e-5)

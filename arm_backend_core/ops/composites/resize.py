@@ -128,14 +128,15 @@ def grid_sampler(
         raise Unsupported("grid_sample with bicubic interpolation; use bilinear")
     batch, channels, *sizes = x.shape
     pixels = x.flatten(2).transpose(1, 2).reshape(-1, channels)
-    images = torch.arange(batch).reshape(-1, *[1] * len(sizes)) * math.prod(sizes)
+    number = torch.int32 if quantized else torch.float32
+    images = torch.arange(batch, dtype=number).reshape(-1, *[1] * len(sizes)) * math.prod(sizes)
     wanted = [_coordinate(grid[..., -1 - i], size, padding, align_corners) for i, size in enumerate(sizes)]
 
     def pixel(places: Sequence[Tensor]) -> Tensor:
         """The pixels at whole coordinates, 0 outside: [N, ..., C]."""
         # A quantized whole number is not whole, and of all pixels' numbers 8 bits would tell few apart.
         inside = [(place > -0.5) & (place < size - 0.5) for place, size in zip(places, sizes, strict=True)]
-        index = torch.zeros((), dtype=torch.int32 if quantized else torch.float32)
+        index = torch.zeros((), dtype=number)
         for place, size in zip(places, sizes, strict=True):
             near = place.clamp(0, size - 1)
             index = index * size + ((near + 0.5).to(torch.int32).clamp(max=size - 1) if quantized else near)

@@ -1,0 +1,254 @@
+"""Exports public architectures with this project's recipes, and writes which are whole, how exact and how fast.
+
+    python benchmarks/coverage.py --out rows.jsonl                       # one model a family, TOSA_FP and TOSA_INT8
+    python benchmarks/coverage.py --out rows.jsonl --models all --recipes ETHOSU_U85_INT8
+    python benchmarks/coverage.py --out rows.jsonl --table benchmarks/coverage.md
+
+Every model is exported with every recipe in a process of its own. Rows that the file has are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+RECIPES = ("TOSA_FP", "TOSA_INT8", "ETHOSU_U85_INT8", "ETHOSU_U55_INT8")
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Measures what the arguments name, or writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="rows, one line of JSON each; added to")
+    parser.add_argument("--models", nargs="+", default=["families"], help="families, all, a library, or names")
+    parser.add_argument("--recipes", nargs="+", default=RECIPES[:2], choices=RECIPES)
+    parser.add_argument("--again", action="store_true", help="measure again what failed or was not whole")
+    parser.add_argument("--seconds", type=float, default=240, help="limit for a row")
+    parser.add_argument("--gigabytes", type=float, default=8, help="limit of a row's address space beside the imports")
+    parser.add_argument("--table", type=Path, help="write the rows as a table, measure nothing")
+    given = parser.parse_args()
+    if given.table:
+        given.table.write_text(table(_rows(given.out).values()))
+        return
+    _import()
+    from benchmarks import coverage_models
+
+    known = _rows(given.out)
+    for name in _names(given.models, coverage_models):
+        for recipe in given.recipes:
+            row = known.get((name, recipe))
+            if row is not None and not (given.again and _status(row) != "whole"):
+                continue
+            row = {"model": name, "recipe": recipe, **_limited(name, recipe, given.seconds, given.gigabytes)}
+            with given.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{name:45} {recipe:16} {_status(row):6} {row.get('seconds', 0):6.1f} s  {_remark(row)[:150]}")
+            sys.stdout.flush()
+
+
+def _names(wanted: list[str], models: Any) -> list[str]:
+    chosen: list[str] = []
+    for word in wanted:
+        if word in ("families", "all"):
+            chosen += models.names(word)
+        elif "/" in word:
+            chosen.append(word)
+        else:
+            chosen += [name for name in models.names("families") if name.startswith(f"{word}/")]
+    return chosen
+
+
+def _import() -> None:
+    """Imports what every row needs, once. One thread: processes that are forked must find no pool."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    warnings.simplefilter("ignore")
+    import torch
+
+    torch.set_num_threads(1)
+    from arm_recipes import ArmRecipeType, export  # noqa: F401
+    from tests.models import zoo
+
+    zoo.torchvision()
+
+
+# --- one row, in a process of its own
+
+
+def _limited(name: str, recipe: str, seconds: float, gigabytes: float) -> Row:
+    """Measures in a forked process. It sends its row twice: before it runs the program, and after."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_measure, args=(name, recipe, gigabytes, theirs))
+    process.start()
+    theirs.close()
+    row: Row = {"error": f"not done after {seconds:.0f} s"}
+    end = time.monotonic() + seconds
+    try:
+        while ours.poll(max(0.0, end - time.monotonic())):
+            row = ours.recv()
+    except EOFError:
+        process.join(5)
+        if process.exitcode:
+            row = row if "seconds" in row else {"error": f"the process ended with {process.exitcode}"}
+            row.setdefault("run_error", f"the process ended with {process.exitcode}")
+    process.kill()
+    process.join()
+    return row
+
+
+def _measure(name: str, recipe: str, gigabytes: float, to: Connection) -> None:
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (size + int(gigabytes * 2**30),) * 2)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    try:
+        import torch
+
+        from arm_recipes import ArmRecipeType, ExportRecipe, export
+        from benchmarks import coverage_models
+
+        model, samples = coverage_models.build(name)
+        with torch.no_grad():
+            expected = _flat(model(*samples[-1]))
+        row: Row = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+        started = time.perf_counter()
+        result = export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), samples[:-1])
+        row["seconds"] = round(time.perf_counter() - started, 2)
+        report = result.report
+        row["delegates"] = len(report.delegates)
+        row["cpu"] = [[entry.operator, entry.count, entry.reason] for entry in report.cpu]
+    except Exception as error:
+        to.send({"error": _first_line(error)})
+        return
+    to.send(row)
+    if recipe.startswith("TOSA"):  # the same graphs for Ethos-U
+        try:
+            row["sqnr"] = sqnr(expected, _flat(result.run(*samples[-1])))
+        except Exception as error:
+            row["run_error"] = _first_line(error)
+        to.send(row)
+
+
+def _flat(outputs: Any) -> list[Any]:
+    from torch.utils import _pytree as pytree
+
+    return [value for value in pytree.tree_leaves(outputs) if value.is_floating_point()]
+
+
+def sqnr(expected: list[Any], actual: list[Any]) -> float | None:
+    """Ratio of signal to noise in dB, the least over the outputs; the signal is what varies in an output."""
+    ratios = []
+    for wanted, found in zip(expected, actual, strict=True):
+        signal = float((wanted.double() - wanted.double().mean()).square().sum())
+        noise = float((wanted.double() - found.double()).square().sum())
+        if not math.isfinite(noise) or signal == 0:
+            return None
+        ratios.append(10 * math.log10(signal / max(noise, signal * 1e-15)))
+    return round(min(ratios), 1)
+
+
+def _first_line(error: Exception) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}"[:400]
+
+
+# --- rows and the table
+
+
+def _rows(path: Path) -> dict[tuple[str, str], Row]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {(row["model"], row["recipe"]): row for row in map(json.loads, lines)}
+
+
+def _status(row: Row) -> str:
+    if "error" in row:
+        return "over" if "M parameters" in row["error"] else "fails"
+    return "parts" if row["cpu"] or row["delegates"] != 1 else "whole"
+
+
+def _remark(row: Row) -> str:
+    if "error" in row:
+        return str(row["error"])
+    parts = [f"{row['delegates']} delegates"] if row["delegates"] != 1 else []
+    parts += [f"{count} {operator}: {reason}" for operator, count, reason in row["cpu"]]
+    parts += [f"run: {row['run_error']}"] if "run_error" in row else []
+    return f"{row.get('sqnr')} dB " + "; ".join(parts)
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as Markdown: a line for each model, then what is not whole with its reason."""
+    rows = [row for row in rows if _status(row) != "over"]
+    recipes = [recipe for recipe in RECIPES if any(row["recipe"] == recipe for row in rows)]
+    by_model: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_model.setdefault(row["model"], {})[row["recipe"]] = row
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    lines = [
+        *_HEAD,
+        f"{len(by_model)} models, measured until {datetime.now(UTC):%Y-%m-%d} at commit {commit.strip()}.",
+        "",
+        "| recipe | models | whole | in parts | fail | not measured |",
+        "|---|---|---|---|---|---|",
+    ]
+    for recipe in recipes:
+        states = [_status(measured[recipe]) for measured in by_model.values() if recipe in measured]
+        counts = [states.count(state) for state in ("whole", "parts", "fails")]
+        cells = [recipe, len(states), *counts, len(by_model) - len(states)]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", "| model | M parameters | " + " | ".join(recipes) + " |", "|---" * (len(recipes) + 2) + "|"]
+    for name in sorted(by_model):
+        found = by_model[name]
+        size = next((f"{row['parameters'] / 1e6:.2f}" for row in found.values() if "parameters" in row), "")
+        lines.append(f"| {name} | {size} | " + " | ".join(_cell(found.get(recipe)) for recipe in recipes) + " |")
+    lines += ["", "## What is not whole", ""]
+    rest = [row for row in rows if _status(row) != "whole" or "run_error" in row]
+    lines += [f"- {row['model']}, {row['recipe']}: {_remark(row)}" for row in sorted(rest, key=lambda r: r["model"])]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if "error" in row:
+        return "fails"
+    exact = f", {row['sqnr']:.1f} dB" if row.get("sqnr") is not None else ""
+    parts = f"{row['delegates']} delegates, {sum(entry[1] for entry in row['cpu'])} on the CPU, "
+    return ("" if _status(row) == "whole" else parts) + f"{row['seconds']:.1f} s{exact}"
+
+
+_HEAD = (
+    "# Public architectures",
+    "",
+    "Written by `coverage.py` in this folder; `coverage_models.py` has the models: one for each family of",
+    "torchvision, and small configurations of transformers. timm is no dependency of this project: its models",
+    "are measured where it can be imported. Weights are random from a fixed seed, batch normalizations have",
+    "statistics of random data, and layer scales, biases and last weights of residual branches are moved away from",
+    "zero. Images are small (64x64 where the architecture takes that). Of detectors the backbone and the heads are",
+    "exported, without anchors and suppression.",
+    "",
+    "A cell gives the seconds of the export (one thread, on a machine with other work) and the ratio of signal to",
+    "noise of the program's outputs against PyTorch in floating point, the least over the outputs, for one sample",
+    "that was not calibrated with (two were). TOSA programs ran on Arm's reference model; no ratio: it took too long.",
+    "A cell with seconds alone or with a ratio is a model in one delegate with nothing on the CPU.",
+    "",
+)
+
+if __name__ == "__main__":
+    main()
