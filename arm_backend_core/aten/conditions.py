@@ -20,7 +20,7 @@ aten = torch.ops.aten
 _HIGHER = torch.ops.higher_order
 
 #: Where the (first) graph is among the arguments.
-_BODY: dict[Any, int] = {_HIGHER.cond: 1, _HIGHER.wrap_with_set_grad_enabled: 1, _HIGHER.wrap_with_autocast: 4}
+BODY: dict[Any, int] = {_HIGHER.cond: 1, _HIGHER.wrap_with_set_grad_enabled: 1, _HIGHER.wrap_with_autocast: 4}
 
 
 def inline_conditions(module: GraphModule) -> bool:
@@ -35,12 +35,12 @@ def inline_conditions(module: GraphModule) -> bool:
 
 def _holds(node: Node) -> bool:
     """Whether a graph inside ``node`` is as good as its nodes in its place."""
-    return node.target in _BODY and (node.target is not _HIGHER.wrap_with_autocast or node.args[2] is False)
+    return node.target in BODY and (node.target is not _HIGHER.wrap_with_autocast or node.args[2] is False)
 
 
 def _inline(module: GraphModule, node: Node) -> None:
     graph = module.graph
-    place = _BODY[node.target]
+    place = BODY[node.target]
     branches, operands = [cast(Node, node.args[place])], node.args[place + 1 :]
     if node.target is _HIGHER.cond:
         branches, operands = cast(Any, node.args[1:3]), cast(Any, node.args[3])
