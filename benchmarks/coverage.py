@@ -202,7 +202,8 @@ def table(rows: Iterable[Row]) -> str:
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     lines = [
         *_HEAD,
-        f"{len(by_model)} models, measured until {datetime.now(UTC):%Y-%m-%d} at commit {commit.strip()}.",
+        f"{len(by_model)} models, written {datetime.now(UTC):%Y-%m-%d} at commit {commit.strip()}.",
+        "A model that was whole at an earlier commit was not measured again (`--again` repeats the others).",
         "",
         "| recipe | models | whole | in parts | fail | not measured |",
         "|---|---|---|---|---|---|",
@@ -245,7 +246,8 @@ _HEAD = (
     "",
     "A cell gives the seconds of the export (one thread, on a machine with other work) and the ratio of signal to",
     "noise of the program's outputs against PyTorch in floating point, the least over the outputs, for one sample",
-    "that was not calibrated with (two were). TOSA programs ran on Arm's reference model; no ratio: it took too long.",
+    "that was not calibrated with (two were). TOSA programs ran on Arm's reference model; where they have no",
+    "ratio, running took too long or failed.",
     "A cell with seconds alone or with a ratio is a model in one delegate with nothing on the CPU.",
     "",
 )
