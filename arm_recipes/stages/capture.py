@@ -12,7 +12,6 @@ from executorch.export.stages import PipelineArtifact, TorchExportStage
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from arm_backend_core.nodes import is_written
 from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
 from arm_recipes.sample import Inputs
@@ -79,6 +78,8 @@ def _check_state(program: ExportedProgram) -> None:
         ValueError: names the tensor. Where it is a buffer under another name (a cache that the model is given), strict
             capture finds that out.
     """
+    from arm_backend_core.nodes import is_written
+
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.CONSTANT_TENSOR and is_written(nodes[spec.arg.name]):
