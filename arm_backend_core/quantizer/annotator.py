@@ -148,8 +148,12 @@ class Annotator:
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
         spec = config.inner if node in self.regions.wide and config.inner is not None else config.activation
-        bounded = spec.dtype is torch.int16 and PLACE in node.meta and overload_of(node.target) in _GATES
-        limits = (-1.0, 1.0) if bounded else record.fixed_range
+        limits = record.fixed_range
+        if spec.dtype is torch.int16 and PLACE in node.meta:
+            if overload_of(node.target) in _GATES:
+                limits = (-1.0, 1.0)
+            elif config.inner is not None and all(overload_of(user.target) in _GATES for user in node.users):
+                limits = (-16.0, 16.0)  # beyond which they are even; a table of a wider range is too coarse for them
         return spec if limits is None else _fixed_spec(spec, *limits)
 
     def _origin(self, node: Node) -> Node:
