@@ -40,8 +40,8 @@ def convolution(
     x = F.pad(x, [pad for pair in reversed(pads) for pad in pair])
     batch, sizes = x.shape[: -len(kernel) - 1], x.shape[-len(kernel) :]
     window = list(zip(sizes, kernel, stride, dilation, strict=True))
-    out = [(size - step_in * (reach - 1) - 1) // step + 1 for size, reach, step, step_in in window]
-    taps = [taps_of(size, n, *of, 0, apart) for n, (size, *of, apart) in zip(out, window, strict=True)]
+    out = [(size - apart * (reach - 1) - 1) // step + 1 for size, reach, step, apart in window]
+    taps = [taps_of(size, n, reach, step, 0, apart) for n, (size, reach, step, apart) in zip(out, window, strict=True)]
     elements = torch.stack([element for element, _ in walk(x, torch.tensor(0), taps)], len(batch) + 1)
     columns = elements.reshape(*batch, groups, weight[0].numel(), -1)
     result = torch.matmul(weight.reshape(groups, -1, weight[0].numel()), columns).reshape(*batch, -1, *out)
