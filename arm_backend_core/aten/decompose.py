@@ -223,7 +223,8 @@ class _Decomposer:
         self.run(module, constants)
         self.pending.pop()
         if any(mutates(node) for node in module.graph.nodes):
-            raise InternalError(f"{target} is made of writes to memory that others share")
+            fails = InternalError if target in records() else Unsupported
+            raise fails(f"{target} is made of writes to memory that others share")
         return _Fragment(module, all(_is_known(node, constants) for node in module.graph.nodes))
 
 
