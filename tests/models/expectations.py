@@ -32,8 +32,8 @@ def figures(model: Exported, recipe: ArmRecipeType) -> Figures:
     """What is recorded of an export.
 
     ``program_bytes``: size of the ``.pte``. ``sqnr_db``: against floating point over the held-out samples, of integer
-    programs but those for VGF, which give what TOSA's give. ``cycles``, ``sram_bytes``, ``dram_bytes``, ``flash_bytes``: Vela's
-    estimates for Ethos-U, for one inference. What is 0 is left out.
+    programs but those for VGF, which give what TOSA's give. ``cycles``, ``sram_bytes``, ``dram_bytes``,
+    ``flash_bytes``: Vela's estimates for Ethos-U, for one inference. What is 0 is left out.
     """
     result = model.result(recipe)
     (delegate,) = result.report.delegates
