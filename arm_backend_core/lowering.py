@@ -103,7 +103,9 @@ class Lowering:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"
             refusal = fault(f"lowering {operator_name(node)} raised {what}", error)
+        dead = set(self.graph.ops[mark:])
         del self.graph.ops[mark:]
+        self._entered = {source: kept for source, kept in self._entered.items() if kept[1].value.producer not in dead}
         return refusal
 
     def _checked(self, node: Node, result: Result) -> Result:
@@ -197,6 +199,8 @@ class Lowering:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
+        if misread := self._intervals.misread(node):
+            raise Unsupported(f"it reads '{misread.name}', whose int64 values may exceed int32, all that TOSA has")
         for tensor in (node, *node.all_input_nodes):
             _require_static(tensor)
         record = find(node)

@@ -87,12 +87,6 @@ def product_of_nothing(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Te
     return zeros if bias is None else zeros + bias
 
 
-def computed_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``linear`` as a product of matrices; a vector has one output channel, which the result has no dimension for."""
-    result = torch.matmul(x, weight.t())
-    return result if bias is None else result + bias
-
-
 @made_of(aten.addbmm.default)
 def addbmm(x: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * x + alpha * the sum of the products of a batch: first [N, I, K], second [N, K, J]."""
