@@ -102,7 +102,7 @@ def _within(interval: Interval) -> bool:
 def _count(node: Node, dim: Any = None) -> int:
     """Elements of the first operand, or along one dimension of it."""
     x = node.all_input_nodes[0].meta["val"]
-    return int(x.numel() if dim is None else x.shape[dim])
+    return int(x.numel() if dim is None or not x.dim() else x.shape[dim])
 
 
 def _leaves(args: Any) -> list[Any]:
