@@ -79,6 +79,13 @@ def test_signal_to_noise(recipe: R, least: float) -> None:
     assert _sqnr(*(torch.cat(side) for side in zip(*pairs, strict=True))) > least
 
 
+@pytest.mark.parametrize(("recipe", "weights"), [(R.TOSA_A8W4, "int4"), (R.VGF_A16W8, "int8")])
+def test_the_report_says_what_weights_hold(recipe: R, weights: str) -> None:
+    (method,) = _export(recipe).report.methods
+    assert method.quantization is not None
+    assert method.quantization.weights[f"{weights} per channel"] == 4
+
+
 def test_tosa_has_two_weights_in_a_byte() -> None:
     narrow, wide = (_tosa(_export(recipe)) for recipe in (R.TOSA_A8W4, R.TOSA_INT8))
     assert len(wide) - len(narrow) > 0.49 * WEIGHTS
