@@ -99,6 +99,12 @@ def test_int64_arithmetic_that_stays_small_is_delegated() -> None:
     _check(lambda m, x: ((x > 0).to(torch.int64) * 7 + 1, x + 1), torch.randn(4), cpu=[], spec=BOTH)
 
 
+@pytest.mark.parametrize(("dim", "cpu"), [(1, []), (-1, []), (0, ["aten.mul.Tensor"]), (None, ["aten.mul.Tensor"])])
+def test_an_index_is_less_than_the_dimension_that_is_searched(dim: int | None, cpu: list[str]) -> None:
+    """31 * 2**25 is held, 63 * 2**25 may not be."""
+    _check(lambda m, x: (x.argmax(dim) * 2**25, x + 1), torch.randn(65, 32), cpu=cpu, spec=BOTH)
+
+
 def test_reals_turned_into_int64_are_not_saturated() -> None:
     _check(lambda m, x: (x.to(torch.int64), x + 1), torch.tensor([3e9, -5.5]), cpu=["aten.to.dtype"])
 

@@ -30,6 +30,7 @@ from arm_backend_core.quantizer import (
     EthosUQuantizer,
     TOSAQuantizer,
     VgfQuantizer,
+    get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
@@ -38,6 +39,7 @@ from arm_recipes import load
 
 Samples = Sequence[tuple[Tensor, ...]]
 INT8, A16W8 = get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config
+A8W4 = get_symmetric_a8w4_quantization_config
 
 
 class Net(nn.Module):
@@ -196,7 +198,7 @@ def assert_close(actual: Tensor, expected: Tensor, relative: float) -> None:
 # -- every target
 
 
-@pytest.mark.parametrize("config", [INT8, A16W8], ids=["int8", "a16w8"])
+@pytest.mark.parametrize("config", [INT8, A8W4, A16W8], ids=["int8", "a8w4", "a16w8"])
 @pytest.mark.parametrize("target", TARGETS)
 def test_quantized(target: str, config: Callable[[], Any]) -> None:
     make, backend = TARGETS[target]

@@ -70,7 +70,7 @@ class Intervals:
         if name == "one_hot":
             return 0, 1
         if name in ("argmax", "argmin"):
-            return 0, _count(node)
+            return 0, _count(node, *node.args[1:2]) - 1
         if name in ("sum", "cumsum"):
             return _scaled(self._of(node.args[0]), _count(node))
         operands = [self._of(x) for x in _leaves(node.args)]
@@ -99,9 +99,10 @@ def _within(interval: Interval) -> bool:
     return INT32[0] <= interval[0] and interval[1] <= INT32[1]
 
 
-def _count(node: Node) -> int:
-    """Elements of the first operand."""
-    return int(node.all_input_nodes[0].meta["val"].numel())
+def _count(node: Node, dim: Any = None) -> int:
+    """Elements of the first operand, or along one dimension of it."""
+    x = node.all_input_nodes[0].meta["val"]
+    return int(x.numel() if dim is None or not x.dim() else x.shape[dim])
 
 
 def _leaves(args: Any) -> list[Any]:

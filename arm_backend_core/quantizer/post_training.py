@@ -6,7 +6,7 @@ are the same, and quantize and dequantize operators take the observers' places.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any
@@ -17,7 +17,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import Graph, Node, map_arg
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import Quantizer
@@ -37,11 +37,16 @@ _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 class Observed(torch.nn.Module):
     """A program that observes its tensors while it runs, and can then be quantized.
 
-    Its graph has the user's inputs alone as placeholders; parameters and buffers are attributes.
+    Its graph has the user's inputs alone as placeholders.
 
     Args:
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
         quantizer: annotates it.
+
+    Attributes:
+        model: the program's module; parameters and buffers are attributes.
+        observers: by the node whose result, or by the source and the reader of the operand, that they observe.
+        watchers: nodes, and what else is to see the values of each while samples run.
 
     Raises:
         ModelError: the quantizer cannot annotate this program.
@@ -53,21 +58,22 @@ class Observed(torch.nn.Module):
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
         self._specs = _unlift(self._program)
         _write_states(self._program, self._specs)
-        self._model = quantizer.transform_for_annotation(self._program.graph_module)
+        self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
-        quantizer.annotate(self._model)
-        quantizer.validate(self._model)
-        places = prepare._get_edge_or_node_to_qspec(self._model)
+        quantizer.annotate(self.model)
+        quantizer.validate(self.model)
+        places = prepare._get_edge_or_node_to_qspec(self.model)
         groups = prepare._get_edge_or_node_to_group_id(places)
-        self._observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
-        quantizer.prepare_obs_or_fq_callback(self._model, self._observers)
-        self._samples = 0
+        self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
+        quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
+        self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
+        self.samples = 0
         self.meta: dict[str, Any] = {}
 
     @property
     def graph(self) -> Graph:
         """The annotated graph."""
-        return self._model.graph
+        return self.model.graph
 
     def forward(self, *args: Any, **keywords: Any) -> None:
         """Observe one sample.
@@ -79,20 +85,20 @@ class Observed(torch.nn.Module):
         # A model may write into its inputs.
         values = [x.clone() if isinstance(x, Tensor) else x for x in pytree.tree_leaves((args, ordered))]
         try:
-            _observe(self._model, self._observers, values, constants=self._samples == 0)
+            _observe(self, values)
         except NotFinite as error:
-            raise NotFinite(f"calibration sample {self._samples}: {error}") from None
-        self._samples += 1
+            raise NotFinite(f"calibration sample {self.samples}: {error}") from None
+        self.samples += 1
 
     def quantized(self) -> ExportedProgram:
         """The program with quantize and dequantize operators; to be asked for once."""
-        graph = self._model.graph
+        graph = self.model.graph
         for node in list(graph.nodes):
-            users, output = list(node.users), self._observers.get(node)
+            users, output = list(node.users), self.observers.get(node)
             source = node if output is None else self._rounded(node, node, output, users)
             readers: dict[Any, list[Node]] = {}
             for user in users:
-                observer = self._observers.get((node, user))
+                observer = self.observers.get((node, user))
                 if observer is not None and observer is not output:
                     readers.setdefault(observer, []).append(user)
             for observer, group in readers.items():
@@ -108,7 +114,7 @@ class Observed(torch.nn.Module):
 
         A constant is quantized here and now.
         """
-        graph, model, meta = self._model.graph, self._model, node.meta
+        graph, model, meta = self.model.graph, self.model, node.meta
         scale, zero_point = observer.calculate_qparams()
         limits = (observer.quant_min, observer.quant_max, observer.dtype)
         place = source.next
@@ -135,11 +141,13 @@ class Observed(torch.nn.Module):
         return result
 
 
-def _observe(model: GraphModule, observers: dict[Any, Any], inputs: Iterable[Any], *, constants: bool) -> None:
-    """Run a sample; observers see its tensors, ``constants`` too if asked for. fx's interpreter does more by node."""
-    watched: dict[Node, dict[RangeObserver, None]] = {}
-    for place, observer in observers.items():
-        if isinstance(observer, RangeObserver) and (constants or not observer.exact):
+def _observe(observed: Observed, inputs: Iterable[Any]) -> None:
+    """Run a sample; observers see its tensors, the first time constants too. fx's interpreter does more by node."""
+    model, watched = observed.model, dict[Node, dict[Callable[[Tensor], Any], None]]()
+    for node, watcher in observed.watchers:
+        watched.setdefault(node, {})[watcher] = None
+    for place, observer in observed.observers.items():
+        if isinstance(observer, RangeObserver) and (observed.samples == 0 or not observer.exact):
             watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
     given, values = iter(inputs), dict[Node, Any]()
     last = {source: node for node in model.graph.nodes for source in node.all_input_nodes}

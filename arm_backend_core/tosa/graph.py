@@ -134,11 +134,6 @@ class Graph:
         for value in self.outputs:
             assert value.data is not None or value in defined, f"output {value!r} is never made"
 
-    def dump(self) -> str:
-        """The graph as text, one operator a line."""
-        lines = [f"inputs: {', '.join(map(repr, self.inputs))}", *map(repr, self.ops)]
-        return "\n".join([*lines, f"outputs: {', '.join(map(repr, self.outputs))}"])
-
 
 def cut(inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position: Callable[[Op], int]) -> Graph:
     """The operators that compute ``outputs`` from ``inputs``, as a graph of their own.
