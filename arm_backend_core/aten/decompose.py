@@ -166,7 +166,7 @@ class _Decomposer:
         if _is_product_of_nothing(node):
             return partial(product_of_nothing, node.meta["val"].shape)
         if _has_computed_weight(node, constants):
-            return computed_weights.RULES[overload]
+            return computed_weights.RULES[overload][1]
         record = composite(node)
         if record is not None:
             return partial(record.parts, quantized=self.quantized) if record.tell_quantized else record.parts
@@ -210,7 +210,9 @@ class _Decomposer:
         try:
             module = _trace(call, values)
             known = constant_nodes(module.graph)  # weights, say, that the operator makes of the unit vectors
-            if any(node.target is target and node not in known for node in module.graph.nodes):
+            if any(
+                node.target is target and _is_composite(node, known) for node in module.graph.nodes if node not in known
+            ):
                 module = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
         except Exception as error:  # PyTorch raises of all kinds where it has no rule for these operands
             if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):
@@ -223,7 +225,8 @@ class _Decomposer:
         self.run(module, constants)
         self.pending.pop()
         if any(mutates(node) for node in module.graph.nodes):
-            raise InternalError(f"{target} is made of writes to memory that others share")
+            fails = InternalError if target in records() else Unsupported
+            raise fails(f"{target} is made of writes to memory that others share")
         return _Fragment(module, all(_is_known(node, constants) for node in module.graph.nodes))
 
 
@@ -313,7 +316,10 @@ def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
     """Whether the weight of a layer is computed while the program runs, or is a vector."""
     if node.target not in computed_weights.RULES:
         return False
-    return node.args[1] not in constants or cast(Node, node.args[1]).meta["val"].dim() == 1
+    places, _ = computed_weights.RULES[node.target]
+    weights = [weight for weight in node.args[places] if isinstance(weight, Node)]
+    vector = node.target is aten.linear.default and any(weight.meta["val"].dim() == 1 for weight in weights)
+    return vector or any(weight not in constants for weight in weights)
 
 
 def _alternative(node: Node) -> bool:

@@ -942,6 +942,7 @@ FUNCTIONS = (
     "{x}.transpose(0, -1).mul_({n})",
     "aten.add_.Tensor({x}, {z})",
     "aten.relu_({x})",
+    "torch.neg({x}).unsqueeze_(0).transpose_(0, -1).add_({n})",
     "aten.clamp_({x}, -0.5, 0.5)",
     "aten.copy_({x}, {z})",
     "aten.fill_.Scalar({x}[:1], {n})",

@@ -44,6 +44,13 @@ def _index(x: Tensor, size: int) -> Tensor:
     return (x.abs() * (size / 2)).clamp(max=size - 0.5).to(torch.int32).to(torch.int64)
 
 
+def _turned(x: Tensor) -> Tensor:
+    """In-place operators that change how a name reads memory, with another name for the same memory."""
+    flat = x.view(-1)
+    x.transpose_(0, 2).squeeze_(1)
+    return x.reshape(-1) - flat
+
+
 #: Function and the shapes of its inputs, by name.
 COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "absolute": (torch.absolute, [(2, 8)]),
@@ -235,6 +242,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "atan2": (torch.atan2, PAIR),
     "avg_pool3d_divisor": (lambda x: F.avg_pool3d(x, 2, 1, 1, divisor_override=3), [(1, 2, 3, 4, 5)]),
     "bucketize": (lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5])), [(2, 8)]),
+    "cdist_0": (lambda x, y: torch.cdist(x.round(), y.round(), p=0), [(2, 3, 4), (2, 5, 4)]),
     "cdist": (torch.cdist, [(2, 4, 3), (2, 5, 3)]),
     "conv_transpose2d_dilation": (nn.ConvTranspose2d(4, 6, (3, 2), 2, 1, 1, 2, dilation=2), [(1, 4, 5, 4)]),
     "conv_transpose3d": (nn.ConvTranspose3d(4, 6, 3, (2, 1, 3), 1, (1, 0, 2), 2), [(1, 4, 2, 3, 4)]),
@@ -288,6 +296,16 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         [(2, 4, 2, 3), (2,), (2, 2, 2)],
     ),
     "index_put_mask": (lambda x: x.index_put((x > 0.5,), torch.tensor(0.25)), [(2, 8)]),
+    "heaviside": (lambda x, y: torch.heaviside(x.round(), y), PAIR),
+    "layer_norm_computed": (lambda x, w, b: F.layer_norm(x, (8,), w, b), [(2, 3, 8), (8,), (8,)]),
+    "group_norm_computed": (lambda x, w, b: F.group_norm(x, 2, w, b), [(2, 4, 5), (4,), (4,)]),
+    "rms_norm_computed": (lambda x, w: F.rms_norm(x, (8,), w), [(2, 3, 8), (8,)]),
+    "nanmean": (lambda x: torch.nanmean(x, 1), [(3, 8)]),
+    "sort_indices": (lambda x: torch.argsort(x, 1, descending=True), [(3, 5)]),
+    "xlogy": (lambda x, y: torch.xlogy(x.round(), y.abs()), PAIR),
+    "xlogy_number": (lambda x: torch.xlogy(x, 3.0) + torch.xlogy(2.0, x.abs() + 1), [(2, 8)]),
+    "xlog1py": (lambda x, y: torch.special.xlog1py(x, y.abs()), PAIR),
+    "in_place_views": (lambda x: _turned(x * 2), [(2, 1, 4)]),
     "index_put_values": (lambda x, y: x.index_put((x > -9,), y), [(2, 8), (16,)]),
     "index_select_scalar": (lambda x: torch.index_select(x, 0, torch.tensor([0])) * 2, [()]),
     "isin": (lambda x: torch.isin(x.round(), torch.tensor([1.0, -2.0])), [(2, 8)]),
@@ -389,7 +407,6 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "unsafe_chunk": (lambda x: torch.unsafe_chunk(x, 2, 1)[0], [(2, 8)]),
     "vector_norm": (lambda x: torch.linalg.vector_norm(x, 2, -1), [(2, 8)]),
     "vstack": (lambda x, y: torch.vstack((x, y)), PAIR),
-    "xlogy": (lambda x, y: torch.xlogy(x, y.abs() + 1), PAIR),
 }
 
 
@@ -534,6 +551,14 @@ QUANTIZED = {
     "index_put_mask": 1,
     "addbmm": 2,
     "cdist": 3,
+    "cdist_0": 0,
+    "group_norm_computed": 2,
+    "heaviside": 1,
+    "layer_norm_computed": 2,
+    "nanmean": 1,
+    "rms_norm_computed": 2,
+    "xlog1py": 2,
+    "xlogy": 2,
     "add_relu": 1,
     "convolution_of_torchscript": 1,
     "pdist": 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -70,9 +70,12 @@ def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor,
 
 
 @made_of(aten.sort.default, aten.sort.stable)
-def sort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, None]:
-    """The values by topk, for which the CPU has a kernel; its order of equal elements is not PyTorch's."""
-    return torch.topk(x, x.shape[dim] if x.dim() else 1, dim, largest=descending)[0], None
+def sort(
+    x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """By topk, for which the CPU has a kernel; its order of equal elements is no stable one."""
+    values, indices = torch.topk(x, x.shape[dim] if x.dim() else 1, dim, largest=descending)
+    return values, None if stable else indices
 
 
 @made_of(aten.kthvalue.default)
@@ -123,6 +126,24 @@ def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool
     middle = torch.floor((count - 1) / 2).clamp(min=0).to(torch.int32).to(torch.int64)
     value = torch.where(count > 0, torch.gather(ordered, dim, middle), math.nan)
     return value if keepdim else value.squeeze(dim), None
+
+
+@made_of(aten.nanmean.default, tell_quantized=True)
+def nanmean(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    quantized: bool = False,
+) -> Tensor:
+    """Mean of what is a number."""
+    dims = list(range(x.dim())) if not dim else list(dim)
+    x = x.to(dtype or x.dtype)
+    if quantized:  # integers are
+        return torch.mean(x, dims, keepdim)
+    known = x == x
+    return torch.where(known, x, 0).sum(dims, keepdim) / known.to(x.dtype).sum(dims, keepdim)
 
 
 @made_of(aten.nanmedian.default)
