@@ -10,7 +10,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
-from arm_backend_core.tosa.passes.vela_numbers import filled
+from arm_backend_core.tosa.passes.vela_numbers import copied, filled
 
 #: What a chain has at most: operations, and operands that are not results within it.
 _CHAIN_OPERATIONS, _CHAIN_OPERANDS = 4, 3
@@ -40,8 +40,7 @@ def _with_arithmetic(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     if rewriter.single_use(rescale.output) and rewriter.single_use(first.output):
         return None
-    again = rewriter.build.emit(first.kind, first.inputs, first.output.shape, first.output.dtype, **first.attrs)
-    return _repeated([rescale, op], again, rewriter.build)
+    return _repeated([op], copied(op.inputs[0], rewriter.build), rewriter.build)
 
 
 def separate_tables(op: Op, rewriter: Rewriter) -> Value | None:
