@@ -18,6 +18,7 @@ from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
 from arm_backend_core.tosa.passes.vela import avoid_mistakes
+from arm_backend_core.tosa.passes.vela_columns import write_columns
 from arm_backend_core.tosa.passes.vela_tables import give_arithmetic
 
 Pass = Callable[[Graph, Target], None]
@@ -50,6 +51,7 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (slice_after_transposes, "a convolution that is folded reads beyond the SLICE"),
     (fold_strides, "before TRANSPOSEs get their form, because it may add some"),
     (choose_transpose_forms, "needs each TRANSPOSE that will be there"),
+    (write_columns, "after all that looks for neighbours in other shapes; it leaves equal RESHAPEs"),
     (share_common, "several readers of one input ask for the same TRANSPOSE"),
     (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
     (give_arithmetic, "what is there twice must not be shared again"),
