@@ -115,15 +115,15 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         name=part.name,
         backend=spec.backend_id,
         operators=tuple(operator_name(node) for node in part.nodes),
-        tosa_operators=tuple(op.kind for op in graph.ops),
+        tosa_operators=tuple(op.kind for op in graph.walk()),
         tosa=flatbuffer,
         payload_bytes=len(payload.data),
         checksum=told[0].value,
         vela=payload.vela,
         inputs=tuple(_io(node, value, walk) for node, value in zip(part.inputs, graph.inputs, strict=True)),
         outputs=tuple(_io(node, value, walk) for node, value in zip(part.outputs, graph.outputs, strict=True)),
-        sources=tuple("" if op.origin is None else op.origin.source for op in graph.ops),
-        modules=tuple("" if op.origin is None else op.origin.module for op in graph.ops),
+        sources=tuple("" if op.origin is None else op.origin.source for op in graph.walk()),
+        modules=tuple("" if op.origin is None else op.origin.module for op in graph.walk()),
     )
     log = events.current()
     if log is not None:

@@ -1,8 +1,9 @@
 """Graphs inside a graph, which delegates do not look into, are written into it.
 
 ``torch.cond`` becomes both branches and a choice between their results, which every target with SELECT runs whole.
-Branches are functions without side effects, so that is the same program; it takes the time of both. What ``no_grad``
-and a disabled ``autocast`` are around is written out as it is.
+Branches are functions without side effects, so that is the same program; it takes the time of both, but where the
+target has COND_IF (``tosa/passes/branches``). What ``no_grad`` and a disabled ``autocast`` are around is written out as
+it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.constants import held
+from arm_backend_core.nodes import CHOICE
 
 aten = torch.ops.aten
 _HIGHER = torch.ops.higher_order
@@ -45,10 +47,9 @@ def _inline(module: GraphModule, node: Node) -> None:
     if node.target is _HIGHER.cond:
         branches, operands = cast(Any, node.args[1:3]), cast(Any, node.args[3])
     with graph.inserting_before(node):
+        condition = _scalar(module, node.args[0])
         first, *second = (_copied(module, branch, cast(Any, operands)) for branch in branches)
-        results = (
-            [_choice(module, node.args[0], x, y) for x, y in zip(first, *second, strict=True)] if second else first
-        )
+        results = [_choice(node, condition, x, y) for x, y in zip(first, *second, strict=True)] if second else first
     for pick in list(node.users):
         assert pick.target is operator.getitem, pick
         pick.replace_all_uses_with(results[cast(int, pick.args[1])])
@@ -81,13 +82,18 @@ def _adopted(module: GraphModule, value: Any) -> str:
     return name
 
 
-def _choice(module: GraphModule, condition: Any, x: Node, y: Node) -> Node:
+def _scalar(module: GraphModule, condition: Any) -> Any:
+    """A condition of one element without dimensions, which it would give the results."""
+    if not isinstance(condition, Node) or "val" not in condition.meta or not condition.meta["val"].dim():
+        return condition
+    scalar = module.graph.call_function(aten.reshape.default, (condition, []))
+    scalar.meta["val"] = condition.meta["val"].reshape(())
+    return scalar
+
+
+def _choice(origin: Node, condition: Any, x: Node, y: Node) -> Node:
     if isinstance(condition, bool) or x is y:
         return x if condition is True or x is y else y
-    if condition.meta["val"].dim():  # of one element, which would give the result dimensions
-        scalar = condition.meta["val"].reshape(())
-        condition = module.graph.call_function(aten.reshape.default, (condition, []))
-        condition.meta["val"] = scalar
-    chosen = module.graph.call_function(aten.where.self, (condition, x, y))
-    chosen.meta = dict(x.meta)
+    chosen = origin.graph.call_function(aten.where.self, (condition, x, y))
+    chosen.meta = {**x.meta, CHOICE: True, "stack_trace": origin.meta.get("stack_trace")}
     return chosen

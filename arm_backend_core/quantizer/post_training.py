@@ -6,10 +6,11 @@ are the same, and quantize and dequantize operators take the observers' places.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import takewhile
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,15 +18,16 @@ from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
-from torch.fx import Graph, GraphModule, Node, map_arg
+from torch.fx import Graph, Node, map_arg
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import Quantizer
 from torchao.quantization.pt2e.utils import is_per_channel
 
+from arm_backend_core import events
 from arm_backend_core.aten.constants import attribute, held
 from arm_backend_core.aten.functionalize import functional
-from arm_backend_core.nodes import drop_unread, is_state
+from arm_backend_core.nodes import CHOICE, drop_unread, is_state, source_line
 from arm_backend_core.program import with_parts
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
@@ -62,6 +64,9 @@ class Observed(torch.nn.Module):
         self._observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self._model, self._observers)
         self._samples = 0
+        self._last: list[Any] = []
+        self._paths = _paths(self._model.graph)
+        self._taken: set[_Side] = set()
         self.meta: dict[str, Any] = {}
 
     @property
@@ -79,7 +84,8 @@ class Observed(torch.nn.Module):
         # A model may write into its inputs.
         values = [x.clone() if isinstance(x, Tensor) else x for x in pytree.tree_leaves((args, ordered))]
         try:
-            _observe(self._model, self._observers, values, constants=self._samples == 0)
+            self._last = [x.clone() if isinstance(x, Tensor) else x for x in values]
+            self._observe(values)
         except NotFinite as error:
             raise NotFinite(f"calibration sample {self._samples}: {error}") from None
         self._samples += 1
@@ -87,6 +93,7 @@ class Observed(torch.nn.Module):
     def quantized(self) -> ExportedProgram:
         """The program with quantize and dequantize operators; to be asked for once."""
         graph = self._model.graph
+        self._observe_not_taken()
         for node in list(graph.nodes):
             users, output = list(node.users), self._observers.get(node)
             source = node if output is None else self._rounded(node, node, output, users)
@@ -102,6 +109,58 @@ class Observed(torch.nn.Module):
         drop_unread(graph)
         _return_states(self._program)
         return _lifted(self._program, self._specs, self._mode)
+
+    def _observe_not_taken(self) -> None:
+        """What no sample chose gets its ranges from what the last one makes of it."""
+        wheres = [node for node in self.graph.nodes if CHOICE in node.meta]
+        sides = {(where, side) for where in wheres for side in (True, False)}
+        log, told = events.current() or events.Log(), {place for place in sides if place not in self._taken}
+        for line, side in sorted({(source_line(where), side) for where, side in told}):
+            which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
+            log.notes.append(f"no calibration sample takes {which}: calibrate with one that does")
+        self._paths = {}
+        while self._samples and not sides <= self._taken:
+            self._observe(self._last)
+
+    def _observe(self, inputs: Iterable[Any]) -> None:
+        """Run a sample; observers see its tensors, and constants once. fx's interpreter does more by node.
+
+        A branch that is not taken is not computed; without ``_paths`` all are, and what was not chosen yet is.
+        """
+        watched: dict[Node, dict[RangeObserver, None]] = {}
+        for place, observer in self._observers.items():
+            if isinstance(observer, RangeObserver) and not (observer.exact and observer.seen):
+                watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
+        given, values, graph = iter(inputs), dict[Node, Any](), self._model.graph
+        last = {source: node for node in graph.nodes for source in node.all_input_nodes}
+        for node in graph.nodes:
+            path = self._paths.get(node, ())  # a parameter stands before the condition, which is not known yet
+            if all(bool(values.get(condition, side)) is side for condition, side in path):
+                values[node] = self._value(node, values, given)
+                for observer in watched.get(node, ()):
+                    observer(values[node])
+            for source in node.all_input_nodes:
+                if last[source] is node:
+                    values.pop(source, None)
+
+    def _value(self, node: Node, values: dict[Node, Any], given: Iterator[Any]) -> Any:
+        if node.op == "placeholder":
+            return next(given)
+        if node.op == "get_attr":
+            return attrgetter(str(node.target))(self._model)
+        if node.op == "output":
+            return None
+        if CHOICE in node.meta:
+            condition, *ways = cast(list[Node], node.args)
+            side = bool(values[condition])
+            if not self._paths and (node, not side) not in self._taken:
+                side = not side
+            self._taken.add((node, side))
+            return values[ways[not side]]
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        # Attention lays its result out in another way than it was traced with, by which PyTorch chose a view.
+        target: Any = torch.reshape if node.target is torch.ops.aten.view.default else node.target
+        return target(*args, **kwargs)
 
     def _rounded(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
         """Let ``users`` read ``source``, which is ``node`` or rounded already, quantized and dequantized.
@@ -135,29 +194,23 @@ class Observed(torch.nn.Module):
         return result
 
 
-def _observe(model: GraphModule, observers: dict[Any, Any], inputs: Iterable[Any], *, constants: bool) -> None:
-    """Run a sample; observers see its tensors, ``constants`` too if asked for. fx's interpreter does more by node."""
-    watched: dict[Node, dict[RangeObserver, None]] = {}
-    for place, observer in observers.items():
-        if isinstance(observer, RangeObserver) and (constants or not observer.exact):
-            watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
-    given, values = iter(inputs), dict[Node, Any]()
-    last = {source: node for node in model.graph.nodes for source in node.all_input_nodes}
-    for node in model.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(given)
-        elif node.op == "get_attr":
-            values[node] = attrgetter(str(node.target))(model)
-        elif node.op != "output":
-            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            # Attention lays its result out in another way than it was traced with, by which PyTorch chose a view.
-            target = torch.reshape if node.target is torch.ops.aten.view.default else node.target
-            values[node] = target(*args, **kwargs)
-        for observer in watched.get(node, ()):
-            observer(values[node])
-        for source in node.all_input_nodes:
-            if last[source] is node:
-                del values[source]
+#: A condition, or a choice, and which way it goes.
+_Side = tuple[Any, bool]
+
+
+def _paths(graph: Graph) -> dict[Node, tuple[_Side, ...]]:
+    """How conditions must turn out for a node's result to be read, the outermost first."""
+    paths: dict[Node, tuple[_Side, ...]] = {}
+    for node in reversed(graph.nodes):
+        ways = []
+        for user in node.users:
+            way = paths[user]
+            if CHOICE in user.meta and user.args[0] is not node and user.args[1] is not user.args[2]:
+                way = (*way, (user.args[0], user.args[1] is node))
+            ways.append(way)
+        common = takewhile(lambda steps: len(set(steps)) == 1, zip(*ways, strict=False))
+        paths[node] = tuple(steps[0] for steps in common)
+    return paths
 
 
 def _unlift(program: ExportedProgram) -> dict[str, InputSpec]:

@@ -1,4 +1,4 @@
-"""``torch.cond``: both branches are computed and one of the results is chosen."""
+"""``torch.cond``: both branches are computed and one of the results is chosen, or one is (COND_IF)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
+from arm_backend_core import events
+from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
 from arm_backend_core.quantizer.post_training import Observed
+from tests.graphs import validate
 from tests.ops import runner
 
 
@@ -45,15 +48,74 @@ def _quantized(model: nn.Module, samples: list[tuple[Tensor, ...]]) -> ExportedP
         return observed.quantized()
 
 
-@pytest.mark.parametrize("target", ["fp", "int8", "u85"])
+@pytest.mark.parametrize("target", ["fp", "int", "u85", "fp+cf", "int+cf"])
 def test_either_branch_is_taken(target: str) -> None:
     model, samples = _Branches().eval(), _inputs()
-    program = runner.export(model, samples[0]) if target == "fp" else _quantized(model, samples)
-    lowered = runner.lower(program, {"int8": "int"}.get(target, target))
+    floating = target.startswith("fp")
+    lowered = runner.lower(runner.export(model, samples[0]) if floating else _quantized(model, samples), target)
     lowered.check_delegated()
+    operators = lowered.log.delegates[0].tosa_operators
+    assert operators.count("COND_IF") == (2 if "cf" in target else 0)  # one for each torch.cond, whatever it returns
+    if "cf" in target:
+        validate(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
     for sample in samples:
         for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp" else 0.08, rtol=1e-5)
+            torch.testing.assert_close(ours, theirs, atol=1e-5 if floating else 0.08, rtol=1e-5)
+
+
+def _chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """One condition twice, the second time on what the first gave; a captured tensor, an operand, a constant."""
+    outer = y.exp()
+    (first,) = torch.cond(x.sum() > 0, lambda x: (x * outer,), lambda x: (x + 0.0,), [x])
+    second, third = torch.cond(
+        x.sum() > 0, lambda x: (x.sin() + outer, x.clone()), lambda x: (torch.ones(2, 4) * 3, x.cos()), [first]
+    )
+    return second, third
+
+
+@pytest.mark.parametrize("target", ["fp+cf", "int+cf"])
+def test_a_condition_is_read_twice(target: str) -> None:
+    samples, model = _inputs(), runner.Case("chain", _chain, ()).module()
+    program = runner.export(model, samples[0]) if target == "fp+cf" else _quantized(model, samples)
+    lowered = runner.lower(program, target)
+    lowered.check_delegated()
+    assert lowered.log.delegates[0].tosa_operators.count("COND_IF") == 2
+    validate(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
+    for sample in samples:
+        for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp+cf" else 0.08, rtol=1e-5)
+
+
+def _guarded(x: Tensor) -> Tensor:
+    """A root and a reciprocal that only make sense in their branch."""
+    result: Tensor = torch.cond(x.min() > 0, lambda x: (x.log() + 1,), lambda x: (x.abs() - 3,), [x])[0]
+    return result * 2
+
+
+def _largest_step(program: ExportedProgram) -> float:
+    return max(float(node.args[1]) for node in program.graph.nodes if is_quantize(node))
+
+
+def test_a_branch_is_calibrated_by_those_that_take_it() -> None:
+    """The logarithm of a negative number would end calibration."""
+    model = runner.Case("guarded", _guarded, ()).module()
+    with events.record() as log:
+        program = _quantized(model, [(torch.linspace(0.5, 1, 5),), (torch.linspace(-0.5, 1, 5),)])
+    assert _largest_step(program) < 0.1
+    assert not log.notes
+    for low in (0.5, -0.5):
+        x = torch.linspace(low, 1, 5)
+        torch.testing.assert_close(runner.lower(program, "int").run([x])[0], model(x), atol=0.1, rtol=0)
+
+
+def test_a_branch_that_no_sample_takes_is_told() -> None:
+    model = runner.Case("guarded", _guarded, ()).module()
+    with events.record() as log:
+        program = _quantized(model, [(torch.linspace(-0.5, 1, 5) ** 2,)])
+    (note,) = log.notes
+    assert "no calibration sample takes the second branch of a torch.cond" in note
+    x = torch.linspace(0.0, 1, 5)  # its ranges are those that it would have had
+    torch.testing.assert_close(runner.lower(program, "int").run([x])[0], model(x), atol=0.1, rtol=0)
 
 
 class _Known(nn.Module):
