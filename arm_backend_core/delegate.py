@@ -86,7 +86,7 @@ def delegate(
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
-    inline_conditions(program.graph_module)
+    inline_conditions(program.graph_module, constants_of(program))
     program = functional(program)
     keep_state_quantized(program)
     computed = compute_constant_outputs(program)

@@ -80,7 +80,7 @@ class ArmQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
-        inline_conditions(model)
+        inline_conditions(model, {})
         functionalize(model.graph, write_back=True)
         _give_values(model)
         fold_weights(model)

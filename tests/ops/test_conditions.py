@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import ExportedProgram
 
 from arm_backend_core import events
@@ -137,6 +140,29 @@ def test_what_lacks_booleans_runs_the_branches() -> None:
     lowered = runner.lower(_quantized(_Branches().eval(), _inputs()), "u55")
     lowered.check_refused("ethos-u55-128 has no")
     assert any("linear" in name for made in lowered.log.delegates for name in made.operators)
+
+
+class _Rounds(nn.Module):
+    """Rows of a tensor one by one, a state carried from row to row, and a loop whose counter says when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        mapped = rows(lambda row, h: self.linear(row) + h, x, h)  # type: ignore[arg-type]
+        last, states = scan(lambda h, row: (h * 0.5 + row, (h - row).tanh()), h, x)
+        _, grown = while_loop(lambda i, y: i < 6, lambda i, y: (i + 2, y * 0.5 + h), (torch.tensor(1), h))
+        return mapped, last, states, grown
+
+
+@pytest.mark.parametrize("target", ["fp", "int", "u55", "u85"])
+def test_rounds_whose_number_is_known_are_written_out(target: str) -> None:
+    model, sample = _Rounds().eval(), (torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(0, 1, 4))
+    lowered = runner.lower(runner.export(model, sample) if target == "fp" else _quantized(model, [sample]), target)
+    lowered.check_delegated()
+    for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp" else 0.08, rtol=1e-5)
 
 
 class _Contexts(nn.Module):
