@@ -15,6 +15,7 @@ from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.aten.memory_format import settle_memory_formats
+from arm_backend_core.aten.ranks import lower_ranks
 from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
@@ -88,6 +89,7 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
     inline_conditions(program.graph_module, constants_of(program))
     program = functional(program)
+    lower_ranks(program.graph_module)
     keep_state_quantized(program)
     computed = compute_constant_outputs(program)
     if decompose(program.graph_module, constants_of(program)) or computed:

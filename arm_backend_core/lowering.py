@@ -192,6 +192,8 @@ class Lowering:
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return item
+        if find(node) is None and torch.Tag.nondeterministic_seeded in getattr(overload_of(node.target), "tags", ()):
+            raise Unsupported("it draws random numbers, which no target does; give them as an input")
         fits = not _is_integer(node) or self._intervals.fits(node)  # narrower ones are known to those that read them
         if not fits and getattr(first_result(node), "dtype", None) is torch.int64:
             raise Unsupported(

@@ -6,6 +6,7 @@ taken to fit, as the report says of such inputs; what a delegate computes from i
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,13 +51,14 @@ class Intervals:
             return (int(value.min()), int(value.max())) if value.numel() else (0, 0)
         if value.dtype is torch.bool:
             return 0, 1
+        if x.target is operator.getitem and x.args[1] == 1 and _name(x.all_input_nodes[0]) == "topk":
+            return 0, _count(x.all_input_nodes[0])
         limit = torch.iinfo(torch.int32 if value.dtype is torch.int64 else value.dtype)
         return self._known.get(x, (limit.min, limit.max))
 
     def _result(self, node: Node) -> Interval | None:
         """The interval of a result from those of the operands; None where no rule tells."""
-        overload, record = overload_of(node.target), find(node)
-        name = "" if overload is None else overload._schema.name.removeprefix("aten::")
+        name, record = _name(node), find(node)
         if name == "one_hot":
             return 0, 1
         if name in ("argmax", "argmin"):
@@ -78,6 +80,11 @@ class Intervals:
             return None
         known = [x for x in operands if x is not None]
         return _hull(*known) if known and len(known) == len(operands) else None
+
+
+def _name(node: Node) -> str:
+    overload = overload_of(node.target)
+    return "" if overload is None else overload._schema.name.removeprefix("aten::")
 
 
 def _count(node: Node) -> int:

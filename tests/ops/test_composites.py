@@ -321,6 +321,10 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         lambda x: aten.native_batch_norm(x, *[torch.arange(1.0, 5)] * 4, False, 0.1, 1e-5)[0],
         [(2, 4, 3)],
     ),
+    "native_batch_norm_of_batch": (
+        lambda x: aten._native_batch_norm_legit(x, *[torch.arange(1.0, 5)] * 2, True, 0.1, 1e-5)[0],
+        [(3, 4, 5)],
+    ),
     "native_batch_norm": (
         lambda x: aten._native_batch_norm_legit_no_training(x, *[torch.arange(1.0, 5)] * 4, 0.1, 1e-5)[0],
         [(2, 4, 3)],
@@ -458,7 +462,7 @@ _ORDER: dict[str, Callable[[Tensor], Tensor]] = {
 def test_order_is_found_by_topk(name: str) -> None:
     """ExecuTorch's library has no other kernel for it; of so many elements no target takes it."""
     nan = float("nan")
-    x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 9.0, 8.0] * 2, [1.0, nan, -2.0, 7.0, 4.0, 6.0] * 2])
+    x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 9.0, 8.0] * 11, [1.0, nan, -2.0, 7.0, 4.0, 6.0] * 11])
     lowered = delegate(torch.export.export(Calls(_ORDER[name]), (x,), strict=False), TosaCompileSpec("TOSA-1.0+FP"))
     on_cpu = {node.target for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
     assert on_cpu == {torch.ops.aten.topk.default}
