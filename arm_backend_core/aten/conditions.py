@@ -3,7 +3,8 @@
 ``torch.cond`` becomes both branches and a choice between their results, which every target with SELECT runs whole.
 Branches are functions without side effects, so that is the same program; it takes the time of both, but where the
 target has COND_IF (``tosa/passes/branches``). ``map`` and ``scan`` become their rounds, ``while_loop`` too where the
-number of these is known. What ``no_grad`` and a disabled ``autocast`` are around is written out as it is.
+number of these is known, else one round between marks (``ops/loops``). What ``no_grad`` and a disabled ``autocast`` are
+around is written out as it is.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.constants import held
 from arm_backend_core.nodes import CHOICE, evaluated, is_constant, is_state
+from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
 
 aten = torch.ops.aten
 _HIGHER = torch.ops.higher_order
@@ -63,7 +65,7 @@ class _Inner:
     def fits(self) -> bool:
         """Whether its graphs are as good as their nodes in its place."""
         if self.node.target is _HIGHER.while_loop:
-            return self.rounds is not None
+            return all(isinstance(x, Node) for x in self.args[2])
         return self.node.target is not _HIGHER.wrap_with_autocast or self.node.args[2] is False
 
     def copied(self, inner: Node, operands: Sequence[Any]) -> list[Node]:
@@ -149,10 +151,16 @@ def _scan(inner: _Inner) -> list[Node]:
 
 
 def _loop(inner: _Inner) -> list[Node]:
-    _, body, carried, captured = inner.args
+    condition, body, carried, captured = inner.args
     for _ in range(inner.rounds or 0):
         carried = inner.copied(body, [*carried, *captured])
-    return list(carried)
+    if inner.rounds is not None:
+        return list(carried)
+    loop = sum(node.target is LOOP_IN for node in inner.module.graph.nodes)  # a number that no other has
+    starts = [inner.call(LOOP_IN, x, loop, place) for place, x in enumerate(carried)]
+    (goes_on,) = inner.copied(condition, [*starts, *captured])
+    results = inner.call(LOOP_OUT, goes_on, inner.copied(body, [*starts, *captured]), starts, loop)
+    return [inner.call(operator.getitem, results, place) for place in range(len(starts))]
 
 
 #: Operator -> where its (first) graph is among the arguments, and what is written in its place.

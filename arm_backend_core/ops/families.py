@@ -8,6 +8,7 @@ from arm_backend_core.ops import (  # noqa: F401
     indexing,
     linear,
     logical,
+    loops,
     movement,
     normalization,
     pooling,

@@ -28,6 +28,7 @@ from arm_backend_core import events
 from arm_backend_core.aten.constants import attribute, held
 from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.nodes import CHOICE, drop_unread, is_state, source_line
+from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.program import with_parts
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
@@ -131,17 +132,25 @@ class Observed(torch.nn.Module):
         for place, observer in self._observers.items():
             if isinstance(observer, RangeObserver) and not (observer.exact and observer.seen):
                 watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
-        given, values, graph = iter(inputs), dict[Node, Any](), self._model.graph
-        last = {source: node for node in graph.nodes for source in node.all_input_nodes}
-        for node in graph.nodes:
+        given, values, nodes = iter(inputs), dict[Node, Any](), list(self.graph.nodes)
+        loops = any(node.target is LOOP_OUT for node in nodes)
+        last = {source: node for node in nodes for source in node.all_input_nodes if not loops}
+        place = 0
+        while place < len(nodes):
+            node = nodes[place]
+            place += 1
             path = self._paths.get(node, ())  # a parameter stands before the condition, which is not known yet
             if all(bool(values.get(condition, side)) is side for condition, side in path):
                 values[node] = self._value(node, values, given)
                 for observer in watched.get(node, ()):
                     observer(values[node])
             for source in node.all_input_nodes:
-                if last[source] is node:
+                if last.get(source) is node:
                     values.pop(source, None)
+            if node.target is LOOP_OUT and self._paths and bool(values[node.args[0]]):
+                starts = cast(list[Node], node.args[2])
+                values |= dict(zip(starts, values[node], strict=True))
+                place = nodes.index(starts[-1]) + 1
 
     def _value(self, node: Node, values: dict[Node, Any], given: Iterator[Any]) -> Any:
         if node.op == "placeholder":
@@ -150,13 +159,13 @@ class Observed(torch.nn.Module):
             return attrgetter(str(node.target))(self._model)
         if node.op == "output":
             return None
-        if CHOICE in node.meta:
-            condition, *ways = cast(list[Node], node.args)
+        if CHOICE in node.meta or node.target is LOOP_OUT:
+            condition, *ways = cast(list[Any], node.args[:3])
             side = bool(values[condition])
             if not self._paths and (node, not side) not in self._taken:
                 side = not side
             self._taken.add((node, side))
-            return values[ways[not side]]
+            return map_arg(ways[not side], values.__getitem__)
         args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
         # Attention lays its result out in another way than it was traced with, by which PyTorch chose a view.
         target: Any = torch.reshape if node.target is torch.ops.aten.view.default else node.target
@@ -207,6 +216,8 @@ def _paths(graph: Graph) -> dict[Node, tuple[_Side, ...]]:
             way = paths[user]
             if CHOICE in user.meta and user.args[0] is not node and user.args[1] is not user.args[2]:
                 way = (*way, (user.args[0], user.args[1] is node))
+            elif user.target is LOOP_OUT and node in cast(Any, user.args[1]) and node not in cast(Any, user.args[2]):
+                way = (*way, (user.args[0], True))
             ways.append(way)
         common = takewhile(lambda steps: len(set(steps)) == 1, zip(*ways, strict=False))
         paths[node] = tuple(steps[0] for steps in common)

@@ -61,7 +61,7 @@ class _Writer:
         if op.graphs:
             regions = [f"{op.kind.lower()}_{len(self.waiting) + i}_" for i in range(len(op.graphs))]
             self.waiting += zip(regions, op.graphs, strict=True)
-            attribute.CondIfAttribute(*regions)
+            getattr(attribute, op.kind.title().replace("_", "") + "Attribute")(*regions)
         else:
             record = OPERATORS[op.kind]
             operands += [self._constant_operand(op, name, how) for name, how in record.operands]
