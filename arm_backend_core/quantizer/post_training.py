@@ -140,14 +140,15 @@ class Observed(torch.nn.Module):
             node = nodes[place]
             place += 1
             path = self._paths.get(node, ())  # a parameter stands before the condition, which is not known yet
-            if all(bool(values.get(condition, side)) is side for condition, side in path):
+            runs = all(bool(values.get(condition, side)) is side for condition, side in path)
+            if runs:
                 values[node] = self._value(node, values, given)
                 for observer in watched.get(node, ()):
                     observer(values[node])
             for source in node.all_input_nodes:
                 if last.get(source) is node:
                     values.pop(source, None)
-            if node.target is LOOP_OUT and self._paths and bool(values[node.args[0]]):
+            if runs and node.target is LOOP_OUT and self._paths and bool(values[node.args[0]]):
                 starts = cast(list[Node], node.args[2])
                 values |= dict(zip(starts, values[node], strict=True))
                 place = nodes.index(starts[-1]) + 1
