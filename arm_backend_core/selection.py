@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -136,21 +136,12 @@ def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], targe
     Raises:
         ModelError: it is not.
     """
-    chosen = set(order) - refusals.keys()
-    for end in order:
-        if end.target is not LOOP_OUT:
-            continue
-        changed, level = set(cast(Any, end.args[2])), levels(order, chosen)
-        for node in order:
-            if not changed.isdisjoint(node.all_input_nodes):
-                changed.add(node)
-        needed, pending = set[Node](), [end]
-        while pending:
-            needed.add(node := pending.pop())
-            pending += [x for x in node.all_input_nodes if x in changed and x not in needed]
-        refused = [node for node in order if node in needed and node in refusals]
-        reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in refused]
-        if reasons or len({level[node] for node in needed}) > 1:
+    level = levels(order, set(order) - refusals.keys())
+    for last, end in enumerate(order):
+        starts = cast(list[Node], end.args[2]) if end.target is LOOP_OUT else []
+        inside = order[order.index(starts[0]) : last + 1] if starts else []
+        reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in inside if node in refusals]
+        if reasons or len({level[node] for node in (*starts, *inside[-1:])}) > 1:
             why = reasons[0] if reasons else "some of what it reads is computed on the CPU"
             raise ModelError(f"a while_loop cannot be exported for {target.name}, and the CPU has none. {why}")
 

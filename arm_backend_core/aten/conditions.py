@@ -68,10 +68,6 @@ class _Inner:
             return all(isinstance(x, Node) for x in self.args[2])
         return self.node.target is not _HIGHER.wrap_with_autocast or self.node.args[2] is False
 
-    def copied(self, inner: Node, operands: Sequence[Any]) -> list[Node]:
-        """Nodes of one of its graphs, written in front of it; returns the results."""
-        return _copied(self.module, inner, operands)
-
     def call(self, operator: Any, *args: Any) -> Node:
         """One more node in front of it."""
         made = self.module.graph.call_function(operator, args)
@@ -123,7 +119,7 @@ def _constant(module: GraphModule, known: dict[Node, Any], x: Any) -> Any:
 
 
 def _as_it_is(inner: _Inner) -> list[Node]:
-    return inner.copied(inner.args[0], inner.args[1:])
+    return _copied(inner.module, inner.args[0], inner.args[1:])
 
 
 def _cond(inner: _Inner) -> list[Node]:
@@ -131,20 +127,20 @@ def _cond(inner: _Inner) -> list[Node]:
     condition = inner.node.args[0]
     if isinstance(condition, Node) and "val" in condition.meta and condition.meta["val"].dim():
         condition = inner.call(aten.reshape.default, condition, [])  # one element would give the results dimensions
-    first, second = (inner.copied(branch, operands) for branch in branches)
+    first, second = (_copied(inner.module, branch, operands) for branch in branches)
     return [_choice(inner.node, condition, x, y) for x, y in zip(first, second, strict=True)]
 
 
 def _map(inner: _Inner) -> list[Node]:
     body, xs, captured = inner.args
-    return inner.stacked([inner.copied(body, [*row, *captured]) for row in inner.rows(xs)])
+    return inner.stacked([_copied(inner.module, body, [*row, *captured]) for row in inner.rows(xs)])
 
 
 def _scan(inner: _Inner) -> list[Node]:
     body, carried, xs, captured = inner.args
     results = []
     for row in inner.rows(xs):
-        made = inner.copied(body, [*carried, *row, *captured])
+        made = _copied(inner.module, body, [*carried, *row, *captured])
         carried = made[: len(carried)]
         results.append(made[len(carried) :])
     return [*carried, *inner.stacked(results)]
@@ -153,13 +149,13 @@ def _scan(inner: _Inner) -> list[Node]:
 def _loop(inner: _Inner) -> list[Node]:
     condition, body, carried, captured = inner.args
     for _ in range(inner.rounds or 0):
-        carried = inner.copied(body, [*carried, *captured])
+        carried = _copied(inner.module, body, [*carried, *captured])
     if inner.rounds is not None:
         return list(carried)
     loop = sum(node.target is LOOP_IN for node in inner.module.graph.nodes)  # a number that no other has
     starts = [inner.call(LOOP_IN, x, loop, place) for place, x in enumerate(carried)]
-    (goes_on,) = inner.copied(condition, [*starts, *captured])
-    results = inner.call(LOOP_OUT, goes_on, inner.copied(body, [*starts, *captured]), starts, loop)
+    (goes_on,) = _copied(inner.module, condition, [*starts, *captured])
+    results = inner.call(LOOP_OUT, goes_on, _copied(inner.module, body, [*starts, *captured]), starts, loop)
     return [inner.call(operator.getitem, results, place) for place in range(len(starts))]
 
 
