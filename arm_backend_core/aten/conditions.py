@@ -36,25 +36,21 @@ def inline_conditions(module: GraphModule, constants: Mapping[Node, Tensor]) -> 
     Args:
         constants: values of placeholders that have one.
     """
-    found, known = False, dict[Node, Any](constants)
-    while nodes := [node for node in module.graph.nodes if node.target in BODY and _Inner(module, node, known).fits]:
+    found = False
+    while inner := [made for node in module.graph.nodes if (made := _Inner(module, node, constants)).fits]:
         found = True
-        for node in nodes:
-            _inline(_Inner(module, node, known))
+        for made in inner:
+            _inline(made)
     return found
 
 
 @dataclass(frozen=True)
 class _Inner:
-    """An operator that holds graphs.
-
-    Attributes:
-        known: values of nodes that are constant, as far as they were asked for.
-    """
+    """An operator that holds graphs."""
 
     module: GraphModule
     node: Node
-    known: dict[Node, Any]
+    constants: Mapping[Node, Tensor]
 
     @property
     def args(self) -> Any:
@@ -63,10 +59,12 @@ class _Inner:
 
     @property
     def fits(self) -> bool:
-        """Whether its graphs are as good as their nodes in its place."""
+        """Whether it is one, and its graphs are as good as their nodes in its place."""
         if self.node.target is _HIGHER.while_loop:
             return all(isinstance(x, Node) for x in self.args[2])
-        return self.node.target is not _HIGHER.wrap_with_autocast or self.node.args[2] is False
+        return self.node.target in BODY and (
+            self.node.target is not _HIGHER.wrap_with_autocast or self.node.args[2] is False
+        )
 
     def call(self, operator: Any, *args: Any) -> Node:
         """One more node in front of it."""
@@ -87,7 +85,8 @@ class _Inner:
     def rounds(self) -> int | None:
         """How often a loop's body runs, if that depends on constants alone and is not too often to be written out."""
         condition, body, carried, captured = self.args
-        state = [_constant(self.module, self.known, x) for x in (*carried, *captured)]
+        known = _known(self.module, dict(self.constants))
+        state = [known.get(x) for x in (*carried, *captured)]
         for count in range(_MOST + 1):
             (goes_on,) = _outcome(self.module, condition, state)
             if goes_on is None or not goes_on:
@@ -99,23 +98,19 @@ class _Inner:
 def _outcome(module: GraphModule, inner: Node, operands: Sequence[Any]) -> list[Any]:
     """Results of a graph as far as they depend on known operands alone; None for the others."""
     body: GraphModule = operator.attrgetter(str(inner.target))(module)
-    known = dict(zip(body.graph.find_nodes(op="placeholder"), operands, strict=True))
-    return [_constant(body, known, result) for result in pytree.tree_leaves(body.graph.output_node().args[0])]
+    given = zip(body.graph.find_nodes(op="placeholder"), operands, strict=True)
+    known = _known(body, {node: value for node, value in given if value is not None})
+    return [known.get(result) for result in pytree.tree_leaves(body.graph.output_node().args[0])]
 
 
-def _constant(module: GraphModule, known: dict[Node, Any], x: Any) -> Any:
-    """The value of a node, if it is computed from what is ``known`` alone, which grows; None if not."""
-    if not isinstance(x, Node):
-        return x
-    if x not in known:
-        sources = [_constant(module, known, source) for source in x.all_input_nodes]
-        if x.op == "get_attr" and not is_state(x):
-            known[x] = operator.attrgetter(str(x.target))(module)
-        else:
-            is_known = all(source is not None for source in sources)
-            same = is_known and (is_constant(x, known) or x.target is aten.detach_.default)
-            known[x] = evaluated(x, known.__getitem__) if same else None
-    return known[x]
+def _known(module: GraphModule, known: dict[Node, Any]) -> dict[Node, Any]:
+    """``known``, with what is computed from it and from constants alone."""
+    for node in module.graph.nodes:
+        if node.op == "get_attr" and not is_state(node):
+            known[node] = operator.attrgetter(str(node.target))(module)
+        elif is_constant(node, known) or (node.target is aten.detach_.default and node.args[0] in known):
+            known[node] = evaluated(node, known.__getitem__)
+    return known
 
 
 def _as_it_is(inner: _Inner) -> list[Node]:

@@ -517,11 +517,13 @@ _TYPES = "graphs are not drawn in its types, or no CPU has a kernel for it"
 UNDRAWN: dict[str, str] = {
     "aten._linalg_slogdet.default": _ILL,
     "aten.linalg_inv_ex.default": _ILL,
+    "aten.linalg_matrix_exp.default": _ILL,
     "aten._linalg_solve_ex.default": _ILL,
     "aten.linalg_cholesky_ex.default": _ILL,
     "aten.linalg_solve_triangular.default": _ILL,
     "aten.mm.dtype": _TYPES,
     "aten.bmm.dtype": _TYPES,
+    "aten.addmm.dtype": _TYPES,
     "aten._scaled_mm.default": _TYPES,
     "aten._grouped_mm.default": _TYPES,
 }

@@ -104,6 +104,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     ),
     "histogram": (lambda x: torch.histc(x, 5, -1.5, 2.0), [(3, 20)]),
     "histogram_of_all": (lambda x: torch.histc(x, 4), [(24,)]),
+    "matrix_exponential": (torch.linalg.matrix_exp, [(2, 3, 3)]),
     "mode": (lambda x: torch.mode(x.round(), 1)[0], [(3, 9, 2)]),
     "mode_keepdim": (lambda x: torch.mode(x.round(), keepdim=True)[0], [(3, 9)]),
     "int8_weight_product": (
@@ -421,6 +422,12 @@ def _wide(x: Tensor, y: Tensor) -> Tensor:
     return torch.mm(x, y, out_dtype=torch.float32) if torch.compiler.is_exporting() else torch.mm(x.float(), y.float())
 
 
+def _wide_sum(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    if torch.compiler.is_exporting():
+        return torch.addmm(x, a, b, out_dtype=torch.float32, beta=0.5, alpha=2)
+    return 0.5 * x.float() + 2 * (a.float() @ b.float())
+
+
 #: Function, shapes and type of its operands.
 _PRODUCTS: dict[str, tuple[Callable[..., Tensor], Shapes, torch.dtype]] = {
     "groups": (
@@ -430,6 +437,7 @@ _PRODUCTS: dict[str, tuple[Callable[..., Tensor], Shapes, torch.dtype]] = {
     ),
     "batches": (torch._grouped_mm, [(2, 4, 8), (2, 8, 16)], torch.bfloat16),
     "wide": (_wide, [(3, 8), (8, 4)], torch.bfloat16),
+    "wide_sum": (_wide_sum, [(3, 4), (3, 8), (8, 4)], torch.bfloat16),
     "scaled": (
         lambda x, y: torch._scaled_mm(x, y.t(), torch.tensor(0.5), torch.tensor(3.0), out_dtype=torch.float32),
         [(16, 32), (16, 32)],
