@@ -103,7 +103,9 @@ class Lowering:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"
             refusal = fault(f"lowering {operator_name(node)} raised {what}", error)
+        dead = set(self.graph.ops[mark:])
         del self.graph.ops[mark:]
+        self._entered = {source: kept for source, kept in self._entered.items() if kept[1].value.producer not in dead}
         return refusal
 
     def _checked(self, node: Node, result: Result) -> Result:
@@ -192,13 +194,16 @@ class Lowering:
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return item
-        if find(node) is None and torch.Tag.nondeterministic_seeded in getattr(overload_of(node.target), "tags", ()):
+        random = torch.Tag.nondeterministic_seeded in getattr(overload_of(node.target), "tags", ())
+        if random and find(node) is None and DECLINED not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
         fits = not _is_integer(node) or self._intervals.fits(node)  # narrower ones are known to those that read them
         if not fits and getattr(first_result(node), "dtype", None) is torch.int64:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
+        if misread := self._intervals.misread(node):
+            raise Unsupported(f"it reads '{misread.name}', whose int64 values may exceed int32, all that TOSA has")
         for tensor in (node, *node.all_input_nodes):
             _require_static(tensor)
         record = find(node)

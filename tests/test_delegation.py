@@ -81,8 +81,28 @@ def test_int64_products_that_int32_may_not_hold_stay_on_the_cpu() -> None:
     assert "may exceed int32" in refused.meta["custom"][REASON]
 
 
+def test_int64_values_beyond_int32_are_not_read_by_a_delegate() -> None:
+    """They would be converted at its boundary: 2**40 to 0. Indices, and what keeps the low bits alone, may be."""
+
+    def large(m: Any, i: torch.Tensor) -> Any:
+        product = i * 2**33
+        return product.to(torch.float32) * 2.0**-33, product.flip(0), product.to(torch.int32), m.table(product // 2**33)
+
+    _check(
+        large,
+        torch.tensor([3, 5]),
+        cpu=["aten.mul.Tensor", "aten.to.dtype", "aten.flip.default", "aten.floor_divide.default"],
+    )
+
+
 def test_int64_arithmetic_that_stays_small_is_delegated() -> None:
     _check(lambda m, x: ((x > 0).to(torch.int64) * 7 + 1, x + 1), torch.randn(4), cpu=[], spec=BOTH)
+
+
+@pytest.mark.parametrize(("dim", "cpu"), [(1, []), (-1, []), (0, ["aten.mul.Tensor"]), (None, ["aten.mul.Tensor"])])
+def test_an_index_is_less_than_the_dimension_that_is_searched(dim: int | None, cpu: list[str]) -> None:
+    """31 * 2**25 is held, 63 * 2**25 may not be."""
+    _check(lambda m, x: (x.argmax(dim) * 2**25, x + 1), torch.randn(65, 32), cpu=cpu, spec=BOTH)
 
 
 def test_reals_turned_into_int64_are_not_saturated() -> None:
@@ -93,10 +113,10 @@ def test_a_chain_of_delegates_and_cpu_operators() -> None:
     def chain(m: Any, x: torch.Tensor) -> Any:
         shared = torch.relu(x)
         for _ in range(5):
-            x = torch.fmod(x * 0.5 + shared, 3.0)
+            x = torch.topk(torch.cat([x * 0.5 + shared] * 9, 1), 8)[0]
         return x, shared
 
-    delegated = _check(chain, torch.randn(2, 8), cpu=["aten.fmod.Scalar"] * 5)
+    delegated = _check(chain, torch.randn(2, 8), cpu=["aten.topk.default"] * 5)
     modules = get_lowered_backend_modules(delegated.graph_module)
     assert len(modules) == 5
     inside = [node.name for module in modules for node in module.original_module.graph.nodes]
@@ -109,7 +129,7 @@ def test_delegates_are_spliced_in_together(monkeypatch: pytest.MonkeyPatch) -> N
     def recompilations(count: int) -> int:
         def chain(m: Any, x: torch.Tensor) -> Any:
             for _ in range(count):
-                x = torch.fmod(x * 0.5, 3.0)
+                x = torch.topk(torch.cat([x * 0.5] * 9, 1), 8)[0]
             return (x,)
 
         program = _exported(chain, torch.randn(2, 8))

@@ -1,7 +1,7 @@
 """Which int64 values of a program int32 holds too: TOSA has no int64, so delegates compute in int32.
 
-Interval arithmetic over the fx graph. What comes from outside (an input of the program, an operator on the CPU) is
-taken to fit, as the report says of such inputs; what a delegate computes from it must be shown to.
+Interval arithmetic over the fx graph. Inputs of the program are taken to fit, as the report says of them; what is
+computed from them must be shown to, for a delegate to compute it or to read it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from arm_backend_core.nodes import overload_of
+from arm_backend_core.nodes import first_result, overload_of
 from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
@@ -33,12 +33,23 @@ class Intervals:
         self._known: dict[Node, Interval] = {}
 
     def fits(self, node: Node) -> bool:
-        """Whether int32 holds every element of ``node``'s int64 result, its operands being held by int32."""
-        interval = self._result(node)
-        if interval is None or interval[0] < INT32[0] or interval[1] > INT32[1]:
-            return False
-        self._known[node] = interval
-        return True
+        """Whether int32 holds every element of ``node``'s integer result."""
+        interval = self._result(node) or _ANY
+        fits = _within(interval)
+        if fits or getattr(first_result(node), "dtype", None) is torch.int64:  # a narrower one wraps around
+            self._known[node] = interval
+        return fits
+
+    def misread(self, node: Node) -> Node | None:
+        """The operand, if there is one, of which ``node`` would read other numbers in a delegate: modulo 2**32.
+
+        Indices are within what they index, and conversions to narrower integers drop what is lost.
+        """
+        name, kind = _name(node), getattr(first_result(node), "dtype", None)
+        if name in ("to", "_to_copy") and kind in (torch.int32, torch.int16, torch.int8):
+            return None
+        read = node.args[:1] if name in ("embedding", "index", "gather", "index_select") else node.all_input_nodes
+        return next((x for x in read if isinstance(x, Node) and not _within(self._known.get(x, INT32))), None)
 
     def _of(self, x: Any) -> Interval | None:
         """Elements of an operand; None for real numbers."""
@@ -64,7 +75,7 @@ class Intervals:
         if name.startswith("arm_backend_core::loop"):  # a loop's integers are taken to fit, as those of the program are
             return (INT32[0] >> 1, INT32[1] >> 1) if name.endswith("in") else INT32
         if name in ("argmax", "argmin"):
-            return 0, _count(node)
+            return 0, _count(node, *node.args[1:2]) - 1
         if name in ("sum", "cumsum"):
             return _scaled(self._of(node.args[0]), _count(node))
         operands = [self._of(x) for x in _leaves(node.args)]
@@ -89,9 +100,14 @@ def _name(node: Node) -> str:
     return "" if overload is None else overload._schema.name.removeprefix("aten::")
 
 
-def _count(node: Node) -> int:
-    """Elements of the first operand."""
-    return int(node.all_input_nodes[0].meta["val"].numel())
+def _within(interval: Interval) -> bool:
+    return INT32[0] <= interval[0] and interval[1] <= INT32[1]
+
+
+def _count(node: Node, dim: Any = None) -> int:
+    """Elements of the first operand, or along one dimension of it."""
+    x = node.all_input_nodes[0].meta["val"]
+    return int(x.numel() if dim is None or not x.dim() else x.shape[dim])
 
 
 def _leaves(args: Any) -> list[Any]:

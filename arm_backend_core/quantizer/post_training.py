@@ -6,7 +6,7 @@ are the same, and quantize and dequantize operators take the observers' places.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import takewhile
 from operator import attrgetter
@@ -40,11 +40,16 @@ _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 class Observed(torch.nn.Module):
     """A program that observes its tensors while it runs, and can then be quantized.
 
-    Its graph has the user's inputs alone as placeholders; parameters and buffers are attributes.
+    Its graph has the user's inputs alone as placeholders.
 
     Args:
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
         quantizer: annotates it.
+
+    Attributes:
+        model: the program's module; parameters and buffers are attributes.
+        observers: by the node whose result, or by the source and the reader of the operand, that they observe.
+        watchers: nodes, and what else is to see the values of each while samples run.
 
     Raises:
         ModelError: the quantizer cannot annotate this program.
@@ -56,24 +61,25 @@ class Observed(torch.nn.Module):
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
         self._specs = _unlift(self._program)
         _write_states(self._program, self._specs)
-        self._model = quantizer.transform_for_annotation(self._program.graph_module)
+        self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
-        quantizer.annotate(self._model)
-        quantizer.validate(self._model)
-        places = prepare._get_edge_or_node_to_qspec(self._model)
+        quantizer.annotate(self.model)
+        quantizer.validate(self.model)
+        places = prepare._get_edge_or_node_to_qspec(self.model)
         groups = prepare._get_edge_or_node_to_group_id(places)
-        self._observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
-        quantizer.prepare_obs_or_fq_callback(self._model, self._observers)
-        self._samples = 0
+        self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
+        quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
+        self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
+        self.samples = 0
         self._last: list[Any] = []
-        self._paths = _paths(self._model.graph)
+        self._paths = _paths(self.model.graph)
         self._taken: set[_Side] = set()
         self.meta: dict[str, Any] = {}
 
     @property
     def graph(self) -> Graph:
         """The annotated graph."""
-        return self._model.graph
+        return self.model.graph
 
     def forward(self, *args: Any, **keywords: Any) -> None:
         """Observe one sample.
@@ -88,19 +94,19 @@ class Observed(torch.nn.Module):
             self._last = [x.clone() if isinstance(x, Tensor) else x for x in values]
             self._observe(values)
         except NotFinite as error:
-            raise NotFinite(f"calibration sample {self._samples}: {error}") from None
-        self._samples += 1
+            raise NotFinite(f"calibration sample {self.samples}: {error}") from None
+        self.samples += 1
 
     def quantized(self) -> ExportedProgram:
         """The program with quantize and dequantize operators; to be asked for once."""
-        graph = self._model.graph
+        graph = self.model.graph
         self._observe_not_taken()
         for node in list(graph.nodes):
-            users, output = list(node.users), self._observers.get(node)
+            users, output = list(node.users), self.observers.get(node)
             source = node if output is None else self._rounded(node, node, output, users)
             readers: dict[Any, list[Node]] = {}
             for user in users:
-                observer = self._observers.get((node, user))
+                observer = self.observers.get((node, user))
                 if observer is not None and observer is not output:
                     readers.setdefault(observer, []).append(user)
             for observer, group in readers.items():
@@ -120,7 +126,7 @@ class Observed(torch.nn.Module):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
             log.notes.append(f"no calibration sample takes {which}: calibrate with one that does")
         self._paths = {}
-        while self._samples and not sides <= self._taken:
+        while self.samples and not sides <= self._taken:
             self._observe(self._last)
 
     def _observe(self, inputs: Iterable[Any]) -> None:
@@ -128,8 +134,10 @@ class Observed(torch.nn.Module):
 
         A branch that is not taken is not computed; without ``_paths`` all are, and what was not chosen yet is.
         """
-        watched: dict[Node, dict[RangeObserver, None]] = {}
-        for place, observer in self._observers.items():
+        watched: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
+        for node, watcher in self.watchers:
+            watched.setdefault(node, {})[watcher] = None
+        for place, observer in self.observers.items():
             if isinstance(observer, RangeObserver) and not (observer.exact and observer.seen):
                 watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
         given, values, nodes = iter(inputs), dict[Node, Any](), list(self.graph.nodes)
@@ -157,7 +165,7 @@ class Observed(torch.nn.Module):
         if node.op == "placeholder":
             return next(given)
         if node.op == "get_attr":
-            return attrgetter(str(node.target))(self._model)
+            return attrgetter(str(node.target))(self.model)
         if node.op == "output":
             return None
         if CHOICE in node.meta or node.target is LOOP_OUT:
@@ -177,7 +185,7 @@ class Observed(torch.nn.Module):
 
         A constant is quantized here and now.
         """
-        graph, model, meta = self._model.graph, self._model, node.meta
+        graph, model, meta = self.model.graph, self.model, node.meta
         scale, zero_point = observer.calculate_qparams()
         limits = (observer.quant_min, observer.quant_max, observer.dtype)
         place = source.next

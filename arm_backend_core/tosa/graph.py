@@ -153,13 +153,6 @@ class Graph:
             for inner in op.graphs:
                 yield from inner.walk()
 
-    def dump(self) -> str:
-        """The graph as text, one operator a line."""
-        lines = [f"inputs: {', '.join(map(repr, self.inputs))}", *map(repr, self.ops)]
-        return "\n".join([*lines, f"outputs: {', '.join(map(repr, self.outputs))}"])
-
-    __repr__ = dump
-
 
 def cut(inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position: Callable[[Op], int]) -> Graph:
     """The operators that compute ``outputs`` from ``inputs``, as a graph of their own.

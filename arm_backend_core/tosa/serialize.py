@@ -21,6 +21,9 @@ def serialize(graph: Graph, *, locations: bool = False) -> bytes:
     return _Writer(graph, locations).write()
 
 
+_ENUMERATIONS = {"nan_mode": "NanPropagationMode", "rounding_mode": "RoundingMode", "mode": "ResizeMode"}
+
+
 class _Writer:
     def __init__(self, graph: Graph, locations: bool) -> None:
         import tosa_serializer
@@ -109,12 +112,8 @@ class _Writer:
         value = op.attrs[name]
         if isinstance(value, DType):
             return self._dtype(value)
-        if name == "nan_mode":
-            return getattr(self.ts.NanPropagationMode, value)
-        if name == "rounding_mode":
-            return getattr(self.ts.RoundingMode, value)
-        if name == "mode":
-            return getattr(self.ts.ResizeMode, value)
+        if name in _ENUMERATIONS:
+            return getattr(getattr(self.ts, _ENUMERATIONS[name]), value)
         if name in ("min_val", "max_val"):
             return list(_scalar_bytes(value, op.output.dtype))
         return value

@@ -88,9 +88,13 @@ class FastQuantizeStage(QuantizeStage):
 
     def _quantize(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> ExportedProgram:
         from arm_backend_core.quantizer.post_training import Observed
+        from arm_recipes.stages.bias import BiasCorrection
 
         model = Observed(program, self._quantization_recipe.quantizers[0])
-        return self._calibrated(method, model, examples).quantized()
+        correction = BiasCorrection(model)
+        self._calibrated(method, model, examples)
+        correction.apply()
+        return model.quantized()
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e

@@ -36,6 +36,7 @@ LEVEL_8K = Level()
 
 _TYPES = {
     "b": DType.BOOL,
+    "i4": DType.INT4,
     "i8": DType.INT8,
     "i16": DType.INT16,
     "i32": DType.INT32,

@@ -12,7 +12,7 @@ from arm_backend_core.tosa.passes import fold, fuse, merge, split, transpose
 from arm_backend_core.tosa.passes.branches import write_branches
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
-from arm_backend_core.tosa.passes.narrow import move_narrow_elements
+from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import settle, sweep
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
@@ -55,6 +55,7 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
     (give_arithmetic, "what is there twice must not be shared again"),
     (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
+    (narrow_weights, "the others compute with int8"),
     (make_outputs_distinct, "the others remove IDENTITY and share equal results"),
     (write_branches, "last: an operator that holds graphs is none that the others know"),
 )
