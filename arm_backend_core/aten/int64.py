@@ -6,6 +6,7 @@ computed from them must be shown to, for a delegate to compute it or to read it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,6 +62,8 @@ class Intervals:
             return (int(value.min()), int(value.max())) if value.numel() else (0, 0)
         if value.dtype is torch.bool:
             return 0, 1
+        if x.target is operator.getitem and x.args[1] == 1 and _name(x.all_input_nodes[0]) == "topk":
+            return 0, _count(x.all_input_nodes[0])
         limit = torch.iinfo(torch.int32 if value.dtype is torch.int64 else value.dtype)
         return self._known.get(x, (limit.min, limit.max))
 
@@ -69,6 +72,8 @@ class Intervals:
         name, record = _name(node), find(node)
         if name == "one_hot":
             return 0, 1
+        if name.startswith("arm_backend_core::loop"):  # a loop's integers are taken to fit, as those of the program are
+            return (INT32[0] >> 1, INT32[1] >> 1) if name.endswith("in") else INT32
         if name in ("argmax", "argmin"):
             return 0, _count(node, *node.args[1:2]) - 1
         if name in ("sum", "cumsum"):

@@ -87,6 +87,11 @@ class RangeObserver(ObserverBase):
             seen.count += x.numel()
         return x
 
+    @property
+    def seen(self) -> bool:
+        """Whether it was given any element."""
+        return self._seen.count > 0
+
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale (float32) and zero point (int64), of one element or one for each channel."""
         seen = self._seen

@@ -9,6 +9,7 @@ from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import fold, fuse, merge, split, transpose
+from arm_backend_core.tosa.passes.branches import write_branches
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_weights
@@ -57,7 +58,8 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (give_arithmetic, "what is there twice must not be shared again"),
     (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
     (narrow_weights, "the others compute with int8"),
-    (make_outputs_distinct, "last: the others remove IDENTITY and share equal results"),
+    (make_outputs_distinct, "the others remove IDENTITY and share equal results"),
+    (write_branches, "last: an operator that holds graphs is none that the others know"),
 )
 
 
@@ -98,8 +100,8 @@ def check(graph: Graph, target: Target) -> None:
         AssertionError: an operator is refused by its record or by the hardware, or an output is no operator's result or
             is there twice.
     """
-    for op in graph.ops:
-        reason = op_refusal(target, op)
+    for op in graph.walk():
+        reason = None if op.graphs else op_refusal(target, op)
         assert reason is None, f"{op!r}: {reason}"
     assert all(value.producer is not None for value in graph.outputs), "an output is an input or a constant"
     assert len(set(graph.outputs)) == len(graph.outputs), "two outputs are one value"
