@@ -63,7 +63,10 @@ def _tosa(tosa_spec: str, given: Options) -> ArmCompileSpec:
 def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
-    return VgfCompileSpec(_extended(tosa_spec, given))
+    extended = _extended(tosa_spec, given)
+    if "controlflow" in extended.split("+"):
+        raise ValueError("extensions: the VGF converter takes no control flow ('cf'); torch.cond runs without it")
+    return VgfCompileSpec(extended)
 
 
 def _extended(tosa_spec: str, given: Options) -> str:

@@ -81,6 +81,14 @@ def test_int64_products_that_int32_may_not_hold_stay_on_the_cpu() -> None:
     assert "may exceed int32" in refused.meta["custom"][REASON]
 
 
+def test_int64_padding_that_int32_does_not_hold_stays_on_the_cpu() -> None:
+    _check(
+        lambda m, i: (torch.nn.functional.pad(i, (0, 1), value=2**35) > 5, m.table(i)),
+        IDS,
+        cpu=["aten.pad.default", "aten.gt.Scalar"],
+    )
+
+
 def test_int64_values_beyond_int32_are_not_read_by_a_delegate() -> None:
     """They would be converted at its boundary: 2**40 to 0. Indices, and what keeps the low bits alone, may be."""
 

@@ -72,6 +72,11 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     """
     if functionalize(program.graph_module.graph):
         return program
+    for node in program.graph.find_nodes(op="call_function", target=aten.unfold.default):
+        if _is_written(node):  # PyTorch forgets the elements that are in no window
+            view = node.meta["val"]
+            node.target = aten.as_strided.default
+            node.args = (node.args[0], list(view.shape), list(view.stride()), view.storage_offset())
     try:
         program = program.run_decompositions(undeclared_views(program.graph))
     except RuntimeError as error:
@@ -167,9 +172,15 @@ def _is_view(node: Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return True
     if any(r.alias_info is not None for r in node.target._schema.returns):
-        return not mutates(node)
+        return not mutates(node) or not _writes(node)
     memory = {id_ for source in node.all_input_nodes for id_ in _memory(source)}
     return not memory.isdisjoint(_memory(node))
+
+
+def _is_written(view: Node) -> bool:
+    return any(
+        (mutates(user) and user.args[0] is view) or (_is_view(user) and _is_written(user)) for user in view.users
+    )
 
 
 def _memory(node: Node) -> list[int]:

@@ -79,8 +79,9 @@ class Intervals:
         if name in ("sum", "cumsum"):
             return _scaled(self._of(node.args[0]), _count(node))
         operands = [self._of(x) for x in _leaves(node.args)]
-        if name == "constant_pad_nd":
-            operands = [self._of(node.args[0]), self._of(node.args[2] if len(node.args) > 2 else 0)]
+        if name in ("constant_pad_nd", "pad"):
+            filled = [x for x in (*node.args[2:], *node.kwargs.values()) if isinstance(x, (int, float))]
+            operands = [self._of(node.args[0]), self._of(int(filled[0]) if filled else 0)]
         elif record is not None and record.kind is Kind.SHARED:  # moves data: numbers among its arguments say where
             operands = [self._of(x) for x in node.all_input_nodes]
         elif name == "where":

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.aten import decompose as decompose_module
 from arm_backend_core.delegate import delegate
+from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantizer.post_training import Observed
 from tests.ops import runner
 from tests.ops.runner import Case, Input
 
@@ -99,6 +101,21 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "determinant_of_one": (torch.linalg.det, [(3, 1, 1)]),
     "determinant_logarithm": (lambda x: torch.stack(torch.linalg.slogdet(x)), [(5, 2, 2)]),
     "inverse": (torch.linalg.inv, [(2, 3, 3)]),
+    "cholesky_solve": (
+        lambda x, y: torch.cholesky_solve(y, torch.linalg.cholesky(x @ x.mT + torch.eye(3))),
+        [(2, 3, 3), (2, 3, 2)],
+    ),
+    "cholesky_solve_upper": (
+        lambda x, y: torch.cholesky_solve(y, x.triu() + 3 * torch.eye(3), upper=True),
+        [(3, 3), (3, 2)],
+    ),
+    # Products of their elements leave the range of float32.
+    "determinant_logarithm_of_extremes": (
+        lambda x: torch.stack(torch.linalg.slogdet(x * torch.tensor([1e-15, 1e15, 0.0, 1.0]).reshape(4, 1, 1))),
+        [(4, 3, 3)],
+    ),
+    "inverse_of_large": (lambda x: torch.linalg.inv(x * 1e12) * 1e12, [(2, 4, 4)]),
+    "inverse_of_small": (lambda x: torch.linalg.inv(x * 1e-12) * 1e-12, [(2, 4, 4)]),
     "inverse_of_one": (lambda x: torch.linalg.inv_ex(x).inverse, [(2, 1, 1)]),
     "solve": (lambda x, y: torch.linalg.solve(x, y), [(2, 3, 3), (2, 3, 5)]),
     "solve_vector": (lambda x, y: torch.linalg.solve(x, y), [(3, 3), (3,)]),
@@ -113,6 +130,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     ),
     "histogram": (lambda x: torch.histc(x, 5, -1.5, 2.0), [(3, 20)]),
     "histogram_of_all": (lambda x: torch.histc(x, 4), [(24,)]),
+    "histogram_of_equal_elements": (lambda x: torch.histc(x.sign().abs(), 5), [(24,)]),
     "matrix_exponential": (torch.linalg.matrix_exp, [(2, 3, 3)]),
     "mode_dim": (lambda x: torch.mode(x.round(), 1)[0], [(3, 9, 2)]),
     "mode_keepdim": (lambda x: torch.mode(x.round(), keepdim=True)[0], [(3, 9)]),
@@ -166,6 +184,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "cummin_indices": (lambda x: torch.cummin(x.round(), 0)[1], [(9, 2)]),
     "diagonal_scatter": (lambda x, y: torch.diagonal_scatter(x, y, -1, 0, 2), [(4, 2, 3), (2, 3)]),
     "as_strided_scatter": (lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (7, 2), 1), [(3, 5), (2, 3)]),
+    "as_strided_scatter_of_a_view": (lambda x, y: torch.as_strided_scatter(x[1:], y, (2, 2), (1, 2)), [(3, 5), (2, 2)]),
     "fmod": (lambda x, y: torch.fmod(x * 9, y), PAIR),
     "fmod_integers": (lambda x: torch.fmod((x * 50).int(), -7), [(2, 40)]),
     "kthvalue_index": (lambda x: torch.kthvalue(x, 2, 1)[1], [(3, 5)]),
@@ -569,8 +588,24 @@ def _broadcast(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, z
 
 
-@pytest.mark.parametrize("function", [_dropout, _type_as, _broadcast])
-def test_writes_to_what_an_operator_returns_unchanged(function: Callable[..., Any]) -> None:
+def _turned(x: Tensor) -> Tensor:
+    """``transpose_`` changes no memory, and its result shares it."""
+    y = (x * 2).reshape(1, 3)
+    view = y[0]
+    y.transpose_(0, 1)
+    view.add_(10)
+    return y
+
+
+def _windows(x: Tensor) -> Tensor:
+    """The last element is in no window."""
+    y = x * 2
+    y.unfold(0, 2, 2)[0, 1:].add_(4)
+    return y
+
+
+@pytest.mark.parametrize("function", [_dropout, _type_as, _broadcast, _turned, _windows])
+def test_writes_to_what_shares_memory(function: Callable[..., Any]) -> None:
     inputs = (torch.tensor([1.0, 2.0, 3.0]),)
     lowered = delegate(torch.export.export(Calls(function), inputs), TosaCompileSpec("TOSA-1.0+FP"))
     torch.testing.assert_close(lowered.module()(*inputs), function(*inputs))
@@ -665,6 +700,31 @@ def test_runs_whole_in_int8(name: str) -> None:
     lowered.check_delegated()
     expected, scales = runner.flat(module(*inputs)), runner.output_scales(program)
     runner.check_steps(lowered.run(inputs), expected, scales, QUANTIZED[name])
+
+
+#: Of whole numbers, which int8 holds as they are: what is compared, counted or picked is what it is in float32.
+_EXACT: dict[str, Callable[[Tensor], Tensor]] = {
+    "histogram": lambda x: torch.histc(x, 4, -4.5, -0.5),
+    "histogram_of_all": lambda x: torch.histc(x, 4),
+    "histogram_of_one": lambda x: torch.histc(x, 1, -2.5, -0.5),
+    "mode": lambda x: torch.mode(x, 1)[0],
+    "mode_index": lambda x: torch.mode(x, 1)[1],
+    "take": lambda x: torch.take(x, torch.tensor([3, -1, 0])),
+}
+
+
+@pytest.mark.parametrize("name", _EXACT)
+def test_whole_numbers_are_found_in_int8(name: str) -> None:
+    """The least is far from the others, so that a selection of them would have another scale."""
+    x = torch.tensor([[-1.0, -2, -1, -5, -2, -1, -2], [-4, -1, -3, -3, -5, -1, -5], [-2, 0, -2, -1, -1, -1, 0]])
+    observed = Observed(
+        runner.export(Calls(_EXACT[name]), (x,)),
+        TOSAQuantizer(runner.spec("int")).set_global(get_symmetric_quantization_config()),
+    )
+    observed(x)
+    lowered = runner.lower(observed.quantized(), "int")
+    lowered.check_delegated()
+    torch.testing.assert_close(lowered.run([x])[0], _EXACT[name](x), rtol=0, atol=0.06)
 
 
 _SEQUENCE = Input((3, 2, 8))

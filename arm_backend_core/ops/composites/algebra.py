@@ -47,28 +47,43 @@ def det(a: Tensor) -> tuple[Tensor, None, None]:
     return _determinant(_entries(a, "the determinant")), None, None
 
 
-@made_of(aten._linalg_slogdet.default)
-def slogdet(a: Tensor) -> tuple[Tensor, Tensor, None, None]:
+def _largest(a: Tensor) -> Tensor:
+    """By which a matrix is divided, so that no product of its elements leaves the range; 1 where all are 0."""
+    size = a.abs().amax((-2, -1), keepdim=True)
+    return torch.where(size == 0, 1.0, size)
+
+
+@made_of(aten._linalg_slogdet.default, tell_quantized=True)
+def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
     """Sign and logarithm of the determinant without the factors."""
-    value = _determinant(_entries(a, "the determinant"))
-    return torch.sign(value), torch.log(value.abs()), None, None
+    size = None if quantized else _largest(a)
+    value = _determinant(_entries(a if size is None else a / size, "the determinant"))
+    logarithm = torch.log(value.abs())
+    if size is not None:
+        logarithm = logarithm + a.shape[-1] * torch.log(size[..., 0, 0])
+    return torch.sign(value), logarithm, None, None
 
 
-@made_of(aten.linalg_inv_ex.default)
-def inverse(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+@made_of(aten.linalg_inv_ex.default, tell_quantized=True)
+def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[Tensor, Tensor]:
     """The cofactors over the determinant; of a matrix without inverse, infinite, and never an error."""
-    rows = _entries(a, "the inverse")
-    n, nothing = len(rows), torch.zeros(a.shape[:-2], dtype=torch.int32)
-    if n == 1:
+    nothing = torch.zeros(a.shape[:-2], dtype=torch.int32)
+    if a.shape[-1] == 1:
         return 1 / a, nothing
-    cofactors = [[_determinant(_without(rows, j, i)) * (-1) ** (i + j) for j in range(n)] for i in range(n)]
-    return _matrix(cofactors) / _determinant(rows)[..., None, None], nothing
+    size = None if quantized else _largest(a)
+    rows = _entries(a if size is None else a / size, "the inverse")
+    places = range(len(rows))
+    cofactors = [[_determinant(_without(rows, j, i)) * (-1) ** (i + j) for j in places] for i in places]
+    result = _matrix(cofactors) / _determinant(rows)[..., None, None]
+    return result if size is None else result / size, nothing
 
 
-@made_of(aten._linalg_solve_ex.default)
-def solve(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple[Tensor, None, None, Tensor]:
+@made_of(aten._linalg_solve_ex.default, tell_quantized=True)
+def solve(
+    a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False, quantized: bool
+) -> tuple[Tensor, None, None, Tensor]:
     """a^-1 @ b, or b @ a^-1; b may be one vector for each matrix."""
-    inverted, nothing = inverse(a)
+    inverted, nothing = inverse(a, quantized=quantized)
     vector = b.dim() == a.dim() - 1
     right = b.unsqueeze(-1) if vector else b
     result = inverted @ right if left else right @ inverted
@@ -104,6 +119,13 @@ def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, un
             rest = rest - a[..., i, k, None] * x
         known[i] = rest if unitriangular else rest / a[..., i, i, None]
     return torch.stack([known[i] for i in range(n)], -2)
+
+
+@made_of(aten.cholesky_solve.default)
+def cholesky_solve(b: Tensor, a: Tensor, upper: bool = False) -> Tensor:
+    """Of L @ L^T @ x = b, or U^T @ U @ x = b."""
+    lower = a.mT if upper else a
+    return solve_triangular(lower.mT, solve_triangular(lower, b, upper=False), upper=True)
 
 
 @made_of(aten.linalg_matrix_exp.default)

@@ -118,7 +118,7 @@ def embedding_bag(
 @made_of(aten.take.default)
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened tensor."""
-    return torch.index_select(x.reshape(-1), 0, index.reshape(-1)).reshape(index.shape)
+    return aten.index(x.reshape(-1), [index])  # which counts from the end too
 
 
 # -- filling ------------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
     """x with ``source`` in the place of a view with these strides."""
-    first = (storage_offset or 0) - x.storage_offset()
+    first = 0 if storage_offset is None else storage_offset - x.storage_offset()
     steps = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
     return _written(x, source, lambda _: first + (np.indices(tuple(size)) * steps).sum(0))
 

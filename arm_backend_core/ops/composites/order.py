@@ -101,11 +101,14 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
     lined, number = x.transpose(dim, -1), torch.int32 if quantized else torch.float32
-    count = (lined.unsqueeze(-1) == lined.unsqueeze(-2)).to(number).sum(-1, dtype=number)
-    highest = lined.amax() if quantized else math.inf  # infinity has no scale
-    value = torch.where(count == count.amax(-1, keepdim=True), lined, highest).amin(-1, keepdim=True)
-    places = torch.where(lined == value, torch.arange(lined.shape[-1], dtype=number), 0).amax(-1, keepdim=True)
-    found = value.transpose(dim, -1), places.to(torch.int32).to(torch.int64).transpose(dim, -1)
+    this, other = lined.unsqueeze(-1), lined.unsqueeze(-2)
+    count = (this == other).to(number).sum(-1, dtype=number)
+    most = count == count.amax(-1, keepdim=True)
+    # By place, as a chosen value would have another scale than x: PyTorch names the last.
+    least = most & ~((other < this) & most.unsqueeze(-2)).any(-1)
+    places = torch.where(least, torch.arange(lined.shape[-1], dtype=number), 0).amax(-1, keepdim=True)
+    places = places.to(torch.int32).to(torch.int64)
+    found = torch.gather(lined, -1, places).transpose(dim, -1), places.transpose(dim, -1)
     return _kept(found, dim, keepdim)
 
 
@@ -264,11 +267,20 @@ def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[.
     return x.transpose(dim, -1)
 
 
-@made_of(aten.histc.default)
-def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+@made_of(aten.histc.default, tell_quantized=True)
+def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantized: bool) -> Tensor:
     """How many elements are in each part of [min, max]; the range is that of the elements where both are 0."""
-    flat = x.reshape(-1, 1)
-    low, high = (torch.amin(flat), torch.amax(flat)) if min == max else (min, max)
+    flat, all_of_them = x.reshape(-1, 1), min == max
+    low, high = (torch.amin(flat), torch.amax(flat)) if all_of_them else (min, max)
+    if quantized:  # numbers of parts have a scale, which no two need to share: elements are compared with the edges
+        edges = low + (high - low) * (torch.arange(1, bins, dtype=x.dtype) / bins)
+        first, beyond = (flat >= flat, flat != flat) if all_of_them else (flat >= low, flat > high)
+        between = [flat >= edges] if bins > 1 else []
+        reached = torch.cat([part.to(x.dtype).sum(0) for part in (first, *between, beyond)])
+        return reached[:-1] - reached[1:]
+    if all_of_them:
+        same = torch.eq(flat.amin(), flat.amax()).to(x.dtype)
+        low, high = low - same, high + same
     place = torch.floor((flat - low) * (bins / (high - low)))
     place = torch.where(flat == high, bins - 1, place)
     return (place == torch.arange(bins, dtype=x.dtype)).to(x.dtype).sum(0)
