@@ -84,11 +84,11 @@ class ArmQuantizer(Quantizer):
         inline_conditions(model, {})
         functionalize(model.graph, write_back=True)
         _give_values(model)
-        lower_ranks(model)
         fold_weights(model)
         remove_batch_norms(model)
         normalize_to_rms_norm(model)
         decompose(model, quantized=True)
+        lower_ranks(model)
         fold_weights(model)
         bound_masks(model)
         drop_unread(model.graph)  # what these replaced
