@@ -515,6 +515,13 @@ MOVEMENT = [
         one(2, 4, 6, 4, 4),
     ),
     Case("permute_every_dimension", lambda x: x.view([2] * 8).permute(3, 0, 5, 2, 7, 4, 1, 6).flatten(), one(16, 16)),
+    Case(
+        "positions_of_video",
+        lambda x, y: (
+            x.reshape(1, 2, 2, 3, 1, 2, 1, 1) + y.reshape(1, 2, 1, 3, 1, 1, 2, 1) * x.reshape(1, 2, 2, 3, 1, 1, 1, 2)
+        ).reshape(2, 6, 8),
+        [Input((2, 6, 2)), Input((2, 3, 2))],
+    ),
     Case("reshape_after_transpose", lambda x: x.transpose(1, 2).reshape(2, 24), one(2, 3, 8)),
     Case("flatten", lambda x: torch.flatten(x, 1), one(2, 3, 8)),
     Case("unflatten", lambda x: x.unflatten(1, (2, 3)), one(2, 6, 8)),
