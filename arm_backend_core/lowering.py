@@ -24,6 +24,7 @@ from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.fusion import Univariate, before_reader, is_term, merging_reader, univariate
 from arm_backend_core.nodes import (
     DECLINED,
+    INTERVAL,
     boundary_order,
     evaluated,
     first_result,
@@ -158,6 +159,9 @@ class Lowering:
         if not isinstance(meta, torch.Tensor):
             raise Unsupported(f"'{node.name}' is not a tensor")
         _require_static(node)
+        low, high = node.meta.get(INTERVAL, INT32)
+        if low < INT32[0] or high > INT32[1]:
+            raise Unsupported(f"'{node.name}' has int64 values that int32, which is all that TOSA has, cannot hold")
         # The target takes memory as it lies: the graph's input has the dimensions in that order.
         order = boundary_order(node)
         shape, dtype = tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype)

@@ -27,6 +27,7 @@ from arm_recipes import report
 from arm_recipes.failure import describe, is_told
 from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import ExportError, warn
+from arm_recipes.programs import inputs_of, simplify_call, store_named_data
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.sample import Pattern
@@ -219,7 +220,7 @@ class Pipeline:
         return build[kind]()
 
     def _keep_programs(self) -> None:
-        from arm_backend_core.program import copied, simplify_call
+        from arm_backend_core.program import copied
 
         # Lowering edits the programs in place, and one may be the user's own.
         self._programs = dict(self._artifact.data)
@@ -253,7 +254,7 @@ class Pipeline:
         warn(text)
 
     def _snapshot(self, manager: EdgeProgramManager) -> None:
-        from arm_backend_core.program import copied_module, inputs_of, store_named_data
+        from arm_backend_core.program import copied_module
         from arm_recipes.stages.edge_manager import outputs_of
 
         published = manager._config_methods or {}

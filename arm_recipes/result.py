@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.files import check_writable, write
+from arm_recipes.programs import with_tosa_delegates
 from arm_recipes.report import MethodReport, Report, TensorInfo
 from arm_recipes.runtime.program import Program, twin_path
 from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
@@ -164,8 +165,6 @@ class ExportResult:
 
     def _twin(self) -> bytes:
         """The program with its delegates as TOSA graphs."""
-        from arm_backend_core.program import with_tosa_delegates
-
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
         names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest())
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}

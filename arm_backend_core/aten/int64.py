@@ -1,7 +1,8 @@
 """Which int64 values of a program int32 holds too: TOSA has no int64, so delegates compute in int32.
 
 Interval arithmetic over the fx graph. What comes from outside (an input of the program, an operator on the CPU) is
-taken to fit, as the report says of such inputs; what a delegate computes from it must be shown to.
+taken to fit, as the report says of such inputs, and counters to stay below 2**30; what a delegate computes from it must
+be shown to.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from arm_backend_core.nodes import overload_of
+from arm_backend_core.nodes import INTERVAL, overload_of
 from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
@@ -51,7 +52,7 @@ class Intervals:
         if value.dtype is torch.bool:
             return 0, 1
         limit = torch.iinfo(torch.int32 if value.dtype is torch.int64 else value.dtype)
-        return self._known.get(x, (limit.min, limit.max))
+        return self._known.get(x, x.meta.get(INTERVAL, (limit.min, limit.max)))
 
     def _result(self, node: Node) -> Interval | None:
         """The interval of a result from those of the operands; None where no rule tells."""

@@ -136,6 +136,8 @@ class Annotator:
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
         """The producer's parameters where both can have them, else int8 (or what the configuration says)."""
         config, record = self.configs[node], self.records[node]
+        if _is_whole(source) and source in self.records and (record.univariate or record.kind is Kind.SHARED):
+            return self._output_spec(source)
         wide, place = self.regions.wide, PLACE in node.meta
         origin = self._origin(source)
         if place and record.kind is not Kind.CONV and PLACE in origin.meta and origin in wide:
@@ -148,6 +150,8 @@ class Annotator:
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
         spec = config.inner if node in self.regions.wide and config.inner is not None else config.activation
+        if _is_whole(node) and torch.int16 in (spec.dtype, getattr(config.inner, "dtype", None)):
+            return _fixed_spec(config.inner or spec, -(2.0**15), 2.0**15)
         limits = record.fixed_range
         if spec.dtype is torch.int16 and PLACE in node.meta:
             if overload_of(node.target) in _GATES:
@@ -264,6 +268,12 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
         quant_max=spec.quant_max,
         qscheme=torch.per_tensor_affine,
     )
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether ``node`` gives int8 or int16 as real numbers: exact in steps of 1."""
+    sources = [source.meta["val"] for source in node.all_input_nodes] if is_float(node) else []
+    return len(sources) == 1 and getattr(sources[0], "dtype", None) in (torch.int8, torch.int16)
 
 
 def _is_real(node: Node) -> bool:

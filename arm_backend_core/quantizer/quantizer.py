@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
+from arm_backend_core.aten.angles import reduce_angles
 from arm_backend_core.aten.batch_norm import remove_batch_norms
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.constants import fold_weights
@@ -88,6 +89,7 @@ class ArmQuantizer(Quantizer):
         normalize_to_rms_norm(model)
         decompose(model, quantized=True)
         fold_weights(model)
+        reduce_angles(model)
         bound_masks(model)
         drop_unread(model.graph)  # what these replaced
         _give_values(model)

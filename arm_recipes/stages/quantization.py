@@ -87,7 +87,7 @@ class FastQuantizeStage(QuantizeStage):
         return own and len(recipe.quantizers) == 1 and not recipe.pre_prepare_passes and not recipe.post_convert_passes
 
     def _quantize(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> ExportedProgram:
-        from arm_backend_core.quantizer.post_training import Observed
+        from arm_recipes.stages.post_training import Observed
 
         model = Observed(program, self._quantization_recipe.quantizers[0])
         return self._calibrated(method, model, examples).quantized()

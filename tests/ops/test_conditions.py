@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantizer.post_training import Observed
+from arm_recipes.stages.post_training import Observed
 from tests.ops import runner
 
 

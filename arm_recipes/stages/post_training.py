@@ -26,7 +26,7 @@ from torchao.quantization.pt2e.utils import is_per_channel
 from arm_backend_core.aten.constants import attribute, held
 from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.nodes import drop_unread, is_state
-from arm_backend_core.program import with_parts
+from arm_backend_core.program import store_of, with_parts
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 
@@ -169,8 +169,7 @@ def _unlift(program: ExportedProgram) -> dict[str, InputSpec]:
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.kind not in _HELD:
             continue
-        store = program.state_dict if spec.target in program.state_dict else program.constants
-        tensor = store[str(spec.target)].detach()
+        tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
         # A buffer may be written: calibration writes a copy.
         node.target = held(module, node.name, tensor.clone() if spec.kind is InputKind.BUFFER else tensor)
         node.op = "get_attr"
