@@ -101,13 +101,13 @@ class Counted(nn.Module):
 
     def __init__(self, start: int = 0) -> None:
         super().__init__()
-        self.register_buffer("keys", torch.zeros(1, 64, 4))
+        self.register_buffer("keys", torch.zeros(1, 7, 4))
         self.register_buffer("place", torch.tensor([start]))
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        self.keys.index_copy_(1, self.place % 64, x[None, ..., 0])
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys.index_copy_(1, self.place % 7, x[None, ..., 0])
         self.place.add_(1)
-        return self.keys.sum(1), self.place.clone()
+        return self.keys[:, 3:].clone()
 
 
 class Delayed(nn.Module):
@@ -201,9 +201,7 @@ def test_counters_are_held_in_int32(start: int, recipe: str) -> None:
     result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
     program = arm_recipes.load(result.buffer)
     for frame in frames:
-        (wanted, place), (found, counted) = expected(*frame), program.run(*frame)
-        assert counted.equal(place)
-        assert (found - wanted).abs().max() < 0.2
+        assert (program.run(*frame)[0] - expected(*frame)).abs().max() < 0.02
     if start < 1 << 40 and recipe != "TOSA_FP":
         (method,) = result.report.methods
         assert not method.cpu
