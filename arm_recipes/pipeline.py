@@ -27,6 +27,7 @@ from arm_recipes import report
 from arm_recipes.failure import describe, is_told
 from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import ExportError, warn
+from arm_recipes.methods import check_state, name_state, with_shared_state
 from arm_recipes.programs import inputs_of, simplify_call, store_named_data
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
@@ -117,6 +118,7 @@ class Pipeline:
                 "export_recipe": recipe,
             },
         )
+        self._shares_state = False
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
         self._programs: dict[str, ExportedProgram] = {}
@@ -215,9 +217,17 @@ class Pipeline:
             StageType.TO_EDGE: lambda: ToEdgeStage.from_recipe(lowering),
             StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: lambda: EdgeProgramManagerTransformStage.from_recipe(lowering),
             StageType.TO_BACKEND: lambda: ToBackendStage.from_recipe(lowering),
-            StageType.TO_EXECUTORCH: lambda: ExecutorchStage(recipe.executorch_backend_config),
+            StageType.TO_EXECUTORCH: lambda: ExecutorchStage(self._backend_config()),
         }
         return build[kind]()
+
+    def _backend_config(self) -> Any:
+        config = self._recipe.executorch_backend_config
+        if not self._shares_state:
+            return config
+        from executorch.exir.capture import ExecutorchBackendConfig
+
+        return with_shared_state(config or ExecutorchBackendConfig())
 
     def _keep_programs(self) -> None:
         from arm_backend_core.program import copied
@@ -232,6 +242,7 @@ class Pipeline:
             for constant, value in pattern.constants.items():
                 self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
             simplify_call(program)
+        self._shares_state = name_state(copies)
         self._artifact = self._artifact.copy_with_new_data(copies)
 
     def _warn_about_boundary(self) -> None:
@@ -257,6 +268,8 @@ class Pipeline:
         from arm_backend_core.program import copied_module
         from arm_recipes.stages.edge_manager import outputs_of
 
+        if self._shares_state:
+            check_state({name: manager.exported_program(name) for name in manager.methods})
         published = manager._config_methods or {}
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)

@@ -37,8 +37,8 @@ def keep_state_quantized(program: ExportedProgram) -> None:
         readers = [user for user in buffer.users if user is not output]
         if buffer.meta["val"].dtype is torch.int64:
             _return(output, index, _counted_in_int32(program, str(spec.target), buffer, value))
-        elif readers and is_dequantize(value) and all(_fits(reader, value) for reader in readers):
-            _hold_integers(program, str(spec.target), buffer, readers)
+        elif is_dequantize(value) and all(_fits(reader, value) for reader in readers):
+            _hold_integers(program, str(spec.target), buffer, readers, value)
             _return(output, index, value.args[0])
     for index, spec in enumerate(signature.output_specs):
         value = output.args[0][index]
@@ -78,11 +78,11 @@ def _counted_in_int32(program: ExportedProgram, name: str, buffer: Node, value: 
         return call(value, aten._to_copy.default, wide if value is buffer else value, dtype=torch.int32)
 
 
-def _hold_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node]) -> None:
+def _hold_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node], value: Node) -> None:
     store = store_of(program, name)
     quantize: Any = torch.ops.quantized_decomposed.quantize_per_tensor.default
-    store[name] = quantize(store[name], *readers[0].args[1:])
-    buffer.meta = {**buffer.meta, "val": readers[0].meta["val"]}
+    store[name] = quantize(store[name], *value.args[1:])
+    buffer.meta = {**buffer.meta, "val": buffer.meta["val"].to(store[name].dtype)}
     for reader in readers:
         reader.replace_all_uses_with(buffer)
         program.graph.erase_node(reader)

@@ -117,7 +117,7 @@ class ArmQuantizer(Quantizer):
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
         """Tell the observers what they observe; called by ``prepare_pt2e``."""
         share(edge_or_node_to_obs_or_fq)
-        connect(model, edge_or_node_to_obs_or_fq)
+        connect((model, edge_or_node_to_obs_or_fq))
 
     def _config(self, modules: dict[str, Any]) -> Config:
         for name in sorted(self._names, key=len, reverse=True):

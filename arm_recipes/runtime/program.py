@@ -262,8 +262,10 @@ class Program:
         if not self._shares_state:
             # Methods that are loaded together lie in the same memory: one would overwrite the other's buffers.
             return runtime.load_program(self._data).load_method(name)
-        self._shared = self._shared or runtime.load_program(self._data)
-        return self._shared.load_method(name)
+        if self._shared is None:  # all methods now: to load one later would give the buffers their first values again
+            self._shared = runtime.load_program(self._data)
+            self._methods |= {method: self._shared.load_method(method) for method in self.methods}
+        return self._methods.get(name) or self._shared.load_method(name)
 
     @property
     def _shares_state(self) -> bool:

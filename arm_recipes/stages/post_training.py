@@ -29,6 +29,7 @@ from arm_backend_core.nodes import drop_unread, is_state
 from arm_backend_core.program import store_of, with_parts
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
+from arm_recipes.methods import Identity, identity
 
 _Q = torch.ops.quantized_decomposed
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -42,32 +43,40 @@ class Observed(torch.nn.Module):
     Args:
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
         quantizer: annotates it.
+        states: copies of buffers by ``identity``, which programs that go on from each other's state have in common.
+
+    Attributes:
+        model: the annotated module.
+        observers: by node, or by source and reader.
+        held: nodes of parameters, buffers and constants, and which tensor each is.
 
     Raises:
         ModelError: the quantizer cannot annotate this program.
     """
 
-    def __init__(self, program: ExportedProgram, quantizer: Quantizer) -> None:
+    def __init__(
+        self, program: ExportedProgram, quantizer: Quantizer, states: dict[Identity, Tensor] | None = None
+    ) -> None:
         super().__init__()
         self._program = program = functional(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-        self._specs = _unlift(self._program)
+        self._specs, self.held = _unlift(self._program, {} if states is None else states)
         _write_states(self._program, self._specs)
-        self._model = quantizer.transform_for_annotation(self._program.graph_module)
+        self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
-        quantizer.annotate(self._model)
-        quantizer.validate(self._model)
-        places = prepare._get_edge_or_node_to_qspec(self._model)
+        quantizer.annotate(self.model)
+        quantizer.validate(self.model)
+        places = prepare._get_edge_or_node_to_qspec(self.model)
         groups = prepare._get_edge_or_node_to_group_id(places)
-        self._observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
-        quantizer.prepare_obs_or_fq_callback(self._model, self._observers)
+        self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
+        quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self._samples = 0
         self.meta: dict[str, Any] = {}
 
     @property
     def graph(self) -> Graph:
         """The annotated graph."""
-        return self._model.graph
+        return self.model.graph
 
     def forward(self, *args: Any, **keywords: Any) -> None:
         """Observe one sample.
@@ -79,20 +88,20 @@ class Observed(torch.nn.Module):
         # A model may write into its inputs.
         values = [x.clone() if isinstance(x, Tensor) else x for x in pytree.tree_leaves((args, ordered))]
         try:
-            _observe(self._model, self._observers, values, constants=self._samples == 0)
+            _observe(self.model, self.observers, values, constants=self._samples == 0)
         except NotFinite as error:
             raise NotFinite(f"calibration sample {self._samples}: {error}") from None
         self._samples += 1
 
     def quantized(self) -> ExportedProgram:
         """The program with quantize and dequantize operators; to be asked for once."""
-        graph = self._model.graph
+        graph = self.model.graph
         for node in list(graph.nodes):
-            users, output = list(node.users), self._observers.get(node)
+            users, output = list(node.users), self.observers.get(node)
             source = node if output is None else self._rounded(node, node, output, users)
             readers: dict[Any, list[Node]] = {}
             for user in users:
-                observer = self._observers.get((node, user))
+                observer = self.observers.get((node, user))
                 if observer is not None and observer is not output:
                     readers.setdefault(observer, []).append(user)
             for observer, group in readers.items():
@@ -108,7 +117,7 @@ class Observed(torch.nn.Module):
 
         A constant is quantized here and now.
         """
-        graph, model, meta = self._model.graph, self._model, node.meta
+        graph, model, meta = self.model.graph, self.model, node.meta
         scale, zero_point = observer.calculate_qparams()
         limits = (observer.quant_min, observer.quant_max, observer.dtype)
         place = source.next
@@ -160,22 +169,30 @@ def _observe(model: GraphModule, observers: dict[Any, Any], inputs: Iterable[Any
                 del values[source]
 
 
-def _unlift(program: ExportedProgram) -> dict[str, InputSpec]:
-    """Parameters, buffers and constants become attributes of the program's module; how they were declared, by name."""
+def _unlift(
+    program: ExportedProgram, states: dict[Identity, Tensor]
+) -> tuple[dict[str, InputSpec], dict[Node, Identity]]:
+    """Parameters, buffers and constants become attributes of the program's module.
+
+    Returns:
+        how they were declared, by name; and which tensor each is.
+    """
     module, graph = program.graph_module, program.graph
     placeholders = graph.find_nodes(op="placeholder")
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    specs = {}
+    specs, held_tensors = {}, {}
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.kind not in _HELD:
             continue
         tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
-        # A buffer may be written: calibration writes a copy.
-        node.target = held(module, node.name, tensor.clone() if spec.kind is InputKind.BUFFER else tensor)
+        held_tensors[node] = key = identity(tensor)
+        if spec.kind is InputKind.BUFFER:  # it may be written: calibration writes a copy
+            tensor = states.setdefault(key, tensor.clone()) if tensor.numel() else tensor
+        node.target = held(module, node.name, tensor)
         node.op = "get_attr"
         first.prepend(node)
         specs[str(node.target)] = spec
-    return specs
+    return specs, held_tensors
 
 
 def _write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:
