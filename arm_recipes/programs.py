@@ -12,8 +12,12 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from arm_recipes.runtime.whole import PREFIX
+
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 
 def inputs_of(program: ExportedProgram) -> list[Node]:
@@ -61,9 +65,14 @@ def _is_written(spec: pytree.TreeSpec) -> bool:
     return True
 
 
-def store_named_data(manager: EdgeProgramManager, key: str, data: bytes) -> None:
+def store_named_data(manager: EdgeProgramManager, key: str, data: bytes, alignment: int = 1) -> None:
     """Put data into the program that a runtime reads only when it is asked for ``key``."""
-    manager._named_data_store.add_named_data(key, data)
+    manager._named_data_store.add_named_data(key, data, alignment)
+
+
+def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: list[CompileSpec]) -> None:
+    """Give a delegate another payload."""
+    module._processed_bytes, module._compile_specs = payload, compile_specs
 
 
 def with_tosa_delegates(
@@ -95,7 +104,11 @@ def with_tosa_delegates(
     store = NamedDataStore()
     present = manager._named_data
     if present is not None:
-        kept = {key: entry for key, entry in present.pte_data.items() if key not in named_data}
+        kept = {
+            key: entry
+            for key, entry in present.pte_data.items()
+            if key not in named_data and not key.startswith(PREFIX)  # the flatbuffers have their weights inside
+        }
         store.merge_named_data_store(replace(present, pte_data=kept))
     for key, data in named_data.items():
         store.add_named_data(key, data)

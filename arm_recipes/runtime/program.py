@@ -238,7 +238,8 @@ class Program:
         plugin.take_failure()
         try:
             if method is None:
-                method = self._methods[name] = self._load(name)
+                with plugin.loading(self.content.named_data):
+                    method = self._methods[name] = self._load(name)
             return list(method.execute(inputs))
         except (RuntimeError, MemoryError) as error:
             cause = plugin.take_failure()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 from executorch.export import ExportRecipe
-from torch import Tensor, nn
+from torch import Tensor
 
 import arm_recipes
 from arm_recipes import ArmRecipeType, ExportResult
