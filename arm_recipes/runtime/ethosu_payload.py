@@ -81,6 +81,7 @@ class EthosUParts:
 
     Attributes:
         commands: the command stream, of which ``header_bytes`` come before the first command.
+        weights: none where they are named data of the program.
     """
 
     payload: EthosUPayload
@@ -109,9 +110,8 @@ def read_parts(data: bytes | memoryview) -> EthosUParts:
     blocks = _blocks(memoryview(data))
     for name, length in ((_HEADER, 0), (_FOOTER, 0), (_SCRATCH, 4)):
         blocks[name].check_length(length)
-    if blocks[_WEIGHTS].external:
-        raise blocks[_WEIGHTS].damaged(_EXTERNAL_AT - _BLOCK, "its data is kept outside the payload and was not found")
     commands, scratch = blocks[_COMMANDS], blocks[_SCRATCH].number(0)
+    weights = memoryview(b"") if blocks[_WEIGHTS].external else blocks[_WEIGHTS].data
     stream = _stream(commands)
     inputs = _tensors(blocks[_INPUTS], INPUT, scratch, stream)
     outputs = _tensors(blocks[_OUTPUTS], OUTPUT, scratch, stream)
@@ -120,13 +120,13 @@ def read_parts(data: bytes | memoryview) -> EthosUParts:
         macs=stream.macs,
         stream=stream.kind,
         command_bytes=commands.size,
-        weight_bytes=blocks[_WEIGHTS].size,
+        weight_bytes=len(weights),
         scratch_bytes=scratch,
         fast_scratch_bytes=stream.fast_scratch,
         inputs=inputs,
         outputs=outputs,
     )
-    return EthosUParts(described, commands.data, stream.header_bytes, blocks[_WEIGHTS].data)
+    return EthosUParts(described, commands.data, stream.header_bytes, weights)
 
 
 def inlined(data: bytes | memoryview, find: Callable[[str], bytes | memoryview]) -> bytes | memoryview:

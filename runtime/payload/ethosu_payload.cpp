@@ -51,6 +51,8 @@ struct Block {
   // Of the data in the payload.
   size_t offset = 0;
   bool present = false;
+  // The data is the name of what is kept outside.
+  bool external = false;
 };
 
 // Cuts the payload into its blocks: names, headers and lengths, not what is in them.
@@ -109,11 +111,12 @@ class BlockReader {
 
   PayloadStatus header(uint32_t id, size_t start) {
     const uint8_t* header = data_ + start;
-    if (header[kExternalAt] == 1) {
+    const bool external = header[kExternalAt] == 1;
+    if (external && id != kWeights) {
       return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
                      "its data is kept outside the payload, which is not supported: export it inline");
     }
-    for (size_t i = kExternalAt; i < kBlockHeaderSize; ++i) {
+    for (size_t i = kExternalAt + (external ? 1 : 0); i < kBlockHeaderSize; ++i) {
       if (header[i] != 0) {
         return failure(PayloadError::kHeader, kNames[id], start + i, "reserved byte is %, not 0", header[i]);
       }
@@ -132,7 +135,7 @@ class BlockReader {
                      "% bytes of padding, % are left in the payload", signed_size(padding),
                      signed_size(left - length));
     }
-    blocks_[id] = {header + kBlockHeaderSize, length, start + kBlockHeaderSize, true};
+    blocks_[id] = {header + kBlockHeaderSize, length, start + kBlockHeaderSize, true, external};
     position_ = start + kBlockHeaderSize + length + padding;
     last_ = id;
     return {};
@@ -494,7 +497,8 @@ PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* 
     status = check_length(reader.block(kScratch), kScratch, 4);
   }
   if (status.ok()) {
-    payload->weights = {reader.block(kWeights).data, reader.block(kWeights).size};
+    const Block& weights = reader.block(kWeights);
+    (weights.external ? payload->weights_name : payload->weights) = {weights.data, weights.size};
     payload->scratch_size = read_u32(reader.block(kScratch).data);
     payload->aligned = reinterpret_cast<uintptr_t>(data) % kNpuAlignment == 0;
     status = read_commands(reader.block(kCommands), payload);
