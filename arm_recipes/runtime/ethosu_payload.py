@@ -145,7 +145,7 @@ def inlined(data: bytes | memoryview, find: Callable[[str], bytes | memoryview])
     from arm_backend_core.backends.payload import block_stream
 
     inside = {name: bytes(block.data) for name, block in blocks.items()}
-    inside[_WEIGHTS] = bytes(find(inside[_WEIGHTS].decode(errors="replace")))
+    inside[_WEIGHTS] = bytes(find(inside[_WEIGHTS].decode()))
     return block_stream(list(inside.items()))
 
 
@@ -248,6 +248,9 @@ def _block(data: memoryview, start: int, last: str, known: Mapping[str, _Block])
     first, padding = start + _BLOCK, -length % _ALIGNMENT
     if padding > left - length:
         raise _damaged(name, first + length, f"{padding} bytes of padding, {left - length} are left in the payload")
+    if external and not (0 < length < 256 and all(0x20 < byte < 0x7F for byte in data[first : first + length])):
+        reason = f"its data is outside the payload, but {length} bytes are no name: 1 to 255 printable characters"
+        raise _damaged(name, start + _EXTERNAL_AT, reason)
     return _Block(name, data[first : first + length], first, external), first + length + padding
 
 

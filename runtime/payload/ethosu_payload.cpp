@@ -55,6 +55,14 @@ struct Block {
   bool external = false;
 };
 
+bool is_name(const uint8_t* data, size_t size) {
+  size_t printable = 0;
+  while (printable < size && data[printable] > 0x20 && data[printable] < 0x7F) {
+    ++printable;
+  }
+  return size > 0 && size < 256 && printable == size;
+}
+
 // Cuts the payload into its blocks: names, headers and lengths, not what is in them.
 class BlockReader {
  public:
@@ -134,6 +142,11 @@ class BlockReader {
       return failure(PayloadError::kTruncated, kNames[id], start + kBlockHeaderSize + length,
                      "% bytes of padding, % are left in the payload", signed_size(padding),
                      signed_size(left - length));
+    }
+    if (external && !is_name(header + kBlockHeaderSize, length)) {
+      return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
+                     "its data is outside the payload, but % bytes are no name: 1 to 255 printable characters",
+                     signed_size(length));
     }
     blocks_[id] = {header + kBlockHeaderSize, length, start + kBlockHeaderSize, true, external};
     position_ = start + kBlockHeaderSize + length + padding;
