@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ from arm_recipes.programs import inputs_of, simplify_call, store_named_data
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.sample import Pattern
+from arm_recipes.sizes import Sized
 from arm_recipes.stages.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.quantization import FastQuantizeStage
 
@@ -102,8 +104,9 @@ class Pipeline:
         constant_methods: dict[str, Any] | None,
         strict: bool | None,
         progress: bool,
+        sized: Mapping[str, Sized] = MappingProxyType({}),
     ) -> None:
-        self._recipe, self._models = recipe, models
+        self._recipe, self._models, self._sized = recipe, models, sized
         self._progress = Progress(progress)
         # A recipe says strict=True also when it says nothing, so only strict=False is taken at its word.
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
@@ -188,7 +191,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        return ExportResult(record, self._programs, self._patterns, self._out_specs, manager)
+        return ExportResult(record, self._programs, self._patterns, self._out_specs, manager, self._sized)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
@@ -285,7 +288,10 @@ class Pipeline:
                     f"the model of '{name}' writes into its input '{tensor}': the program does not, "
                     f"it returns the new value as output {index}, before what the model returns"
                 )
-        store_named_data(manager, NAMES_KEY, stored_names(self._tensors))
+        for sized in self._sized.values():
+            sized.find_outputs({name: [x.shape for x in self._tensors[name][1]] for name in sized.methods})
+        told = {name: sized.told() for name, sized in self._sized.items()}
+        store_named_data(manager, NAMES_KEY, stored_names(self._tensors, sized=told))
 
 
 def _check_outputs(method: str, program: ExportedProgram) -> None:
