@@ -256,7 +256,8 @@ def _connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tu
     if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
         return
     bias = node.args[record.bias]
-    activation, weight = (observers.get((node.args[place], node)) for place in (0, record.weight))
+    operands: Any = node.args
+    activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
     if not isinstance(weight, WeightObserver) or not isinstance(activation, RangeObserver):
         return
     if isinstance(bias, Node) and bias.op == "get_attr" and activation.dtype is torch.int8:

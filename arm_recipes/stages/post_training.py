@@ -7,7 +7,7 @@ are the same, and quantize and dequantize operators take the observers' places.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any
 
@@ -35,6 +35,19 @@ _Q = torch.ops.quantized_decomposed
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
+@dataclass
+class Common:
+    """Tensors of several programs.
+
+    Attributes:
+        states: copies of buffers, which calibration writes, by what they are copies of.
+        constants: quantized parameters, by observer and what they are made of.
+    """
+
+    states: dict[Identity, Tensor] = field(default_factory=dict)
+    constants: dict[tuple[Any, Identity], Tensor] = field(default_factory=dict)
+
+
 class Observed(torch.nn.Module):
     """A program that observes its tensors while it runs, and can then be quantized.
 
@@ -43,7 +56,7 @@ class Observed(torch.nn.Module):
     Args:
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
         quantizer: annotates it.
-        states: copies of buffers by ``identity``, which programs that go on from each other's state have in common.
+        common: what programs that go on from each other's state, and share observers, have in common.
 
     Attributes:
         model: the annotated module.
@@ -54,13 +67,12 @@ class Observed(torch.nn.Module):
         ModelError: the quantizer cannot annotate this program.
     """
 
-    def __init__(
-        self, program: ExportedProgram, quantizer: Quantizer, states: dict[Identity, Tensor] | None = None
-    ) -> None:
+    def __init__(self, program: ExportedProgram, quantizer: Quantizer, common: Common | None = None) -> None:
         super().__init__()
         self._program = program = functional(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-        self._specs, self.held = _unlift(self._program, {} if states is None else states)
+        self._common = common or Common()
+        self._specs, self.held = _unlift(self._program, self._common.states)
         _write_states(self._program, self._specs)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
@@ -133,7 +145,10 @@ class Observed(torch.nn.Module):
                 known = parameters = (float(scale), int(zero_point), *limits)
             if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
-                integers = attribute(model, f"{node.name}_quantized", quantize(tensor, *known))
+                constants, key = self._common.constants, (observer, identity(tensor))
+                if key not in constants:
+                    constants[key] = quantize(tensor, *known)
+                integers = attribute(model, f"{node.name}_quantized", constants[key])
             else:
                 integers = graph.call_function(quantize, (source, *parameters))
                 integers.meta = {**meta, "val": _fake(self._mode, meta["val"], observer.dtype)}

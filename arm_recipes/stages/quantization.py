@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
-from arm_recipes.methods import Identity, observe_together
+from arm_recipes.methods import observe_together
 from arm_recipes.sample import Inputs
 from arm_recipes.stages.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.stages.capture import Capture
@@ -94,10 +94,10 @@ class FastQuantizeStage(QuantizeStage):
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
         """Methods are calibrated one after the other, each going on from the state that the last one left."""
-        from arm_recipes.stages.post_training import Observed
+        from arm_recipes.stages.post_training import Common, Observed
 
-        (quantizer,), states = self._quantization_recipe.quantizers or (), dict[Identity, torch.Tensor]()
-        observed = {method: Observed(program, quantizer, states) for method, program in programs.items()}
+        (quantizer,), common = list(self._quantization_recipe.quantizers or []), Common()
+        observed = {method: Observed(program, quantizer, common) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
         for method, model in observed.items():
