@@ -112,7 +112,7 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
     """
     written: dict[Identity, list[str]] = {}
     for method, program in programs.items():
-        for name in program.graph_signature.buffers_to_mutate.values():
+        for name in _written(program):
             written.setdefault(identity(_store(program, name)[name]), []).append(method)
     shared = False
     taken: dict[str, Identity] = {}
@@ -138,6 +138,16 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
             renamed[name] = names[key]
         _rename(program, {old: new for old, new in renamed.items() if old != new})
     return shared
+
+
+def _written(program: ExportedProgram) -> set[str]:
+    """Buffers that a program writes: in place, or by what it returns."""
+    from arm_backend_core.nodes import is_written
+
+    signature = program.graph_signature
+    nodes = program.graph.find_nodes(op="placeholder")
+    in_place = {signature.inputs_to_buffers.get(node.name) for node in nodes if is_written(node)}
+    return {name for name in in_place if name is not None} | set(signature.buffers_to_mutate.values())
 
 
 def _rename(program: ExportedProgram, names: Mapping[str, str]) -> None:
