@@ -24,7 +24,6 @@ from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.fusion import Univariate, before_reader, is_term, merging_reader, univariate
 from arm_backend_core.nodes import (
     DECLINED,
-    INTERVAL,
     boundary_order,
     evaluated,
     first_result,
@@ -104,7 +103,9 @@ class Lowering:
             frame = traceback.extract_tb(error.__traceback__)[-1]
             what = f"{type(error).__name__} in {Path(frame.filename).name}:{frame.lineno}: {error}"
             refusal = fault(f"lowering {operator_name(node)} raised {what}", error)
+        dead = set(self.graph.ops[mark:])
         del self.graph.ops[mark:]
+        self._entered = {source: kept for source, kept in self._entered.items() if kept[1].value.producer not in dead}
         return refusal
 
     def _checked(self, node: Node, result: Result) -> Result:
@@ -159,9 +160,6 @@ class Lowering:
         if not isinstance(meta, torch.Tensor):
             raise Unsupported(f"'{node.name}' is not a tensor")
         _require_static(node)
-        low, high = node.meta.get(INTERVAL, INT32)
-        if low < INT32[0] or high > INT32[1]:
-            raise Unsupported(f"'{node.name}' has int64 values that int32, which is all that TOSA has, cannot hold")
         # The target takes memory as it lies: the graph's input has the dimensions in that order.
         order = boundary_order(node)
         shape, dtype = tuple(meta.shape[axis] for axis in order), dtype_of(meta.dtype)
@@ -201,6 +199,8 @@ class Lowering:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
+        if misread := self._intervals.misread(node):
+            raise Unsupported(f"it reads '{misread.name}', whose int64 values may exceed int32, all that TOSA has")
         for tensor in (node, *node.all_input_nodes):
             _require_static(tensor)
         record = find(node)

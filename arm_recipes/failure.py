@@ -19,7 +19,12 @@ _FIXED = (
     "elements (topk)"
 )
 #: What to do about an exception, by a part of its text.
-_ADVICE = {"data-dependent": _FIXED, "Missing out variants": "ExecuTorch cannot emit the operator: use another one"}
+_ADVICE = {
+    "data-dependent": _FIXED,
+    "Missing out variants": "ExecuTorch cannot emit the operator: use another one",
+    "WithEffects": "ExecuTorch cannot emit an operator that checks its result while it runs: use the form that does "
+    "not (torch.linalg.inv_ex for inv, solve_ex for solve)",
+}
 
 
 def is_told(error: BaseException) -> bool:

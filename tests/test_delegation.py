@@ -81,6 +81,20 @@ def test_int64_products_that_int32_may_not_hold_stay_on_the_cpu() -> None:
     assert "may exceed int32" in refused.meta["custom"][REASON]
 
 
+def test_int64_values_beyond_int32_are_not_read_by_a_delegate() -> None:
+    """They would be converted at its boundary: 2**40 to 0. Indices, and what keeps the low bits alone, may be."""
+
+    def large(m: Any, i: torch.Tensor) -> Any:
+        product = i * 2**33
+        return product.to(torch.float32) * 2.0**-33, product.flip(0), product.to(torch.int32), m.table(product // 2**33)
+
+    _check(
+        large,
+        torch.tensor([3, 5]),
+        cpu=["aten.mul.Tensor", "aten.to.dtype", "aten.flip.default", "aten.floor_divide.default"],
+    )
+
+
 def test_int64_arithmetic_that_stays_small_is_delegated() -> None:
     _check(lambda m, x: ((x > 0).to(torch.int64) * 7 + 1, x + 1), torch.randn(4), cpu=[], spec=BOTH)
 

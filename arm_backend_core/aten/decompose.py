@@ -25,8 +25,18 @@ from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.constants import held
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
-from arm_backend_core.nodes import DECLINED, PLACE, constant_nodes, drop_unread, first_result, in_words, is_constant
-from arm_backend_core.ops.composites.arithmetic import computed_product, product_of_nothing
+from arm_backend_core.nodes import (
+    DECLINED,
+    PLACE,
+    constant_nodes,
+    drop_unread,
+    first_result,
+    in_words,
+    is_constant,
+    mutates,
+)
+from arm_backend_core.ops.composites import computed_weights
+from arm_backend_core.ops.composites.arithmetic import product_of_nothing
 from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
 from arm_backend_core.ops.registry import composite, find, records
 
@@ -155,8 +165,8 @@ class _Decomposer:
         overload = cast(OpOverload, node.target)
         if _is_product_of_nothing(node):
             return partial(product_of_nothing, node.meta["val"].shape)
-        if _is_computed_product(node, constants):
-            return computed_product
+        if _has_computed_weight(node, constants):
+            return computed_weights.RULES[overload][1]
         record = composite(node)
         if record is not None:
             return partial(record.parts, quantized=self.quantized) if record.tell_quantized else record.parts
@@ -200,7 +210,9 @@ class _Decomposer:
         try:
             module = _trace(call, values)
             known = constant_nodes(module.graph)  # weights, say, that the operator makes of the unit vectors
-            if any(node.target is target and node not in known for node in module.graph.nodes):
+            if any(
+                node.target is target and _is_composite(node, known) for node in module.graph.nodes if node not in known
+            ):
                 module = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
         except Exception as error:  # PyTorch raises of all kinds where it has no rule for these operands
             if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):
@@ -212,6 +224,9 @@ class _Decomposer:
         self.pending.append(target)
         self.run(module, constants)
         self.pending.pop()
+        if any(mutates(node) for node in module.graph.nodes):
+            fails = InternalError if target in records() else Unsupported
+            raise fails(f"{target} is made of writes to memory that others share")
         return _Fragment(module, all(_is_known(node, constants) for node in module.graph.nodes))
 
 
@@ -286,7 +301,7 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
     if node.target is aten.view_as_complex.default:
         return False
     composed = find(node) is None or complex_numbers.concerns(node)
-    return composed or _is_product_of_nothing(node) or _is_computed_product(node, constants)
+    return composed or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
 
 
 def _is_product_of_nothing(node: Node) -> bool:
@@ -297,11 +312,14 @@ def _is_product_of_nothing(node: Node) -> bool:
     return left.dim() > 0 and left.shape[-1] == 0 and node.meta["val"].numel() > 0
 
 
-def _is_computed_product(node: Node, constants: Container[Node]) -> bool:
-    """Whether the weight of a linear layer is computed while the program runs, or is a vector."""
-    if node.target is not aten.linear.default:
+def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
+    """Whether the weight of a layer is computed while the program runs, or is a vector."""
+    if node.target not in computed_weights.RULES:
         return False
-    return node.args[1] not in constants or cast(Node, node.args[1]).meta["val"].dim() == 1
+    places, _ = computed_weights.RULES[node.target]
+    weights = [weight for weight in node.args[places] if isinstance(weight, Node)]
+    vector = node.target is aten.linear.default and any(weight.meta["val"].dim() == 1 for weight in weights)
+    return vector or any(weight not in constants for weight in weights)
 
 
 def _alternative(node: Node) -> bool:

@@ -36,8 +36,9 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> bool:
     _drop_identities(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     mutating = [node for node in graph.nodes if mutates(node) and not _ends(node, order)]
-    if any(_functional(node) is None or _is_shared(node.args[0], node, order, held=write_back) for node in mutating):
-        return False
+    for node in mutating:
+        if _functional(node) is None or (_writes(node) and _is_shared(node.args[0], node, order, held=write_back)):
+            return False
     written: dict[Node, Node] = {}
     for node in mutating:
         source = node.args[0]
@@ -123,8 +124,18 @@ def _functional(node: Node) -> OpOverload | None:
     namespace, name = node.target._schema.name.split("::")
     if not name.endswith("_") or namespace != "aten":
         return None
-    packet = getattr(torch.ops.aten, name[:-1], None)
-    return getattr(packet, node.target._overloadname, None) if packet is not None else None
+    packet, types = getattr(torch.ops.aten, name[:-1], None), _types(node.target)
+    overloads = [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
+    return next((overload for overload in overloads if _types(overload) == types), None)
+
+
+def _types(overload: OpOverload) -> list[tuple[str, str]]:
+    return [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
+
+
+def _writes(node: Node) -> bool:
+    """Whether an in-place operator changes memory: ``transpose_`` changes how one name reads it."""
+    return isinstance(node.target, OpOverload) and torch.Tag.inplace_view not in node.target.tags
 
 
 def _is_shared(

@@ -1,8 +1,7 @@
 """Which int64 values of a program int32 holds too: TOSA has no int64, so delegates compute in int32.
 
-Interval arithmetic over the fx graph. What comes from outside (an input of the program, an operator on the CPU) is
-taken to fit, as the report says of such inputs, and counters to stay below 2**30; what a delegate computes from it must
-be shown to.
+Interval arithmetic over the fx graph. Inputs of the program are taken to fit, as the report says of them, and counters
+to stay below 2**30; what is computed from them must be shown to, for a delegate to compute it or to read it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from arm_backend_core.nodes import INTERVAL, overload_of
+from arm_backend_core.nodes import INTERVAL, first_result, overload_of
 from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
@@ -33,12 +32,27 @@ class Intervals:
         self._known: dict[Node, Interval] = {}
 
     def fits(self, node: Node) -> bool:
-        """Whether int32 holds every element of ``node``'s int64 result, its operands being held by int32."""
-        interval = self._result(node)
-        if interval is None or interval[0] < INT32[0] or interval[1] > INT32[1]:
-            return False
-        self._known[node] = interval
-        return True
+        """Whether int32 holds every element of ``node``'s integer result."""
+        interval = self._result(node) or _ANY
+        fits = _within(interval)
+        if fits or getattr(first_result(node), "dtype", None) is torch.int64:  # a narrower one wraps around
+            self._known[node] = interval
+        return fits
+
+    def misread(self, node: Node) -> Node | None:
+        """The operand, if there is one, of which ``node`` would read other numbers in a delegate: modulo 2**32.
+
+        Indices are within what they index, and conversions to narrower integers drop what is lost.
+        """
+        name, kind = _name(node), getattr(first_result(node), "dtype", None)
+        if name in ("to", "_to_copy") and kind in (torch.int32, torch.int16, torch.int8):
+            return None
+        read = node.args[:1] if name in ("embedding", "index", "gather", "index_select") else node.all_input_nodes
+        return next((x for x in read if isinstance(x, Node) and not _within(self._held(x))), None)
+
+    def _held(self, node: Node) -> Interval:
+        """What is known of an operand's integers, else what int32 holds."""
+        return self._known.get(node, node.meta.get(INTERVAL, INT32))
 
     def _of(self, x: Any) -> Interval | None:
         """Elements of an operand; None for real numbers."""
@@ -56,8 +70,7 @@ class Intervals:
 
     def _result(self, node: Node) -> Interval | None:
         """The interval of a result from those of the operands; None where no rule tells."""
-        overload, record = overload_of(node.target), find(node)
-        name = "" if overload is None else overload._schema.name.removeprefix("aten::")
+        name, record = _name(node), find(node)
         if name == "one_hot":
             return 0, 1
         if name in ("argmax", "argmin"):
@@ -79,6 +92,15 @@ class Intervals:
             return None
         known = [x for x in operands if x is not None]
         return _hull(*known) if known and len(known) == len(operands) else None
+
+
+def _name(node: Node) -> str:
+    overload = overload_of(node.target)
+    return "" if overload is None else overload._schema.name.removeprefix("aten::")
+
+
+def _within(interval: Interval) -> bool:
+    return INT32[0] <= interval[0] and interval[1] <= INT32[1]
 
 
 def _count(node: Node) -> int:

@@ -15,7 +15,7 @@ from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
-from arm_backend_core.tosa.graph import Value, prod
+from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 _CONV: dict[str, Any] = {"kind": Kind.CONV, "activations": (0,), "fuses": True}
@@ -91,9 +91,9 @@ def _convolve_volume(
     pad = (pads[1], pads[1], pads[2], pads[2])
     geometry = _Geometry((steps[1], steps[2]), pad, (spread[1], spread[2]), groups)
     result = _grouped(cx, x, weight, bias, image, kernel, geometry)
-    voxels, channels = prod(cx.shape[-3:]), result.shape[3]
-    rows = cx.b.reshape(result, (result.size // (voxels * channels), voxels, channels))
-    return cx.b.reshape(cx.b.transpose(rows, (0, 2, 1)), cx.shape)
+    (depth, height, width), channels = cx.shape[-3:], result.shape[3]
+    rows = cx.b.reshape(result, (result.size // (depth * height * width * channels), depth * height, width, channels))
+    return cx.b.reshape(to_nchw(cx.b, rows), cx.shape)
 
 
 def _depth_slices(cx: Context, x: Tensor, weight: Tensor, step: int, pad: int, starts: Sequence[int]) -> list[Value]:
@@ -101,7 +101,7 @@ def _depth_slices(cx: Context, x: Tensor, weight: Tensor, step: int, pad: int, s
     b, depth = cx.b, cx.shape[-3]
     c, d, h, w = x.shape[-4:]
     n, image = x.value.size // (c * d * h * w), h * w * c
-    value = b.transpose(b.reshape(x.value, (n, c, d * h * w)), (0, 2, 1))
+    value = to_nhwc(b, b.reshape(x.value, (n, c, d * h, w)))  # no axis of more than 65536 elements, as hardware wants
     behind = max(starts[-1] + depth * step - d - pad, 0)  # whole steps, the last one included
     value = b.pad(b.reshape(value, (n, d, image)), [(0, 0), (pad, behind), (0, 0)], zero_points(x, weight)[0])
     slices = []

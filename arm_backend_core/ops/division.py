@@ -102,6 +102,19 @@ def remainder(cx: Context, x: Operand, y: Operand) -> Value:
     return abs(divisor).less(2.0**-120).where(nothing, beyond).value
 
 
+@op(aten.fmod.Tensor, aten.fmod.Scalar, **_WHOLE)
+def fmod(cx: Context, x: Operand, y: Operand) -> Value:
+    """x - y * trunc(x / y), with the sign of x; of floats what remains of |x| / |y|, which nothing is taken from."""
+    b, dividend, divisor = cx.b, cx.operand(x, cx.dtype), cx.operand(y, cx.dtype)
+    if not cx.dtype.is_float:
+        rest = remainder.lower(cx, x, y)
+        return b.sub(rest, b.mul(_opposed(cx, rest, dividend), divisor))
+    signed = Float(b, dividend)
+    positive = Float(b, remainder.lower(cx, *(Tensor(b.unary("ABS", value)) for value in (dividend, divisor))))
+    rest = signed.less(0.0).where(-positive, positive)
+    return rest.equal(0.0).where(signed * 0.0, rest).value
+
+
 @op(aten.div.Tensor_mode, aten.div.Scalar_mode, **_WHOLE)
 def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None = None) -> Value:
     """x / y, rounded down or towards zero if it is to be: one more than down where what remains has not x's sign."""

@@ -18,6 +18,7 @@ from arm_backend_core.ops.indexing import reshape_indices
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.ops.spatial_mean import spatial_mean
+from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
@@ -79,6 +80,10 @@ def _(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
     x = vector(cx, x)
+    if x.q is None:  # integers, whose sum is a real number
+        if x.value.dtype is not DType.BOOL:
+            raise Unsupported(f"a sum of {x.value.dtype.name.lower()} as real numbers; convert them first")
+        x = Tensor(cx.b.cast(x.value, DType.INT8), QParams(1.0, 0, DType.INT8, *DType.INT8.range))
     assert x.q is not None
     return cx.b.reshape(fixed_point.sum_(cx.b, x.value, x.q, _axes(x, dim), cx.q), cx.shape)
 

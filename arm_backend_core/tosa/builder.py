@@ -177,7 +177,14 @@ class Builder:
         out_h = (h + pad[0] + pad[1] - spans[0]) // stride[0] + 1
         out_w = (w + pad[2] + pad[3] - spans[1]) // stride[1] + 1
         attrs = {"pad": list(pad), "stride": list(stride), "dilation": list(dilation)}
-        return self._accumulate(kind, (x, weight, bias), (n, out_h, out_w, channels), zps, **attrs)
+        try:
+            return self._accumulate(kind, (x, weight, bias), (n, out_h, out_w, channels), zps, **attrs)
+        except Unsupported:
+            if not any(pad):
+                raise
+        # Ethos-U55 and U65 pad no window that moves by more than three.
+        written = self.pad(x, [(0, 0), (pad[0], pad[1]), (pad[2], pad[3]), (0, 0)], zps[0])
+        return self._conv(kind, written, weight, bias, kernel, channels, (0, 0, 0, 0), stride, dilation, zps)
 
     def _accumulate(
         self, kind: str, inputs: tuple[Value, ...], shape: Sequence[int], zps: tuple[int, int], **attrs: Any

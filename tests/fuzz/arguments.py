@@ -779,6 +779,18 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "take": {
         "index": lambda d, a: d.tensor(shape=(d.size(1, 5),), dtypes=(torch.int64,), span=(0, _first(a).tensor.numel()))
     },
+    "put": {  # of equal indices PyTorch lets any count
+        "index": lambda d, a: d.tensor(
+            shape=(d.size(1, 5),), dtypes=(torch.int64,), span=(0, _first(a).tensor.numel())
+        ),
+        "source": lambda d, a: d.tensor(shape=a["index"].shape, dtypes=(_first(a).tensor.dtype,)),
+        "accumulate": _always(True),
+    },
+    "_unsafe_masked_index": {
+        "self": lambda d, a: d.tensor(lambda x: x.dim() == 1, lambda: d.shape(1)),
+        "mask": lambda d, a: d.tensor(shape=(4,), dtypes=BOOL),
+        "indices": lambda d, a: [d.tensor(shape=(4,), dtypes=(torch.int64,), span=(-3, 9))],
+    },
     "bucketize": {"boundaries": lambda d, a: d.constant(1, span=(-2, 2))},  # more would have to be sorted
     "searchsorted": {
         "sorted_sequence": lambda d, a: d.tensor(shape=(1,), span=(-2, 2)),
@@ -930,6 +942,7 @@ FUNCTIONS = (
     "{x}.transpose(0, -1).mul_({n})",
     "aten.add_.Tensor({x}, {z})",
     "aten.relu_({x})",
+    "torch.neg({x}).unsqueeze_(0).transpose_(0, -1).add_({n})",
     "aten.clamp_({x}, -0.5, 0.5)",
     "aten.copy_({x}, {z})",
     "aten.fill_.Scalar({x}[:1], {n})",

@@ -243,6 +243,7 @@ CONVOLUTION = [
     Case("conv2d_no_bias", nn.Conv2d(4, 8, 3, bias=False), image()),
     Case("conv2d_stride", nn.Conv2d(4, 8, 3, stride=2), image()),
     Case("conv2d_stride_padding", nn.Conv2d(4, 8, (3, 5), stride=(2, 3), padding=(1, 2)), image(4, 10, 11)),
+    Case("conv2d_long_stride_padding", nn.Conv2d(3, 8, 7, stride=4, padding=2), image(3, 14, 13)),
     Case("conv2d_dilation", nn.Conv2d(4, 8, 3, dilation=2, padding=2), image()),
     Case("conv2d_groups", nn.Conv2d(4, 6, 3, groups=2), image()),
     Case("conv2d_depthwise", nn.Conv2d(4, 4, 3, groups=4, padding=1), image()),

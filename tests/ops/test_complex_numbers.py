@@ -39,6 +39,7 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "ifft": lambda x, y: torch.view_as_real(torch.fft.ifft(_complex(x), dim=1)),
     "fft2": lambda x, y: torch.fft.fft2(_complex(x)).real,
     "spectral_layer": _filtered,
+    "stft": lambda x, y: torch.view_as_real(torch.stft(x.flatten(), 12, 5, return_complex=True)),
     "mixing": lambda x, y: torch.fft.fft2(x).real + y,
     "arithmetic": lambda x, y: torch.view_as_real((_complex(x) - 2 * _complex(y)) * _complex(y) + y[..., :3]),
     "quotient": lambda x, y: torch.view_as_real(_complex(x) / (_complex(y) * 0.1 + 3) / (y[..., :3].abs() + 1)),
@@ -57,7 +58,7 @@ def test_runs_whole_in_float(name: str) -> None:
     runner.check_close(case, lowered.run(inputs), runner.flat(case.module()(*inputs)))
 
 
-@pytest.mark.parametrize("name", ["rfft2", "spectral_layer"])
+@pytest.mark.parametrize("name", ["rfft2", "spectral_layer", "stft"])
 def test_runs_whole_in_integers(name: str) -> None:
     case = Case(name, FUNCTIONS[name], [Input((2, 4, 6)), Input((2, 4, 6))])
     module, inputs = runner.quantized(case, wide=True), case.sample()

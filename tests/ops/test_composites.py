@@ -44,6 +44,13 @@ def _index(x: Tensor, size: int) -> Tensor:
     return (x.abs() * (size / 2)).clamp(max=size - 0.5).to(torch.int32).to(torch.int64)
 
 
+def _turned(x: Tensor) -> Tensor:
+    """In-place operators that change how a name reads memory, with another name for the same memory."""
+    flat = x.view(-1)
+    x.transpose_(0, 2).squeeze_(1)
+    return x.reshape(-1) - flat
+
+
 #: Function and the shapes of its inputs, by name.
 COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "absolute": (torch.absolute, [(2, 8)]),
@@ -52,6 +59,8 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "adaptive_max_pool3d": (lambda x: F.adaptive_max_pool3d(x, (2, 3, 1)), [(1, 2, 4, 5, 6)]),
     "adaptive_max_pool1d": (lambda x: F.adaptive_max_pool1d(x, 3), [(1, 2, 9)]),
     "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, (3, 2)), [(1, 2, 9, 9)]),
+    "adaptive_max_pool2d_uneven_indices": (lambda x: F.adaptive_max_pool2d(x, (3, 2), True)[1], [(1, 2, 10, 5)]),
+    "adaptive_max_pool3d_indices": (lambda x: F.adaptive_max_pool3d(x, (2, 3, 1), True)[1], [(1, 2, 5, 4, 3)]),
     "adaptive_max_pool2d_indices": (lambda x: F.adaptive_max_pool2d(x, 3, True)[1], [(1, 2, 9, 6)]),
     "all": (lambda x: torch.all(x > -1.5, 1), [(2, 8)]),
     "any": (lambda x: torch.any(x > 1.5, 1, keepdim=True), [(3, 8)]),
@@ -113,6 +122,37 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "lstm_projected_layers": (lambda x: _PROJECTED_LAYERS(x)[0], [(3, 2, 5)]),
     "max": (torch.max, [(2, 8)]),
     "max_dim": (lambda x: torch.cat(torch.max(x, 1, keepdim=True), 1), [(2, 4)]),
+    "avg_pool3d_divisor_ceil": (
+        lambda x: F.avg_pool3d(x, (2, 3, 2), (2, 2, 3), (1, 1, 0), True, divisor_override=5),
+        [(1, 2, 6, 7, 4)],
+    ),
+    "conv1d_computed": (lambda x, w: F.conv1d(x, w, None, 2, 2, 2), [(2, 3, 9), (4, 3, 3)]),
+    "conv2d_computed": (lambda x, w, b: F.conv2d(x, w, b, (2, 1), 1, 1, 2), [(1, 4, 6, 5), (6, 2, 3, 3), (6,)]),
+    "conv2d_computed_depthwise": (lambda x, w: F.conv2d(x, w, padding="same", groups=3), [(2, 3, 6, 5), (3, 1, 2, 3)]),
+    "conv3d_computed": (lambda x, w: F.conv3d(x, w, padding=1), [(2, 4, 3, 4), (3, 2, 3, 1, 2)]),
+    "conv_transpose2d_computed": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1, 2),
+        [(1, 4, 3, 4), (4, 3, 3, 2), (6,)],
+    ),
+    "cummax_indices": (lambda x: torch.cummax(x.round(), 1)[1], [(2, 9)]),
+    "cummin_indices": (lambda x: torch.cummin(x.round(), 0)[1], [(9, 2)]),
+    "diagonal_scatter": (lambda x, y: torch.diagonal_scatter(x, y, -1, 0, 2), [(4, 2, 3), (2, 3)]),
+    "as_strided_scatter": (lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (7, 2), 1), [(3, 5), (2, 3)]),
+    "fmod": (lambda x, y: torch.fmod(x * 9, y), PAIR),
+    "fmod_integers": (lambda x: torch.fmod((x * 50).int(), -7), [(2, 40)]),
+    "kthvalue_index": (lambda x: torch.kthvalue(x, 2, 1)[1], [(3, 5)]),
+    "masked_index": (
+        lambda x, i: aten._unsafe_masked_index(x, i > 0, [_index(i, 6), None], 0.5),
+        [(4, 3), (5, 1)],
+    ),
+    "max_pool2d_dilated_indices": (
+        lambda x: F.max_pool2d(x, (3, 2), (1, 2), 1, 2, True, return_indices=True)[1],
+        [(1, 2, 7, 6)],
+    ),
+    "max_pool3d_indices": (lambda x: F.max_pool3d(x, 2, 1, 1, return_indices=True)[1], [(2, 3, 4, 2)]),
+    "median_index": (lambda x: torch.median(x, 1, keepdim=True)[1], [(3, 5)]),
+    "mode": (lambda x: torch.stack([y.float() for y in torch.mode(x.round(), 1)]), [(4, 9)]),
+    "put": (lambda x, i, y: torch.put(x, _index(i, 8), y, accumulate=True), [(2, 4), (3,), (3,)]),
     "max_pool2d_indices": (lambda x: F.max_pool2d(x, (2, 3), 2, 1, return_indices=True)[1], [(1, 2, 7, 6)]),
     "max_pool3d": (lambda x: F.max_pool3d(x, 3, 2, 1, ceil_mode=True), [(2, 2, 4, 5, 6)]),
     "meshgrid": (lambda x, y: torch.cat(torch.meshgrid(x, y, indexing="ij")), [(3,), (4,)]),
@@ -202,6 +242,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "atan2": (torch.atan2, PAIR),
     "avg_pool3d_divisor": (lambda x: F.avg_pool3d(x, 2, 1, 1, divisor_override=3), [(1, 2, 3, 4, 5)]),
     "bucketize": (lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 0.5])), [(2, 8)]),
+    "cdist_0": (lambda x, y: torch.cdist(x.round(), y.round(), p=0), [(2, 3, 4), (2, 5, 4)]),
     "cdist": (torch.cdist, [(2, 4, 3), (2, 5, 3)]),
     "conv_transpose2d_dilation": (nn.ConvTranspose2d(4, 6, (3, 2), 2, 1, 1, 2, dilation=2), [(1, 4, 5, 4)]),
     "conv_transpose3d": (nn.ConvTranspose3d(4, 6, 3, (2, 1, 3), 1, (1, 0, 2), 2), [(1, 4, 2, 3, 4)]),
@@ -255,6 +296,16 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         [(2, 4, 2, 3), (2,), (2, 2, 2)],
     ),
     "index_put_mask": (lambda x: x.index_put((x > 0.5,), torch.tensor(0.25)), [(2, 8)]),
+    "heaviside": (lambda x, y: torch.heaviside(x.round(), y), PAIR),
+    "layer_norm_computed": (lambda x, w, b: F.layer_norm(x, (8,), w, b), [(2, 3, 8), (8,), (8,)]),
+    "group_norm_computed": (lambda x, w, b: F.group_norm(x, 2, w, b), [(2, 4, 5), (4,), (4,)]),
+    "rms_norm_computed": (lambda x, w: F.rms_norm(x, (8,), w), [(2, 3, 8), (8,)]),
+    "nanmean": (lambda x: torch.nanmean(x, 1), [(3, 8)]),
+    "sort_indices": (lambda x: torch.argsort(x, 1, descending=True), [(3, 5)]),
+    "xlogy": (lambda x, y: torch.xlogy(x.round(), y.abs()), PAIR),
+    "xlogy_number": (lambda x: torch.xlogy(x, 3.0) + torch.xlogy(2.0, x.abs() + 1), [(2, 8)]),
+    "xlog1py": (lambda x, y: torch.special.xlog1py(x, y.abs()), PAIR),
+    "in_place_views": (lambda x: _turned(x * 2), [(2, 1, 4)]),
     "index_put_values": (lambda x, y: x.index_put((x > -9,), y), [(2, 8), (16,)]),
     "index_select_scalar": (lambda x: torch.index_select(x, 0, torch.tensor([0])) * 2, [()]),
     "isin": (lambda x: torch.isin(x.round(), torch.tensor([1.0, -2.0])), [(2, 8)]),
@@ -356,7 +407,6 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "unsafe_chunk": (lambda x: torch.unsafe_chunk(x, 2, 1)[0], [(2, 8)]),
     "vector_norm": (lambda x: torch.linalg.vector_norm(x, 2, -1), [(2, 8)]),
     "vstack": (lambda x, y: torch.vstack((x, y)), PAIR),
-    "xlogy": (lambda x, y: torch.xlogy(x, y.abs() + 1), PAIR),
 }
 
 
@@ -479,6 +529,13 @@ def test_few_are_ordered_on_the_target(name: str) -> None:
 
 #: Those that are worth having in an integer program, and the most steps of the result that they may be off by.
 QUANTIZED = {
+    "conv2d_computed": 1,
+    "conv2d_computed_depthwise": 1,
+    "conv_transpose2d_computed": 1,
+    "diagonal_scatter": 1,
+    "fmod_integers": 0,
+    "max_pool3d_indices": 0,
+    "mode": 1,
     "conv_transpose2d_dilation": 1,
     "conv_transpose3d": 1,
     "fold_overlapping": 1,
@@ -494,6 +551,14 @@ QUANTIZED = {
     "index_put_mask": 1,
     "addbmm": 2,
     "cdist": 3,
+    "cdist_0": 0,
+    "group_norm_computed": 2,
+    "heaviside": 1,
+    "layer_norm_computed": 2,
+    "nanmean": 1,
+    "rms_norm_computed": 2,
+    "xlog1py": 2,
+    "xlogy": 2,
     "add_relu": 1,
     "convolution_of_torchscript": 1,
     "pdist": 1,

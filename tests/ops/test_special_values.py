@@ -73,6 +73,13 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
             torch.tensor([0.1, 0.7, 0.7, 3.0, INF, INF, 0.0, 0.0, 2.0, 2.0, -3.0, 3.0]),
         ],
     ),
+    "fmod": (
+        torch.fmod,
+        [
+            torch.tensor([1.0, 9999.7, -9999.7, 1e9, 1.0, -1.0, 1.0, 0.0, INF, NAN, 7.0, -6.0]),
+            torch.tensor([0.1, 0.7, 0.7, 3.0, INF, INF, 0.0, 0.0, 2.0, 2.0, -3.0, 3.0]),
+        ],
+    ),
     "floor_divide": (
         torch.floor_divide,
         [

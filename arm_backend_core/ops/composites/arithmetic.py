@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -87,17 +87,36 @@ def product_of_nothing(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Te
     return zeros if bias is None else zeros + bias
 
 
-def computed_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``linear`` as a product of matrices; a vector has one output channel, which the result has no dimension for."""
-    result = torch.matmul(x, weight.t())
-    return result if bias is None else result + bias
-
-
 @made_of(aten.addbmm.default)
 def addbmm(x: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * x + alpha * the sum of the products of a batch: first [N, I, K], second [N, K, J]."""
     rows = first.transpose(0, 1).flatten(1)
     return aten.addmm(x, rows, second.flatten(0, 1), beta=beta, alpha=alpha)
+
+
+@made_of(aten.heaviside.default)
+def heaviside(x: Tensor, values: Tensor) -> Tensor:
+    """1 above 0, ``values`` at 0, 0 below."""
+    return torch.where(x == 0, values, torch.where(x > 0, 1.0, 0.0).to(x.dtype))
+
+
+def _times(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[..., Tensor]:
+    def product(x: Any, y: Any, *, quantized: bool) -> Tensor:
+        """x * function(y), 0 where x is 0 and y a number; what the function makes of y there is not calibrated with."""
+        x, y = (z if isinstance(z, Tensor) else torch.full((), z) for z in (x, y))
+        nothing = x == 0 if quantized else (x == 0) & (y == y)
+        return x * function(torch.where(nothing, at_zero, y))
+
+    return product
+
+
+made_of(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self, tell_quantized=True)(_times(torch.log, 1.0))
+made_of(
+    aten.special_xlog1py.default,
+    aten.special_xlog1py.other_scalar,
+    aten.special_xlog1py.self_scalar,
+    tell_quantized=True,
+)(_times(torch.log1p, 0.0))
 
 
 @made_of(aten._cdist_forward.default)

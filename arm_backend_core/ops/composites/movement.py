@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,6 +15,7 @@ from arm_backend_core.errors import ModelError, Unsupported
 from arm_backend_core.ops.registry import made_of
 
 aten = torch.ops.aten
+Array = np.ndarray[Any, Any]
 
 
 @made_of(aten.diagonal.default, aten.diagonal_copy.default)
@@ -201,6 +203,47 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """x with ``source`` in the place of x[index] along ``dim``."""
     place = index % x.shape[dim]
     return slice_scatter(x, source.unsqueeze(dim), dim, place, place + 1)
+
+
+def _written(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tensor:
+    """x with the elements of ``source`` in the places of a view of contiguous memory."""
+    chosen = np.arange(x.numel()).reshape(x.shape)
+    chosen.reshape(-1)[view(chosen).reshape(-1)] = x.numel() + np.arange(source.numel())
+    elements = torch.cat([x.reshape(-1), source.to(x.dtype).reshape(-1)])
+    return torch.index_select(elements, 0, torch.tensor(chosen.reshape(-1).tolist())).reshape(x.shape)
+
+
+@made_of(aten.diagonal_scatter.default)
+def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """x with ``source`` in the place of a diagonal."""
+    return _written(x, source, lambda places: places.diagonal(offset, dim1, dim2).copy())
+
+
+@made_of(aten.as_strided_scatter.default, reads_memory=True)
+def as_strided_scatter(
+    x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """x with ``source`` in the place of a view with these strides."""
+    first = (storage_offset or 0) - x.storage_offset()
+    steps = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
+    return _written(x, source, lambda _: first + (np.indices(tuple(size)) * steps).sum(0))
+
+
+@made_of(aten.put.default, tell_quantized=True)
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, quantized: bool = False) -> Tensor:
+    """x with the elements of ``source`` at indices of the flattened tensor."""
+    flat = x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate
+    return index_put(*flat, quantized=quantized).reshape(x.shape)
+
+
+@made_of(aten._unsafe_masked_index.default, tell_quantized=True)
+def masked_index(
+    x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float, *, quantized: bool = False
+) -> Tensor:
+    """x[indices] where the mask holds, else ``fill``, whatever the indices are; these are limited as numbers."""
+    number = torch.int32 if quantized else torch.float32  # which the FP profile has bounds for
+    inside = [i if i is None else i.to(number).clamp(0, x.shape[d] - 1).to(torch.int32) for d, i in enumerate(indices)]
+    return torch.where(mask, aten.index(x, inside), _like(x, fill))
 
 
 def _hits(index: Tensor, size: int) -> Tensor:

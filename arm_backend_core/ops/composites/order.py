@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -57,31 +57,56 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
     return torch.amin(x, dims, keepdim), torch.amax(x, dims, keepdim)
 
 
-def _at(x: Tensor, dim: int, rank: int) -> Tensor:
+def _at(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
     """The element of this rank, 1 the smallest, along ``dim``, which stays; not a number counts as the largest."""
-    return torch.topk(x, rank, dim, largest=False)[0].narrow(dim, rank - 1, 1) if x.dim() else x
+    if not x.dim():
+        return x, torch.zeros((), dtype=torch.int64)
+    values, indices = torch.topk(x, rank, dim, largest=False)
+    return values.narrow(dim, rank - 1, 1), indices.narrow(dim, rank - 1, 1)
+
+
+def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
 
 
 @made_of(aten.sort.default, aten.sort.stable)
-def sort(x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None) -> tuple[Tensor, None]:
-    """The values by topk, for which the CPU has a kernel; its order of equal elements is not PyTorch's."""
-    return torch.topk(x, x.shape[dim] if x.dim() else 1, dim, largest=descending)[0], None
+def sort(
+    x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """By topk, for which the CPU has a kernel; its order of equal elements is no stable one."""
+    values, indices = torch.topk(x, x.shape[dim] if x.dim() else 1, dim, largest=descending)
+    return values, None if stable else indices
 
 
 @made_of(aten.kthvalue.default)
-def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, None]:
-    """The value without its index."""
-    value = _at(x, dim, k)
-    return value if keepdim else value.squeeze(dim), None
+def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Of equal elements PyTorch names any, and so does this; here and below."""
+    return _kept(_at(x, dim, k), dim, keepdim)
 
 
 @made_of(aten.median.dim, tell_quantized=True)
-def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
-    """Of an even number of elements the lower one in the middle, without its index; NaN where there is one."""
-    value = _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
-    if x.is_floating_point() and not quantized:
-        value = torch.where(torch.any(x != x, dim, keepdim=True), math.nan, value)
-    return value if keepdim else value.squeeze(dim), None
+def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
+    """Of an even number of elements the lower one in the middle; NaN where there is one."""
+    value, index = _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
+    if x.is_floating_point() and not quantized and x.dim():
+        unknown = torch.where(x != x, 1.0, 0.0)
+        some = torch.any(x != x, dim, keepdim=True)
+        value, index = torch.where(some, math.nan, value), torch.where(some, unknown.argmax(dim, keepdim=True), index)
+    return _kept((value, index), dim, keepdim)
+
+
+@made_of(aten.mode.default, tell_quantized=True)
+def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
+    """The least of the elements that most others equal, and the last place where it is."""
+    if not x.dim():
+        return x.clone(), torch.zeros((), dtype=torch.int64)
+    lined, number = x.transpose(dim, -1), torch.int32 if quantized else torch.float32
+    count = (lined.unsqueeze(-1) == lined.unsqueeze(-2)).to(number).sum(-1, dtype=number)
+    highest = lined.amax() if quantized else math.inf  # infinity has no scale
+    value = torch.where(count == count.amax(-1, keepdim=True), lined, highest).amin(-1, keepdim=True)
+    places = torch.where(lined == value, torch.arange(lined.shape[-1], dtype=number), 0).amax(-1, keepdim=True)
+    found = value.transpose(dim, -1), places.to(torch.int32).to(torch.int64).transpose(dim, -1)
+    return _kept(found, dim, keepdim)
 
 
 @made_of(aten.median.default)
@@ -101,6 +126,24 @@ def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool
     middle = torch.floor((count - 1) / 2).clamp(min=0).to(torch.int32).to(torch.int64)
     value = torch.where(count > 0, torch.gather(ordered, dim, middle), math.nan)
     return value if keepdim else value.squeeze(dim), None
+
+
+@made_of(aten.nanmean.default, tell_quantized=True)
+def nanmean(
+    x: Tensor,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    quantized: bool = False,
+) -> Tensor:
+    """Mean of what is a number."""
+    dims = list(range(x.dim())) if not dim else list(dim)
+    x = x.to(dtype or x.dtype)
+    if quantized:  # integers are
+        return torch.mean(x, dims, keepdim)
+    known = x == x
+    return torch.where(known, x, 0).sum(dims, keepdim) / known.to(x.dtype).sum(dims, keepdim)
 
 
 @made_of(aten.nanmedian.default)
@@ -190,16 +233,22 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     return _cumulative(x, dim, x.dtype, torch.logaddexp)
 
 
-@made_of(aten.cummax.default)
-def cummax(x: Tensor, dim: int) -> tuple[Tensor, None]:
-    """Without indices."""
-    return _cumulative(x, dim, x.dtype, torch.maximum), None
+def _extremes(join: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+    def both(x: Tensor, dim: int, *, quantized: bool) -> tuple[Tensor, Tensor]:
+        """The extreme so far and where it was met last: the last place at which an element is the extreme so far."""
+        values, number = _cumulative(x, dim, x.dtype, join), torch.int32 if quantized else torch.float32
+        if not x.dim():
+            return values, torch.zeros((), dtype=torch.int64)
+        places = torch.arange(x.shape[dim], dtype=number)
+        places = places.reshape([-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())])
+        met = torch.where((x == values) | (x != x), places, 0)
+        return values, _cumulative(met, dim, number, torch.maximum).to(torch.int32).to(torch.int64)
+
+    return both
 
 
-@made_of(aten.cummin.default)
-def cummin(x: Tensor, dim: int) -> tuple[Tensor, None]:
-    """Without indices."""
-    return _cumulative(x, dim, x.dtype, torch.minimum), None
+made_of(aten.cummax.default, tell_quantized=True)(_extremes(torch.maximum))
+made_of(aten.cummin.default, tell_quantized=True)(_extremes(torch.minimum))
 
 
 def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:

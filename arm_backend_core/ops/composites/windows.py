@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.pooling import cells
 from arm_backend_core.ops.registry import made_of
 
@@ -91,13 +90,59 @@ def fold(
 # -- pooling -----------------------------------------------------------------------------------------
 
 
-def _sizes(values: Sequence[int], count: int) -> list[int]:
+def sizes_of(values: Sequence[int], count: int) -> list[int]:
     """One for each of ``count`` dimensions, or none at all."""
     return list(values) * count if len(values) == 1 else list(values)
 
 
-@made_of(aten.max_pool2d_with_indices.default, tell_quantized=True)
-def max_pool2d_with_indices(
+def taps_of(size: int, out: int, kernel: int, stride: int, padding: int, dilation: int) -> list[list[int]]:
+    """For each element of a window where it lies for every output; beyond an edge, the element next to it."""
+    starts = [i * stride - padding for i in range(out)]
+    last = [start + (size - 1 - start) // dilation * dilation for start in starts]
+    places = [[max(start + k * dilation, start % dilation) for start in starts] for k in range(kernel)]
+    return [[max(min(at, end), 0) for at, end in zip(tap, last, strict=True)] for tap in places]
+
+
+def _adaptive_taps(size: int, out: int) -> list[list[int]]:
+    parts = cells(size, out)
+    return [[min(start + k, end - 1) for start, end in parts] for k in range(max(end - start for start, end in parts))]
+
+
+def walk(x: Tensor, position: Tensor, taps: Sequence[list[list[int]]]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every element of the windows for all outputs, with its position in the image or volume."""
+    if not taps:
+        yield x, position
+        return
+    axis = x.dim() - len(taps)
+    for places in taps[0]:
+        step = places[1] - places[0] if len(places) > 1 else 1
+        if step > 0 and places == list(range(places[0], places[-1] + 1, step)):
+            picked = aten.slice(x, axis, places[0], places[-1] + 1, step)
+        else:
+            picked = torch.index_select(x, axis, torch.tensor(places))
+        yield from walk(picked, (position * x.shape[axis]).unsqueeze(-1) + torch.tensor(places), taps[1:])
+
+
+def _largest(x: Tensor, taps: Sequence[list[list[int]]], quantized: bool) -> Tensor:
+    """Where the largest elements of windows are: these are compared in turn, as PyTorch does.
+
+    Where the indices are not used, nothing is left of the comparisons. Positions are counted in float32, which every
+    target selects from: exact, images are below 2**24 pixels. In a program that is going to be quantized they are no
+    real numbers.
+    """
+    best: Tensor | None = None
+    for element, place in walk(x, torch.tensor(0), taps):
+        position = place.to(torch.int32 if quantized else torch.float32)
+        if best is None:
+            best, index = element, position.expand(element.shape)
+        else:
+            better = (element > best) | (element != element)
+            best, index = torch.where(better, element, best), torch.where(better, position, index)
+    return index.to(torch.int32).to(torch.int64)
+
+
+def _max_pool(
+    spatial: int,
     x: Tensor,
     kernel: Sequence[int],
     stride: Sequence[int] = (),
@@ -107,47 +152,32 @@ def max_pool2d_with_indices(
     *,
     quantized: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Maxima, and where in the input's image they are: the windows' elements are compared in turn, as PyTorch does.
-
-    Where the indices are not used, nothing is left of the comparisons.
-    """
-    kernel, padding, dilation = (_sizes(values, 2) for values in (kernel, padding, dilation))
-    stride = _sizes(stride, 2) or kernel
-    maxima = F.max_pool2d(x, kernel, stride, padding, dilation, ceil_mode)
-    (height, width), (rows, columns) = x.shape[-2:], maxima.shape[-2:]
-    ends = [
-        max((out - 1) * stride[i] + dilation[i] * (kernel[i] - 1) + 1 - padding[i] - size, 0)
-        for i, (out, size) in enumerate(((rows, height), (columns, width)))
-    ]
-    padded = F.pad(x, (padding[1], ends[1], padding[0], ends[0]), value=-math.inf)
-    corner_y, corner_x = torch.arange(rows) * stride[0] - padding[0], torch.arange(columns) * stride[1] - padding[1]
-    # Positions are counted in float32, which every target selects from: exact, images are below 2**24 pixels. In a
-    # program that is going to be quantized they are no real numbers.
-    corner = (corner_y.reshape(-1, 1) * width + corner_x).to(torch.int32 if quantized else torch.float32)
-    best: Tensor | None = None
-    for i, j in product(range(kernel[0]), range(kernel[1])):
-        y, z = i * dilation[0], j * dilation[1]
-        down = padded[..., y : y + (rows - 1) * stride[0] + 1 : stride[0], :]
-        element = down[..., z : z + (columns - 1) * stride[1] + 1 : stride[1]]
-        position = corner + (y * width + z)
-        if best is None:
-            best, index = element, position.expand(maxima.shape)
-        else:
-            better = (element > best) | (element != element)
-            best, index = torch.where(better, element, best), torch.where(better, position, index)
-    return maxima, index.to(torch.int32).to(torch.int64)
+    """x [..., (D,) H, W]: maxima, and their places in the flattened image or volume."""
+    kernel, padding, dilation = (sizes_of(values, spatial) for values in (kernel, padding, dilation))
+    stride = sizes_of(stride, spatial) or kernel
+    pool = partial(F.max_pool2d, ceil_mode=ceil_mode)
+    over = pool if spatial == 2 else partial(_by_planes, pool=pool)
+    maxima = over(x, kernel_size=kernel, stride=stride, padding=padding, dilation=dilation)
+    sizes = zip(x.shape[-spatial:], maxima.shape[-spatial:], kernel, stride, padding, dilation, strict=True)
+    return maxima, _largest(x, [taps_of(*of) for of in sizes], quantized)
 
 
-@made_of(aten.adaptive_max_pool2d.default)
-def adaptive_max_pool2d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """Every output cell is the largest of its part of the input; indices where the parts are of one size alone."""
-    height, width = x.shape[-2:]
-    if height % output_size[0] == 0 and width % output_size[1] == 0:
-        return aten.max_pool2d_with_indices(x, [height // output_size[0], width // output_size[1]])
-    columns = [x[..., start:end].amax(-1, keepdim=True) for start, end in cells(width, output_size[1])]
-    narrow = torch.cat(columns, -1)
-    rows = [narrow[..., start:end, :].amax(-2, keepdim=True) for start, end in cells(height, output_size[0])]
-    return torch.cat(rows, -2), None
+made_of(aten.max_pool2d_with_indices.default, tell_quantized=True)(partial(_max_pool, 2))
+made_of(aten.max_pool3d_with_indices.default, tell_quantized=True)(partial(_max_pool, 3))
+
+
+@made_of(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, tell_quantized=True)
+def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool = False) -> tuple[Tensor, Tensor]:
+    """x [..., (D,) H, W]: every output cell is the largest of its part of the input."""
+    spatial, maxima = len(output_size), x
+    if not any(size % out for size, out in zip(x.shape[-spatial:], output_size, strict=True)):
+        pool = aten.max_pool2d_with_indices if spatial == 2 else aten.max_pool3d_with_indices
+        return pool(x, [size // out for size, out in zip(x.shape[-spatial:], output_size, strict=True)])
+    for axis, out in enumerate(output_size, x.dim() - spatial):
+        parts = [maxima.narrow(axis, start, end - start) for start, end in cells(x.shape[axis], out)]
+        maxima = torch.cat([part.amax(axis, keepdim=True) for part in parts], axis)
+    taps = [_adaptive_taps(*of) for of in zip(x.shape[-spatial:], output_size, strict=True)]
+    return maxima, _largest(x, taps, quantized)
 
 
 def _by_planes(x: Tensor, pool: Callable[..., Tensor], **window: Sequence[int]) -> Tensor:
@@ -165,28 +195,6 @@ def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
     return _by_planes(x, F.adaptive_avg_pool2d, output_size=output_size)
 
 
-@made_of(aten.adaptive_max_pool3d.default)
-def adaptive_max_pool3d(x: Tensor, output_size: Sequence[int]) -> tuple[Tensor, None]:
-    """x [..., D, H, W]; without indices."""
-    return _by_planes(x, F.adaptive_max_pool2d, output_size=output_size), None
-
-
-@made_of(aten.max_pool3d_with_indices.default)
-def max_pool3d(
-    x: Tensor,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Tensor, None]:
-    """x [..., D, H, W]; without indices."""
-    pool = partial(F.max_pool2d, ceil_mode=ceil_mode)
-    kernel, padding, dilation = (_sizes(values, 3) for values in (kernel, padding, dilation))
-    steps = _sizes(stride, 3) or kernel
-    return _by_planes(x, pool, kernel_size=kernel, stride=steps, padding=padding, dilation=dilation), None
-
-
 @made_of(aten.avg_pool3d.default)
 def avg_pool3d(
     x: Tensor,
@@ -197,18 +205,22 @@ def avg_pool3d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """x [..., D, H, W]: what the windows divide by is a product too."""
-    if divisor_override is not None and ceil_mode:
-        raise Unsupported("avg_pool3d with divisor_override and ceil_mode; pad the input instead")
-    counted = count_include_pad or divisor_override is not None
-    pool = partial(F.avg_pool2d, ceil_mode=ceil_mode, count_include_pad=counted)
-    kernel, padding = _sizes(kernel, 3), _sizes(padding, 3)
-    result = _by_planes(x, pool, kernel_size=kernel, stride=_sizes(stride, 3) or kernel, padding=padding)
+    """x [..., D, H, W]: what the windows divide by is a product too; where it is given, zeros are counted."""
+    kernel, padding = sizes_of(kernel, 3), sizes_of(padding, 3)
+    steps = sizes_of(stride, 3) or kernel
+    if divisor_override is not None:
+        pads: list[int] = []
+        for size, window, step, pad in zip(x.shape[-3:], kernel, steps, padding, strict=True):
+            last = -(-(size + 2 * pad - window) // step) * step if ceil_mode else 0  # where ceil_mode's window starts
+            pads = [pad, max(last + window - size - pad, pad) if last < size + pad else pad, *pads]
+        x, padding, ceil_mode = F.pad(x, pads), [0, 0, 0], False
+    pool = partial(F.avg_pool2d, ceil_mode=ceil_mode, count_include_pad=count_include_pad)
+    result = _by_planes(x, pool, kernel_size=kernel, stride=steps, padding=padding)
     return result if divisor_override is None else result * (math.prod(kernel) / divisor_override)
 
 
 @made_of(aten.conv_transpose3d.input)
-def conv_transpose3d(
+def conv_transpose(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -218,15 +230,17 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: Sequence[int] = (1,),
 ) -> Tensor:
-    """x [(N,) IC, D, H, W], zeros between its elements, convolved with the mirrored weight [IC, OC / groups, ...]."""
-    stride, padding, extra, dilation = (_sizes(v, 3) for v in (stride, padding, output_padding, dilation))
+    """x [(N,) IC, ...], zeros between its elements, convolved with the mirrored weight [IC, OC / groups, ...]."""
+    spatial = weight.dim() - 2
+    stride, padding, extra, dilation = (sizes_of(v, spatial) for v in (stride, padding, output_padding, dilation))
     pads: list[int] = []
     for i, step in enumerate(stride):
-        axis = x.dim() - 3 + i
+        axis = x.dim() - spatial + i
         if step > 1:
-            apart = F.pad(x.unsqueeze(axis + 1), [0, 0] * (2 - i) + [0, step - 1])
+            apart = F.pad(x.unsqueeze(axis + 1), [0, 0] * (spatial - 1 - i) + [0, step - 1])
             x = apart.flatten(axis, axis + 1)
         reach = dilation[i] * (weight.shape[2 + i] - 1) - padding[i]
         pads = [reach, reach + extra[i] - (step - 1), *pads]
-    mirrored = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(2, 3, 4)
-    return F.conv3d(F.pad(x, pads), mirrored, bias, 1, 0, dilation, groups)
+    mirrored = weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1).flip(*range(2, spatial + 2))
+    conv = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
+    return conv(F.pad(x, pads), mirrored, bias, 1, 0, dilation, groups)
