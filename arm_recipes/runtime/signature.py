@@ -116,7 +116,8 @@ def sealed(data: bytes) -> bytes:
     if not stored.startswith(_SEAL):
         return data
     at = data.rindex(stored) + len(_SEAL)
-    return data[:at] + f"{zlib.crc32(data):08x}".encode() + data[at + len(_UNSEALED) :]
+    view = memoryview(data)
+    return b"".join((view[:at], f"{zlib.crc32(data):08x}".encode(), view[at + len(_UNSEALED) :]))
 
 
 def check_seal(data: bytes, program: PteProgram) -> None:

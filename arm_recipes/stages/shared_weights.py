@@ -68,7 +68,7 @@ def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendM
     if len(modules) < 2:
         return
     parts = [read_parts(module.processed_bytes) for module in modules]
-    constants = [bytes(part.weights) for part in parts]
+    constants = [part.weights for part in parts]
     try:
         region, streams = shared([Stream(bytes(part.commands)) for part in parts], constants)
     except NotShared as reason:
@@ -209,31 +209,37 @@ class Stream:
         return (rows - 1) * steps[0] + (images - 1) * steps[1] + length
 
 
-def shared(streams: Sequence[Stream], constants: Sequence[bytes]) -> tuple[bytes, list[bytes]]:
+def shared(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -> tuple[bytes, list[bytes]]:
     """One region of constants for several command streams, and the streams that read it.
 
     Raises:
         NotShared: see ``Stream``.
     """
     region = bytearray(constants[0])
-    known = {bytes(region[start:end]): start for start, end in _pieces(streams[0], len(region))}
+    known = {_digest(constants[0][start:end]): start for start, end in _pieces(streams[0], len(region))}
     moved = [streams[0].moved({})]
     for stream, own in zip(streams[1:], constants[1:], strict=True):
         pieces = _pieces(stream, len(own))
         targets = []
         for start, end in pieces:
             content = own[start:end]
-            if content not in known:
+            key = _digest(content)
+            if key not in known:
                 region += bytes(-len(region) % _ALIGNMENT)
-                known[content] = len(region)
+                known[key] = len(region)
                 region += content
-            targets.append(known[content])
+            targets.append(known[key])
         places = {}
         for use in stream.uses:
             index = next(i for i, (start, end) in enumerate(pieces) if start <= use.address < end)
             places[use.place] = use.address - pieces[index][0] + targets[index]
         moved.append(stream.moved(places))
-    return bytes(region) + bytes(-len(region) % 16), moved
+    region += bytes(-len(region) % 16)
+    return bytes(region), moved
+
+
+def _digest(content: memoryview | bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 def _pieces(stream: Stream, size: int) -> list[tuple[int, int]]:

@@ -12,6 +12,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 import arm_recipes
+from arm_backend_core import selection
 from arm_recipes import ArmRecipeType, ExportResult
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
@@ -73,6 +74,23 @@ def test_a_decoder_goes_on_from_its_prompt(recipe: str) -> None:
     found = _decoded(lambda method, sample: program.run(*sample, method=method)[0])
     assert found == _decoded(_as_quantized(result))
     assert len(set(found)) > 4
+
+
+def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one delegate Vela would search for minutes where to put what; in pieces it gives the same numbers."""
+    monkeypatch.setattr(selection, "_MANY_STATES", 4)
+    monkeypatch.setattr(selection, "_NODES_WITH_STATES", 60)
+    model = decoder()
+    samples = {"prefill": [prompt(PROMPT)], "decode": [prompt(1, PROMPT + i) for i in range(STEPS)]}
+    methods = {"prefill": Prefill(model), "decode": model}
+    result = arm_recipes.export(methods, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
+    pieces, whole_ = (arm_recipes.load(each.buffer) for each in (result, _exported("ETHOSU_U85_INT8")))
+    for described in result.report.methods:
+        assert not described.cpu
+        assert len(described.delegates) > 2
+        assert sum(described.boundary.values()) == 1
+    for method, sample in [("prefill", prompt(PROMPT)), *(("decode", prompt(1, PROMPT + i)) for i in range(4))]:
+        assert torch.equal(pieces.run(*sample, method=method)[0], whole_.run(*sample, method=method)[0])
 
 
 @pytest.mark.parametrize("recipe", ["TOSA_INT8", "ETHOSU_U85_INT8"])
