@@ -7,6 +7,7 @@ Numbers of commands and registers: ``runtime/ethosu_emulator/command_stream.h``.
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import struct
 from collections import Counter, defaultdict
@@ -68,18 +69,21 @@ def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendM
     if len(modules) < 2:
         return
     parts = [read_parts(module.processed_bytes) for module in modules]
-    constants = [part.weights for part in parts]
-    try:
-        region, streams = shared([Stream(bytes(part.commands)) for part in parts], constants)
-    except NotShared as reason:
-        warn(f"methods do not share weights: {reason}; each has its own")
-        return
-    if len(region) > 0.9 * sum(map(len, constants)):
+    streams = []
+    for part in parts:
+        try:
+            streams.append(Stream(bytes(part.commands)))
+            _pieces(streams[-1], len(part.weights))
+        except NotShared as reason:
+            warn(f"methods do not share weights: {reason}; each has its own")
+            return
+    region, moved = shared(streams, [part.weights for part in parts])
+    if len(region) > 0.9 * sum(len(part.weights) for part in parts):
         return
     name = _stored(manager, region)
-    for module, stream in zip(modules, streams, strict=True):
-        payload = with_weights_outside(module.processed_bytes, stream, name)
-        _replace(module, payload, [checksum(region, WEIGHTS_CHECKSUM_KEY)])
+    for module, stream, commands in zip(modules, streams, moved, strict=True):
+        payload = with_weights_outside(module.processed_bytes, commands, name)
+        _replace(module, payload, [checksum(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted)
 
 
 def _share_tosa(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
@@ -88,7 +92,7 @@ def _share_tosa(manager: EdgeProgramManager, modules: Sequence[LoweredBackendMod
     for module, parts in zip(modules, cuts, strict=True):
         named = [_stored(manager, data) if constant and counts[data] > 1 else data for data, constant in parts]
         if any(isinstance(part, str) for part in named):
-            _replace(module, cut(named), [])
+            _replace(module, cut(named))
 
 
 def _cut(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
@@ -104,15 +108,26 @@ def _stored(manager: EdgeProgramManager, data: bytes) -> str:
     return name
 
 
-def _replace(module: LoweredBackendModule, payload: bytes, told: Sequence[CompileSpec]) -> None:
-    """Give a delegate another payload, and its record the new checksum."""
+def _replace(
+    module: LoweredBackendModule, payload: bytes, told: Sequence[CompileSpec] = (), inserted: Sequence[int] = ()
+) -> None:
+    """Give a delegate another payload, and its record the new checksum and where its commands are now."""
     from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
 
     check = checksum(payload)
     specs = [check if spec.key == CHECKSUM_KEY else spec for spec in module.compile_specs]
     set_payload(module, payload, [*specs, *told])
     record = module.meta["arm_delegate"]
-    module.meta["arm_delegate"] = replace(record, checksum=bytes(check.value), payload_bytes=len(payload))
+    vela = record.vela
+    if inserted:
+        layers = [replace(layer, commands=_shifted(layer.commands, inserted)) for layer in vela.layers]
+        vela = replace(vela, layers=tuple(layers))
+    told_of = {"checksum": bytes(check.value), "payload_bytes": len(payload), "vela": vela}
+    module.meta["arm_delegate"] = replace(record, **told_of)
+
+
+def _shifted(commands: Sequence[int], inserted: Sequence[int]) -> tuple[int, ...]:
+    return tuple(at + 8 * bisect.bisect_right(inserted, at) for at in commands)
 
 
 class NotShared(Exception):
@@ -135,13 +150,20 @@ class Use:
 
 
 class Stream:
-    """A command stream as words, and where it reads constants."""
+    """A command stream as words, and where it reads constants.
+
+    Attributes:
+        uses: in program order.
+        inserted: before which bytes, from the first command on, a command was put in: one that sets an address again,
+            which Vela sets once for a constant and for another tensor that lies as far from where its region begins.
+    """
 
     def __init__(self, commands: bytes) -> None:
-        direct = commands.startswith(b"COP2")
-        start = 28 + struct.unpack_from("<I", commands, 24)[0] if direct else 32
-        self._head, self._u85 = commands[:start], direct or commands[11] >> 4 == 2
+        self._direct = commands.startswith(b"COP2")
+        start = 28 + struct.unpack_from("<I", commands, 24)[0] if self._direct else 32
+        self._head, self._u85 = commands[:start], self._direct or commands[11] >> 4 == 2
         self._words = list(struct.unpack(f"<{(len(commands) - start) // 4}I", commands[start:]))
+        self.inserted: list[int] = []
         self.uses = list(self._read())
 
     def moved(self, places: dict[int, int]) -> bytes:
@@ -150,14 +172,16 @@ class Stream:
         for place, address in places.items():
             words[place] = (words[place] & 0xFF00FFFF) | (address >> 32) << 16
             words[place + 1] = address & 0xFFFFFFFF
-        return self._head + struct.pack(f"<{len(words)}I", *words)
+        head, size = bytearray(self._head), len(self._head) + 4 * len(words)
+        if self._direct:
+            struct.pack_into("<I", head, 8, size - 16)
+            struct.pack_into("<I", head, 20, size - 24)
+        else:
+            struct.pack_into("<I", head, 28, 2 | len(words) >> 16 << 8 | (len(words) & 0xFFFF) << 16)
+        return bytes(head) + struct.pack(f"<{len(words)}I", *words)
 
     def _read(self) -> Iterator[Use]:
-        """Uses, in program order. Registers keep what is written to them.
-
-        Raises:
-            NotShared: an address is written once and read in several regions.
-        """
+        """Uses, in program order. Registers keep what is written to them."""
         registers, places, at = defaultdict[int, int](int), dict[int, int](), 0
         regions: dict[int, bool] = {}
         while at < len(self._words):
@@ -173,7 +197,9 @@ class Stream:
                         continue
                     constant = registers[region] >> 32 & 7 == _CONSTANTS
                     if regions.setdefault(places[base], constant) != constant:
-                        raise NotShared("an address is that of a constant and of another tensor")
+                        self.inserted.append(4 * at - 8 * len(self.inserted))
+                        self._words[at:at] = self._words[places[base] : places[base] + 2]
+                        places[base], regions[at], at = at, constant, at + 2
                     if constant:
                         yield Use(places[base], registers[base] & 0xFFFFFFFFFF, length)
             at += 2 if second else 1

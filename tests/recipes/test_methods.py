@@ -229,8 +229,19 @@ def test_command_streams_with_one_region_of_constants() -> None:
     assert region[: len(a + b)] == a + b
 
 
+def test_an_address_of_a_constant_and_of_another_tensor() -> None:
+    """Vela sets it once; moved, it is set again for each."""
+    stream = Stream(_stream(*_conv(0, 32), 296 | 1 << 16, CONV, 296, CONV))
+    assert stream.inserted == [56, 64]
+    _, (_, moved) = shared(
+        [Stream(_stream(*_conv(16, 0))), stream], [bytes(16) + bytes([1] * 32), bytes([1] * 32) + bytes(16)]
+    )
+    again = Stream(moved)
+    assert again.inserted == []
+    assert [use.address for use in again.uses] == [16, 0, 0, 16, 0]
+    assert moved[28:32] == struct.pack("<I", 2 | (len(moved) - 32) // 4 << 16)
+
+
 def test_command_streams_that_are_not_followed() -> None:
-    with pytest.raises(NotShared, match="an address is that of a constant and of another tensor"):
-        Stream(_stream(*_conv(0, 32), 296 | 1 << 16, CONV))
     with pytest.raises(NotShared, match="an address beyond the constants"):
         shared([Stream(_stream(*_conv(0, 32)))] * 2, [bytes(40)] * 2)
