@@ -21,6 +21,7 @@ _WHERE = {
     "QuantizationConfig": "quantizer",
     "TOSAQuantizer": "quantizer",
     "VgfQuantizer": "quantizer",
+    "get_symmetric_a8w4_quantization_config": "quantizer",
     "get_symmetric_a16w8_quantization_config": "quantizer",
     "get_symmetric_quantization_config": "quantizer",
 }

@@ -14,6 +14,7 @@ class DType(Enum):
     """TOSA element types that this compiler produces (TOSA 1.0, section 1.8)."""
 
     BOOL = "bool"
+    INT4 = "int4"
     INT8 = "int8"
     INT16 = "int16"
     INT32 = "int32"
@@ -26,7 +27,7 @@ class DType(Enum):
 
     @property
     def numpy(self) -> np.dtype[Any]:
-        """Element type of a constant's array; INT48 is kept in int64."""
+        """Element type of a constant's array; INT4 is kept in int8, INT48 in int64."""
         return _numpy(self)
 
     @property
@@ -58,7 +59,7 @@ class DType(Enum):
 
 _LARGEST = {DType.FP16: 65504.0, DType.BF16: (2 - 2**-7) * 2.0**127, DType.FP32: (2 - 2**-23) * 2.0**127}
 _LARGEST |= {DType.FP8E4M3: 448.0, DType.FP8E5M2: 57344.0}
-_STORED = dict.fromkeys(_LARGEST, "float32") | {DType.INT48: "int64", DType.FP16: "float16"}
+_STORED = dict.fromkeys(_LARGEST, "float32") | {DType.INT4: "int8", DType.INT48: "int64", DType.FP16: "float16"}
 _BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
 
 

@@ -72,9 +72,10 @@ def copied_module(module: GraphModule) -> GraphModule:
 
 
 def drop_assertions(program: ExportedProgram) -> None:
-    """Remove checks of types at casts and of values (``one_hot``): ExecuTorch removes them too, after delegation."""
+    """Remove checks of types at casts and of values (``one_hot``, inverses), which ExecuTorch has none of."""
     graph = program.graph_module.graph
-    for check in (torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten._assert_async.msg):
+    aten = torch.ops.aten
+    for check in (aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._linalg_check_errors.default):
         for node in graph.find_nodes(op="call_function", target=check):
             graph.erase_node(node)
 

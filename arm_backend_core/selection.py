@@ -5,14 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.errors import Fault, Unsupported
+from arm_backend_core.errors import Fault, ModelError, Unsupported
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import is_dequantize, is_quantize, keep_reason, operator_name, source_line
+from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.program import constants_of
 from arm_backend_core.splice import Part
@@ -136,9 +138,26 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
         refusals |= {node: result for node, result in walk.results.items() if isinstance(result, Unsupported)}
         torn = _torn(order, walk, refusals)
         if not torn:
+            _check_loops(order, refusals, target)
             return Selection(program, walk, order, refusals)
         refusals |= torn
         walk.exclude(order, refusals)
+
+
+def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], target: Target) -> None:
+    """ExecuTorch has no loop: one must be in a delegate as a whole.
+
+    Raises:
+        ModelError: it is not.
+    """
+    level = levels(order, set(order) - refusals.keys())
+    for last, end in enumerate(order):
+        starts = cast(list[Node], end.args[2]) if end.target is LOOP_OUT else []
+        inside = order[order.index(starts[0]) : last + 1] if starts else []
+        reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in inside if node in refusals]
+        if reasons or len({level[node] for node in (*starts, *inside[-1:])}) > 1:
+            why = reasons[0] if reasons else "some of what it reads is computed on the CPU"
+            raise ModelError(f"a while_loop cannot be exported for {target.name}, and the CPU has none. {why}")
 
 
 def _torn(order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupported]) -> dict[Node, Unsupported]:

@@ -99,7 +99,7 @@ def export(
             notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")
             warn(notes[0])
         pipeline.run()
-    result = pipeline.result(log.rejected, notes)
+    result = pipeline.result(log.rejected, [*notes, *log.notes])
     if verify:
         from arm_recipes.verify import check
 

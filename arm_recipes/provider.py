@@ -62,6 +62,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
     if precision != "FP":
         configs = {
             "INT8": quantizer.get_symmetric_quantization_config,
+            "A8W4": quantizer.get_symmetric_a8w4_quantization_config,
             "A16W8": quantizer.get_symmetric_a16w8_quantization_config,
         }
         chosen = getattr(quantizer, f"{prefix}Quantizer")(spec)

@@ -11,20 +11,27 @@ BACKEND_NAME = "arm_recipes"
 class ArmRecipeType(RecipeType):
     """One member for each Arm target and precision.
 
-    ``INT8``: int8 weights and activations. ``A16W8``: int8 weights, int16 activations. ``FP``: float32.
+    ``INT8``: int8 weights and activations. ``A8W4``: int4 weights, int8 activations. ``A16W8``: int8 weights, int16
+    activations. ``FP``: float32.
     """
 
     ETHOSU_U55_INT8 = "arm_recipes_ethosu_u55_int8"
     ETHOSU_U65_INT8 = "arm_recipes_ethosu_u65_int8"
     ETHOSU_U85_INT8 = "arm_recipes_ethosu_u85_int8"
+    ETHOSU_U55_A8W4 = "arm_recipes_ethosu_u55_a8w4"
+    ETHOSU_U65_A8W4 = "arm_recipes_ethosu_u65_a8w4"
+    ETHOSU_U85_A8W4 = "arm_recipes_ethosu_u85_a8w4"
     ETHOSU_U55_A16W8 = "arm_recipes_ethosu_u55_a16w8"
     ETHOSU_U65_A16W8 = "arm_recipes_ethosu_u65_a16w8"
     ETHOSU_U85_A16W8 = "arm_recipes_ethosu_u85_a16w8"
     TOSA_FP = "arm_recipes_tosa_fp"
     TOSA_INT8 = "arm_recipes_tosa_int8"
+    TOSA_A8W4 = "arm_recipes_tosa_a8w4"
     TOSA_A16W8 = "arm_recipes_tosa_a16w8"
     VGF_FP = "arm_recipes_vgf_fp"
     VGF_INT8 = "arm_recipes_vgf_int8"
+    VGF_A8W4 = "arm_recipes_vgf_a8w4"
+    VGF_A16W8 = "arm_recipes_vgf_a16w8"
 
     @classmethod
     def get_backend_name(cls) -> str:

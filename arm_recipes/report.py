@@ -439,6 +439,8 @@ def describe_quantization(program: ExportedProgram, samples: int | None) -> Quan
         dtype = str(node.meta["val"].dtype if ".quantize" in name else value.meta["val"].dtype).split(".")[-1]
         if value.name in constants and ".dequantize" in name:
             if value.name not in seen:
+                largest = node.args[-2]  # before the type; what has no more than 15 levels is held as int8
+                dtype = "int4" if dtype == "int8" and isinstance(largest, int) and largest < 8 else dtype
                 weights[f"{dtype} per {'channel' if 'channel' in name else 'tensor'}"] += 1
                 seen.add(value.name)
         elif ".quantize" in name:

@@ -72,9 +72,9 @@ def _extended(tosa_spec: str, given: Options) -> str:
     Raises:
         ValueError: TOSA has none of that name.
     """
-    from arm_backend_core.targets.target import EXTENSIONS
+    from arm_backend_core.targets.target import EXTENSIONS, SYNONYMS
 
-    added = given["extensions"] or ()
+    added = [SYNONYMS.get(name, name) for name in given["extensions"] or ()]
     for name in added:
         if name not in EXTENSIONS:
             near = get_close_matches(name.lower(), EXTENSIONS, n=1)
@@ -88,19 +88,26 @@ _U65 = _ethos_u("ethos-u65", 256)
 _U85 = _ethos_u("ethos-u85", 256)
 # int16 is needed in INT8 recipes too: softmax and layer_norm keep int16 tables and intermediates inside.
 _INT = "TOSA-1.0+INT+int16"
+# VGF runs what quantization left in floating point too.
+_MIXED = "TOSA-1.0+INT+FP+int16"
 
 #: What a recipe compiles for, by its name: its options -> a compile spec. The recipes that are supported are the keys.
 SPECS: dict[str, Callable[[Options], ArmCompileSpec]] = {
     "ETHOSU_U55_INT8": _U55,
     "ETHOSU_U65_INT8": _U65,
     "ETHOSU_U85_INT8": _U85,
+    "ETHOSU_U55_A8W4": _U55,
+    "ETHOSU_U65_A8W4": _U65,
+    "ETHOSU_U85_A8W4": _U85,
     "ETHOSU_U55_A16W8": _U55,
     "ETHOSU_U65_A16W8": _U65,
     "ETHOSU_U85_A16W8": _U85,
     "TOSA_FP": partial(_tosa, "TOSA-1.0+FP"),
     "TOSA_INT8": partial(_tosa, _INT),
+    "TOSA_A8W4": partial(_tosa, f"{_INT}+int4"),
     "TOSA_A16W8": partial(_tosa, _INT),
     "VGF_FP": partial(_vgf, "TOSA-1.0+FP"),
-    # VGF runs what quantization left in floating point too.
-    "VGF_INT8": partial(_vgf, "TOSA-1.0+INT+FP+int16"),
+    "VGF_INT8": partial(_vgf, _MIXED),
+    "VGF_A8W4": partial(_vgf, f"{_MIXED}+int4"),
+    "VGF_A16W8": partial(_vgf, _MIXED),
 }

@@ -68,7 +68,7 @@ def test_an_int64_input_that_is_returned_keeps_its_type() -> None:
 
 def test_int64_of_the_cpu_that_is_returned_and_read_by_a_delegate() -> None:
     def indices(m: Any, x: torch.Tensor) -> Any:
-        best = torch.topk(x, 6)[1]
+        best = torch.topk(torch.cat([x, torch.full((3, 64), -9.0)], 1), 6)[1]
         return best, m.table(best)
 
     _check(indices, torch.randn(3, 8), cpu=["aten.topk.default"])
@@ -99,6 +99,12 @@ def test_int64_arithmetic_that_stays_small_is_delegated() -> None:
     _check(lambda m, x: ((x > 0).to(torch.int64) * 7 + 1, x + 1), torch.randn(4), cpu=[], spec=BOTH)
 
 
+@pytest.mark.parametrize(("dim", "cpu"), [(1, []), (-1, []), (0, ["aten.mul.Tensor"]), (None, ["aten.mul.Tensor"])])
+def test_an_index_is_less_than_the_dimension_that_is_searched(dim: int | None, cpu: list[str]) -> None:
+    """31 * 2**25 is held, 63 * 2**25 may not be."""
+    _check(lambda m, x: (x.argmax(dim) * 2**25, x + 1), torch.randn(65, 32), cpu=cpu, spec=BOTH)
+
+
 def test_reals_turned_into_int64_are_not_saturated() -> None:
     _check(lambda m, x: (x.to(torch.int64), x + 1), torch.tensor([3e9, -5.5]), cpu=["aten.to.dtype"])
 
@@ -107,7 +113,7 @@ def test_a_chain_of_delegates_and_cpu_operators() -> None:
     def chain(m: Any, x: torch.Tensor) -> Any:
         shared = torch.relu(x)
         for _ in range(5):
-            x = torch.sort(x * 0.5 + shared, 1)[0]
+            x = torch.topk(torch.cat([x * 0.5 + shared] * 9, 1), 8)[0]
         return x, shared
 
     delegated = _check(chain, torch.randn(2, 8), cpu=["aten.topk.default"] * 5)
@@ -123,7 +129,7 @@ def test_delegates_are_spliced_in_together(monkeypatch: pytest.MonkeyPatch) -> N
     def recompilations(count: int) -> int:
         def chain(m: Any, x: torch.Tensor) -> Any:
             for _ in range(count):
-                x = torch.sort(x * 0.5, 1)[0]
+                x = torch.topk(torch.cat([x * 0.5] * 9, 1), 8)[0]
             return (x,)
 
         program = _exported(chain, torch.randn(2, 8))

@@ -6,6 +6,7 @@ to stay below 2**30; what is computed from them must be shown to, for a delegate
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -65,6 +66,8 @@ class Intervals:
             return (int(value.min()), int(value.max())) if value.numel() else (0, 0)
         if value.dtype is torch.bool:
             return 0, 1
+        if x.target is operator.getitem and x.args[1] == 1 and _name(x.all_input_nodes[0]) == "topk":
+            return 0, _count(x.all_input_nodes[0])
         limit = torch.iinfo(torch.int32 if value.dtype is torch.int64 else value.dtype)
         return self._known.get(x, x.meta.get(INTERVAL, (limit.min, limit.max)))
 
@@ -73,8 +76,10 @@ class Intervals:
         name, record = _name(node), find(node)
         if name == "one_hot":
             return 0, 1
+        if name.startswith("arm_backend_core::loop"):  # a loop's integers are taken to fit, as those of the program are
+            return (INT32[0] >> 1, INT32[1] >> 1) if name.endswith("in") else INT32
         if name in ("argmax", "argmin"):
-            return 0, _count(node)
+            return 0, _count(node, *node.args[1:2]) - 1
         if name in ("sum", "cumsum"):
             return _scaled(self._of(node.args[0]), _count(node))
         operands = [self._of(x) for x in _leaves(node.args)]
@@ -103,9 +108,10 @@ def _within(interval: Interval) -> bool:
     return INT32[0] <= interval[0] and interval[1] <= INT32[1]
 
 
-def _count(node: Node) -> int:
-    """Elements of the first operand."""
-    return int(node.all_input_nodes[0].meta["val"].numel())
+def _count(node: Node, dim: Any = None) -> int:
+    """Elements of the first operand, or along one dimension of it."""
+    x = node.all_input_nodes[0].meta["val"]
+    return int(x.numel() if dim is None or not x.dim() else x.shape[dim])
 
 
 def _leaves(args: Any) -> list[Any]:

@@ -60,25 +60,19 @@ def dump(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payloa
 
 def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaFigures | None) -> bytes:
     """Which ATen node each TOSA operator comes from (none for a pass's own), with Vela's figures, as JSON."""
-    operators = []
-    for index, op in enumerate(graph.ops):
-        origin = op.origin or Origin("", "")
-        operators.append(
-            {
-                "index": index,
-                "tosa": op.kind,
-                "output": op.output.name,
-                "aten": origin.operator,
-                "node": origin.node,
-                "source": origin.source,
-            }
-        )
-    content = {
-        "delegate": delegate,
-        "backend": backend,
-        "operators": operators,
-        "vela": asdict(vela) if vela else None,
-    }
+    origins = [(op, op.origin or Origin("", "")) for op in graph.ops]
+    operators = [
+        {
+            "index": i,
+            "tosa": op.kind,
+            "output": op.output.name,
+            "aten": of.operator,
+            "node": of.node,
+            "source": of.source,
+        }
+        for i, (op, of) in enumerate(origins)
+    ]
+    content = {"delegate": delegate, "backend": backend, "operators": operators, "vela": asdict(vela) if vela else None}
     return json.dumps(content, indent=2).encode()
 
 

@@ -2,6 +2,7 @@
 
 from arm_backend_core.quantizer.config import (
     QuantizationConfig,
+    get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
@@ -12,6 +13,7 @@ __all__ = [
     "QuantizationConfig",
     "TOSAQuantizer",
     "VgfQuantizer",
+    "get_symmetric_a8w4_quantization_config",
     "get_symmetric_a16w8_quantization_config",
     "get_symmetric_quantization_config",
 ]

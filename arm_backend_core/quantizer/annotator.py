@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -19,6 +19,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 from arm_backend_core.fusion import Regions, is_term
 from arm_backend_core.nodes import PLACE, constant_nodes, in_words, is_float, is_state, overload_of
+from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig, along
 from arm_backend_core.quantizer.observer import RangeObserver, WeightObserver
@@ -33,6 +34,7 @@ class Annotator:
     """Annotates one graph; ``Regions`` says which results have no parameters of their own."""
 
     def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
+        self.loops = [(node, config_of(node)) for node in graph.find_nodes(op="call_function", target=LOOP_OUT)]
         self.nodes = [node for node in graph.nodes if node.op == "call_function" and _is_real(node)]
         self.constants = constant_nodes(graph)
         self.records: dict[Node, Record] = {}
@@ -56,6 +58,22 @@ class Annotator:
                 self._annotate(node)
         for state, value, write in self._writes():
             self._annotate_state(state, value, write)
+        for node, config in self.loops:
+            if config is not None:
+                self._annotate_loop(node, config)
+
+    def _annotate_loop(self, node: Node, config: QuantizationConfig) -> None:
+        """What a round gives has the parameters of what it began with, and so has what is left in the end."""
+        _, then, last, _ = cast(Any, node.args)
+        inputs: dict[Node, QuantizationSpecBase | None] = {x: config.activation for x in last if is_float(x)}
+        shared = {x: SharedQuantizationSpec((x, node)) for x in inputs}
+        for y, x in zip(then, last, strict=True):
+            if x in shared:
+                inputs.setdefault(y, shared[x])
+        node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None, _annotated=True)
+        for pick in filter(is_float, node.users):
+            spec = shared[last[cast(int, pick.args[1])]]
+            pick.meta[ANNOTATION] = QuantizationAnnotation({}, spec, _annotated=True)
 
     def _writes(self) -> list[tuple[Node, Node, Node]]:
         """Buffer, new value, and where it is written as a whole."""

@@ -31,47 +31,31 @@ class QuantizationConfig:
     inner: QuantizationSpec | None = None
 
 
-def _int8_activation() -> QuantizationSpec:
-    return QuantizationSpec(
-        dtype=torch.int8,
-        quant_min=-128,
-        quant_max=127,
-        qscheme=torch.per_tensor_affine,
-        observer_or_fake_quant_ctr=ActivationObserver,
-    )
+_INT8 = QuantizationSpec(torch.int8, ActivationObserver, -128, 127, torch.per_tensor_affine)
+#: Symmetric: TOSA has no zero points for int16.
+_INT16 = QuantizationSpec(torch.int16, HeadroomObserver, -32768, 32767, torch.per_tensor_symmetric)
 
 
-def _int16_activation() -> QuantizationSpec:
-    """Symmetric: TOSA has no zero points for int16."""
-    return QuantizationSpec(
-        dtype=torch.int16,
-        quant_min=-32768,
-        quant_max=32767,
-        qscheme=torch.per_tensor_symmetric,
-        observer_or_fake_quant_ctr=HeadroomObserver,
-    )
-
-
-def _int8_weight(is_per_channel: bool) -> QuantizationSpec:
-    """Symmetric in [-127, 127]; the output-channel axis is set for each operator."""
-    return QuantizationSpec(
-        dtype=torch.int8,
-        quant_min=-127,
-        quant_max=127,
-        qscheme=torch.per_channel_symmetric if is_per_channel else torch.per_tensor_symmetric,
-        ch_axis=0 if is_per_channel else None,
-        observer_or_fake_quant_ctr=PerChannelWeightObserver if is_per_channel else WeightObserver,
-    )
+def _int8_weight(is_per_channel: bool, largest: int = 127) -> QuantizationSpec:
+    """Symmetric in [-largest, largest]; the output-channel axis is set for each operator."""
+    if not is_per_channel:
+        return QuantizationSpec(torch.int8, WeightObserver, -largest, largest, torch.per_tensor_symmetric)
+    return QuantizationSpec(torch.int8, PerChannelWeightObserver, -largest, largest, torch.per_channel_symmetric, 0)
 
 
 def get_symmetric_quantization_config(is_per_channel: bool = True) -> QuantizationConfig:
     """int8 activations (affine) and int8 weights (symmetric); int16 between operators that gain from it."""
-    return QuantizationConfig(_int8_activation(), _int8_weight(is_per_channel), _int16_activation())
+    return QuantizationConfig(_INT8, _int8_weight(is_per_channel), _INT16)
+
+
+def get_symmetric_a8w4_quantization_config(is_per_channel: bool = True) -> QuantizationConfig:
+    """The same with weights from -7 to 7, which take four bits where TOSA has the extension int4."""
+    return QuantizationConfig(_INT8, _int8_weight(is_per_channel, 7), _INT16)
 
 
 def get_symmetric_a16w8_quantization_config(is_per_channel: bool = True) -> QuantizationConfig:
     """int16 activations and int8 weights, both symmetric."""
-    return QuantizationConfig(_int16_activation(), _int8_weight(is_per_channel))
+    return QuantizationConfig(_INT16, _int8_weight(is_per_channel))
 
 
 def along(spec: QuantizationSpec, axis: int) -> QuantizationSpec:

@@ -23,6 +23,8 @@ _KEPT = 1 << 16
 _MANY = 8192
 #: Bins of a histogram and candidates for each end of a range.
 _BINS, _CANDIDATES = 2048, 256
+#: Weights of fewer steps on either side of 0 are clipped where that errs less.
+FEW = 16
 #: Smallest scale: the product of two, the step of an accumulator, is still a normal float32.
 SMALLEST_SCALE = 2.0**-60
 Array = np.ndarray[Any, Any]
@@ -84,6 +86,11 @@ class RangeObserver(ObserverBase):
             seen.low, seen.high, seen.parameters = low, high, None
             seen.count += x.numel()
         return x
+
+    @property
+    def seen(self) -> bool:
+        """Whether it was given any element."""
+        return self._seen.count > 0
 
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale (float32) and zero point (int64), of one element or one for each channel."""
@@ -242,6 +249,29 @@ class WeightObserver(RangeObserver):
             scale = np.maximum(scale, least.reshape(-1, scale.size).max(0))
         return super()._positive(scale)
 
+    def _extremes(self, x: Tensor) -> tuple[Bounds, Bounds]:
+        rows = self._rows(x)
+        bounds = rows.abs().amax(1, keepdim=True)
+        if self.quant_max < FEW:
+            bounds = _least_error_of_rows(rows, bounds, self.quant_max)
+        most = bounds[:, 0].double().numpy(force=True)
+        return -most, most
+
+    def _rows(self, x: Tensor) -> Tensor:
+        """What shares a scale, in a row."""
+        return x.reshape(1, -1)
+
+
+def _least_error_of_rows(rows: Tensor, peaks: Tensor, largest: int) -> Tensor:
+    """The bound of each row, up to its peak, with the least squared error in steps of which ``largest`` reach it."""
+    unit = rows / peaks.clamp_min(torch.finfo(rows.dtype).tiny)
+    best, least = torch.ones_like(peaks), torch.full_like(peaks, torch.inf)
+    for bound in np.arange(10, 33) / 32:
+        step = bound / largest
+        error = ((unit / step).round_().clamp_(-largest, largest).mul_(step) - unit).square_().sum(1, keepdim=True)
+        best, least = torch.where(error < least, bound, best), torch.minimum(error, least)
+    return best * peaks
+
 
 class PerChannelWeightObserver(WeightObserver):
     """A weight's extremes, with a scale for each output channel (torchao gives ``ch_axis`` to such a class name)."""
@@ -250,6 +280,5 @@ class PerChannelWeightObserver(WeightObserver):
         super().__init__(*args, **kwargs)
         self.ch_axis = ch_axis
 
-    def _extremes(self, x: Tensor) -> tuple[Bounds, Bounds]:
-        low, high = torch.aminmax(x.movedim(self.ch_axis, 0).flatten(1), dim=1)
-        return low.double().numpy(force=True), high.double().numpy(force=True)
+    def _rows(self, x: Tensor) -> Tensor:
+        return x.movedim(self.ch_axis, 0).flatten(1)

@@ -17,6 +17,7 @@ from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.masks import bound_masks
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
+from arm_backend_core.aten.ranks import lower_ranks
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import drop_unread, in_words, is_float, modules_of
 from arm_backend_core.ops.registry import Kind, find
@@ -81,9 +82,10 @@ class ArmQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
-        inline_conditions(model)
+        inline_conditions(model, {})
         functionalize(model.graph, write_back=True)
         _give_values(model)
+        lower_ranks(model)
         fold_weights(model)
         remove_batch_norms(model)
         normalize_to_rms_norm(model)

@@ -18,8 +18,8 @@ from pathlib import Path
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.vela import Configuration
 
-_SYSTEM = "System_Config."
-_MEMORY = "Memory_Mode."
+#: What the names of sections in an ``.ini`` begin with.
+SYSTEM, MEMORY = "System_Config.", "Memory_Mode."
 #: Flags that a compile spec sets from its own arguments.
 _RESERVED = {
     "--accelerator-config": "use the argument 'target'",
@@ -116,22 +116,19 @@ def config_path(config_ini: str | os.PathLike[str]) -> Path:
     raise ValueError(_message("config_ini", given, reason, shipped_configs(), what="Shipped with Vela"))
 
 
-def system_configs(config_ini: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Names of the system configurations in the file.
+def sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
+    """Names of the system configurations (``kind`` is ``SYSTEM``) or memory modes (``MEMORY``) in the file.
 
     Raises:
         ValueError: there is no such file, or it is not in ini format.
     """
-    return _sections(config_ini, _SYSTEM)
-
-
-def memory_modes(config_ini: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Names of the memory modes in the file.
-
-    Raises:
-        ValueError: there is no such file, or it is not in ini format.
-    """
-    return _sections(config_ini, _MEMORY)
+    path = config_path(config_ini)
+    parser = configparser.ConfigParser()
+    try:
+        parser.read(path)
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"config_ini='{path}': not a valid Vela configuration: {error}") from None
+    return tuple(name.removeprefix(kind) for name in parser.sections() if name.startswith(kind))
 
 
 def configure(
@@ -148,15 +145,16 @@ def configure(
     """
     path = config_path(config_ini)
     _check_system_config(target, system_config, path)
-    if memory_mode not in memory_modes(path):
-        raise ValueError(_message("memory_mode", memory_mode, f"it is not in '{path}'", memory_modes(path)))
+    modes = sections(path, MEMORY)
+    if memory_mode not in modes:
+        raise ValueError(_message("memory_mode", memory_mode, f"it is not in '{path}'", modes))
     extra = split_flags(flags)
     problem = _problem(target, system_config, memory_mode, extra, path)
     if isinstance(problem, Configuration):
         return problem
     others = [
         name
-        for name in memory_modes(path)
+        for name in modes
         if name != memory_mode and isinstance(_problem(target, system_config, name, extra, path), Configuration)
     ]
     where = f"{target.name} with system_config='{system_config}'"
@@ -231,7 +229,7 @@ def _meant_for(system_config: str) -> str | None:
 
 
 def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
-    names = system_configs(path)
+    names = sections(path, SYSTEM)
     # Vela estimates with the clock and the memories of any system configuration, whatever the NPU. Names that
     # carry a family are meant for that family; a name of the user's own carries none and passes.
     allowed = [name for name in names if _meant_for(name) in (target.family, None)]
@@ -240,16 +238,6 @@ def _check_system_config(target: Npu, system_config: str, path: Path) -> None:
     if system_config not in allowed:
         reason = f"it describes a system with {_meant_for(system_config)}, but the target is {target.name}"
         raise ValueError(_message("system_config", system_config, reason, allowed))
-
-
-def _sections(config_ini: str | os.PathLike[str], prefix: str) -> tuple[str, ...]:
-    path = config_path(config_ini)
-    parser = configparser.ConfigParser()
-    try:
-        parser.read(path)
-    except (configparser.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"config_ini='{path}': not a valid Vela configuration: {error}") from None
-    return tuple(name.removeprefix(prefix) for name in parser.sections() if name.startswith(prefix))
 
 
 def _flag_message(problem: str, flags: Sequence[str], known: Sequence[str]) -> str:

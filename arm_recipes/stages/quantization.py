@@ -94,14 +94,18 @@ class FastQuantizeStage(QuantizeStage):
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
         """Methods are calibrated one after the other, each going on from the state that the last one left."""
+        from arm_recipes.stages.bias import BiasCorrection
         from arm_recipes.stages.post_training import Common, Observed
 
         (quantizer,), common = list(self._quantization_recipe.quantizers or []), Common()
         observed = {method: Observed(program, quantizer, common) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
+        corrections = [BiasCorrection(model) for model in observed.values()]
         for method, model in observed.items():
             self._calibrated(method, model, examples[method])
+        for correction in corrections:
+            correction.apply()
         return {method: model.quantized() for method, model in observed.items()}
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:

@@ -27,7 +27,7 @@ them."""
 
 
 def precision(recipe: ArmRecipeType) -> str:
-    """``FP``, ``INT8`` or ``A16W8``."""
+    """``FP``, ``INT8``, ``A8W4`` or ``A16W8``."""
     return recipe.name.rsplit("_", 1)[1]
 
 
@@ -134,6 +134,7 @@ def sqnr(expected: list[Tensor], actual: list[Tensor]) -> float:
 
 def tosa_spec(recipe: ArmRecipeType) -> str:
     """The profiles and extensions that a delegate of the recipe may use."""
-    if recipe is ArmRecipeType.VGF_INT8:
-        return "TOSA-1.0+INT+FP+int16"
-    return "TOSA-1.0+FP" if precision(recipe) == "FP" else "TOSA-1.0+INT+int16"
+    if precision(recipe) == "FP":
+        return "TOSA-1.0+FP"
+    extensions = "int16+int4" if precision(recipe) == "A8W4" else "int16"
+    return f"TOSA-1.0+INT{'+FP' if recipe.name.startswith('VGF') else ''}+{extensions}"

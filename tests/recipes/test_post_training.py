@@ -18,6 +18,7 @@ from arm_backend_core.errors import ModelError
 from arm_backend_core.quantizer import (
     QuantizationConfig,
     TOSAQuantizer,
+    get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
@@ -27,7 +28,11 @@ from tests.ops.runner import export as exported
 from tests.ops.runner import spec
 
 Config = Callable[[], QuantizationConfig]
-CONFIGS: list[Config] = [get_symmetric_quantization_config, get_symmetric_a16w8_quantization_config]
+CONFIGS: list[Config] = [
+    get_symmetric_quantization_config,
+    get_symmetric_a8w4_quantization_config,
+    get_symmetric_a16w8_quantization_config,
+]
 Samples = list[tuple[Tensor, ...]]
 
 

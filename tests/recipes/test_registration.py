@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from executorch.export import ExportRecipe, RecipeType, recipe_registry
@@ -72,10 +73,15 @@ def test_imports_of_third_parties_are_silent() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
+def test_the_readme_lists_every_recipe() -> None:
+    text = Path(__file__).parents[2].joinpath("README.md").read_text()
+    assert [recipe.name for recipe in ArmRecipeType if f"`{recipe.name}`" not in text] == []
+
+
 def test_every_recipe_is_supported() -> None:
     assert [recipe.name for recipe in ArmRecipeType] == list(SPECS)
     assert list(recipe_registry.get_supported_recipes("arm_recipes")) == list(ArmRecipeType)
-    assert len(ArmRecipeType) == 11
+    assert len(ArmRecipeType) == 17
 
 
 def test_a_foreign_recipe_type_is_not_ours() -> None:

@@ -45,7 +45,7 @@ def test_refused_before_anything_is_built(recipe: ArmRecipeType, given: dict[str
     ],
 )
 def test_defaults(family: str, accelerator: str, system_config: str, memory_mode: str) -> None:
-    for precision in ("INT8", "A16W8"):
+    for precision in ("INT8", "A8W4", "A16W8"):
         recipe = ArmRecipeType[f"ETHOSU_{family}_{precision}"]
         spec: Any = SPECS[recipe.name](options.check(recipe.name, {}))
         assert (spec.accelerator, spec.system_config, spec.memory_mode) == (

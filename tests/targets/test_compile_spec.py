@@ -79,8 +79,8 @@ def test_every_npu_of_vela_is_accepted() -> None:
 def test_own_config_file(board: str) -> None:
     spec = EthosUCompileSpec("ethos-u55-64", "My_Board", "Mine", config_ini=board)
     assert spec.configuration.core_clock == 400e6
-    assert vela_config.system_configs(board) == ("My_Board",)
-    assert vela_config.memory_modes(board) == ("Mine", "Spill")
+    assert vela_config.sections(board, vela_config.SYSTEM) == ("My_Board",)
+    assert vela_config.sections(board, vela_config.MEMORY) == ("Mine", "Spill")
 
 
 def test_flags_reach_the_compiler() -> None:

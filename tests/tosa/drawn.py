@@ -31,7 +31,7 @@ from tests.graphs import tosa_opt
 Array = np.ndarray[Any, Any]
 Parts = tuple[list[Value], dict[str, Any]]
 #: Most operators are drawn for a target that has all types; those of the others show that rows name what they need.
-_EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+bf16+doubleround")
+_EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16+int4+bf16+doubleround")
 _OTHERS = tuple(Target.from_tosa_spec(f"TOSA-1.0+{spec}") for spec in ("INT", "FP", "INT+int16", "FP+bf16"))
 #: Operators in one graph: tosa-opt takes longer to start than to check a thousand.
 _BATCH = 100
@@ -42,7 +42,7 @@ class _Drawing:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.kind: str = self.one(*sorted(OPERATORS))
+        self.kind: str = self.one(*sorted(kind for kind, record in OPERATORS.items() if not record.mark))
         self.record = OPERATORS[self.kind]
         row = self.one(*self.record.rows)
         self.types, self.output, self.accumulator = list(row.inputs), row.output, row.accumulator
@@ -73,10 +73,11 @@ class _Drawing:
         return [self.near(1, 4, 0) if self.rarely(40) else self.integer(1, 4) for _ in range(rank)]
 
     def value(self, i: int, shape: Sequence[int]) -> Value:
-        """The operand of this number: an input of the graph, or a constant of the type that no input has."""
+        """The operand of this number: an input of the graph, or a constant of the types that no input has."""
         dtype = self.types[min(i, len(self.types) - 1)]
-        if dtype is DType.INT48:
-            return constant(np.full(shape, self.integer(-4096, 4096)), dtype)
+        if dtype in (DType.INT4, DType.INT48):
+            most = 7 if dtype is DType.INT4 else 4096
+            return constant(np.full(shape, self.integer(-most, most)), dtype)
         return Value(tuple(shape), dtype, f"x{i}")
 
     def axis(self, shape: Sequence[int]) -> int:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from arm_backend_core.tosa.graph import Op
 from arm_backend_core.tosa.operators.record import DIMENSIONS, LEVEL_8K, Shape, axis_offences, define
 
-_CONV = """i8,i8,i32>i32/i32:INT i16,i8,i48>i48/i48:int16 bf16,bf16,bf16>bf16/f32:bf16
+_CONV = """i8,i8,i32>i32/i32:INT i8,i4,i32>i32/i32:int4 i16,i8,i48>i48/i48:int16 bf16,bf16,bf16>bf16/f32:bf16
     f16,f16,f16>f16/f16:FP f16,f16,f16>f16/f32:FP f32,f32,f32>f32/f32:FP
     e4m3,e4m3,f16>f16/f16:fp8e4m3 e5m2,e5m2,f16>f16/f16:fp8e5m2"""
 _AVERAGE = """i8>i8/i32:INT i16>i16/i32:int16 bf16>bf16/f32:bf16 f16>f16/f16:FP f16>f16/f32:FP f32>f32/f32:FP

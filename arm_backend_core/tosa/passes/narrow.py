@@ -1,9 +1,11 @@
-"""Data movement that met nothing to merge with goes back to where its elements are narrow."""
+"""Narrower elements: data movement goes back to where they are, and weights are written in four bits."""
 
 from __future__ import annotations
 
+from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Value, constant
+from arm_backend_core.tosa.legality import refusal
 from arm_backend_core.tosa.operators import UNARY
 from arm_backend_core.tosa.passes.rewrite import Rewriter, settle
 
@@ -24,3 +26,15 @@ def raise_reshape(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     reshaped = rewriter.build.reshape(narrow, op.output.shape)
     return rewriter.build.emit(widen.kind, (reshaped,), op.output.shape, op.output.dtype, **widen.attrs)
+
+
+def narrow_weights(graph: Graph, target: Target) -> None:
+    """Constant int8 weights from -7 to 7 become INT4 where TOSA has it; Vela encodes both to the same bytes."""
+    for op in graph.ops if not target.hardware.npu else ():
+        if op.attrs.get("weight_zp") != 0:
+            continue
+        x, weight, bias = op.inputs
+        if weight.data is None or refusal(target, op.kind, (x.dtype, DType.INT4, bias.dtype), op.output.dtype):
+            continue
+        if weight.dtype is DType.INT8 and weight.data.min() >= -7 and weight.data.max() <= 7:
+            op.inputs[1] = constant(weight.data, DType.INT4, weight.name)

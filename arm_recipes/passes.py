@@ -1,0 +1,287 @@
+"""Passes that users of ExecuTorch's Arm backend know, for graphs with int64 values.
+
+What int32 is known to hold is computed in int32 without them, and cast at the delegate's boundary. They are for values
+of which only the user knows it, and for a graph, without recipes, that is to have int32 itself:
+
+- on ATen's operators, ``pass_(program.module()).graph_module`` goes to ``prepare_pt2e`` or ``torch.export.export``;
+- on edge operators, ``EdgeProgramManager.transform([pass_])`` and ``transform_passes=[pass_]`` of
+  ``to_edge_transform_and_lower`` change what stays on the CPU: delegates are made before.
+
+The graph that is given is edited, and returned. ``ToDevicePass`` is ExecuTorch's own; it belongs between
+``convert_pt2e`` and another export, with inputs on that device.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterable
+from operator import attrgetter
+from typing import Any, Literal
+
+import torch
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.passes import ToDevicePass
+from torch import Tensor
+from torch._guards import detect_fake_mode
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node, map_arg
+from torch.fx.passes.infra.pass_base import PassResult
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.aten.int64 import INT32, Intervals
+from arm_backend_core.nodes import drop_unread, overload_of
+
+__all__ = [
+    "ConvertInt64ConstOpsToInt32Pass",
+    "ConvertInt64OutputOpsToInt32Pass",
+    "InsertInt32CastsAfterInt64PlaceholdersPass",
+    "ToDevicePass",
+]
+
+aten = torch.ops.aten
+_LOGGER = logging.getLogger(__name__)
+_CREATORS = (
+    *(aten.full.default, aten.arange.default, aten.arange.start, aten.arange.start_step),
+    *(aten.eye.default, aten.linspace.default, aten.scalar_tensor.default),
+)
+_EDGE_CAST = exir_ops.edge.dim_order_ops._to_dim_order_copy.default
+_CASTS = (aten.to.dtype, aten.to.dtype_layout, aten._to_copy.default, overload_of(_EDGE_CAST))
+_INDICES = (aten.argmax.default, aten.argmin.default)
+_MOVES = (
+    *(aten.unsqueeze.default, aten.expand.default, aten.view.default),
+    *(aten.unsqueeze_copy.default, aten.expand_copy.default, aten.view_copy.default),
+)
+#: Operators, in place or not, that refuse int32 when they run; the others that do say so of tensors without data.
+_INT64_ALONE = ("one_hot", "take", "take_along_dim", "index_copy", "index_fill", "nll_loss", "cross_entropy_loss")
+_ARITHMETIC = (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor)
+
+
+class _Pass:
+    def __call__(self, graph_module: GraphModule) -> PassResult:
+        return self.call(graph_module)
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        raise NotImplementedError
+
+
+class ConvertInt64ConstOpsToInt32Pass(_Pass):
+    """``full``, ``arange``, ``eye``, ``linspace`` and ``scalar_tensor`` of int64 give int32 where all values fit."""
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Convert them; where one does not fit, it is left alone and a warning is logged."""
+        changed = set()
+        for node in graph_module.graph.nodes:
+            if overload_of(node.target) not in _CREATORS or _dtype(node) is not torch.int64 or node.all_input_nodes:
+                continue
+            values = node.target(*node.args, **node.kwargs)
+            if not torch.equal(values, values.clamp(*INT32)):
+                _LOGGER.warning("%s stays int64: it has values that int32 cannot hold", node.name)
+                continue
+            node.update_kwarg("dtype", torch.int32)
+            _evaluate(node)
+            changed.add(node)
+        return _finished(graph_module, changed)
+
+
+class ConvertInt64OutputOpsToInt32Pass(_Pass):
+    """Operators that give int64 give int32, where that is known to hold the result.
+
+    A cast of int32 to int64 goes, any other cast to int64 becomes one to int32: also where the program returns it.
+    What is computed from the indices of ``argmax`` and ``argmin`` by moving them, and by adding, subtracting and
+    multiplying numbers, is computed in int32 as far as it fits; elsewhere it is cast back.
+
+    Args:
+        on_overflow: where an index itself may not fit, as the dimension has more than 2**31 - 1 elements: "raise", or
+            leave it int64 and "warn", or "skip".
+
+    Raises:
+        ValueError: ``on_overflow`` is none of these.
+    """
+
+    def __init__(self, on_overflow: Literal["raise", "warn", "skip"] = "raise") -> None:
+        if on_overflow not in ("raise", "warn", "skip"):
+            raise ValueError(f"on_overflow must be 'raise', 'warn' or 'skip'; got {on_overflow!r}")
+        self._on_overflow = on_overflow
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Convert them.
+
+        Raises:
+            RuntimeError: an index may not fit, and ``on_overflow`` is "raise".
+        """
+        changed: set[Node] = set()
+        for node in list(graph_module.graph.nodes):
+            overload = overload_of(node.target)
+            if not node.users or (overload not in _CASTS and overload not in _INDICES):
+                continue
+            if _dtype(node) is not torch.int64:
+                continue
+            if overload in _INDICES:
+                changed |= self._indices(graph_module, node)
+            elif _dtype(node.all_input_nodes[0]) is torch.int32:
+                changed |= node.users.keys()
+                node.replace_all_uses_with(node.all_input_nodes[0])
+            else:
+                _set_dtype(node, torch.int32)
+                _evaluate(node)
+                changed.add(node)
+        return _finished(graph_module, changed)
+
+    def _indices(self, module: GraphModule, source: Node) -> set[Node]:
+        """What changed, when all that fits is computed from the indices in int32."""
+        constants = _numbers(module)
+        intervals = Intervals(constants)
+        if not intervals.fits(source):
+            message = f"{source.name} may give indices that int32 cannot hold: it searches more than 2**31 - 1 elements"
+            if self._on_overflow == "raise":
+                raise RuntimeError(f"{message}; ConvertInt64OutputOpsToInt32Pass(on_overflow='skip') leaves it int64")
+            if self._on_overflow == "warn":
+                _LOGGER.warning(message)
+            return set()
+        reached, readers = _reached(source, constants, intervals)
+        if not readers:
+            return set()
+        users = {node: [user for user in node.users if user not in readers] for node in reached if node is not source}
+        narrow = _cast_after(source, torch.int32, readers)
+        for constant in constants:
+            if _dtype(constant) is torch.int64 and not readers.isdisjoint(constant.users):
+                _cast_after(constant, torch.int32, readers)
+        for node, others in users.items():
+            if others:
+                _cast_after(node, torch.int64, others)
+        return {narrow, *readers}
+
+
+class InsertInt32CastsAfterInt64PlaceholdersPass(_Pass):
+    """Every int64 input and attribute is cast to int32 before it is read; nothing checks that int32 holds the values.
+
+    Operators that take int64 alone (``one_hot``, ``index_copy``) read a cast back; what writes into a buffer has it
+    as it is.
+    """
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        """Insert the casts."""
+        changed = set()
+        for node in list(graph_module.graph.nodes):
+            if node.op in ("placeholder", "get_attr") and node.users and _dtype(node) is torch.int64:
+                changed.add(_cast_after(node, torch.int32, [user for user in node.users if not _writes(user, node)]))
+        return _finished(graph_module, changed | {user for node in changed for user in node.users})
+
+
+def _reached(source: Node, constants: dict[Node, Tensor], intervals: Intervals) -> tuple[dict[Node, None], set[Node]]:
+    """Nodes whose int64 values follow from ``source`` and fit int32, and the nodes that may read them as int32."""
+    reached, readers = {source: None}, set()
+    for node in source.graph.nodes:
+        wide = [x for x in node.all_input_nodes if _dtype(x) is torch.int64]
+        overload = overload_of(node.target)
+        if not reached.keys() & wide or not all(x in reached or x in constants for x in wide):
+            continue
+        if _dtype(node) is torch.int64:
+            if overload in (*_MOVES, *_ARITHMETIC) and intervals.fits(node):
+                reached[node] = None
+                readers.add(node)
+        elif overload in (*_CASTS, *_ARITHMETIC, aten.index.Tensor):
+            readers.add(node)
+    return reached, readers
+
+
+def _numbers(module: GraphModule) -> dict[Node, Tensor]:
+    """Constants of one integer. Edge programs have numbers as inputs whose fake tensors know them."""
+    found = {}
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            value = attrgetter(str(node.target))(module)
+        else:
+            value = getattr(node.meta.get("val"), "constant", None) if node.op == "placeholder" else None
+        if isinstance(value, Tensor) and value.numel() == 1 and not (value.is_floating_point() or value.is_complex()):
+            found[node] = value
+    return found
+
+
+# -- editing
+
+
+def _writes(user: Node, node: Node) -> bool:
+    overload = overload_of(user.target)
+    return overload is not None and overload._schema.is_mutable and user.args[0] is node
+
+
+def _dtype(node: Node) -> torch.dtype | None:
+    return getattr(node.meta.get("val"), "dtype", None)
+
+
+def _dtypes(node: Node) -> list[torch.dtype | None]:
+    """Of all results."""
+    return [getattr(value, "dtype", None) for value in pytree.tree_leaves(node.meta.get("val"))]
+
+
+def _set_dtype(cast: Node, dtype: torch.dtype) -> None:
+    if "dtype" in cast.kwargs:
+        cast.update_kwarg("dtype", dtype)
+    else:
+        cast.update_arg(1, dtype)
+
+
+def _cast_after(node: Node, dtype: torch.dtype, readers: Iterable[Node]) -> Node:
+    """A cast of ``node``, which ``readers`` read in its place; behind all inputs, where it is one."""
+    place = node.next
+    while node.op == "placeholder" and place.op == "placeholder":
+        place = place.next
+    with node.graph.inserting_before(place):
+        cast = _cast(node, dtype)
+    for reader in list(node.users):
+        if reader in readers and reader is not cast:
+            reader.replace_input_with(node, cast)
+    return cast
+
+
+def _cast(node: Node, dtype: torch.dtype) -> Node:
+    edge = any(isinstance(other.target, EdgeOpOverload) for other in node.graph.nodes)
+    cast = node.graph.call_function(_EDGE_CAST if edge else aten._to_copy.default, (node,), {"dtype": dtype})
+    cast.meta = {**node.meta, "val": node.meta["val"].to(dtype)}
+    return cast
+
+
+def _finished(module: GraphModule, changed: set[Node]) -> PassResult:
+    """The graph with the types that follow from the changed nodes', or from changed operands."""
+    if not changed:
+        return PassResult(module, False)
+    for node in module.graph.nodes:
+        if not isinstance(node.target, (OpOverload, EdgeOpOverload)) and node.target is not operator.getitem:
+            continue
+        if node in changed or not changed.isdisjoint(node.all_input_nodes):
+            before = _dtypes(node)
+            _evaluate(node)
+            if _dtypes(node) != before:
+                changed.add(node)
+    drop_unread(module.graph)
+    module.recompile()
+    return PassResult(module, True)
+
+
+def _evaluate(node: Node) -> None:
+    """What a node gives, by its operands; one that refuses int32 is given int64."""
+    overload = overload_of(node.target)
+    name = "" if overload is None else overload._schema.name.removeprefix("aten::").rstrip("_")
+    if name not in _INT64_ALONE:
+        try:
+            node.meta["val"] = _fake_result(node)
+            return
+        except (RuntimeError, IndexError):
+            pass
+    for source in [x for x in node.all_input_nodes if _dtype(x) is torch.int32]:
+        with node.graph.inserting_before(node):
+            node.replace_input_with(source, _cast(source, torch.int64))
+    node.meta["val"] = _fake_result(node)
+
+
+def _fake_result(node: Node) -> Any:
+    target: Callable[..., Any] = node.target  # type: ignore[assignment]
+    args, kwargs = map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
+    mode = detect_fake_mode([x.meta.get("val") for x in (node, *node.all_input_nodes)])
+    if mode is None:
+        return target(*args, **kwargs)
+    with mode:
+        return target(*args, **kwargs)
