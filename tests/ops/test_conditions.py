@@ -14,7 +14,7 @@ from arm_backend_core import events
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantizer.post_training import Observed
+from arm_recipes.stages.post_training import Observed
 from tests.graphs import validate
 from tests.ops import runner
 
