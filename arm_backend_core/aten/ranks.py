@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.nodes import drop_unread
+from arm_backend_core.permutation import merged
 from arm_backend_core.tosa.graph import prod
 from arm_backend_core.tosa.operators import LEVEL_8K
 
@@ -92,28 +93,16 @@ def _meet(node: Node) -> None:
     node.graph.erase_node(node)
 
 
-def _steps(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+def _steps(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Shapes and permutations, one after the other, that ``order`` is made of."""
-    wide = [dim for dim, size in enumerate(shape) if size != 1]
-    sizes, order = _merged([shape[dim] for dim in wide], [wide.index(dim) for dim in order if dim in wide])
+    sizes, order = merged(shape, order)
     while len(order) > LEVEL_8K.max_rank:
         ways = []
         for before, dim in pairwise(order):  # each goes where it is to be, which joins two at least
             moved = [other for other in range(len(order)) if other != dim]
             moved.insert(moved.index(before) + 1, dim)
-            ways.append((_merged([sizes[other] for other in moved], [moved.index(other) for other in order]), moved))
+            ways.append((merged([sizes[other] for other in moved], [moved.index(other) for other in order]), moved))
         rest, moved = min(ways, key=lambda way: len(way[0][1]))
-        yield _merged(sizes, moved)
+        yield merged(sizes, moved)
         sizes, order = rest
-    yield sizes, order
-
-
-def _merged(sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The same permutation with those dimensions as one that follow each other before and after it."""
-    runs: list[list[int]] = []
-    for dim in order:
-        if runs and runs[-1][-1] + 1 == dim:
-            runs[-1].append(dim)
-        else:
-            runs.append([dim])
-    return [prod(sizes[dim] for dim in run) for run in sorted(runs)], [sorted(runs).index(run) for run in runs]
+    yield sizes, tuple(order)
