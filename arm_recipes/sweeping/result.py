@@ -132,7 +132,20 @@ class Sweep:
     def _sections(self) -> Iterator[Section]:
         done = [row for row in self.rows if row.figures is not None]
         front = set(self.pareto())
-        head = ("", "recipe", "target", "system", "memory mode", "cycles", "ms", "SRAM", "flash", self.metric, "on CPU")
+        head = (
+            "",
+            "recipe",
+            "target",
+            "system",
+            "memory mode",
+            "cycles",
+            "ms",
+            "SRAM",
+            "DRAM",
+            "flash",
+            self.metric,
+            "on CPU",
+        )
         if done:
             rows = [_cells(row, "*" if row in front else "") for row in done]
             yield f"{len(done)} configurations; none is better in all than one with *", [head, *rows]
@@ -186,6 +199,7 @@ def _cells(row: Row, mark: str) -> tuple[str, ...]:
         f"{figures.cycles:,}",
         f"{figures.milliseconds:.3f}",
         size(figures.sram_bytes) + (" (too much)" if figures.sram_exceeded else ""),
+        size(figures.dram_bytes),
         size(figures.flash_bytes),
         "" if row.accuracy is None else f"{row.accuracy:.4g}",
         str(row.cpu_operators or ""),

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes import inputs
-from arm_recipes.messages import ExportError, quiet
+from arm_recipes.messages import ExportError, quiet, warn
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.sample import Inputs
 from arm_recipes.stages.capture import Capture
@@ -85,28 +85,34 @@ def sweep(
     kept = Kept(folder)
     bar = _Bar(progress)
     with quiet():
-        program, given, examples = _captured(model, samples)
+        program, given, examples, notes = _captured(model, samples)
         lowered, precisions = _lowered(program, examples, chosen)
         rate = Accuracy(program, examples, given, metric, kept, bar.samples)
-        accuracies, notes = _accuracies(rate, chosen, lowered, precisions)
+        accuracies, unknown = _accuracies(rate, chosen, lowered, precisions)
         figures = _compiled(chosen, lowered, kept, bar)
     rows = [_row(c, lowered[index], figures.get(index), accuracies) for index, c in enumerate(chosen)]
-    return Sweep(tuple(rows), rate.name, tuple(notes))
+    return Sweep(tuple(rows), rate.name, (*notes, *unknown))
 
 
-def _captured(model: Any, samples: Any) -> tuple[ExportedProgram, list[Any], list[Inputs]]:
-    """The model as a program; the samples as they were given, and as it takes them."""
+def _captured(model: Any, samples: Any) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
+    """The model as a program, the samples as they were given and as it takes them, and notes."""
     models = inputs.models_by_method(model)
     if len(models) != 1:
         raise ValueError(f"model: it has the methods {', '.join(models)}; sweep takes one: model={{'forward': ...}}")
-    (only,) = models.values()
-    inputs.check_static({METHOD: only}, None)
-    given = inputs.sample_list(METHOD, samples) if samples is not None else None
-    cut = None if given is None else [inputs.without_labels(only, sample) for sample in given]
-    examples = inputs.examples_by_method(cut, {METHOD: only})[METHOD]
-    with inputs.evaluation_mode({METHOD: only}):
-        program = only if isinstance(only, ExportedProgram) else Capture(None)(METHOD, only, examples[0], None)
-    return program, list(examples) if given is None else given, examples
+    models = {METHOD: next(iter(models.values()))}
+    inputs.check_static(models, None)
+    given = None if samples is None else inputs.sample_list(METHOD, samples)
+    cut = None if given is None else [inputs.without_labels(models[METHOD], sample) for sample in given]
+    examples = inputs.examples_by_method(cut, models)[METHOD]
+    capture = Capture(None)
+    notes = []
+    with inputs.evaluation_mode(models) as training:
+        if training:
+            notes.append("the model is in training mode; it is compiled in evaluation mode")
+            warn(notes[0])
+        only = models[METHOD]
+        program = only if isinstance(only, ExportedProgram) else capture(METHOD, only, examples[0], None)
+    return program, list(examples) if given is None else given, examples, [*notes, *capture.notes]
 
 
 def _lowered(
