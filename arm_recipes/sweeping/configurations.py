@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 #: Recipes that Vela gives figures for.
 RECIPES = tuple(name for name in SPECS if name.startswith("ETHOSU"))
 DEFAULT_RECIPES = tuple(name for name in RECIPES if name.endswith("_INT8"))
+ALL = "all"
 #: Arguments of ``sweep`` that name what varies, by the option of a recipe that each gives values of.
 _ARGUMENTS = {"macs": "macs", "system_config": "system_configs", "memory_mode": "memory_modes"}
 
@@ -78,7 +79,8 @@ def configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, 
 
     Args:
         recipes: as ``recipe_names`` takes them; None stands for those for int8.
-        varied: values of ``macs``, ``system_config`` and ``memory_mode``; None stands for all that there are.
+        varied: values of ``macs``, ``system_config`` and ``memory_mode``. None stands for all that there are, of system
+            configurations for that of the recipe: they say what is around the NPU, and "all" stands for all.
         fixed: the other options of the recipes.
 
     Raises:
@@ -95,7 +97,9 @@ def configurations(recipes: Any, varied: Mapping[str, Any], fixed: Mapping[str, 
             for value in values or ():
                 options.check(recipe, {name: value})
     ini = fixed["config_ini"] or DEFAULT_CONFIG_INI
-    systems = given["system_config"] or vela_config.sections(ini, vela_config.SYSTEM)
+    systems = given["system_config"] or [None]  # that of the recipe
+    if systems == [ALL]:
+        given["system_config"], systems = None, list(vela_config.sections(ini, vela_config.SYSTEM))
     modes = given["memory_mode"] or vela_config.sections(ini, vela_config.MEMORY)
     found: list[Configuration] = []
     refused: list[tuple[tuple[Any, ...], ValueError]] = []

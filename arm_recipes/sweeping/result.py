@@ -10,6 +10,7 @@ from arm_recipes.report import Section, as_html, as_text, plain, size
 
 #: What a front is of where nothing else is said: less is better, of the accuracy more.
 CRITERIA = ("milliseconds", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
+_COLUMNS = ("", "recipe", "target", "system", "memory mode", "cycles", "ms", "SRAM", "DRAM", "flash")
 _MORE_IS_BETTER = frozenset({"accuracy"})
 
 
@@ -132,20 +133,7 @@ class Sweep:
     def _sections(self) -> Iterator[Section]:
         done = [row for row in self.rows if row.figures is not None]
         front = set(self.pareto())
-        head = (
-            "",
-            "recipe",
-            "target",
-            "system",
-            "memory mode",
-            "cycles",
-            "ms",
-            "SRAM",
-            "DRAM",
-            "flash",
-            self.metric,
-            "on CPU",
-        )
+        head = (*_COLUMNS, self.metric, "on CPU")
         if done:
             rows = [_cells(row, "*" if row in front else "") for row in done]
             yield f"{len(done)} configurations; none is better in all than one with *", [head, *rows]

@@ -55,8 +55,9 @@ def sweep(
             ``calibration``, and measure the accuracy. A sample may have more than the model takes, such as labels,
             behind the inputs: the metric gets it whole.
         recipes: Ethos-U recipes or their names; by default those for int8.
-        macs, system_configs, memory_modes: what to combine; by default all that Vela has for the NPU. Values that are
-            not possible together are left out.
+        macs, memory_modes: what to combine; by default all that Vela has. What is not possible together is left out.
+        system_configs: what is around the NPU: clock, memories and their speed; by default that of each recipe, "all"
+            for all in the ``.ini``.
         metric: ``metric(outputs, sample)`` gives a number, the higher the better; its mean is the accuracy. By default
             that is the signal to noise of the outputs against the model in floating point, in dB.
         folder: where finished configurations are kept, by content: graphs, Vela's options and version. A sweep that

@@ -16,11 +16,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from arm_backend_core.targets import vela_config
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, export, sweep
 from arm_recipes.sweeping import kept
-from arm_recipes.sweeping.configurations import Configuration
+from arm_recipes.sweeping.configurations import Configuration, configurations
 from arm_recipes.sweeping.result import Figures, Row
 from tests.recipes.models import Small, Sorting, images, vectors
 
@@ -65,16 +66,20 @@ def test_every_possible_combination_has_a_row(eight: Sweep) -> None:
 
 
 def test_defaults_are_all_that_vela_has() -> None:
-    from arm_backend_core.targets import vela_config
-    from arm_recipes.sweeping.configurations import configurations
-
-    options = {"calibration": None, "per_channel": True, "extra_flags": None, "config_ini": None}
-    found = configurations(None, dict.fromkeys(("macs", "system_config", "memory_mode")), options)
+    found = _configurations(None)
     assert {c.spec.accelerator for c in found} == {npu.name for npu in vela_config.npus()}
     assert {c.spec.memory_mode for c in found} == set(vela_config.sections("Arm/vela.ini", vela_config.MEMORY))
-    assert {c.spec.system_config for c in found} == set(vela_config.sections("Arm/vela.ini", vela_config.SYSTEM))
+    assert {c.spec.system_config for c in found} == {U55, "Ethos_U65_High_End", U85}
     # The U55 writes to SRAM only.
     assert {c.spec.memory_mode for c in found if "U55" in c.recipe} == {"Sram_Only", "Shared_Sram"}
+    everything = _configurations("all")
+    assert {c.spec.system_config for c in everything} == set(vela_config.sections("Arm/vela.ini", vela_config.SYSTEM))
+    assert {c.spec.configuration for c in found} < {c.spec.configuration for c in everything}
+
+
+def _configurations(system_configs: str | None) -> tuple[Configuration, ...]:
+    options = {"calibration": None, "per_channel": True, "extra_flags": None, "config_ini": None}
+    return configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
 
 
 @pytest.mark.parametrize("index", range(8))
@@ -354,13 +359,9 @@ def test_on_a_dask_cluster(eight: Sweep) -> None:
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     with LocalCluster(**settings) as cluster, Client(cluster) as client, joblib.parallel_config(backend="dask"):
         assert sweep(Small().eval(), images(), **EIGHT) == eight
-        workers = client.run(_used)
+        workers = client.run(lambda: vela._worker._process is not None)
     assert len(workers) == 2
     assert all(workers.values())  # both had Vela
-
-
-def _used() -> bool:
-    return vela._worker._process is not None
 
 
 # As text, frame and picture.
