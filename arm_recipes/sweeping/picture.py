@@ -36,7 +36,7 @@ def picture(sweep: Sweep, x: str, y: Sequence[str]) -> Any:
         raise ValueError("y: no configuration has an accuracy; see the notes of the sweep")
     figure = make_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=0.04)
     for line, column in enumerate(drawn, 1):
-        for trace in (*_points(sweep, rows, x, column), _front(sweep, x, column)):
+        for trace in (*_points(sweep, rows, x, column), *_modes(rows), _front(sweep, x, column)):
             figure.add_trace({**trace, "showlegend": line == 1}, row=line, col=1)
         figure.update_yaxes(title_text=_title(sweep, column), row=line, col=1)
     # From the slowest NPU to the fastest there are two powers of ten.
@@ -50,7 +50,7 @@ def _points(sweep: Sweep, rows: Sequence[Row], x: str, y: str) -> list[dict[str,
     """A trace for each recipe and NPU."""
     from plotly.colors import qualitative
 
-    symbols = {mode: _SYMBOLS[i % len(_SYMBOLS)] for i, mode in enumerate(dict.fromkeys(r.memory_mode for r in rows))}
+    symbols = _symbols(rows)
     traces = []
     for number, group in enumerate(dict.fromkeys((row.recipe, row.target) for row in rows)):
         points = [row for row in rows if (row.recipe, row.target) == group and value(row, y) is not None]
@@ -73,6 +73,27 @@ def _points(sweep: Sweep, rows: Sequence[Row], x: str, y: str) -> list[dict[str,
             }
         )
     return traces
+
+
+def _symbols(rows: Sequence[Row]) -> dict[str, str]:
+    modes = dict.fromkeys(row.memory_mode for row in rows)
+    return {mode: _SYMBOLS[number % len(_SYMBOLS)] for number, mode in enumerate(modes)}
+
+
+def _modes(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Traces without a point, for the legend to tell the symbols."""
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": mode,
+            "legendgroup": mode,
+            "x": [None],
+            "y": [None],
+            "marker": {"color": "gray", "symbol": symbol, "size": 9},
+        }
+        for mode, symbol in _symbols(rows).items()
+    ]
 
 
 def _front(sweep: Sweep, x: str, y: str) -> dict[str, Any]:

@@ -430,6 +430,7 @@ def test_picture() -> None:
         ("fast, INT8", (1.0,), (2000,)),
         ("small, INT8", (2.0,), (1000,)),
         ("neither, INT8", (2.0,), (2000,)),
+        ("Mode", (None,), (None,)),  # in the legend
     }
     front = next(trace for trace in figure.data if trace.name == "Pareto front")
     assert (front.x, front.y) == ((1.0, 2.0), (2000, 1000))
