@@ -15,6 +15,7 @@ from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.aten.memory_format import settle_memory_formats
+from arm_backend_core.aten.ranks import lower_ranks
 from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.compile import compile_payload
@@ -86,12 +87,13 @@ def delegate(
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
-    inline_conditions(program.graph_module)
+    inline_conditions(program.graph_module, constants_of(program))
     program = functional(program)
     keep_state_quantized(program)
     computed = compute_constant_outputs(program)
     if decompose(program.graph_module, constants_of(program)) or computed:
         lift_constants(program)
+    lower_ranks(program.graph_module)
     drop_assertions(program)
     drop_unread(program.graph)
     avoid_builtin_names(program)
@@ -115,15 +117,15 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         name=part.name,
         backend=spec.backend_id,
         operators=tuple(operator_name(node) for node in part.nodes),
-        tosa_operators=tuple(op.kind for op in graph.ops),
+        tosa_operators=tuple(op.kind for op in graph.walk()),
         tosa=flatbuffer,
         payload_bytes=len(payload.data),
         checksum=told[0].value,
         vela=payload.vela,
         inputs=tuple(_io(node, value, walk) for node, value in zip(part.inputs, graph.inputs, strict=True)),
         outputs=tuple(_io(node, value, walk) for node, value in zip(part.outputs, graph.outputs, strict=True)),
-        sources=tuple("" if op.origin is None else op.origin.source for op in graph.ops),
-        modules=tuple("" if op.origin is None else op.origin.module for op in graph.ops),
+        sources=tuple("" if op.origin is None else op.origin.source for op in graph.walk()),
+        modules=tuple("" if op.origin is None else op.origin.module for op in graph.walk()),
     )
     log = events.current()
     if log is not None:

@@ -64,10 +64,11 @@ class Delegate:
 
 @dataclass
 class Log:
-    """Collected while ``record()`` is open."""
+    """Collected while ``record()`` is open; ``notes`` are sentences for the user."""
 
     delegates: list[Delegate] = field(default_factory=list)
     rejected: list[Rejected] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 _log: ContextVar[Log | None] = ContextVar("arm_backend_core_log", default=None)

@@ -194,6 +194,9 @@ class Lowering:
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return item
+        random = torch.Tag.nondeterministic_seeded in getattr(overload_of(node.target), "tags", ())
+        if random and find(node) is None and DECLINED not in node.meta:
+            raise Unsupported("it draws random numbers, which no target does; give them as an input")
         fits = not _is_integer(node) or self._intervals.fits(node)  # narrower ones are known to those that read them
         if not fits and getattr(first_result(node), "dtype", None) is torch.int64:
             raise Unsupported(

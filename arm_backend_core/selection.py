@@ -5,14 +5,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.errors import Fault, Unsupported
+from arm_backend_core.errors import Fault, ModelError, Unsupported
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import is_dequantize, is_quantize, keep_reason, operator_name, source_line
+from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.program import constants_of
 from arm_backend_core.splice import Part
@@ -20,6 +22,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Value, cut
 
 Predicate = Callable[[Node], bool]
+#: Buffers that a program writes, and nodes of a delegate for an NPU where there are as many.
+_MANY_STATES, _NODES_WITH_STATES = 12, 300
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Selection:
     def parts(self) -> list[Part]:
         """The delegates; each stands behind those that it reads from."""
         chosen = {node for node in self.order if node not in self.refusals}
-        placed = self._joined_to_readers(levels(self.order, chosen), chosen)
+        placed = self._joined_to_readers(self._divided(levels(self.order, chosen)), chosen)
         groups: dict[int, list[Node]] = {}
         position = {node: index for index, node in enumerate(self.program.graph.nodes)}
         for node in position:
@@ -73,6 +77,18 @@ class Selection:
         result = self.walk.results[node]
         assert isinstance(result, Tensor), node
         return result.value
+
+    def _divided(self, placed: dict[Node, int]) -> dict[Node, int]:
+        """Levels, cut into several where Vela's search for addresses would take minutes.
+
+        Buffers of a decoder with many layers are in memory from the first operation to the last: each round of the
+        search, of 5000 at least, visits all pairs of them and of what else there is.
+        """
+        states = len(self.program.graph_signature.buffers_to_mutate)
+        if not self.walk.target.hardware.npu or states < _MANY_STATES:
+            return placed
+        cut = enumerate(placed.items())
+        return {node: level * len(placed) + index // _NODES_WITH_STATES for index, (node, level) in cut}
 
     def _joined_to_readers(self, placed: dict[Node, int], chosen: set[Node]) -> dict[Node, int]:
         """Levels of the chosen nodes. One whose result no delegate can hand over is where its readers are.
@@ -122,9 +138,26 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
         refusals |= {node: result for node, result in walk.results.items() if isinstance(result, Unsupported)}
         torn = _torn(order, walk, refusals)
         if not torn:
+            _check_loops(order, refusals, target)
             return Selection(program, walk, order, refusals)
         refusals |= torn
         walk.exclude(order, refusals)
+
+
+def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], target: Target) -> None:
+    """ExecuTorch has no loop: one must be in a delegate as a whole.
+
+    Raises:
+        ModelError: it is not.
+    """
+    level = levels(order, set(order) - refusals.keys())
+    for last, end in enumerate(order):
+        starts = cast(list[Node], end.args[2]) if end.target is LOOP_OUT else []
+        inside = order[order.index(starts[0]) : last + 1] if starts else []
+        reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in inside if node in refusals]
+        if reasons or len({level[node] for node in (*starts, *inside[-1:])}) > 1:
+            why = reasons[0] if reasons else "some of what it reads is computed on the CPU"
+            raise ModelError(f"a while_loop cannot be exported for {target.name}, and the CPU has none. {why}")
 
 
 def _torn(order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupported]) -> dict[Node, Unsupported]:

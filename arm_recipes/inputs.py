@@ -151,7 +151,7 @@ def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
     Raises:
         ValueError: dynamic shapes are asked for, or a program has a symbolic dimension.
     """
-    advice = "Arm targets are compiled for fixed shapes; export a program (or a method) for each size"
+    advice = "Arm targets are compiled for fixed shapes: list those to export, sizes={'name of the dimension': [1, 8]}"
     if dynamic_shapes:
         raise ValueError(f"dynamic_shapes={dynamic_shapes!r}: {advice}")
     for method, model in models.items():

@@ -72,9 +72,9 @@ def _extended(tosa_spec: str, given: Options) -> str:
     Raises:
         ValueError: TOSA has none of that name.
     """
-    from arm_backend_core.targets.target import EXTENSIONS
+    from arm_backend_core.targets.target import EXTENSIONS, SYNONYMS
 
-    added = given["extensions"] or ()
+    added = [SYNONYMS.get(name, name) for name in given["extensions"] or ()]
     for name in added:
         if name not in EXTENSIONS:
             near = get_close_matches(name.lower(), EXTENSIONS, n=1)

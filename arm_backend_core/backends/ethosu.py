@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.artifacts import Locate, failure
 from arm_backend_core.backends.ethosu_waits import with_waits
+from arm_backend_core.backends.ethosu_weights import keep_weights
 from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, VelaFigures, block_stream, io_block
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
@@ -74,6 +75,7 @@ def compile_ethosu(
         raise failure(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
     for index, (count, size) in sorted(unread.items()):
         answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, -1, 1))
+    keep_weights(answer, spec.configuration)
     answer["command_stream"], waits = with_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))
     artifacts = {}

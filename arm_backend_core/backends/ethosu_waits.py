@@ -2,18 +2,19 @@
 
 The two operations before a DMA ("kernels") may still be under way, and Vela mistakes where parts of tensors are. The
 smallest NPUs lose tables in each kernel without one, and Vela passes over some of these. Constants are left to it.
-Numbers of commands and registers: ``runtime/ethosu_emulator/command_stream.h``.
 """
 
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
 
-_ELEMENTWISE, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _KERNELS, _COMMANDS_AT, _U85 = 6, 16, 17, 18, (2, 3, 5, 6), 32, 2
+from arm_backend_core.backends.ethosu_commands import COMMANDS_AT, DMA, DMA_START, DMA_WAIT, commands, encoded, packed
+
+_ELEMENTWISE, _KERNEL_WAIT, _KERNELS, _U85 = 6, 18, (2, 3, 5, 6), 2
 _ACTIVATION, _TABLE_0, _BLOCKDEP, _RESIZE = 293, 16, 303, 7
 #: Of IFM, OFM and IFM2: the first of bases, of strides and of the first tile's sizes, region, precision, depth.
 _MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
-_DMA, _DMA_LENGTH = ((304, 0x430), (305, 0x431)), 0x432  # region and address of source and target
+_SOURCE, _TARGET, _FROM, _TO, _LENGTH = DMA
 _Span = tuple[int, int, int, bool]  # region, first byte, one past the last, whether it is written
 
 
@@ -21,7 +22,6 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
     """``stream`` with what is left out, and before which of Vela's bytes each word of it stands, from the first on."""
     registers, kernels, words, places = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
     tables, lost = dict[int, list[int]](), set[int]()  # by slot, the DMA that brings it; slots that are written over
-    commands = struct.iter_unpack("<I", stream[_COMMANDS_AT:])
     product, small = stream[11] >> 4, stream[8] & 15 < 7  # the third word's highest bits; the lowest: log2 of the MACs
     if stream.startswith(b"COP2") or product == _U85:
         return _with_resizes_apart(stream), places  # it has none of the other mistakes, as far as known
@@ -30,37 +30,35 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
         places.extend([4 * (len(words) - len(places))] * len(new))
         words.extend(new)
 
-    for (word,) in commands:
-        number, parameter, second = word & 0x3FF, word >> 16, next(commands) if word & 0x4000 else ()
-        if second or number >= 256:
-            registers[number | (word & 0x4000) >> 4] = parameter << 32 | sum(second)
+    for _, number, value in commands(stream):
+        if number >= 256:
+            registers[number] = value
         elif number == _KERNEL_WAIT:
-            del kernels[: -parameter or None]
+            del kernels[: -(value >> 32) or None]
         elif number in _KERNELS:
             slot = (registers[_ACTIVATION] >> 32 & 31) - _TABLE_0
             if slot in lost:
-                put(_KERNEL_WAIT, *tables[slot], _DMA_START, _DMA_WAIT, *_dma_words(registers))
+                put(_KERNEL_WAIT, *tables[slot], DMA_START, DMA_WAIT, *_dma_words(registers))
                 lost.remove(slot)
             elif small and slot < 0:
                 lost.update(tables)
             kernels = [*kernels[-1:], list(_kernel(registers, number))]
-        elif number == _DMA_START:
+        elif number == DMA_START:
             pairs = ((a, b) for a in _dma(registers) for kernel in kernels for b in kernel)
             if any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] and (a[3] or b[3]) for a, b in pairs):
                 put(_KERNEL_WAIT)
                 kernels.clear()
-            if registers[_DMA[1][0]] >> 40 & 1:
-                slot = registers[_DMA[1][1]] >> 8 & 7
-                tables[slot] = list(_dma_words(registers))
+            if registers[_TARGET] >> 40 & 1:
+                slot = registers[_TO] >> 8 & 7
+                tables[slot] = _dma_words(registers)
                 lost.discard(slot)
-        words += [word, *second]
-    length = 2 | len(words) >> 16 << 8 | (len(words) & 0xFFFF) << 16
-    return stream[: _COMMANDS_AT - 4] + struct.pack(f"<{1 + len(words)}I", length, *words), places
+        words += encoded(number, value)
+    return packed(stream, words), places
 
 
 def _with_resizes_apart(stream: bytes) -> bytes:
     """Let no RESIZE of U85 begin before the operation before has ended: Vela takes it to read as far as it writes."""
-    start = 28 + struct.unpack_from("<I", stream, 24)[0] if stream.startswith(b"COP2") else _COMMANDS_AT
+    start = 28 + struct.unpack_from("<I", stream, 24)[0] if stream.startswith(b"COP2") else COMMANDS_AT
     words, blockdep, at = list(struct.unpack(f"<{(len(stream) - start) // 4}I", stream[start:])), 0, 0
     while at < len(words):
         if words[at] & 0x43FF == _BLOCKDEP:
@@ -71,20 +69,17 @@ def _with_resizes_apart(stream: bytes) -> bytes:
     return stream[:start] + struct.pack(f"<{len(words)}I", *words)
 
 
-def _dma_words(registers: dict[int, int]) -> Iterator[int]:
+def _dma_words(registers: dict[int, int]) -> list[int]:
     """Commands that set what a DMA of one row reads."""
-    for key in (*_DMA[0], *_DMA[1], _DMA_LENGTH):
-        yield key & 0x3FF | (key & 0x400) << 4 | registers[key] >> 32 << 16
-        if key & 0x400:
-            yield registers[key] & 0xFFFFFFFF
+    return [word for key in DMA for word in encoded(key, registers[key])]
 
 
 def _dma(registers: dict[int, int]) -> Iterator[_Span]:
     """Of several rows (U65), all from the first byte on."""
-    length = 1 << 40 if registers[_DMA[1][0]] >> 41 & 3 else registers[_DMA_LENGTH]
-    for region, address in _DMA:
+    length = 1 << 40 if registers[_TARGET] >> 41 & 3 else registers[_LENGTH]
+    for region, address in ((_SOURCE, _FROM), (_TARGET, _TO)):
         if not registers[region] >> 40 & 1:  # not the memory of tables
-            yield registers[region] >> 32 & 7, registers[address], registers[address] + length, region == _DMA[1][0]
+            yield registers[region] >> 32 & 7, registers[address], registers[address] + length, region == _TARGET
 
 
 def _kernel(registers: dict[int, int], code: int) -> Iterator[_Span]:

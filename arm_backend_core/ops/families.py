@@ -8,6 +8,7 @@ from arm_backend_core.ops import (  # noqa: F401
     indexing,
     linear,
     logical,
+    loops,
     movement,
     normalization,
     pooling,
@@ -17,6 +18,6 @@ from arm_backend_core.ops import (  # noqa: F401
     topk,
     unary,
 )
-from arm_backend_core.ops.composites import arithmetic, attention, order, windows  # noqa: F401
+from arm_backend_core.ops.composites import algebra, arithmetic, attention, order, windows  # noqa: F401
 from arm_backend_core.ops.composites import movement as moved  # noqa: F401
 from arm_backend_core.ops.composites import resize as resized  # noqa: F401

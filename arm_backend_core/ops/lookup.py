@@ -60,6 +60,8 @@ _INDEX = np.arange(-32768, 32769)
 
 def _nearest(real: Array, defined: Array) -> Array:
     """``real`` with the nearest of the ``defined`` elements where it is not a number."""
+    if defined.size == real.size:
+        return real.copy()
     after = np.minimum(np.searchsorted(defined, np.arange(real.size)), defined.size - 1)
     before = np.maximum(after - 1, 0)
     distance = np.abs(defined[[before, after]] - np.arange(real.size))

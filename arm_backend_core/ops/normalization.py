@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.images import as_image, to_nchw, to_nhwc
 from arm_backend_core.ops.integers import Accumulator
@@ -46,9 +45,16 @@ def batch_norm(
     eps: float,
     cudnn_enabled: bool = False,
 ) -> Value:
-    """x [N, C, ...] with statistics of the training: a gain and an offset per channel."""
+    """x [N, C, ...] with statistics of the training: a gain and an offset per channel.
+
+    With those of the batch each channel is standardized by itself; the running ones, which nothing reads, stay.
+    """
     if training or running_mean is None or running_var is None:
-        raise Unsupported("batch_norm with statistics of the batch; call model.eval() before exporting")
+        swap = [1, 0, *range(2, x.rank)]
+        first = cx.b.transpose(x.value, swap)
+        rows = Tensor(cx.b.reshape(first, (1, first.shape[0], -(-first.size // first.shape[0]))), x.q)
+        standard = group_norm.lower(cx, rows, rows.shape[1], weight, bias, eps)
+        return cx.b.transpose(cx.b.reshape(standard, first.shape), swap)
     gain, offset = _affine(cx, weight, bias, running_mean, running_var, eps)
     along = (-1,) + (1,) * (x.rank - 2)
     if x.q is None:

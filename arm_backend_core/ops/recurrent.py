@@ -51,8 +51,9 @@ class Cell:
 
 def _lstm(ifo: Tensor, g: Tensor, h: Tensor, c: Tensor, weight: Tensor, *projection: Tensor) -> tuple[Tensor, ...]:
     recurrent_ifo, recurrent_g = _parts(F.linear(h, weight), (3, 1))
+    g = torch.tanh(g + recurrent_g)
     i, f, o = _parts(torch.sigmoid(ifo + recurrent_ifo), (1, 1, 1))
-    c = f * c + i * torch.tanh(g + recurrent_g)
+    c = f * c + i * g
     h = o * torch.tanh(c)
     return (F.linear(h, projection[0]) if projection else h), c
 

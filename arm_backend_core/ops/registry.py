@@ -97,6 +97,7 @@ class Composite:
 
 
 _RECORDS: dict[OpOverload, Record | Composite] = {}
+_MARKS: dict[OpOverload, Record | Composite] = {}  #: of operators of our own
 Entry = TypeVar("Entry", Record, Composite)
 
 
@@ -110,9 +111,10 @@ def register(record: Entry) -> Entry:
     for overload in record.overloads:
         if not isinstance(overload, OpOverload):
             raise TypeError(f"register an overload such as aten.add.Tensor, not {overload!r}")
-        if overload in _RECORDS:
+        table = _RECORDS if overload.namespace == "aten" else _MARKS
+        if overload in table:
             raise ValueError(f"{overload} is registered twice")
-        _RECORDS[overload] = record
+        table[overload] = record
     return record
 
 
@@ -165,7 +167,7 @@ def composite(node: torch.fx.Node) -> Composite | None:
 
 def _record(node: torch.fx.Node) -> Record | Composite | None:
     overload = overload_of(node.target) if node.op == "call_function" else None
-    return None if overload is None else records().get(overload)
+    return None if overload is None else records().get(overload) or _MARKS.get(overload)
 
 
 def records() -> Mapping[OpOverload, Record | Composite]:

@@ -1,4 +1,7 @@
-"""The few largest or smallest elements along a dimension. TOSA sorts nothing: each is searched for in what is left."""
+"""The largest or smallest elements along a dimension.
+
+TOSA sorts nothing. A few are searched for one by one, each in what is left; among few, each counts those ahead of it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_MOST = 5  #: each costs eight operators on the whole tensor; more are left to the CPU, which looks at it once
+_MOST = 5  #: each costs eight operators on the whole tensor
+_AMONG = 64  #: for each of these, operators that compare have a tensor as large as the whole; the CPU is faster then
 
 
 @op(aten.topk.default, kind=Kind.SHARED)
@@ -24,21 +28,48 @@ def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
     """Values and int32 indices in order, of equal elements the first; not a number counts as the largest."""
     b, shape, x = cx.b, cx.shape, vector(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
-    if k > _MOST:
-        raise Unsupported(f"topk of {k} elements ({_MOST} at most); take fewer, or leave it to the CPU")
+    if k > _MOST and n > _AMONG:
+        raise Unsupported(f"topk of {k} among {n} elements ({_MOST} at most, any number among {_AMONG}); take fewer")
+    elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # all that EQUAL takes
     number = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
+    found = (_ranked if k > _MOST or n <= 8 * k else _searched)(b, elements, number, k, axis, largest)
+    values, indices = (b.reshape(value, shape) for value in found)
+    return [Tensor(b.cast(values, x.value.dtype), x.q), Tensor(b.cast(indices, DType.INT32))]
+
+
+def _searched(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
+    """Values and places of the first ``k`` in order: each is the extreme of what is left."""
+    n = x.shape[axis]
     places = b.const(np.arange(n).reshape([n if i == axis else 1 for i in range(x.rank)]), number)
     left = b.const(np.ones((1,) * x.rank, dtype=bool), DType.BOOL)
-    elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # all that EQUAL takes
-    values, indices = [], []
+    found: list[list[Value]] = []
     for _ in range(k):
-        value, hits = _extreme(b, elements, left, axis, largest=largest)
+        value, hits = _extreme(b, x, left, axis, largest=largest)
         index = b.reduce("REDUCE_MIN", b.select(hits, places, b.const(n, number)), axis)
         left = b.bitwise("LOGICAL_AND", left, b.unary("LOGICAL_NOT", b.compare("EQUAL", places, index)))
-        values.append(value)
-        indices.append(index)
-    found, where = (b.reshape(b.concat(parts, axis), shape) for parts in (values, indices))
-    return [Tensor(b.cast(found, x.value.dtype), x.q), Tensor(b.cast(where, DType.INT32))]
+        found.append([value, index])
+    return [b.concat(parts, axis) for parts in zip(*found, strict=True)]
+
+
+def _ranked(b: Builder, x: Value, number: DType, k: int, axis: int, largest: bool) -> list[Value]:
+    """Values and places of the first ``k`` in order: the element that so many others are ahead of."""
+    last = [*(i for i in range(x.rank) if i != axis), axis]
+    lead, n = x.size // x.shape[axis], x.shape[axis]
+    front = b.transpose(x, last)
+    this, other = (b.reshape(front, shape) for shape in ((lead, n, 1), (lead, 1, n)))
+    over, under = (other, this) if largest else (this, other)
+    ahead, level = (b.compare(kind, over, under) for kind in ("GREATER", "GREATER_EQUAL"))
+    if x.dtype.is_float:
+        above, finite = b.unary("LOGICAL_NOT", b.compare("EQUAL", over, over)), b.compare("EQUAL", under, under)
+        ahead = b.bitwise("LOGICAL_OR", ahead, b.bitwise("LOGICAL_AND", above, finite))
+        level = b.bitwise("LOGICAL_OR", level, above)
+    earlier = b.const(np.tri(n, k=-1, dtype=bool)[None], DType.BOOL)
+    ahead = b.bitwise("LOGICAL_OR", ahead, b.bitwise("LOGICAL_AND", level, earlier))
+    hits = b.compare("EQUAL", b.reduce("REDUCE_SUM", b.cast(ahead, number), 2), b.const(np.arange(k), number))
+    places = b.const(np.arange(n).reshape(1, n, 1), number)
+    found = (b.reduce("REDUCE_SUM", b.select(hits, y, b.const(0, y.dtype)), 1) for y in (this, places))
+    shape = (*front.shape[:-1], k)
+    return [b.transpose(b.reshape(value, shape), [last.index(i) for i in range(x.rank)]) for value in found]
 
 
 def _extreme(b: Builder, x: Value, left: Value, axis: int, *, largest: bool) -> tuple[Value, Value]:

@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
+from arm_backend_core.aten.angles import reduce_angles
 from arm_backend_core.aten.batch_norm import remove_batch_norms
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.constants import fold_weights
@@ -16,6 +17,7 @@ from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.masks import bound_masks
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
+from arm_backend_core.aten.ranks import lower_ranks
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import drop_unread, in_words, is_float, modules_of
 from arm_backend_core.ops.registry import Kind, find
@@ -80,14 +82,16 @@ class ArmQuantizer(Quantizer):
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
         """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
-        inline_conditions(model)
+        inline_conditions(model, {})
         functionalize(model.graph, write_back=True)
         _give_values(model)
         fold_weights(model)
         remove_batch_norms(model)
         normalize_to_rms_norm(model)
         decompose(model, quantized=True)
+        lower_ranks(model)
         fold_weights(model)
+        reduce_angles(model)
         bound_masks(model)
         drop_unread(model.graph)  # what these replaced
         _give_values(model)
@@ -115,7 +119,7 @@ class ArmQuantizer(Quantizer):
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
         """Tell the observers what they observe; called by ``prepare_pt2e``."""
         share(edge_or_node_to_obs_or_fq)
-        connect(model, edge_or_node_to_obs_or_fq)
+        connect((model, edge_or_node_to_obs_or_fq))
 
     def _config(self, modules: dict[str, Any]) -> Config:
         for name in sorted(self._names, key=len, reverse=True):

@@ -21,6 +21,8 @@ EXTENSIONS = (
     "doubleround",
     "inexactround",
 )
+#: What ExecuTorch calls some of them.
+SYNONYMS = {"cf": "controlflow", "var": "variable"}
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Target:
         Raises:
             ValueError: the version is not 1.0, a part is unknown, or no profile is named.
         """
-        version, *parts = spec.split("+")
+        version, *parts = (SYNONYMS.get(part, part) for part in spec.split("+"))
         if version not in ("TOSA-1.0", "TOSA-1.0.0"):
             raise ValueError(f"tosa_spec: '{spec}' must start with 'TOSA-1.0', the only version that is written")
         unknown = [part for part in parts if part not in PROFILES + EXTENSIONS]

@@ -7,7 +7,7 @@ Operands that TOSA wants as constants (zero points, shapes, shifts, tables, resc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -61,13 +61,24 @@ class Value:
 
 @dataclass(eq=False)
 class Op:
-    """One TOSA operator; every operator here has exactly one result."""
+    """One TOSA operator; every operator here has one result but those that hold graphs, which the last pass writes."""
 
     kind: str
     inputs: list[Value]
     output: Value
     attrs: dict[str, Any] = field(default_factory=dict)
     origin: Origin | None = None
+    more: list[Value] = field(default_factory=list)
+
+    @property
+    def results(self) -> list[Value]:
+        """All of them."""
+        return [self.output, *self.more]
+
+    @property
+    def graphs(self) -> list[Graph]:
+        """Those that it holds: the branches of a COND_IF."""
+        return [attr for attr in self.attrs.values() if isinstance(attr, Graph)]
 
     def __repr__(self) -> str:
         attrs = {name: value for name, value in self.attrs.items() if np.size(value) < 16}
@@ -113,7 +124,7 @@ class Graph:
         live = set(self.outputs)
         kept: list[Op] = []
         for op in reversed(self.ops):
-            if op.output in live:
+            if not live.isdisjoint(op.results):
                 live.update(op.inputs)
                 kept.append(op)
         self.ops = kept[::-1]
@@ -128,11 +139,19 @@ class Graph:
         for op in self.ops:
             for value in op.inputs:
                 assert value.data is not None or value in defined, f"{op!r} reads {value!r} before it is made"
-            assert op.output not in defined, f"{op!r} makes {op.output!r} a second time"
-            assert op.output.producer is op, f"{op.output!r} does not know its producer"
-            defined.add(op.output)
+            for value in op.results:
+                assert value not in defined, f"{op!r} makes {value!r} a second time"
+                assert value.producer is op, f"{value!r} does not know its producer"
+            defined.update(op.results)
         for value in self.outputs:
             assert value.data is not None or value in defined, f"output {value!r} is never made"
+
+    def walk(self) -> Iterator[Op]:
+        """All operators, those of the graphs that one holds behind it."""
+        for op in self.ops:
+            yield op
+            for inner in op.graphs:
+                yield from inner.walk()
 
 
 def cut(inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position: Callable[[Op], int]) -> Graph:
@@ -155,12 +174,11 @@ def cut(inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position:
         needed[value.producer] = None
         pending += value.producer.inputs
     for op in sorted(needed, key=position):
-        result = Value(op.output.shape, op.output.dtype, graph.new_name(op.kind))
-        result.producer = Op(
-            op.kind, [known.get(value, value) for value in op.inputs], result, dict(op.attrs), op.origin
-        )
-        graph.ops.append(result.producer)
-        known[op.output] = result
+        results = [Value(value.shape, value.dtype, graph.new_name(op.kind)) for value in op.results]
+        operands = [known.get(value, value) for value in op.inputs]
+        graph.ops.append(Op(op.kind, operands, results[0], dict(op.attrs), op.origin, results[1:]))
+        for value, result in zip(op.results, results, strict=True):
+            known[value], result.producer = result, graph.ops[-1]
     graph.outputs = [known.get(value, value) for value in outputs]
     return graph
 

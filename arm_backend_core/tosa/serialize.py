@@ -29,40 +29,53 @@ class _Writer:
         import tosa_serializer
 
         self.ts = tosa_serializer
-        self.graph = graph
         self.locations = locations
+        self.waiting: list[tuple[str, Graph]] = [("", graph)]  # one that an operator holds has a region of its own
         # The default would be the 1.1 draft, which neither Vela nor the model converter takes.
         self.out = tosa_serializer.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
+
+    def write(self) -> bytes:
+        for region, graph in self.waiting:  # grows
+            if region:
+                self.out.startRegion(region)
+                self.out.addBasicBlock(region)
+            self._graph(region, graph)
+        return bytes(self.out.serialize())
+
+    def _graph(self, region: str, graph: Graph) -> None:
         self.tensors: dict[Value, Any] = {}
         self.constants: dict[tuple[Any, ...], str] = {}
         self.shapes: dict[tuple[int, ...], str] = {}
-
-    def write(self) -> bytes:
-        for value in self.graph.inputs:
-            tensor = self.ts.TosaSerializerTensor(value.name, list(value.shape), self._dtype(value.dtype))
+        for value in graph.inputs:
+            tensor = self.ts.TosaSerializerTensor(region + value.name, list(value.shape), self._dtype(value.dtype))
             self.out.addInputTensor(tensor)
             self.tensors[value] = tensor
-        for op in self.graph.ops:
+        for op in graph.ops:
             self._operator(op)
-        for value in self.graph.outputs:
+        for value in graph.outputs:
             self.out.addOutputTensor(self.tensors[value])
-        return bytes(self.out.serialize())
 
     def _dtype(self, dtype: DType) -> Any:
         return getattr(self.ts.DType, dtype.name)
 
     def _operator(self, op: Op) -> None:
-        record = OPERATORS[op.kind]
         operands = [self._data(value) for value in op.inputs]
-        operands += [self._constant_operand(op, name, how) for name, how in record.operands]
         attribute = self.ts.TosaSerializerAttribute()
-        getattr(attribute, record.attribute + "Attribute")(*(self._field(op, name) for name in record.fields))
-        result = self.out.addIntermediate(list(op.output.shape), self._dtype(op.output.dtype))
-        self.tensors[op.output] = result
+        if op.graphs:
+            regions = [f"{op.kind.lower()}_{len(self.waiting) + i}_" for i in range(len(op.graphs))]
+            self.waiting += zip(regions, op.graphs, strict=True)
+            getattr(attribute, op.kind.title().replace("_", "") + "Attribute")(*regions)
+        else:
+            record = OPERATORS[op.kind]
+            operands += [self._constant_operand(op, name, how) for name, how in record.operands]
+            getattr(attribute, record.attribute + "Attribute")(*(self._field(op, name) for name in record.fields))
+        for value in op.results:
+            self.tensors[value] = self.out.addIntermediate(list(value.shape), self._dtype(value.dtype))
+        names = [self.tensors[value].name for value in op.results]
         location = None
         if self.locations and op.origin is not None:
             location = self.ts.TosaOpLocation(f"{op.origin.node} {op.origin.operator} {op.origin.source}")
-        self.out.addOperator(getattr(self.ts.Op, op.kind), operands, [result.name], attribute, location)
+        self.out.addOperator(getattr(self.ts.Op, op.kind), operands, names, attribute, location)
 
     def _data(self, value: Value) -> str:
         if value.data is None:

@@ -26,7 +26,9 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 _GATHER = {"u55": "no GATHER"}
 _CHOICE = {"u55": "no SELECT"}
+_ORDER = {"u55": "no (SELECT|GREATER)"}
 _TWO_TENSORS = dict.fromkeys(("int8", "a16w8", "u55", "u85"), "runs integers only")
+_TOO_MANY = dict.fromkeys(("fp", "int8", "a16w8", "u55", "u85"), "6 among 65 elements")
 _NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
 
 UNARY = [
@@ -125,6 +127,7 @@ UNARY = [
     unary("lgamma", torch.lgamma, 0.1, 5, refused=_NO_FORMULA),
     # Its pole is in the range that a symmetric scale spans: a table that jumps has entries of half the resolution.
     unary("digamma", torch.digamma, 0.3, 5, refused=_NO_FORMULA, wide_steps=2),
+    unary("polygamma", lambda x: torch.special.polygamma(2, x), 0.5, 4, refused=_NO_FORMULA),
     unary("i0", torch.i0, refused=_NO_FORMULA),
     unary("i0e", torch.special.i0e, refused=_NO_FORMULA),
     unary("i1", torch.special.i1, refused=_NO_FORMULA),
@@ -407,6 +410,8 @@ NORMALIZATION = [
     Case("batch_norm1d_sequence", _batch_norm(nn.BatchNorm1d(4)), one(3, 4, 6)),
     Case("batch_norm_relu", _batch_norm(nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())), image()),
     Case("batch_norm_no_affine", nn.BatchNorm2d(4, affine=False), image()),
+    Case("batch_norm_of_batch", nn.BatchNorm2d(4, track_running_stats=False), image()),
+    Case("batch_norm_of_batch_no_affine", lambda x: F.batch_norm(x, None, None, training=True), one(6, 4)),
     Case("batch_norm3d", _batch_norm(nn.BatchNorm3d(4)), one(1, 4, 2, 3, 5)),
     Case("layer_norm", nn.LayerNorm(16), one(2, 3, 16), steps=2),
     Case("layer_norm_two_dimensions", nn.LayerNorm((3, 16)), one(2, 3, 16), steps=2),
@@ -488,13 +493,40 @@ REDUCTION = [
     Case("argmax_keepdim", lambda x: x.argmax(1, keepdim=True), one(2, 6, 4)),
     Case("argmax_all", lambda x: x.argmax(), one(2, 16)),
     Case("amin_keepdim", lambda x: x.amin(-1, keepdim=True), one(2, 3, 16)),
-    Case("topk", lambda x: torch.topk(x, 3), one(2, 3, 16), refused=_CHOICE),
-    Case("topk_smallest_dim", lambda x: torch.topk(x, 5, -2, largest=False).values, one(2, 16, 3), refused=_CHOICE),
-    Case("topk_scalar", lambda x: torch.topk(x, 1, -1), one(), refused=_CHOICE),
+    Case("topk", lambda x: torch.topk(x, 3), one(2, 3, 16), refused=_ORDER),
+    Case("topk_of_many", lambda x: torch.topk(x, 3), one(2, 65), refused=_ORDER),
+    Case("topk_smallest_dim", lambda x: torch.topk(x, 5, -2, largest=False).values, one(2, 65, 3), refused=_ORDER),
+    Case("topk_all_dim", lambda x: torch.topk(x, 12, 1, largest=False).values, one(2, 12, 3), refused=_ORDER),
+    Case("topk_places_are_few", lambda x: torch.topk(x, 6).indices + 7, one(2, 12), refused=_ORDER),
+    Case("topk_too_many", lambda x: torch.topk(x, 6), one(2, 65), refused=_TOO_MANY),
+    Case("topk_scalar", lambda x: torch.topk(x, 1, -1), one(), refused=_ORDER),
 ]
 
 MOVEMENT = [
     Case("view", lambda x: x.view(3, 16), one(2, 3, 8)),
+    Case(
+        "windows_of_video",
+        lambda x: x.view(1, 1, 2, 2, 3, 2, 2, 4).permute(0, 1, 3, 5, 2, 4, 6, 7).reshape(4, 12, 4),
+        one(1, 2, 6, 4, 4),
+    ),
+    Case(
+        "windows_of_videos",
+        lambda x: x.view(2, 2, 2, 2, 3, 2, 2, 4).permute(0, 1, 3, 5, 2, 4, 6, -1).contiguous().view(16, 12, 4) + 1,
+        one(2, 4, 6, 4, 4),
+    ),
+    Case(
+        "permute_images_of_video",
+        lambda x: x.view(1, 4, 8, 14, 14, 96).permute(2, 0, 1, 3, 4, 5) * 2,
+        one(1, 32, 14, 14, 96),
+    ),
+    Case("permute_every_dimension", lambda x: x.view([2] * 8).permute(3, 0, 5, 2, 7, 4, 1, 6).flatten(), one(16, 16)),
+    Case(
+        "positions_of_video",
+        lambda x, y: (
+            x.reshape(1, 2, 2, 3, 1, 2, 1, 1) + y.reshape(1, 2, 1, 3, 1, 1, 2, 1) * x.reshape(1, 2, 2, 3, 1, 1, 1, 2)
+        ).reshape(2, 6, 8),
+        [Input((2, 6, 2)), Input((2, 3, 2))],
+    ),
     Case("reshape_after_transpose", lambda x: x.transpose(1, 2).reshape(2, 24), one(2, 3, 8)),
     Case("flatten", lambda x: torch.flatten(x, 1), one(2, 3, 8)),
     Case("unflatten", lambda x: x.unflatten(1, (2, 3)), one(2, 6, 8)),
@@ -540,8 +572,9 @@ MOVEMENT = [
     Case("pad_circular", lambda x: F.pad(x, (1, 2), "circular"), one(2, 3, 4)),
     Case("pad_crop", lambda x: F.pad(x, (-1, 2)), one(2, 3, 4)),
     Case("pixel_shuffle", nn.PixelShuffle(2), image(8, 3, 4)),
-    Case("embedding", nn.Embedding(10, 6), [Input((2, 5), 0, 10, torch.int64)], refused=_GATHER),
-    Case("embedding_int32", nn.Embedding(10, 6), [Input((5,), 0, 10, torch.int32)], refused=_GATHER),
+    Case("embedding", nn.Embedding(10, 6), [Input((2, 5), 0, 10, torch.int64)]),
+    Case("embedding_int32", nn.Embedding(10, 6), [Input((5,), 0, 10, torch.int32)]),
+    Case("embedding_large", nn.Embedding(1025, 6), [Input((5,), 0, 1025, torch.int64)], refused=_GATHER),
     Case("upsample_nearest", nn.Upsample(scale_factor=2), image()),
     Case("upsample_nearest_3", nn.Upsample(scale_factor=3), image()),
     Case("upsample_nearest_uneven", nn.Upsample(size=(13, 15)), image()),

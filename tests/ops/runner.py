@@ -112,6 +112,8 @@ def spec(target: str) -> ArmCompileSpec:
     return {
         "fp": lambda: TosaCompileSpec("TOSA-1.0+FP"),
         "int": lambda: TosaCompileSpec("TOSA-1.0+INT+int16"),
+        "fp+cf": lambda: TosaCompileSpec("TOSA-1.0+FP+cf"),
+        "int+cf": lambda: TosaCompileSpec("TOSA-1.0+INT+int16+cf"),
         "mixed": lambda: TosaCompileSpec("TOSA-1.0+INT+FP+int16"),
         "u55": lambda: EthosUCompileSpec("ethos-u55-128"),
         "u85": lambda: EthosUCompileSpec("ethos-u85-256"),

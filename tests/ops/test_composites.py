@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,6 +92,33 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "convolution_of_torchscript": (
         lambda x: aten._convolution(x, torch.ones(3, 2, 3), None, [2], [1], [1], False, [0], 1, *[False] * 4),
         [(1, 2, 5)],
+    ),
+    "cholesky": (lambda x: torch.linalg.cholesky_ex(x @ x.mT + torch.eye(3)).L, [(2, 3, 3)]),
+    "cholesky_upper": (lambda x: torch.linalg.cholesky(x @ x.mT + torch.eye(4), upper=True), [(4, 4)]),
+    "determinant": (torch.linalg.det, [(2, 4, 4)]),
+    "determinant_of_one": (torch.linalg.det, [(3, 1, 1)]),
+    "determinant_logarithm": (lambda x: torch.stack(torch.linalg.slogdet(x)), [(5, 2, 2)]),
+    "inverse": (torch.linalg.inv, [(2, 3, 3)]),
+    "inverse_of_one": (lambda x: torch.linalg.inv_ex(x).inverse, [(2, 1, 1)]),
+    "solve": (lambda x, y: torch.linalg.solve(x, y), [(2, 3, 3), (2, 3, 5)]),
+    "solve_vector": (lambda x, y: torch.linalg.solve(x, y), [(3, 3), (3,)]),
+    "solve_right": (lambda x, y: torch.linalg.solve(x, y, left=False), [(2, 3, 3), (2, 4, 3)]),
+    "solve_triangular": (
+        lambda x, y: torch.linalg.solve_triangular(x.tril() + 3 * torch.eye(5), y, upper=False),
+        [(2, 5, 5), (2, 5, 3)],
+    ),
+    "solve_triangular_right": (
+        lambda x, y: torch.linalg.solve_triangular(x, y, upper=True, left=False, unitriangular=True),
+        [(3, 3), (4, 3)],
+    ),
+    "histogram": (lambda x: torch.histc(x, 5, -1.5, 2.0), [(3, 20)]),
+    "histogram_of_all": (lambda x: torch.histc(x, 4), [(24,)]),
+    "matrix_exponential": (torch.linalg.matrix_exp, [(2, 3, 3)]),
+    "mode_dim": (lambda x: torch.mode(x.round(), 1)[0], [(3, 9, 2)]),
+    "mode_keepdim": (lambda x: torch.mode(x.round(), keepdim=True)[0], [(3, 9)]),
+    "int8_weight_product": (
+        lambda x, s: aten._weight_int8pack_mm(x, torch.arange(-64, 64, dtype=torch.int8).reshape(16, 8), s),
+        [(3, 8), (16,)],
     ),
     "diagonal": (torch.diagonal, [(4, 5)]),
     "diagonal_above": (lambda x: torch.diagonal(x, 1, -1, 0), [(4, 3, 5)]),
@@ -372,6 +400,10 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         lambda x: aten.native_batch_norm(x, *[torch.arange(1.0, 5)] * 4, False, 0.1, 1e-5)[0],
         [(2, 4, 3)],
     ),
+    "native_batch_norm_of_batch": (
+        lambda x: aten._native_batch_norm_legit(x, *[torch.arange(1.0, 5)] * 2, True, 0.1, 1e-5)[0],
+        [(3, 4, 5)],
+    ),
     "native_batch_norm": (
         lambda x: aten._native_batch_norm_legit_no_training(x, *[torch.arange(1.0, 5)] * 4, 0.1, 1e-5)[0],
         [(2, 4, 3)],
@@ -433,6 +465,57 @@ def test_runs_whole_in_float(name: str) -> None:
     assert len(log.delegates) == 1
     with torch.no_grad():
         torch.testing.assert_close(lowered.module()(*inputs), function(*inputs), rtol=1e-4, atol=1e-5)
+
+
+def _wide(x: Tensor, y: Tensor) -> Tensor:
+    """No CPU has a kernel for it."""
+    return torch.mm(x, y, out_dtype=torch.float32) if torch.compiler.is_exporting() else torch.mm(x.float(), y.float())
+
+
+def _wide_sum(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    if torch.compiler.is_exporting():
+        return torch.addmm(x, a, b, out_dtype=torch.float32, beta=0.5, alpha=2)
+    return 0.5 * x.float() + 2 * (a.float() @ b.float())
+
+
+#: Function, shapes and type of its operands.
+_PRODUCTS: dict[str, tuple[Callable[..., Tensor], Shapes, torch.dtype]] = {
+    "groups": (
+        lambda x, w: torch._grouped_mm(x, w, torch.tensor([2, 2, 5], dtype=torch.int32)),
+        [(5, 8), (3, 8, 16)],
+        torch.bfloat16,
+    ),
+    "batches": (torch._grouped_mm, [(2, 4, 8), (2, 8, 16)], torch.bfloat16),
+    "wide": (_wide, [(3, 8), (8, 4)], torch.bfloat16),
+    "wide_sum": (_wide_sum, [(3, 4), (3, 8), (8, 4)], torch.bfloat16),
+    "scaled": (
+        lambda x, y: torch._scaled_mm(x, y.t(), torch.tensor(0.5), torch.tensor(3.0), out_dtype=torch.float32),
+        [(16, 32), (16, 32)],
+        torch.float8_e4m3fn,
+    ),
+    "scaled_rows": (
+        lambda x, y: torch._scaled_mm(
+            x,
+            y.t(),
+            torch.linspace(1, 2, 16)[:, None],
+            torch.linspace(3, 5, 16)[None],
+            torch.ones(16).bfloat16(),
+            out_dtype=torch.bfloat16,
+        ),
+        [(16, 32), (16, 32)],
+        torch.float8_e4m3fn,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _PRODUCTS)
+def test_products_of_narrow_numbers(name: str) -> None:
+    function, shapes, dtype = _PRODUCTS[name]
+    inputs = tuple(torch.linspace(-1, 1, math.prod(shape)).sin().reshape(shape).to(dtype) for shape in shapes)
+    program = torch.export.export(Calls(function), inputs, strict=False)
+    lowered = delegate(program, TosaCompileSpec("TOSA-1.0+FP+bf16+fp8e4m3"))
+    assert not [node for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    torch.testing.assert_close(lowered.module()(*inputs), function(*inputs), rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("function", [torch.matmul, lambda x, y: F.linear(x, y.t(), torch.ones(4))])
@@ -508,7 +591,7 @@ _ORDER: dict[str, Callable[[Tensor], Tensor]] = {
 def test_order_is_found_by_topk(name: str) -> None:
     """ExecuTorch's library has no other kernel for it; of so many elements no target takes it."""
     nan = float("nan")
-    x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 9.0, 8.0] * 2, [1.0, nan, -2.0, 7.0, 4.0, 6.0] * 2])
+    x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 9.0, 8.0] * 11, [1.0, nan, -2.0, 7.0, 4.0, 6.0] * 11])
     lowered = delegate(torch.export.export(Calls(_ORDER[name]), (x,), strict=False), TosaCompileSpec("TOSA-1.0+FP"))
     on_cpu = {node.target for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
     assert on_cpu == {torch.ops.aten.topk.default}

@@ -1,14 +1,23 @@
-"""``torch.cond``: both branches are computed and one of the results is chosen."""
+"""``torch.cond``: both branches are computed and one of the results is chosen, or one is (COND_IF)."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as rows
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.export import ExportedProgram
 
+from arm_backend_core import events
+from arm_backend_core.errors import ModelError
+from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantizer.post_training import Observed
+from arm_recipes.stages.post_training import Observed
+from tests.graphs import validate
 from tests.ops import runner
 
 
@@ -36,7 +45,7 @@ def _inputs() -> list[tuple[Tensor, ...]]:
     return [(sign * x, torch.full((2, 4), level)) for sign in (1.0, -1.0) for level in (-1.5, 1.5)]
 
 
-def _quantized(model: nn.Module, samples: list[tuple[Tensor, ...]]) -> ExportedProgram:
+def _quantized(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> ExportedProgram:
     quantizer = TOSAQuantizer(runner.spec("int")).set_global(get_symmetric_quantization_config())
     observed = Observed(runner.export(model, samples[0]), quantizer)
     with torch.no_grad():
@@ -45,15 +54,74 @@ def _quantized(model: nn.Module, samples: list[tuple[Tensor, ...]]) -> ExportedP
         return observed.quantized()
 
 
-@pytest.mark.parametrize("target", ["fp", "int8", "u85"])
+@pytest.mark.parametrize("target", ["fp", "int", "u85", "fp+cf", "int+cf"])
 def test_either_branch_is_taken(target: str) -> None:
     model, samples = _Branches().eval(), _inputs()
-    program = runner.export(model, samples[0]) if target == "fp" else _quantized(model, samples)
-    lowered = runner.lower(program, {"int8": "int"}.get(target, target))
+    floating = target.startswith("fp")
+    lowered = runner.lower(runner.export(model, samples[0]) if floating else _quantized(model, samples), target)
     lowered.check_delegated()
+    operators = lowered.log.delegates[0].tosa_operators
+    assert operators.count("COND_IF") == (2 if "cf" in target else 0)  # one for each torch.cond, whatever it returns
+    if "cf" in target:
+        validate(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
     for sample in samples:
         for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp" else 0.08, rtol=1e-5)
+            torch.testing.assert_close(ours, theirs, atol=1e-5 if floating else 0.08, rtol=1e-5)
+
+
+def _chain(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """One condition twice, the second time on what the first gave; a captured tensor, an operand, a constant."""
+    outer = y.exp()
+    (first,) = torch.cond(x.sum() > 0, lambda x: (x * outer,), lambda x: (x + 0.0,), [x])
+    second, third = torch.cond(
+        x.sum() > 0, lambda x: (x.sin() + outer, x.clone()), lambda x: (torch.ones(2, 4) * 3, x.cos()), [first]
+    )
+    return second, third
+
+
+@pytest.mark.parametrize("target", ["fp+cf", "int+cf"])
+def test_a_condition_is_read_twice(target: str) -> None:
+    samples, model = _inputs(), runner.Case("chain", _chain, ()).module()
+    program = runner.export(model, samples[0]) if target == "fp+cf" else _quantized(model, samples)
+    lowered = runner.lower(program, target)
+    lowered.check_delegated()
+    assert lowered.log.delegates[0].tosa_operators.count("COND_IF") == 2
+    validate(lowered.log.delegates[0].tosa, runner.spec(target).target.name)
+    for sample in samples:
+        for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp+cf" else 0.08, rtol=1e-5)
+
+
+def _guarded(x: Tensor) -> Tensor:
+    """A root and a reciprocal that only make sense in their branch."""
+    result: Tensor = torch.cond(x.min() > 0, lambda x: (x.log() + 1,), lambda x: (x.abs() - 3,), [x])[0]
+    return result * 2
+
+
+def _largest_step(program: ExportedProgram) -> float:
+    return max(float(node.args[1]) for node in program.graph.nodes if is_quantize(node))
+
+
+def test_a_branch_is_calibrated_by_those_that_take_it() -> None:
+    """The logarithm of a negative number would end calibration."""
+    model = runner.Case("guarded", _guarded, ()).module()
+    with events.record() as log:
+        program = _quantized(model, [(torch.linspace(0.5, 1, 5),), (torch.linspace(-0.5, 1, 5),)])
+    assert _largest_step(program) < 0.1
+    assert not log.notes
+    for low in (0.5, -0.5):
+        x = torch.linspace(low, 1, 5)
+        torch.testing.assert_close(runner.lower(program, "int").run([x])[0], model(x), atol=0.1, rtol=0)
+
+
+def test_a_branch_that_no_sample_takes_is_told() -> None:
+    model = runner.Case("guarded", _guarded, ()).module()
+    with events.record() as log:
+        program = _quantized(model, [(torch.linspace(-0.5, 1, 5) ** 2,)])
+    (note,) = log.notes
+    assert "no calibration sample takes the second branch of a torch.cond" in note
+    x = torch.linspace(0.0, 1, 5)  # its ranges are those that it would have had
+    torch.testing.assert_close(runner.lower(program, "int").run([x])[0], model(x), atol=0.1, rtol=0)
 
 
 class _Known(nn.Module):
@@ -77,6 +145,73 @@ def test_what_lacks_booleans_runs_the_branches() -> None:
     assert any("linear" in name for made in lowered.log.delegates for name in made.operators)
 
 
+class _Rounds(nn.Module):
+    """Rows of a tensor one by one, a state carried from row to row, and a loop whose counter says when it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, ...]:
+        mapped = rows(lambda row, h: self.linear(row) + h, x, h)  # type: ignore[arg-type]
+        last, states = scan(lambda h, row: (h * 0.5 + row, (h - row).tanh()), h, x)
+        _, grown = while_loop(lambda i, y: i < 6, lambda i, y: (i + 2, y * 0.5 + h), (torch.tensor(1), h))
+        return mapped, last, states, grown
+
+
+@pytest.mark.parametrize("target", ["fp", "int", "u55", "u85"])
+def test_rounds_whose_number_is_known_are_written_out(target: str) -> None:
+    model, sample = _Rounds().eval(), (torch.linspace(-1, 1, 12).reshape(3, 4), torch.linspace(0, 1, 4))
+    lowered = runner.lower(runner.export(model, sample) if target == "fp" else _quantized(model, [sample]), target)
+    lowered.check_delegated()
+    for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp" else 0.08, rtol=1e-5)
+
+
+class _Nested(nn.Module):
+    """A loop in a branch, and a loop in a loop, over integers and over real numbers."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        def halved(x: Tensor) -> tuple[Tensor]:
+            return (while_loop(lambda x: x.abs().max() > 1, lambda x: (x * 0.5,), (x,))[0],)
+
+        def outer(i: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            _, x = while_loop(lambda j, x: j < i, lambda j, x: (j + 1, x * 0.75), (i - i, x))
+            return i - 1, x + 0.125
+
+        first = torch.cond(y.sum() > 0, halved, lambda x: (x * 0.25,), [x])[0]
+        result: Tensor = while_loop(lambda i, x: i > 0, outer, (y.sum().to(torch.int32), first))[1]
+        return result
+
+
+@pytest.mark.parametrize("target", ["fp+cf", "int+cf"])
+def test_loops_and_branches_stand_in_each_other(target: str) -> None:
+    model, x = _Nested(), torch.linspace(-5, 4, 7)
+    samples = [(x, torch.full((2,), level)) for level in (1.0, 2.0, -1.0, 0.0)]
+    lowered = runner.lower(
+        runner.export(model, samples[0]) if target == "fp+cf" else _quantized(model, samples), target
+    )
+    lowered.check_delegated()
+    operators = lowered.log.delegates[0].tosa_operators
+    assert (operators.count("WHILE_LOOP"), operators.count("COND_IF")) == (3, 1)
+    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+FP+int16+controlflow")
+    for sample in samples:
+        torch.testing.assert_close(
+            lowered.run(sample)[0], model(*sample), atol=1e-5 if target == "fp+cf" else 0.1, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [("fp", "LOOP_IN .* needs TOSA controlflow, which TOSA-1.0.FP lacks"), ("u55", "ethos-u55-128 lacks")],
+)
+def test_without_control_flow_a_loop_ends_the_export(target: str, why: str) -> None:
+    model, sample = _Until().eval(), (torch.ones(2, 4), torch.ones(2, 4))
+    program = runner.export(model, sample) if target == "fp" else _quantized(model, [sample])
+    with pytest.raises(ModelError, match=f"a while_loop cannot be exported for .*, and the CPU has none.*{why}"):
+        runner.lower(program, target)
+
+
 class _Contexts(nn.Module):
     """What ``no_grad`` and a disabled ``autocast`` are around, as transformers and timm have it."""
 
@@ -94,3 +229,37 @@ def test_what_stands_in_a_context_is_written_out(target: str) -> None:
     lowered = runner.lower(program, {"int8": "int"}.get(target, target))
     lowered.check_delegated()
     torch.testing.assert_close(lowered.run([x])[0], _Contexts()(x), atol=1e-5 if target == "fp" else 0.08, rtol=1e-5)
+
+
+class _Until(nn.Module):
+    """A weight and a captured tensor in the body; a counter that nothing reads; how often it runs, the values say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        outer = y.tanh()
+
+        def body(i: Tensor, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            step = torch.cond(h.sum() > 0, lambda h: (h * 0.5,), lambda h: (h * 0.25,), [h])[0]
+            return i + 1, x - 1, self.linear(step) * 0.5 + outer
+
+        _, x, h = while_loop(lambda i, x, h: (x.sum() > 0) & (i < 20), body, (torch.tensor(0), x, y))
+        return x, h.relu()
+
+
+@pytest.mark.parametrize("target", ["fp+cf", "int+cf"])
+def test_a_loop_runs_as_often_as_values_say(target: str) -> None:
+    model = _Until().eval()
+    samples = [(torch.full((2, 4), high), torch.linspace(-1, 1.5, 8).reshape(2, 4)) for high in (4.0, 2.5, -1.0, 0.5)]
+    lowered = runner.lower(
+        runner.export(model, samples[0]) if target == "fp+cf" else _quantized(model, samples), target
+    )
+    lowered.check_delegated()
+    operators = lowered.log.delegates[0].tosa_operators
+    assert (operators.count("WHILE_LOOP"), operators.count("COND_IF")) == (1, 1)
+    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+FP+int16+controlflow")
+    for sample in samples:
+        for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp+cf" else 0.12, rtol=1e-5)

@@ -102,10 +102,10 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
         [X],
         "dropout in training mode; call model.eval() before exporting",
     ),
-    "batch_norm_training": (
-        lambda x: torch.ops.aten.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False),
-        [X],
-        "batch_norm with statistics of the batch; call model.eval() before exporting",
+    "random_numbers": (
+        lambda x: x[torch.randint(0, 4, (2,))],
+        [Input((4, 3))],
+        "aten.randint.low: it draws random numbers, which no target does; give them as an input",
     ),
     "float64": (lambda x: x * 2, [Input((3,), dtype=torch.float64)], "TOSA has no element type for torch.float64"),
     "complex": (

@@ -41,10 +41,11 @@ RANKED = torch.tensor(
 
 def _stable(x: Tensor, largest: bool) -> tuple[Tensor, Tensor]:
     """topk, whose order of equal elements PyTorch leaves open: the target takes the first."""
+    count = 5 if x.shape[1] < 8 else 1
     if torch.compiler.is_exporting():
-        return torch.topk(x, 5, 1, largest)
+        return torch.topk(x, count, 1, largest)
     values, indices = torch.sort(x, dim=1, descending=largest, stable=True)
-    return values[:, :5], indices[:, :5]
+    return values[:, :count], indices[:, :count]
 
 
 #: Function and its operands, by name.
@@ -107,6 +108,8 @@ ROWS: dict[str, tuple[Callable[..., Any], Sequence[Tensor]]] = {
     "maximum": (lambda x, y: (torch.maximum(x, y), torch.minimum(x, y)), [EDGES, EDGES.roll(1)]),
     "topk_largest": (lambda x: _stable(x, True), [RANKED]),
     "topk_smallest": (lambda x: _stable(x, False), [RANKED]),
+    "topk_largest_of_many": (lambda x: _stable(x, True), [RANKED.repeat(1, 2)]),
+    "topk_smallest_of_many": (lambda x: _stable(x, False), [RANKED.repeat(1, 2)]),
     "half_softmax_to_float": (lambda x: torch.softmax(x, -1, dtype=torch.float32), [_ramp(-3, 4, 2, 8).half()]),
     "half_log_softmax_to_float": (lambda x: torch.log_softmax(x, -1, torch.float32), [_ramp(-3, 4, 2, 8).half()]),
     "half_mean_to_float": (lambda x: x.mean(-1, dtype=torch.float32), [_ramp(-3, 4, 2, 8).half()]),

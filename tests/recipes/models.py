@@ -27,15 +27,15 @@ class Small(nn.Module):
 
 
 class Sorting(nn.Module):
-    """Sorts in the middle, by ``topk``: ExecuTorch's runtime has a kernel for it, no target has an operator."""
+    """``topk`` of many in the middle: ExecuTorch's runtime has a kernel for it, no target takes it."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.first, self.second = nn.Linear(8, 72), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Two linear layers with a sort between them."""
+        """Two linear layers, the second of the largest results of the first."""
         return self.second(torch.topk(self.first(x), 8).values)
 
 

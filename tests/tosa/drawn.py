@@ -42,7 +42,7 @@ class _Drawing:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.kind: str = self.one(*sorted(OPERATORS))
+        self.kind: str = self.one(*sorted(kind for kind, record in OPERATORS.items() if not record.mark))
         self.record = OPERATORS[self.kind]
         row = self.one(*self.record.rows)
         self.types, self.output, self.accumulator = list(row.inputs), row.output, row.accumulator

@@ -43,7 +43,7 @@ def test_mistakes_in_a_record_are_errors(kind: str, rows: str, facts: dict[str, 
     assert "NEW" not in OPERATORS
 
 
-@pytest.mark.parametrize("kind", OPERATORS)
+@pytest.mark.parametrize("kind", [kind for kind, record in OPERATORS.items() if not record.mark])
 def test_records_are_those_of_the_flatbuffer(kind: str) -> None:
     record = OPERATORS[kind]
     assert hasattr(tosa_serializer.Op, kind)

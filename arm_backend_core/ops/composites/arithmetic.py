@@ -48,6 +48,14 @@ def native_batch_norm(
     return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps), None, None
 
 
+@made_of(aten._native_batch_norm_legit.no_stats)
+def batch_norm_of_batch(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> tuple[Tensor, None, None]:
+    """With the statistics of the batch, which are not returned."""
+    return F.batch_norm(x, None, None, weight, bias, True, momentum, eps), None, None
+
+
 @made_of(aten._fused_rms_norm.default)
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, None]:
     """The core ATen form; without the root."""

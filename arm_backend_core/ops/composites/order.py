@@ -262,3 +262,13 @@ def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[.
         x = torch.cat([x[..., :reach], join(x[..., reach:], x[..., : size - reach])], -1)
         reach *= 2
     return x.transpose(dim, -1)
+
+
+@made_of(aten.histc.default)
+def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """How many elements are in each part of [min, max]; the range is that of the elements where both are 0."""
+    flat = x.reshape(-1, 1)
+    low, high = (torch.amin(flat), torch.amax(flat)) if min == max else (min, max)
+    place = torch.floor((flat - low) * (bins / (high - low)))
+    place = torch.where(flat == high, bins - 1, place)
+    return (place == torch.arange(bins, dtype=x.dtype)).to(x.dtype).sum(0)

@@ -171,6 +171,20 @@ _move(
 )
 
 
+# -- marks of a loop -----------------------------------------------------------------------------------------
+
+_MARKED = ["b", "i8", "i16", "i32", "f16", "bf16", "f32", "e4m3", "e5m2"]
+_PLACE: dict[str, Any] = {"fields": ("loop", "place"), "mark": True, "variadic": True}
+define("LOOP_IN", " ".join(f"{t}>{t}:controlflow" for t in _MARKED), [ANY], lambda op: op.inputs[0].shape, **_PLACE)
+define(
+    "LOOP_OUT",
+    " ".join(f"b>{t}:controlflow" for t in _MARKED),
+    [ANY],
+    lambda op: op.inputs[1 + op.attrs["place"]].shape,
+    **_PLACE,
+)
+
+
 # -- GATHER and SCATTER --------------------------------------------------------------------------------------
 
 

@@ -116,6 +116,7 @@ class Operator:
         moves: elements are copied, never computed with.
         per_dimension: attributes with an entry (or a pair of them) for each dimension, result and operand alike.
         variadic: any number of operands of the row's one type.
+        mark: no operator of TOSA's but a part of one (``ops/loops``); operands besides the first may be of any type.
     """
 
     kind: str
@@ -131,6 +132,7 @@ class Operator:
     moves: bool = False
     per_dimension: tuple[str, ...] = ()
     variadic: bool = False
+    mark: bool = False
 
     @cached_property
     def attributes(self) -> frozenset[str]:
@@ -155,7 +157,7 @@ class Operator:
         """Why ``target`` has no such operator on these element types, or None if it has."""
         rows = self._by_types.get((tuple(inputs[:1] if self.variadic else inputs), output), ())
         there = [row for row in rows if row.version <= target.version]
-        mixed = self.variadic and any(dtype is not inputs[0] for dtype in inputs)
+        mixed = self.variadic and not self.mark and any(dtype is not inputs[0] for dtype in inputs)
         if not mixed and any(not row.needs.isdisjoint(target.supports) for row in there):
             return None
         signature = f"{self.kind} ({', '.join(t.value for t in inputs[:4])} -> {output.value})"

@@ -9,6 +9,7 @@ from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import fold, fuse, merge, split, transpose
+from arm_backend_core.tosa.passes.branches import write_branches
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_weights
@@ -18,6 +19,7 @@ from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
 from arm_backend_core.tosa.passes.vela import avoid_mistakes
+from arm_backend_core.tosa.passes.vela_columns import write_columns
 from arm_backend_core.tosa.passes.vela_tables import give_arithmetic
 
 Pass = Callable[[Graph, Target], None]
@@ -50,12 +52,14 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (slice_after_transposes, "a convolution that is folded reads beyond the SLICE"),
     (fold_strides, "before TRANSPOSEs get their form, because it may add some"),
     (choose_transpose_forms, "needs each TRANSPOSE that will be there"),
+    (write_columns, "after all that looks for neighbours in other shapes; it leaves equal RESHAPEs"),
     (share_common, "several readers of one input ask for the same TRANSPOSE"),
     (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
     (give_arithmetic, "what is there twice must not be shared again"),
     (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
     (narrow_weights, "the others compute with int8"),
-    (make_outputs_distinct, "last: the others remove IDENTITY and share equal results"),
+    (make_outputs_distinct, "the others remove IDENTITY and share equal results"),
+    (write_branches, "last: an operator that holds graphs is none that the others know"),
 )
 
 
@@ -96,8 +100,8 @@ def check(graph: Graph, target: Target) -> None:
         AssertionError: an operator is refused by its record or by the hardware, or an output is no operator's result or
             is there twice.
     """
-    for op in graph.ops:
-        reason = op_refusal(target, op)
+    for op in graph.walk():
+        reason = None if op.graphs else op_refusal(target, op)
         assert reason is None, f"{op!r}: {reason}"
     assert all(value.producer is not None for value in graph.outputs), "an output is an input or a constant"
     assert len(set(graph.outputs)) == len(graph.outputs), "two outputs are one value"

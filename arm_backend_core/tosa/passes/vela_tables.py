@@ -10,7 +10,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
-from arm_backend_core.tosa.passes.vela_numbers import filled
+from arm_backend_core.tosa.passes.vela_numbers import copied, filled
 
 #: What a chain has at most: operations, and operands that are not results within it.
 _CHAIN_OPERATIONS, _CHAIN_OPERANDS = 4, 3
@@ -22,7 +22,7 @@ def give_arithmetic(graph: Graph, target: Target) -> None:
     Alone it takes 2,600 cycles for 100 elements, an addition 100 (U55-128, U85-256).
     """
     if target.hardware.npu:
-        sweep(graph, target, {"TABLE": [_with_arithmetic], "RESCALE": [_with_product]})
+        sweep(graph, target, {"TABLE": [_with_arithmetic], "RESCALE": [_with_product], "RESHAPE": [_beside_matmul]})
 
 
 def _with_product(op: Op, rewriter: Rewriter) -> Value | None:
@@ -33,6 +33,19 @@ def _with_product(op: Op, rewriter: Rewriter) -> Value | None:
     return _repeated([op], rewriter.build.mul(x, filled(x, 1, DType.INT16, rewriter.build)), rewriter.build)
 
 
+def _beside_matmul(op: Op, rewriter: Rewriter) -> Value | None:
+    """RESHAPE of a column that a MATMUL reads, by arithmetic of its own: Vela turns a column for its only reader."""
+    b, x = rewriter.build, op.inputs[0]
+    rescale = producer(x, "RESCALE")
+    first = rescale and rescale.inputs[0].producer
+    if rescale is None or first is None or first.kind not in ("ADD", "MUL", "SUB") or x.shape[::2] != (1, 1):
+        return None
+    if all(user.kind != "MATMUL" for user in rewriter.users(x) or []):
+        return None
+    again = b.emit(first.kind, first.inputs, first.output.shape, first.output.dtype, **first.attrs)
+    return b.reshape(_repeated([rescale], again, b), op.output.shape)
+
+
 def _with_arithmetic(op: Op, rewriter: Rewriter) -> Value | None:
     rescale = producer(op.inputs[0], "RESCALE")
     first = rescale and rescale.inputs[0].producer
@@ -40,8 +53,7 @@ def _with_arithmetic(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     if rewriter.single_use(rescale.output) and rewriter.single_use(first.output):
         return None
-    again = rewriter.build.emit(first.kind, first.inputs, first.output.shape, first.output.dtype, **first.attrs)
-    return _repeated([rescale, op], again, rewriter.build)
+    return _repeated([op], copied(op.inputs[0], rewriter.build), rewriter.build)
 
 
 def separate_tables(op: Op, rewriter: Rewriter) -> Value | None:

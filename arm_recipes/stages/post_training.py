@@ -6,10 +6,11 @@ are the same, and quantize and dequantize operators take the observers' places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -23,15 +24,31 @@ from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import Quantizer
 from torchao.quantization.pt2e.utils import is_per_channel
 
+from arm_backend_core import events
 from arm_backend_core.aten.constants import attribute, held
 from arm_backend_core.aten.functionalize import functional
-from arm_backend_core.nodes import drop_unread, is_state
-from arm_backend_core.program import with_parts
+from arm_backend_core.nodes import CHOICE, drop_unread, is_state, source_line
+from arm_backend_core.ops.loops import LOOP_OUT
+from arm_backend_core.program import store_of, with_parts
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
+from arm_recipes.methods import Identity, identity
 
 _Q = torch.ops.quantized_decomposed
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+@dataclass
+class Common:
+    """Tensors of several programs.
+
+    Attributes:
+        states: copies of buffers, which calibration writes, by what they are copies of.
+        constants: quantized parameters, by observer and what they are made of.
+    """
+
+    states: dict[Identity, Tensor] = field(default_factory=dict)
+    constants: dict[tuple[Any, Identity], Tensor] = field(default_factory=dict)
 
 
 class Observed(torch.nn.Module):
@@ -42,8 +59,10 @@ class Observed(torch.nn.Module):
     Args:
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
         quantizer: annotates it.
+        common: what programs that go on from each other's state, and share observers, have in common.
 
     Attributes:
+        held: nodes of parameters, buffers and constants, and which tensor each is.
         model: the program's module; parameters and buffers are attributes.
         observers: by the node whose result, or by the source and the reader of the operand, that they observe.
         watchers: nodes, and what else is to see the values of each while samples run.
@@ -52,11 +71,12 @@ class Observed(torch.nn.Module):
         ModelError: the quantizer cannot annotate this program.
     """
 
-    def __init__(self, program: ExportedProgram, quantizer: Quantizer) -> None:
+    def __init__(self, program: ExportedProgram, quantizer: Quantizer, common: Common | None = None) -> None:
         super().__init__()
         self._program = program = functional(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-        self._specs = _unlift(self._program)
+        self._common = common or Common()
+        self._specs, self.held = _unlift(self._program, self._common.states)
         _write_states(self._program, self._specs)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
@@ -68,6 +88,9 @@ class Observed(torch.nn.Module):
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
         self.samples = 0
+        self._last: list[Any] = []
+        self._paths = _paths(self.model.graph)
+        self._taken: set[_Side] = set()
         self.meta: dict[str, Any] = {}
 
     @property
@@ -85,7 +108,8 @@ class Observed(torch.nn.Module):
         # A model may write into its inputs.
         values = [x.clone() if isinstance(x, Tensor) else x for x in pytree.tree_leaves((args, ordered))]
         try:
-            _observe(self, values)
+            self._last = [x.clone() if isinstance(x, Tensor) else x for x in values]
+            self._observe(values)
         except NotFinite as error:
             raise NotFinite(f"calibration sample {self.samples}: {error}") from None
         self.samples += 1
@@ -93,6 +117,7 @@ class Observed(torch.nn.Module):
     def quantized(self) -> ExportedProgram:
         """The program with quantize and dequantize operators; to be asked for once."""
         graph = self.model.graph
+        self._observe_not_taken()
         for node in list(graph.nodes):
             users, output = list(node.users), self.observers.get(node)
             source = node if output is None else self._rounded(node, node, output, users)
@@ -108,6 +133,69 @@ class Observed(torch.nn.Module):
         drop_unread(graph)
         _return_states(self._program)
         return _lifted(self._program, self._specs, self._mode)
+
+    def _observe_not_taken(self) -> None:
+        """What no sample chose gets its ranges from what the last one makes of it."""
+        wheres = [node for node in self.graph.nodes if CHOICE in node.meta]
+        sides = {(where, side) for where in wheres for side in (True, False)}
+        log, told = events.current() or events.Log(), {place for place in sides if place not in self._taken}
+        for line, side in sorted({(source_line(where), side) for where, side in told}):
+            which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
+            log.notes.append(f"no calibration sample takes {which}: calibrate with one that does")
+        self._paths = {}
+        while self.samples and not sides <= self._taken:
+            self._observe(self._last)
+
+    def _observe(self, inputs: Iterable[Any]) -> None:
+        """Run a sample; observers see its tensors, and constants once. fx's interpreter does more by node.
+
+        A branch that is not taken is not computed; without ``_paths`` all are, and what was not chosen yet is.
+        """
+        watched: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
+        for node, watcher in self.watchers:
+            watched.setdefault(node, {})[watcher] = None
+        for place, observer in self.observers.items():
+            if isinstance(observer, RangeObserver) and not (observer.exact and observer.seen):
+                watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
+        given, values, nodes = iter(inputs), dict[Node, Any](), list(self.graph.nodes)
+        loops = any(node.target is LOOP_OUT for node in nodes)
+        last = {source: node for node in nodes for source in node.all_input_nodes if not loops}
+        place = 0
+        while place < len(nodes):
+            node = nodes[place]
+            place += 1
+            path = self._paths.get(node, ())  # a parameter stands before the condition, which is not known yet
+            runs = all(bool(values.get(condition, side)) is side for condition, side in path)
+            if runs:
+                values[node] = self._value(node, values, given)
+                for observer in watched.get(node, ()):
+                    observer(values[node])
+            for source in node.all_input_nodes:
+                if last.get(source) is node:
+                    values.pop(source, None)
+            if runs and node.target is LOOP_OUT and self._paths and bool(values[node.args[0]]):
+                starts = cast(list[Node], node.args[2])
+                values |= dict(zip(starts, values[node], strict=True))
+                place = nodes.index(starts[-1]) + 1
+
+    def _value(self, node: Node, values: dict[Node, Any], given: Iterator[Any]) -> Any:
+        if node.op == "placeholder":
+            return next(given)
+        if node.op == "get_attr":
+            return attrgetter(str(node.target))(self.model)
+        if node.op == "output":
+            return None
+        if CHOICE in node.meta or node.target is LOOP_OUT:
+            condition, *ways = cast(list[Any], node.args[:3])
+            side = bool(values[condition])
+            if not self._paths and (node, not side) not in self._taken:
+                side = not side
+            self._taken.add((node, side))
+            return map_arg(ways[not side], values.__getitem__)
+        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
+        # Attention lays its result out in another way than it was traced with, by which PyTorch chose a view.
+        target: Any = torch.reshape if node.target is torch.ops.aten.view.default else node.target
+        return target(*args, **kwargs)
 
     def _rounded(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
         """Let ``users`` read ``source``, which is ``node`` or rounded already, quantized and dequantized.
@@ -130,7 +218,10 @@ class Observed(torch.nn.Module):
                 known = parameters = (float(scale), int(zero_point), *limits)
             if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
-                integers = attribute(model, f"{node.name}_quantized", quantize(tensor, *known))
+                constants, key = self._common.constants, (observer, identity(tensor))
+                if key not in constants:
+                    constants[key] = quantize(tensor, *known)
+                integers = attribute(model, f"{node.name}_quantized", constants[key])
             else:
                 integers = graph.call_function(quantize, (source, *parameters))
                 integers.meta = {**meta, "val": _fake(self._mode, meta["val"], observer.dtype)}
@@ -141,50 +232,51 @@ class Observed(torch.nn.Module):
         return result
 
 
-def _observe(observed: Observed, inputs: Iterable[Any]) -> None:
-    """Run a sample; observers see its tensors, the first time constants too. fx's interpreter does more by node."""
-    model, watched = observed.model, dict[Node, dict[Callable[[Tensor], Any], None]]()
-    for node, watcher in observed.watchers:
-        watched.setdefault(node, {})[watcher] = None
-    for place, observer in observed.observers.items():
-        if isinstance(observer, RangeObserver) and (observed.samples == 0 or not observer.exact):
-            watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
-    given, values = iter(inputs), dict[Node, Any]()
-    last = {source: node for node in model.graph.nodes for source in node.all_input_nodes}
-    for node in model.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(given)
-        elif node.op == "get_attr":
-            values[node] = attrgetter(str(node.target))(model)
-        elif node.op != "output":
-            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            # Attention lays its result out in another way than it was traced with, by which PyTorch chose a view.
-            target = torch.reshape if node.target is torch.ops.aten.view.default else node.target
-            values[node] = target(*args, **kwargs)
-        for observer in watched.get(node, ()):
-            observer(values[node])
-        for source in node.all_input_nodes:
-            if last[source] is node:
-                del values[source]
+#: A condition, or a choice, and which way it goes.
+_Side = tuple[Any, bool]
 
 
-def _unlift(program: ExportedProgram) -> dict[str, InputSpec]:
-    """Parameters, buffers and constants become attributes of the program's module; how they were declared, by name."""
+def _paths(graph: Graph) -> dict[Node, tuple[_Side, ...]]:
+    """How conditions must turn out for a node's result to be read, the outermost first."""
+    paths: dict[Node, tuple[_Side, ...]] = {}
+    for node in reversed(graph.nodes):
+        ways = []
+        for user in node.users:
+            way = paths[user]
+            if CHOICE in user.meta and user.args[0] is not node and user.args[1] is not user.args[2]:
+                way = (*way, (user.args[0], user.args[1] is node))
+            elif user.target is LOOP_OUT and node in cast(Any, user.args[1]) and node not in cast(Any, user.args[2]):
+                way = (*way, (user.args[0], True))
+            ways.append(way)
+        common = takewhile(lambda steps: len(set(steps)) == 1, zip(*ways, strict=False))
+        paths[node] = tuple(steps[0] for steps in common)
+    return paths
+
+
+def _unlift(
+    program: ExportedProgram, states: dict[Identity, Tensor]
+) -> tuple[dict[str, InputSpec], dict[Node, Identity]]:
+    """Parameters, buffers and constants become attributes of the program's module.
+
+    Returns:
+        how they were declared, by name; and which tensor each is.
+    """
     module, graph = program.graph_module, program.graph
     placeholders = graph.find_nodes(op="placeholder")
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    specs = {}
+    specs, held_tensors = {}, {}
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.kind not in _HELD:
             continue
-        store = program.state_dict if spec.target in program.state_dict else program.constants
-        tensor = store[str(spec.target)].detach()
-        # A buffer may be written: calibration writes a copy.
-        node.target = held(module, node.name, tensor.clone() if spec.kind is InputKind.BUFFER else tensor)
+        tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
+        held_tensors[node] = key = identity(tensor)
+        if spec.kind is InputKind.BUFFER:  # it may be written: calibration writes a copy
+            tensor = states.setdefault(key, tensor.clone()) if tensor.numel() else tensor
+        node.target = held(module, node.name, tensor)
         node.op = "get_attr"
         first.prepend(node)
         specs[str(node.target)] = spec
-    return specs
+    return specs, held_tensors
 
 
 def _write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:

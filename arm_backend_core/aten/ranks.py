@@ -1,0 +1,108 @@
+"""Tensors of more dimensions than TOSA has, where these only say how elements are moved or which of them meet.
+
+Windows are cut out of a video by a view of eight dimensions, a permutation and another view. What stays together is one
+dimension, and what is left above six is moved one run of elements at a time. Elementwise operators broadcast along runs
+of dimensions, each of which is one too (relative positions of a video's patches).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from arm_backend_core.nodes import drop_unread
+from arm_backend_core.permutation import merged
+from arm_backend_core.tosa.graph import prod
+from arm_backend_core.tosa.operators import LEVEL_8K
+
+aten = torch.ops.aten
+_VIEWS = (
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default),
+    *(aten.flatten.using_ints, aten.unflatten.int, aten.unsqueeze.default, aten.unsqueeze_copy.default),
+    *(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dims),
+)
+_COPIES = (aten.clone.default, aten.contiguous.default)
+_PERMUTES = (aten.permute.default, aten.permute_copy.default)
+
+
+def lower_ranks(module: GraphModule) -> None:
+    """Write what has too many dimensions with fewer; a view of a view of these reads what that one reads."""
+    wide = [node for node in module.graph.nodes if node.op == "call_function" and _is_wide(node)]
+    for node in wide:
+        if node.target in _PERMUTES:
+            _permute(node)
+        elif torch.Tag.pointwise in getattr(node.target, "tags", ()):
+            _meet(node)
+    for node in module.graph.nodes if wide else ():
+        while node.target in _VIEWS and node.args[0].target in (*_VIEWS, *_COPIES) and _is_wide(node.args[0]):
+            # A view of the first one need not be one of its source.
+            node.target, node.kwargs = aten.reshape.default, {}
+            node.args = (node.args[0].args[0], list(node.meta["val"].shape))
+    if wide:
+        drop_unread(module.graph)
+
+
+def _is_wide(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dim() > LEVEL_8K.max_rank
+
+
+def _call(node: Node, target: Any, value: Node, argument: Sequence[int]) -> Node:
+    made = node.graph.call_function(target, (value, list(argument)))
+    made.meta = {**node.meta, "val": target(value.meta["val"], list(argument))}
+    return made
+
+
+def _permute(node: Node) -> None:
+    value, dims = cast(Any, node.args)
+    shape = value.meta["val"].shape
+    with node.graph.inserting_before(node):
+        for sizes, order in _steps(shape, [dim % len(shape) for dim in dims]):
+            value = _call(node, aten.permute.default, _call(node, aten.reshape.default, value, sizes), order)
+        value = _call(node, aten.reshape.default, value, node.meta["val"].shape)
+    node.replace_all_uses_with(value)
+    node.graph.erase_node(node)
+
+
+def _meet(node: Node) -> None:
+    """An elementwise operator on operands whose dimensions, as far as each has or lacks them all, are one."""
+    shape = node.meta["val"].shape
+    operands = [source for source in node.all_input_nodes if source.meta["val"].dim()]
+    aligned = {x: (1,) * (len(shape) - x.meta["val"].dim()) + tuple(x.meta["val"].shape) for x in operands}
+    runs: list[list[int]] = []
+    for dim, size in enumerate(shape):
+        real = [other for other in runs[-1] if shape[other] != 1] if runs else []
+        joined = size == 1 or not real or all((a[dim] == 1) == (a[real[-1]] == 1) for a in aligned.values())
+        runs = [*runs[:-1], [*runs[-1], dim]] if runs and joined else [*runs, [dim]]
+    if len(runs) > LEVEL_8K.max_rank:
+        return
+    with node.graph.inserting_before(node):
+        narrow = {
+            x: _call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
+            for x, sizes in aligned.items()
+        }
+        made = node.graph.node_copy(node, lambda x: narrow.get(x, x))
+        made.meta["val"] = node.meta["val"].reshape([prod(shape[dim] for dim in run) for run in runs])
+        value = _call(node, aten.reshape.default, made, shape)
+    node.replace_all_uses_with(value)
+    node.graph.erase_node(node)
+
+
+def _steps(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Shapes and permutations, one after the other, that ``order`` is made of."""
+    sizes, order = merged(shape, order)
+    while len(order) > LEVEL_8K.max_rank:
+        ways = []
+        for before, dim in pairwise(order):  # each goes where it is to be, which joins two at least
+            moved = [other for other in range(len(order)) if other != dim]
+            moved.insert(moved.index(before) + 1, dim)
+            ways.append((merged([sizes[other] for other in moved], [moved.index(other) for other in order]), moved))
+        rest, moved = min(ways, key=lambda way: len(way[0][1]))
+        yield merged(sizes, moved)
+        sizes, order = rest
+    yield sizes, tuple(order)

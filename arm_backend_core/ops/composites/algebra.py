@@ -1,0 +1,171 @@
+"""Determinants, inverses and factors of small matrices, by formulas that choose no pivots; products of other types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.registry import made_of
+
+aten = torch.ops.aten
+_MOST = 4  #: Rows of a matrix; the operators are as many as its permutations.
+Rows = Sequence[Sequence[Tensor]]
+
+
+def _entries(a: Tensor, what: str) -> list[list[Tensor]]:
+    n = a.shape[-1]
+    if n > _MOST:
+        raise Unsupported(f"{what} of {n} x {n} matrices ({_MOST} at most)")
+    return [[a[..., i, j] for j in range(n)] for i in range(n)]
+
+
+def _matrix(rows: Rows) -> Tensor:
+    return torch.stack([torch.stack(list(row), -1) for row in rows], -2)
+
+
+def _without(rows: Rows, i: int, j: int) -> list[list[Tensor]]:
+    return [[x for place, x in enumerate(row) if place != j] for at, row in enumerate(rows) if at != i]
+
+
+def _determinant(rows: Rows) -> Tensor:
+    """Along the first row."""
+    terms = [x * _determinant(_without(rows, 0, j)) if len(rows) > 1 else x for j, x in enumerate(rows[0])]
+    total = terms[0]
+    for j, term in enumerate(terms[1:]):
+        total = total + term if j % 2 else total - term
+    return total
+
+
+@made_of(aten._linalg_det.default)
+def det(a: Tensor) -> tuple[Tensor, None, None]:
+    """The determinant without the factors."""
+    return _determinant(_entries(a, "the determinant")), None, None
+
+
+@made_of(aten._linalg_slogdet.default)
+def slogdet(a: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    """Sign and logarithm of the determinant without the factors."""
+    value = _determinant(_entries(a, "the determinant"))
+    return torch.sign(value), torch.log(value.abs()), None, None
+
+
+@made_of(aten.linalg_inv_ex.default)
+def inverse(a: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    """The cofactors over the determinant; of a matrix without inverse, infinite, and never an error."""
+    rows = _entries(a, "the inverse")
+    n, nothing = len(rows), torch.zeros(a.shape[:-2], dtype=torch.int32)
+    if n == 1:
+        return 1 / a, nothing
+    cofactors = [[_determinant(_without(rows, j, i)) * (-1) ** (i + j) for j in range(n)] for i in range(n)]
+    return _matrix(cofactors) / _determinant(rows)[..., None, None], nothing
+
+
+@made_of(aten._linalg_solve_ex.default)
+def solve(a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False) -> tuple[Tensor, None, None, Tensor]:
+    """a^-1 @ b, or b @ a^-1; b may be one vector for each matrix."""
+    inverted, nothing = inverse(a)
+    vector = b.dim() == a.dim() - 1
+    right = b.unsqueeze(-1) if vector else b
+    result = inverted @ right if left else right @ inverted
+    return result.squeeze(-1) if vector else result, None, None, nothing
+
+
+@made_of(aten.linalg_cholesky_ex.default)
+def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    """The triangular L with L @ L^T = a, column by column."""
+    rows = _entries(a, "the Cholesky factor")
+    n, zero = len(rows), torch.zeros_like(rows[0][0])
+    factor = [[zero] * n for _ in range(n)]
+    for j in range(n):
+        for i in range(j, n):
+            rest = rows[i][j]
+            for k in range(j):
+                rest = rest - factor[i][k] * factor[j][k]
+            factor[i][j] = torch.sqrt(rest) if i == j else rest / factor[j][j]
+    result = _matrix(factor)
+    return result.mT if upper else result, torch.zeros(a.shape[:-2], dtype=torch.int32)
+
+
+@made_of(aten.linalg_solve_triangular.default)
+def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """Row by row, each from those before; from the right it is the same of the transposed."""
+    if not left:
+        return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
+    n = a.shape[-1]
+    known: dict[int, Tensor] = {}
+    for i in range(n)[:: -1 if upper else 1]:
+        rest = b[..., i, :]
+        for k, x in known.items():
+            rest = rest - a[..., i, k, None] * x
+        known[i] = rest if unitriangular else rest / a[..., i, i, None]
+    return torch.stack([known[i] for i in range(n)], -2)
+
+
+@made_of(aten.linalg_matrix_exp.default)
+def matrix_exp(a: Tensor) -> Tensor:
+    """Eight terms of the series of exp(a / 64), squared six times: 1e-8, and rounding, where the norm is below 20."""
+    step = a / 64
+    result = torch.eye(a.shape[-1], dtype=a.dtype) + step / 8
+    for k in range(7, 0, -1):
+        result = torch.eye(a.shape[-1], dtype=a.dtype) + torch.matmul(step / k, result)
+    for _ in range(6):
+        result = torch.matmul(result, result)
+    return result
+
+
+@made_of(aten.mm.dtype, aten.bmm.dtype)
+def wide_product(x: Tensor, y: Tensor, out_dtype: torch.dtype) -> Tensor:
+    """The product in another type than that of the operands."""
+    return torch.matmul(x.to(out_dtype), y.to(out_dtype))
+
+
+@made_of(aten.addmm.dtype)
+def wide_sum(x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """beta * x + alpha * a @ b; PyTorch's own decomposition takes the type for ``beta``."""
+    return x.to(out_dtype) * beta + wide_product(a, b, out_dtype) * alpha
+
+
+@made_of(aten._weight_int8pack_mm.default)
+def int8_weight_product(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    """x [M, K] times a weight [N, K] of int8 with a scale for each of N."""
+    return F.linear(x, weight.to(x.dtype)) * scales
+
+
+@made_of(aten._scaled_mm.default)
+def scaled_product(
+    x: Tensor,
+    y: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    """x @ y of 8 bits of floating point, times one scale of each, or one for each row and column, plus the bias."""
+    total = torch.matmul(x.float(), y.float()) * scale_a * scale_b
+    return (total if bias is None else total + bias.float()).to(out_dtype or x.dtype)
+
+
+@made_of(aten._grouped_mm.default)
+def grouped_product(
+    x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Tensor:
+    """Rows of x [M, K] up to each of ``offs`` [G] times a weight of their own, [G, K, N]: experts of a mixture.
+
+    All rows are multiplied by all weights, as shapes do not depend on values.
+    """
+    if offs is None:
+        return torch.bmm(x, weight)
+    if x.dim() != 2 or weight.dim() != 3:
+        raise Unsupported("grouped products of groups of columns")
+    row = torch.arange(len(x), dtype=offs.dtype)[:, None]
+    result = torch.zeros((len(x), weight.shape[-1]), dtype=x.dtype)
+    for group in range(len(weight))[::-1]:  # the last first: an earlier group takes the rows before its end
+        result = torch.where(row < offs[group], torch.mm(x, weight[group]), result)
+    return result

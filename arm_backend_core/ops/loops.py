@@ -1,0 +1,50 @@
+"""Marks around the nodes of a loop whose number of rounds only the running program knows.
+
+One round stands in the graph as if it were no loop: so every part of the compiler treats it as it treats all nodes. The
+last pass makes a WHILE_LOOP of what is between the marks (``tosa/passes/branches``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.tosa.graph import Value
+
+_LIBRARY = torch.library.Library("arm_backend_core", "DEF")
+_LIBRARY.define(
+    "loop_in(Tensor first, int loop, int place) -> Tensor",
+    tags=(torch.Tag.nondeterministic_seeded,),  # differs from round to round, whatever the first one starts with
+)
+_LIBRARY.define("loop_out(Tensor goes_on, Tensor[] then, Tensor[] last, int loop) -> Tensor[]")
+LOOP_IN, LOOP_OUT = (getattr(torch.ops.arm_backend_core, name).default for name in ("loop_in", "loop_out"))
+
+
+def _one_round(
+    goes_on: torch.Tensor, then: Sequence[torch.Tensor], last: Sequence[torch.Tensor], loop: int
+) -> list[torch.Tensor]:
+    return [x.clone() for x in (last if not goes_on.is_meta and not goes_on else then)]
+
+
+_LIBRARY.impl("loop_in", lambda first, loop, place: first.clone(), "CompositeExplicitAutograd")
+_LIBRARY.impl("loop_out", _one_round, "CompositeExplicitAutograd")
+
+
+@op(LOOP_IN, kind=Kind.SHARED)
+def loop_in(cx: Context, first: Tensor, loop: int, place: int) -> Value:
+    """What a round begins with: ``first``, or what the round before gave."""
+    return cx.b.emit("LOOP_IN", (first.value,), first.shape, first.value.dtype, loop=loop, place=place)
+
+
+@op(LOOP_OUT, kind=Kind.SHARED)
+def loop_out(cx: Context, goes_on: Tensor, then: Sequence[Tensor], last: Sequence[Tensor], loop: int) -> list[Tensor]:
+    """What the last round began with; every one of them reads all, as none can be left out."""
+    given = [y.value if x.q is None else cx.requantize(y, x.q) for y, x in zip(then, last, strict=True)]
+    values = [goes_on.value, *given, *(x.value for x in last)]
+    return [
+        Tensor(cx.b.emit("LOOP_OUT", values, x.shape, x.value.dtype, loop=loop, place=place), x.q)
+        for place, x in enumerate(last)
+    ]

@@ -1,0 +1,111 @@
+"""A keyword spotter of 49 LSTM steps: cycles and bytes of its programs, seconds of its export, signal to noise.
+
+    .venv/bin/python benchmarks/recurrent.py
+
+Processor time of this process and of Vela's on one thread, after a first export that loads what is needed. The noise of
+"int8 weights" is that of float states with the weights, the input and the output in int8.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, export
+from arm_recipes.report import TensorInfo
+
+RECIPES = (ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.TOSA_INT8)
+
+
+class KeywordSpotter(nn.Module):
+    """Frames of 10 MFCC features in, 12 classes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(10, 118, batch_first=True)
+        self.classifier = nn.Linear(118, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of the last step alone."""
+        result: Tensor = self.classifier(self.layer(x)[0][:, -1])
+        return result
+
+
+def _seconds() -> float:
+    """Of this process and the processes that it started."""
+    ticks = 0
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        fields = stat.read_text().rpartition(")")[2].split()
+        if int(fields[1]) == os.getpid():
+            ticks += int(fields[11]) + int(fields[12])
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _noise(exact: Tensor, x: Tensor) -> float:
+    return float(10 * torch.log10(exact.pow(2).sum() / (exact - x).pow(2).sum()))
+
+
+def _rounded(x: Tensor, info: TensorInfo) -> Tensor:
+    assert info.scale is not None
+    assert info.zero_point is not None
+    return (info.quantize(x).float() - info.zero_point) * info.scale
+
+
+@torch.no_grad()
+def _int8_weights(model: KeywordSpotter, samples: list[Tensor]) -> Tensor:
+    """With the input and the output in the steps that the program has for them."""
+    floating = copy.deepcopy(model)
+    for parameter in floating.parameters():
+        if parameter.dim() == 2:
+            scale = parameter.abs().amax(1, keepdim=True) / 127
+            parameter.copy_((parameter / scale).round() * scale)
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, quantized_io=True)
+    result = export(model, recipe, [(x,) for x in _samples(49)])
+    return _rounded(torch.cat([floating(_rounded(x, result.inputs[0])) for x in samples]), result.outputs[0])
+
+
+def _samples(steps: int) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(1, steps, 10) for _ in range(8)]
+
+
+def _exported(model: nn.Module, recipe: ArmRecipeType, steps: int) -> tuple[Any, float]:
+    samples = [(x,) for x in _samples(steps)]
+    begin = _seconds()
+    return export(model, ExportRecipe.get_recipe(recipe), samples), _seconds() - begin
+
+
+@torch.no_grad()
+def main() -> None:
+    """Print a line for each recipe."""
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = KeywordSpotter().eval()
+    samples = [torch.randn(1, 49, 10) for _ in range(32)]
+    exact = torch.cat([model(x) for x in samples])
+    weights = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
+    print(f"weights {weights:,} bytes; SQNR of int8 weights {_noise(exact, _int8_weights(model, samples)):.1f} dB")
+    for recipe in RECIPES:
+        _exported(model, recipe, 2)
+        result, seconds = _exported(model, recipe, 49)
+        _, more = _exported(model, recipe, 99)
+        (delegate,) = result.report.delegates
+        cycles = f"{delegate.vela.total_cycles:,}" if delegate.vela is not None else "-"
+        got = torch.cat([result.run(x) for x in samples])
+        print(
+            f"{recipe.name}: {cycles} cycles, {len(result.buffer):,} bytes = {len(result.buffer) / weights:.2f} of the "
+            f"weights, {seconds:.1f} s, {(more - seconds) / 5:.2f} s for 10 more steps, {_noise(exact, got):.1f} dB"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Weights that several layers read: one copy in SRAM, the same numbers, and what Vela would estimate for it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arm_backend_core.backends import ethosu, ethosu_weights
+from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.backends.payload import Payload, VelaFigures
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa import reference
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+from tests.graphs import program
+from tests.runtime.ethosu_emulator import Emulator, read_payload
+
+CHANNELS, ROUNDS = 96, 5
+
+
+def _steps(b: Builder, x: Value) -> Value:
+    """A convolution by the same weights again and again, arithmetic and another convolution between."""
+    generator = np.random.default_rng(0)
+    shape = (CHANNELS, 1, 1, CHANNELS)
+    same, other = (b.const(generator.integers(-127, 128, shape), DType.INT8) for _ in range(2))
+    bias, scale = b.const(generator.integers(-999, 999, CHANNELS), DType.INT32), generator.uniform(5e-4, 2e-3, CHANNELS)
+    first = x
+    for index in range(ROUNDS):
+        x = b.rescale(b.conv2d(x, same, bias, pad=(0, 0, 0, 0)), DType.INT8, scale)
+        x = b.rescale(b.mul(x, first), DType.INT8, 0.01)
+        if index == 2:
+            x = b.rescale(b.conv2d(x, other, bias, pad=(0, 0, 0, 0)), DType.INT8, scale)
+    return x
+
+
+FLATBUFFER = program(_steps, ((1, 1, 1, CHANNELS), DType.INT8))
+INPUTS = [np.random.default_rng(1).integers(-128, 128, (1, 1, 1, CHANNELS)).astype(np.int8)]
+
+
+def _compiled(accelerator: str, *flags: str, memory_mode: str = "Shared_Sram") -> tuple[Payload, VelaFigures]:
+    spec = EthosUCompileSpec(accelerator, memory_mode=memory_mode, extra_flags=flags)
+    payload = compile_ethosu(FLATBUFFER, spec, delegate="", locate=lambda _: None)
+    assert payload.vela is not None
+    return payload, payload.vela
+
+
+@pytest.fixture
+def as_vela(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Payload, VelaFigures]]:
+    """``_compiled``, with what Vela wrote."""
+
+    def compiled(*arguments: str, **options: str) -> tuple[Payload, VelaFigures]:
+        with monkeypatch.context() as patch:
+            patch.setattr(ethosu, "keep_weights", lambda answer, configuration: None)
+            return _compiled(*arguments, **options)
+
+    return compiled
+
+
+@pytest.mark.parametrize("accelerator", ["ethos-u55-32", "ethos-u55-128", "ethos-u55-256"])
+def test_flash_is_read_once(accelerator: str, emulator: Emulator, as_vela: Callable[..., Any]) -> None:
+    """And the estimate is nearly Vela's for a program that lies in SRAM, with one fetch from flash."""
+    payload, figures = _compiled(accelerator)
+    (expected,) = reference.run(FLATBUFFER, INPUTS)
+    (result,) = emulator.run(read_payload(payload.data), INPUTS, [("int8", expected.shape)])
+    assert np.array_equal(result, expected)
+    _, before = as_vela(accelerator)
+    _, inside = as_vela(accelerator, memory_mode="Sram_Only")
+    copied = read_payload(payload.data).scratch - before.sram_bytes
+    assert 9_000 < copied < 12_000
+    assert figures.sram_bytes == before.sram_bytes + copied
+    assert inside.total_cycles < figures.total_cycles < inside.total_cycles + 2.2 * copied
+    assert sum(layer.cycles for layer in figures.layers) == figures.total_cycles
+    assert figures.total_cycles < before.total_cycles - (ROUNDS - 2) * copied / 1.2
+
+
+def test_layers_are_found_where_they_moved(as_vela: Callable[..., Any]) -> None:
+    """Each at a command that starts what it did in Vela's stream."""
+    payload, figures = _compiled("ethos-u55-128")
+    velas, before = as_vela("ethos-u55-128")
+
+    def starts(payload: Payload, figures: VelaFigures) -> list[int]:
+        words = struct.unpack(f"<{(len(stream := read_payload(payload.data).commands) - 32) // 4}I", stream[32:])
+        return [words[at // 4] for layer in figures.layers for at in layer.commands]
+
+    assert starts(payload, figures) == starts(velas, before)
+    assert [layer.commands for layer in figures.layers] != [layer.commands for layer in before.layers]
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "flags", "memory_mode"),
+    [
+        ("ethos-u55-128", ["--optimise=Size"], "Shared_Sram"),
+        ("ethos-u55-128", ["--arena-cache-size=8000"], "Shared_Sram"),
+        ("ethos-u55-128", [], "Sram_Only"),
+        ("ethos-u65-256", [], "Shared_Sram"),  # reads flash as fast as it multiplies
+        ("ethos-u65-256", [], "Dedicated_Sram"),
+        ("ethos-u85-256", [], "Shared_Sram"),
+    ],
+)
+def test_left_alone(accelerator: str, flags: list[str], memory_mode: str, as_vela: Callable[..., Any]) -> None:
+    payload, figures = _compiled(accelerator, *flags, memory_mode=memory_mode)
+    assert (payload, figures) == as_vela(accelerator, *flags, memory_mode=memory_mode)
+
+
+def test_as_much_as_there_is_room_for() -> None:
+    _, figures = _compiled("ethos-u55-128", "--arena-cache-size=16000")
+    assert 9_000 < figures.sram_bytes <= 16_000
+
+
+def test_two_cores(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights of both are copied, though it would not pay."""
+    monkeypatch.setattr(ethosu_weights, "_save", lambda answer, flash, layers, length: bool(layers))
+    payload, _ = _compiled("ethos-u65-512")
+    (expected,) = reference.run(FLATBUFFER, INPUTS)
+    (result,) = emulator.run(read_payload(payload.data), INPUTS, [("int8", expected.shape)])
+    assert np.array_equal(result, expected)
+    assert read_payload(payload.data).scratch > 9_000
