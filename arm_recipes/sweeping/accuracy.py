@@ -46,7 +46,9 @@ class Accuracy:
         # Of its own: one that writes buffers must begin with their values, and so must the user's model.
         model = copy.deepcopy(program).module(check_guards=False)
         with torch.no_grad():
-            self._expected = [model(*sample, **sample.keywords) for sample in samples]
+            outputs = (model(*sample, **sample.keywords) for sample in samples)
+            # A model may return a buffer of its own, which the next call writes.
+            self._expected = [pytree.tree_map_only(torch.Tensor, torch.clone, output) for output in outputs]
 
     @property
     def name(self) -> str:
