@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +140,19 @@ class Pipeline:
         stages = list(self._recipe.pipeline_stages or self._default_stages())
         if stages[-1] is not StageType.TO_EXECUTORCH:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
+        self._run_stages(stages)
+
+    def quantized(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
+        """Run the stages up to lowering.
+
+        Returns:
+            programs by method, as ``ExportResult.exported_programs`` has them, and as lowering takes them.
+        """
+        last = StageType.TO_EDGE_TRANSFORM_AND_LOWER
+        self._run_stages(list(takewhile(lambda kind: kind is not last, self._default_stages())))
+        return self._programs, self._artifact.data
+
+    def _run_stages(self, stages: list[StageType]) -> None:
         for kind in self._progress.stages(stages):
             if kind is StageType.TO_EXECUTORCH:
                 # Emitting the program edits the lowered methods in place.
