@@ -89,11 +89,11 @@ def _prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
     inline_conditions(program.graph_module, constants_of(program))
     program = functional(program)
-    lower_ranks(program.graph_module)
     keep_state_quantized(program)
     computed = compute_constant_outputs(program)
     if decompose(program.graph_module, constants_of(program)) or computed:
         lift_constants(program)
+    lower_ranks(program.graph_module)
     drop_assertions(program)
     drop_unread(program.graph)
     avoid_builtin_names(program)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 Layout = tuple[int, ...]
@@ -23,3 +25,15 @@ def compose(first: Layout, second: Layout) -> Layout:
 def inverse(layout: Layout) -> Layout:
     """The TRANSPOSE that undoes ``layout``."""
     return tuple(sorted(range(len(layout)), key=layout.__getitem__))
+
+
+def merged(shape: Sequence[int], perms: Sequence[int]) -> tuple[tuple[int, ...], Layout]:
+    """Shape and permutation with neighbours that stay neighbours as one dimension, and none of size 1."""
+    runs: list[list[int]] = []
+    for axis in (axis for axis in perms if shape[axis] != 1):
+        if runs and all(shape[between] == 1 for between in range(runs[-1][-1] + 1, axis)) and axis > runs[-1][-1]:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    order = sorted(runs)
+    return tuple(math.prod(shape[axis] for axis in run) for run in order), tuple(order.index(run) for run in runs)

@@ -1,30 +1,22 @@
-"""Reading and rewriting an ExportedProgram. What is not public API of ExecuTorch is used in this module alone."""
+"""Reading and rewriting an ExportedProgram."""
 
 from __future__ import annotations
 
 import builtins
 import copy
 import keyword
-from collections.abc import Mapping
-from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ConstantArgument, ExportGraphSignature, InputKind, InputSpec, TensorArgument
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.constants import attribute
-from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
 from arm_backend_core.nodes import drop_unread, evaluated, is_constant, is_dequantize, is_quantize
-from arm_backend_core.targets.compile_spec import TosaCompileSpec
-
-if TYPE_CHECKING:
-    from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
 
 Tensors = dict[str, Any]
 
@@ -36,10 +28,15 @@ def constants_of(program: ExportedProgram) -> dict[Node, torch.Tensor]:
     tensors: dict[Node, torch.Tensor] = {}
     for spec in program.graph_signature.input_specs:
         if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            store: dict[str, Any] = program.state_dict if spec.target in program.state_dict else program.constants
+            store = store_of(program, str(spec.target))
             if spec.target not in written and spec.target in store and spec.arg.name in nodes:
                 tensors[nodes[spec.arg.name]] = store[str(spec.target)]
     return tensors
+
+
+def store_of(program: ExportedProgram, name: str) -> Tensors:
+    """The table of the program that has the parameter, buffer or constant of this name, if one has."""
+    return program.state_dict if name in program.state_dict else program.constants
 
 
 def copied(program: ExportedProgram) -> ExportedProgram:
@@ -72,91 +69,6 @@ def copied_module(module: GraphModule) -> GraphModule:
     result = _LazyGraphModule(module, graph)
     result.meta.update(module.meta)
     return result
-
-
-def inputs_of(program: ExportedProgram) -> list[Node]:
-    """What a caller gives to the program, in order."""
-    held = {
-        *program.graph_signature.inputs_to_parameters,
-        *program.graph_signature.inputs_to_buffers,
-        *program.graph_signature.inputs_to_lifted_tensor_constants,
-    }
-    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in held]
-
-
-def simplify_call(program: ExportedProgram) -> None:
-    """Remove inputs that are numbers, strings or None: the graph has them as constants, and nothing reads the inputs.
-
-    The containers of inputs or outputs are forgotten where something was removed, or where they are of a class that
-    ExecuTorch cannot write down.
-    """
-    specs = program.graph_signature.input_specs
-    constants = {spec.arg.name for spec in specs if isinstance(spec.arg, ConstantArgument)}
-    top, *others = program.module_call_graph
-    assert top.signature is not None
-    signature = top.signature
-    if constants:
-        specs[:] = [spec for spec in specs if spec.arg.name not in constants]
-        for node in list(program.graph.nodes):
-            if node.op == "placeholder" and node.name in constants:
-                program.graph.erase_node(node)
-        program.graph_module.recompile()
-    if constants or not _is_written(signature.in_spec):
-        left = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
-        flat = pytree.tree_structure((tuple(left), {}))
-        signature = replace(signature, in_spec=flat, forward_arg_names=left)
-    if not _is_written(signature.out_spec):
-        flat = pytree.tree_structure(tuple(range(signature.out_spec.num_leaves)))
-        signature = replace(signature, out_spec=flat)
-    program._module_call_graph = [replace(top, signature=signature), *others]
-
-
-def _is_written(spec: pytree.TreeSpec) -> bool:
-    try:
-        pytree.treespec_dumps(spec)
-    except NotImplementedError:
-        return False
-    return True
-
-
-def store_named_data(manager: EdgeProgramManager, key: str, data: bytes) -> None:
-    """Put data into the program that a runtime reads only when it is asked for ``key``."""
-    manager._named_data_store.add_named_data(key, data)
-
-
-def with_tosa_delegates(
-    manager: ExecutorchProgramManager, graphs: Mapping[bytes, bytes], named_data: Mapping[str, bytes]
-) -> bytes:
-    """A program like that of ``manager``, with TOSA flatbuffers in place of the payloads that were made from them.
-
-    Args:
-        graphs: checksum of a payload, as its compile spec has it -> flatbuffer.
-        named_data: replaces what has the same key.
-    """
-    from executorch.exir import ExecutorchBackendConfig
-    from executorch.exir._serialize._named_data_store import NamedDataStore
-    from executorch.exir._serialize._serialize import serialize_for_executorch
-    from executorch.exir.schema import BackendDelegateInlineData
-
-    program = copy.deepcopy(manager.executorch_program)
-    for plan in program.execution_plan:
-        for delegate in plan.delegates:
-            check = next((spec.value for spec in delegate.compile_specs if spec.key == CHECKSUM_KEY), None)
-            if check is None:  # another backend's
-                continue
-            flatbuffer = graphs[bytes(check)]
-            program.backend_delegate_data[delegate.processed.index] = BackendDelegateInlineData(flatbuffer)
-            delegate.id, delegate.compile_specs = TosaCompileSpec.backend_id, [checksum(flatbuffer)]
-    store = NamedDataStore()
-    present = manager._named_data
-    if present is not None:
-        kept = {key: entry for key, entry in present.pte_data.items() if key not in named_data}
-        store.merge_named_data_store(replace(present, pte_data=kept))
-    for key, data in named_data.items():
-        store.add_named_data(key, data)
-    emitted, named = replace(manager._emitter_output, program=program), store.get_named_data_store_output()
-    pte, _ = serialize_for_executorch(emitted, ExecutorchBackendConfig(), manager._data_serializer, named)
-    return bytes(pte)
 
 
 def drop_assertions(program: ExportedProgram) -> None:

@@ -22,6 +22,8 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Value, cut
 
 Predicate = Callable[[Node], bool]
+#: Buffers that a program writes, and nodes of a delegate for an NPU where there are as many.
+_MANY_STATES, _NODES_WITH_STATES = 12, 300
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class Selection:
     def parts(self) -> list[Part]:
         """The delegates; each stands behind those that it reads from."""
         chosen = {node for node in self.order if node not in self.refusals}
-        placed = self._joined_to_readers(levels(self.order, chosen), chosen)
+        placed = self._joined_to_readers(self._divided(levels(self.order, chosen)), chosen)
         groups: dict[int, list[Node]] = {}
         position = {node: index for index, node in enumerate(self.program.graph.nodes)}
         for node in position:
@@ -75,6 +77,18 @@ class Selection:
         result = self.walk.results[node]
         assert isinstance(result, Tensor), node
         return result.value
+
+    def _divided(self, placed: dict[Node, int]) -> dict[Node, int]:
+        """Levels, cut into several where Vela's search for addresses would take minutes.
+
+        Buffers of a decoder with many layers are in memory from the first operation to the last: each round of the
+        search, of 5000 at least, visits all pairs of them and of what else there is.
+        """
+        states = len(self.program.graph_signature.buffers_to_mutate)
+        if not self.walk.target.hardware.npu or states < _MANY_STATES:
+            return placed
+        cut = enumerate(placed.items())
+        return {node: level * len(placed) + index // _NODES_WITH_STATES for index, (node, level) in cut}
 
     def _joined_to_readers(self, placed: dict[Node, int], chosen: set[Node]) -> dict[Node, int]:
         """Levels of the chosen nodes. One whose result no delegate can hand over is where its readers are.

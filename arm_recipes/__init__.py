@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from arm_recipes.runtime.program import Program, load
     from arm_recipes.runtime.pte import ProgramError
     from arm_recipes.sample import Inputs
+    from arm_recipes.sweeping.result import Sweep
+    from arm_recipes.sweeping.sweep import sweep
 
 __all__ = [
     "ArmRecipeProvider",
@@ -35,9 +37,11 @@ __all__ = [
     "ProgramError",
     "RunError",
     "RuntimeUnavailable",
+    "Sweep",
     "export",
     "inspect",
     "load",
+    "sweep",
 ]
 
 #: Modules that import neither PyTorch nor ExecuTorch, and those that do, by the names that are taken from them.
@@ -49,6 +53,7 @@ _CHEAP = {
     "ProgramError": "runtime.pte",
     "RunError": "runtime.errors",
     "RuntimeUnavailable": "runtime.errors",
+    "Sweep": "sweeping.result",
     "inspect": "runtime.inspect",
     "load": "runtime.program",
 }
@@ -58,6 +63,7 @@ _COSTLY = {
     "ExportRecipe": "provider",
     "Inputs": "sample",
     "export": "exporting",
+    "sweep": "sweeping.sweep",
 }
 
 

@@ -13,6 +13,7 @@ from arm_recipes.messages import quiet, warn
 from arm_recipes.pipeline import Pipeline
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.plugin import library
+from arm_recipes.sizes import Sized, Sizes, expanded
 
 
 def export(
@@ -22,6 +23,7 @@ def export(
     *,
     output: str | Path | None = None,
     dynamic_shapes: Any = None,
+    sizes: Sizes | None = None,
     constant_methods: dict[str, Any] | None = None,
     strict: bool | None = None,
     verify: bool = False,
@@ -42,7 +44,10 @@ def export(
             constants of the program. The first sample is captured; all of them calibrate, unless the recipe has
             calibration data. An ``ExportedProgram`` brings its own.
         output: where to write the ``.pte``; checked before any work starts.
-        dynamic_shapes: as ``torch.export.export`` takes them; refused unless the recipe has another backend.
+        dynamic_shapes: as ``torch.export.export`` takes them, by method if there are several. Arm targets are compiled
+            for fixed shapes, so ``sizes`` must say which.
+        sizes: sizes of the dimensions by their names, ``{"batch": [1, 8], "seq": [16, 64]}``: each combination becomes
+            a method of its own; all have scales and weights in common. ``run`` takes the smallest that fits.
         constant_methods: values that the program returns by name.
         strict: how ``torch.export`` captures. None: without ``strict``, and with it if that fails.
         verify: run the first example inputs of each method, four at most, and compare every delegate for an Ethos-U
@@ -67,9 +72,13 @@ def export(
     if verify:
         library()  # now: an export may take minutes
     models = inputs.models_by_method(model)
+    examples = inputs.examples_by_method(example_inputs, models)
+    sized: dict[str, Sized] = {}
+    if sizes is not None:
+        models, examples, sized = expanded(models, examples, dynamic_shapes, sizes)
+        dynamic_shapes = None
     if _only_arm(recipe):
         inputs.check_static(models, dynamic_shapes)
-    examples = inputs.examples_by_method(example_inputs, models)
 
     from arm_backend_core import events
 
@@ -81,6 +90,7 @@ def export(
         constant_methods=constant_methods,
         strict=strict,
         progress=progress,
+        sized=sized,
     )
     notes = []
     with quiet(), inputs.evaluation_mode(models) as training, events.record() as log:

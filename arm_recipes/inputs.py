@@ -88,9 +88,9 @@ def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
     if given is None:
         raise ValueError(f"example_inputs is missing for method '{method}': give a list of input tuples, [(x,)]")
     is_loader = isinstance(given, DataLoader)
-    samples = _samples(method, given)
+    samples = sample_list(method, given)
     if is_loader:
-        samples = [_without_labels(model, sample) for sample in samples]
+        samples = [without_labels(model, sample) for sample in samples]
     if not samples:
         raise ValueError(f"example_inputs of method '{method}' is empty: give a list of input tuples, [(x,)]")
     of = f" of method '{method}'"
@@ -103,7 +103,12 @@ def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
     return [first, *others]
 
 
-def _samples(method: str, given: Any) -> list[Any]:
+def sample_list(method: str, given: Any) -> list[Any]:
+    """The samples that a user gave for a method, each as it was given.
+
+    Raises:
+        ValueError: it is nothing that holds samples.
+    """
     if isinstance(given, (torch.Tensor, np.ndarray)):
         return [(given,)]
     if isinstance(given, Inputs) or (
@@ -127,8 +132,8 @@ def _samples(method: str, given: Any) -> list[Any]:
     return samples
 
 
-def _without_labels(model: Model, sample: Any) -> Any:
-    """A batch of a DataLoader, cut to what the model takes: (image, label) to (image,)."""
+def without_labels(model: Model, sample: Any) -> Any:
+    """A sample with labels, as a DataLoader gives them, cut to what the model takes: (image, label) to (image,)."""
     if not isinstance(sample, (tuple, list)) or isinstance(sample, Inputs):
         return sample
     if isinstance(model, ExportedProgram):
@@ -146,7 +151,7 @@ def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
     Raises:
         ValueError: dynamic shapes are asked for, or a program has a symbolic dimension.
     """
-    advice = "Arm targets are compiled for fixed shapes; export a program (or a method) for each size"
+    advice = "Arm targets are compiled for fixed shapes: list those to export, sizes={'name of the dimension': [1, 8]}"
     if dynamic_shapes:
         raise ValueError(f"dynamic_shapes={dynamic_shapes!r}: {advice}")
     for method, model in models.items():

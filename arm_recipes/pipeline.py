@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,9 +29,12 @@ from arm_recipes import report
 from arm_recipes.failure import describe, is_told
 from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import ExportError, warn
+from arm_recipes.methods import check_state, name_state, with_shared_state
+from arm_recipes.programs import inputs_of, simplify_call, store_named_data
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.sample import Pattern
+from arm_recipes.sizes import Sized
 from arm_recipes.stages.capture import Capture, FastTorchExportStage
 from arm_recipes.stages.quantization import FastQuantizeStage
 
@@ -100,8 +105,9 @@ class Pipeline:
         constant_methods: dict[str, Any] | None,
         strict: bool | None,
         progress: bool,
+        sized: Mapping[str, Sized] = MappingProxyType({}),
     ) -> None:
-        self._recipe, self._models = recipe, models
+        self._recipe, self._models, self._sized = recipe, models, sized
         self._progress = Progress(progress)
         # A recipe says strict=True also when it says nothing, so only strict=False is taken at its word.
         self._capture = Capture(strict if strict is not None or recipe.strict else False)
@@ -116,6 +122,7 @@ class Pipeline:
                 "export_recipe": recipe,
             },
         )
+        self._shares_state = False
         self._seconds: dict[str, float] = {}
         self._notes: list[str] = []
         self._programs: dict[str, ExportedProgram] = {}
@@ -133,6 +140,19 @@ class Pipeline:
         stages = list(self._recipe.pipeline_stages or self._default_stages())
         if stages[-1] is not StageType.TO_EXECUTORCH:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
+        self._run_stages(stages)
+
+    def quantized(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
+        """Run the stages up to lowering.
+
+        Returns:
+            programs by method, as ``ExportResult.exported_programs`` has them, and as lowering takes them.
+        """
+        last = StageType.TO_EDGE_TRANSFORM_AND_LOWER
+        self._run_stages(list(takewhile(lambda kind: kind is not last, self._default_stages())))
+        return self._programs, self._artifact.data
+
+    def _run_stages(self, stages: list[StageType]) -> None:
         for kind in self._progress.stages(stages):
             if kind is StageType.TO_EXECUTORCH:
                 # Emitting the program edits the lowered methods in place.
@@ -185,7 +205,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        return ExportResult(record, self._programs, self._patterns, self._out_specs, manager)
+        return ExportResult(record, self._programs, self._patterns, self._out_specs, manager, self._sized)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
@@ -214,12 +234,20 @@ class Pipeline:
             StageType.TO_EDGE: lambda: ToEdgeStage.from_recipe(lowering),
             StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: lambda: EdgeProgramManagerTransformStage.from_recipe(lowering),
             StageType.TO_BACKEND: lambda: ToBackendStage.from_recipe(lowering),
-            StageType.TO_EXECUTORCH: lambda: ExecutorchStage(recipe.executorch_backend_config),
+            StageType.TO_EXECUTORCH: lambda: ExecutorchStage(self._backend_config()),
         }
         return build[kind]()
 
+    def _backend_config(self) -> Any:
+        config = self._recipe.executorch_backend_config
+        if not self._shares_state:
+            return config
+        from executorch.exir.capture import ExecutorchBackendConfig
+
+        return with_shared_state(config or ExecutorchBackendConfig())
+
     def _keep_programs(self) -> None:
-        from arm_backend_core.program import copied, simplify_call
+        from arm_backend_core.program import copied
 
         # Lowering edits the programs in place, and one may be the user's own.
         self._programs = dict(self._artifact.data)
@@ -231,6 +259,7 @@ class Pipeline:
             for constant, value in pattern.constants.items():
                 self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
             simplify_call(program)
+        self._shares_state = name_state(copies)
         self._artifact = self._artifact.copy_with_new_data(copies)
 
     def _warn_about_boundary(self) -> None:
@@ -253,9 +282,11 @@ class Pipeline:
         warn(text)
 
     def _snapshot(self, manager: EdgeProgramManager) -> None:
-        from arm_backend_core.program import copied_module, inputs_of, store_named_data
+        from arm_backend_core.program import copied_module
         from arm_recipes.stages.edge_manager import outputs_of
 
+        if self._shares_state:
+            check_state({name: manager.exported_program(name) for name in manager.methods})
         published = manager._config_methods or {}
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)
@@ -271,7 +302,10 @@ class Pipeline:
                     f"the model of '{name}' writes into its input '{tensor}': the program does not, "
                     f"it returns the new value as output {index}, before what the model returns"
                 )
-        store_named_data(manager, NAMES_KEY, stored_names(self._tensors))
+        for sized in self._sized.values():
+            sized.find_outputs({name: [x.shape for x in self._tensors[name][1]] for name in sized.methods})
+        told = {name: sized.told() for name, sized in self._sized.items()}
+        store_named_data(manager, NAMES_KEY, stored_names(self._tensors, sized=told))
 
 
 def _check_outputs(method: str, program: ExportedProgram) -> None:

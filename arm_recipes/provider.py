@@ -53,6 +53,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
     from arm_recipes.stages.lowering import lowering_recipe
     from arm_recipes.stages.quantization import quantization_recipe
     from arm_recipes.stages.runnable import CheckRunnable
+    from arm_recipes.stages.shared_weights import share_weights
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
@@ -72,6 +73,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
         # VGF runtimes, and those on Linux, have ExecuTorch's own kernels, which the partitioner loads.
         if target != "VGF" and not given.get("direct_drive"):
             passes.append(edge_manager.cortex_m_boundary)
+    passes.append(share_weights)
     passes.append(CheckRunnable(given["require_runnable"]))
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.files import check_writable, write
+from arm_recipes.programs import with_tosa_delegates
 from arm_recipes.report import MethodReport, Report, TensorInfo
 from arm_recipes.runtime.program import Program, twin_path
 from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
+    from arm_recipes.runtime.sized import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.sample import Inputs, Pattern
+    from arm_recipes.sizes import Sized
 
 
 class ExportResult:
@@ -37,11 +40,12 @@ class ExportResult:
         patterns: dict[str, Pattern],
         out_specs: dict[str, Any],
         executorch_program: ExecutorchProgramManager,
+        sized: Mapping[str, Sized],
     ) -> None:
         self.report = report
         self.exported_programs = exported_programs
         self.executorch_program = executorch_program
-        self._patterns, self._out_specs = patterns, out_specs
+        self._patterns, self._out_specs, self._sized = patterns, out_specs, sized
         self._program: Program | None = None
 
     @cached_property
@@ -83,13 +87,21 @@ class ExportResult:
             write(twin_path(target), self._twin())
         return target
 
-    def run(self, *inputs: Any, method: str = "forward", via: Literal["tosa"] | None = None, **keywords: Any) -> Any:
+    def run(
+        self,
+        *inputs: Any,
+        method: str = "forward",
+        via: Literal["tosa"] | None = None,
+        pad: Pad | None = None,
+        **keywords: Any,
+    ) -> Any:
         """Execute the program in ExecuTorch's runtime on this machine.
 
         TOSA delegates run on Arm's reference model, VGF ones on Vulkan, those for Ethos-U on an emulator of the NPU.
 
         Args:
             via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
+            pad: see ``Program.run``.
             inputs, keywords: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
                 Numbers, strings and None must be those that the model was exported with.
 
@@ -104,13 +116,14 @@ class ExportResult:
         program = self._loaded()
         if via == "tosa" and not program.runs_via_tosa:
             program.twin = Program(self._twin())
-        tensors = self._tensors(method, inputs, keywords) if method in self._patterns else inputs
-        outputs = program.run(*tensors, method=method, via=via)
-        if method not in self._out_specs:
+        example = next(iter(self._sized[method].methods)) if method in self._sized else method
+        tensors = self._tensors(example, inputs, keywords) if example in self._patterns else inputs
+        outputs = program.run(*tensors, method=method, via=via, pad=pad)
+        if example not in self._out_specs:
             return outputs[0] if len(outputs) == 1 else outputs
         from torch.utils import _pytree as pytree
 
-        spec = self._out_specs[method]
+        spec = self._out_specs[example]
         # New values of inputs that the model writes come first.
         return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)
 
@@ -164,10 +177,9 @@ class ExportResult:
 
     def _twin(self) -> bytes:
         """The program with its delegates as TOSA graphs."""
-        from arm_backend_core.program import with_tosa_delegates
-
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
-        names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest())
+        sized = {name: told.told() for name, told in self._sized.items()}
+        names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
         return sealed(with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names}))
 

@@ -74,14 +74,15 @@ def _depthwise(module: GraphModule, origin: Node, x: Node, gain: Tensor, offset:
     return call(origin, aten.reshape.default, result, shape) if flat else result
 
 
-def call(origin: Node, operator: Any, *args: Any) -> Node:
+def call(origin: Node, operator: Any, *args: Any, **keywords: Any) -> Node:
     """An operator in the place of ``origin``, with its trace and its fake tensor."""
-    node = origin.graph.call_function(operator, args)
+    node = origin.graph.call_function(operator, args, keywords)
     node.meta = dict(origin.meta)
     values = [x.meta["val"] if isinstance(x, Node) else x for x in args]
     like = next(value for value in values if isinstance(value, Tensor))
     shapes = [torch.empty(x.shape, dtype=x.dtype, device="meta") if isinstance(x, Tensor) else x for x in values]
-    node.meta["val"] = like.new_empty(operator(*shapes).shape)
+    made = operator(*shapes, **keywords)
+    node.meta["val"] = like.new_empty(made.shape, dtype=made.dtype)
     return node
 
 

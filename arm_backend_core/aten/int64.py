@@ -1,7 +1,7 @@
 """Which int64 values of a program int32 holds too: TOSA has no int64, so delegates compute in int32.
 
-Interval arithmetic over the fx graph. Inputs of the program are taken to fit, as the report says of them; what is
-computed from them must be shown to, for a delegate to compute it or to read it.
+Interval arithmetic over the fx graph. Inputs of the program are taken to fit, as the report says of them, and counters
+to stay below 2**30; what is computed from them must be shown to, for a delegate to compute it or to read it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from arm_backend_core.nodes import first_result, overload_of
+from arm_backend_core.nodes import INTERVAL, first_result, overload_of
 from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
@@ -49,7 +49,11 @@ class Intervals:
         if name in ("to", "_to_copy") and kind in (torch.int32, torch.int16, torch.int8):
             return None
         read = node.args[:1] if name in ("embedding", "index", "gather", "index_select") else node.all_input_nodes
-        return next((x for x in read if isinstance(x, Node) and not _within(self._known.get(x, INT32))), None)
+        return next((x for x in read if isinstance(x, Node) and not _within(self._held(x))), None)
+
+    def _held(self, node: Node) -> Interval:
+        """What is known of an operand's integers, else what int32 holds."""
+        return self._known.get(node, node.meta.get(INTERVAL, INT32))
 
     def _of(self, x: Any) -> Interval | None:
         """Elements of an operand; None for real numbers."""
@@ -65,7 +69,7 @@ class Intervals:
         if x.target is operator.getitem and x.args[1] == 1 and _name(x.all_input_nodes[0]) == "topk":
             return 0, _count(x.all_input_nodes[0])
         limit = torch.iinfo(torch.int32 if value.dtype is torch.int64 else value.dtype)
-        return self._known.get(x, (limit.min, limit.max))
+        return self._known.get(x, x.meta.get(INTERVAL, (limit.min, limit.max)))
 
     def _result(self, node: Node) -> Interval | None:
         """The interval of a result from those of the operands; None where no rule tells."""

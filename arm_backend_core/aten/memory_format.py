@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.export import ExportedProgram
 
 from arm_backend_core.nodes import boundary_order, is_dequantize, is_quantize, memory_order
 from arm_backend_core.permutation import identity, inverse
+from arm_backend_core.program import store_of
 
 
 def settle_memory_formats(program: ExportedProgram) -> None:
@@ -43,6 +42,6 @@ def _settle_written_buffers(program: ExportedProgram) -> None:
     for node in program.graph.find_nodes(op="placeholder"):
         name = buffers.get(node.name)
         if name in written:
-            store: dict[str, Any] = program.state_dict if name in program.state_dict else program.constants
+            store = store_of(program, name)
             store[name] = store[name].contiguous()
             node.meta["val"] = node.meta["val"].contiguous()

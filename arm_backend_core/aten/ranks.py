@@ -1,7 +1,8 @@
-"""Tensors of more dimensions than TOSA has, where these only say how elements are to be moved.
+"""Tensors of more dimensions than TOSA has, where these only say how elements are moved or which of them meet.
 
 Windows are cut out of a video by a view of eight dimensions, a permutation and another view. What stays together is one
-dimension, and what is left above six is moved one run of elements at a time.
+dimension, and what is left above six is moved one run of elements at a time. Elementwise operators broadcast along runs
+of dimensions, each of which is one too (relative positions of a video's patches).
 """
 
 from __future__ import annotations
@@ -11,26 +12,32 @@ from itertools import pairwise
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.nodes import drop_unread
+from arm_backend_core.permutation import merged
 from arm_backend_core.tosa.graph import prod
 from arm_backend_core.tosa.operators import LEVEL_8K
 
 aten = torch.ops.aten
 _VIEWS = (
     *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.view_copy.default),
-    *(aten.flatten.using_ints, aten.unflatten.int),
+    *(aten.flatten.using_ints, aten.unflatten.int, aten.unsqueeze.default, aten.unsqueeze_copy.default),
+    *(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dims),
 )
 _COPIES = (aten.clone.default, aten.contiguous.default)
 _PERMUTES = (aten.permute.default, aten.permute_copy.default)
 
 
 def lower_ranks(module: GraphModule) -> None:
-    """Write permutations of too many dimensions with fewer; a view of such a view reads what that one reads."""
-    wide = [node for node in module.graph.nodes if node.target in _PERMUTES and _is_wide(node)]
+    """Write what has too many dimensions with fewer; a view of a view of these reads what that one reads."""
+    wide = [node for node in module.graph.nodes if node.op == "call_function" and _is_wide(node)]
     for node in wide:
-        _replace(node)
+        if node.target in _PERMUTES:
+            _permute(node)
+        elif torch.Tag.pointwise in getattr(node.target, "tags", ()):
+            _meet(node)
     for node in module.graph.nodes if wide else ():
         while node.target in _VIEWS and node.args[0].target in (*_VIEWS, *_COPIES) and _is_wide(node.args[0]):
             # A view of the first one need not be one of its source.
@@ -41,50 +48,61 @@ def lower_ranks(module: GraphModule) -> None:
 
 
 def _is_wide(node: Node) -> bool:
-    return cast(int, node.meta["val"].dim()) > LEVEL_8K.max_rank
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dim() > LEVEL_8K.max_rank
 
 
-def _replace(node: Node) -> None:
+def _call(node: Node, target: Any, value: Node, argument: Sequence[int]) -> Node:
+    made = node.graph.call_function(target, (value, list(argument)))
+    made.meta = {**node.meta, "val": target(value.meta["val"], list(argument))}
+    return made
+
+
+def _permute(node: Node) -> None:
     value, dims = cast(Any, node.args)
     shape = value.meta["val"].shape
-
-    def call(target: Any, argument: Sequence[int]) -> None:
-        nonlocal value
-        made = node.graph.call_function(target, (value, list(argument)))
-        made.meta = {**node.meta, "val": target(value.meta["val"], list(argument))}
-        value = made
-
     with node.graph.inserting_before(node):
         for sizes, order in _steps(shape, [dim % len(shape) for dim in dims]):
-            call(aten.reshape.default, sizes)
-            call(aten.permute.default, order)
-        call(aten.reshape.default, node.meta["val"].shape)
+            value = _call(node, aten.permute.default, _call(node, aten.reshape.default, value, sizes), order)
+        value = _call(node, aten.reshape.default, value, node.meta["val"].shape)
     node.replace_all_uses_with(value)
     node.graph.erase_node(node)
 
 
-def _steps(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+def _meet(node: Node) -> None:
+    """An elementwise operator on operands whose dimensions, as far as each has or lacks them all, are one."""
+    shape = node.meta["val"].shape
+    operands = [source for source in node.all_input_nodes if source.meta["val"].dim()]
+    aligned = {x: (1,) * (len(shape) - x.meta["val"].dim()) + tuple(x.meta["val"].shape) for x in operands}
+    runs: list[list[int]] = []
+    for dim, size in enumerate(shape):
+        real = [other for other in runs[-1] if shape[other] != 1] if runs else []
+        joined = size == 1 or not real or all((a[dim] == 1) == (a[real[-1]] == 1) for a in aligned.values())
+        runs = [*runs[:-1], [*runs[-1], dim]] if runs and joined else [*runs, [dim]]
+    if len(runs) > LEVEL_8K.max_rank:
+        return
+    with node.graph.inserting_before(node):
+        narrow = {
+            x: _call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
+            for x, sizes in aligned.items()
+        }
+        made = node.graph.node_copy(node, lambda x: narrow.get(x, x))
+        made.meta["val"] = node.meta["val"].reshape([prod(shape[dim] for dim in run) for run in runs])
+        value = _call(node, aten.reshape.default, made, shape)
+    node.replace_all_uses_with(value)
+    node.graph.erase_node(node)
+
+
+def _steps(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Shapes and permutations, one after the other, that ``order`` is made of."""
-    wide = [dim for dim, size in enumerate(shape) if size != 1]
-    sizes, order = _merged([shape[dim] for dim in wide], [wide.index(dim) for dim in order if dim in wide])
+    sizes, order = merged(shape, order)
     while len(order) > LEVEL_8K.max_rank:
         ways = []
         for before, dim in pairwise(order):  # each goes where it is to be, which joins two at least
             moved = [other for other in range(len(order)) if other != dim]
             moved.insert(moved.index(before) + 1, dim)
-            ways.append((_merged([sizes[other] for other in moved], [moved.index(other) for other in order]), moved))
+            ways.append((merged([sizes[other] for other in moved], [moved.index(other) for other in order]), moved))
         rest, moved = min(ways, key=lambda way: len(way[0][1]))
-        yield _merged(sizes, moved)
+        yield merged(sizes, moved)
         sizes, order = rest
-    yield sizes, order
-
-
-def _merged(sizes: Sequence[int], order: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The same permutation with those dimensions as one that follow each other before and after it."""
-    runs: list[list[int]] = []
-    for dim in order:
-        if runs and runs[-1][-1] + 1 == dim:
-            runs[-1].append(dim)
-        else:
-            runs.append([dim])
-    return [prod(sizes[dim] for dim in run) for run in sorted(runs)], [sorted(runs).index(run) for run in runs]
+    yield sizes, tuple(order)

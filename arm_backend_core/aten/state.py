@@ -9,13 +9,22 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx import Node
 
-from arm_backend_core.nodes import is_dequantize, is_quantize
+from arm_backend_core.aten.batch_norm import call
+from arm_backend_core.nodes import INTERVAL, is_dequantize, is_quantize
+from arm_backend_core.program import store_of
+
+aten = torch.ops.aten
+
+
+#: What int64 buffers that a program writes, counters of steps and positions, are taken to stay within.
+_COUNTS = (-(1 << 30), 1 << 30)
 
 
 def keep_state_quantized(program: ExportedProgram) -> None:
     """Let a buffer hold the integers that its readers quantize it to, where its new value has the same parameters.
 
     The delegate then takes and gives integers; else the CPU would quantize and dequantize the buffer in every call.
+    Counters are held in int32, which delegates have in place of int64.
     """
     graph, signature = program.graph, program.graph_signature
     buffers = {name: graph_input for graph_input, name in signature.inputs_to_buffers.items()}
@@ -26,15 +35,17 @@ def keep_state_quantized(program: ExportedProgram) -> None:
             continue
         buffer, value = placeholders[buffers[str(spec.target)]], output.args[0][index]
         readers = [user for user in buffer.users if user is not output]
-        if readers and is_dequantize(value) and all(_fits(reader, value) for reader in readers):
-            _hold_integers(program, str(spec.target), buffer, readers)
+        if buffer.meta["val"].dtype is torch.int64:
+            _return(output, index, _counted_in_int32(program, str(spec.target), buffer, value))
+        elif is_dequantize(value) and all(_fits(reader, value) for reader in readers):
+            _hold_integers(program, str(spec.target), buffer, readers, value)
             _return(output, index, value.args[0])
     for index, spec in enumerate(signature.output_specs):
         value = output.args[0][index]
         if spec.kind is OutputKind.BUFFER_MUTATION and value.op == "placeholder":
             # ExecuTorch writes buffers one after the other: what is read of another may be its new value.
             with graph.inserting_before(output):
-                copy = graph.call_function(torch.ops.aten.clone.default, (value,))
+                copy = graph.call_function(aten.clone.default, (value,))
             copy.meta = {"val": value.meta["val"]}
             _return(output, index, copy)
         if isinstance(spec.arg, TensorArgument):
@@ -51,11 +62,27 @@ def _fits(reader: Node, value: Node) -> bool:
     return is_quantize(reader) and reader.args[1:] == value.args[1:]
 
 
-def _hold_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node]) -> None:
-    store: dict[str, Any] = program.state_dict if name in program.state_dict else program.constants
+def _counted_in_int32(program: ExportedProgram, name: str, buffer: Node, value: Node) -> Node:
+    """The new value of a counter as int32, which its buffer holds from now on; as it is where that is too large."""
+    store = store_of(program, name)
+    buffer.meta[INTERVAL] = (int(store[name].min()), int(store[name].max())) if store[name].numel() else (0, 0)
+    if not _COUNTS[0] <= buffer.meta[INTERVAL][0] <= buffer.meta[INTERVAL][1] <= _COUNTS[1]:
+        return value
+    store[name] = store[name].to(torch.int32)
+    *_, last = program.graph.find_nodes(op="placeholder")
+    with program.graph.inserting_after(last):
+        wide = call(buffer, aten._to_copy.default, buffer, dtype=torch.int64)
+    buffer.replace_all_uses_with(wide, delete_user_cb=lambda user: user is not wide)
+    buffer.meta = {**buffer.meta, "val": buffer.meta["val"].to(torch.int32), INTERVAL: _COUNTS}
+    with program.graph.inserting_before(program.graph.output_node()):
+        return call(value, aten._to_copy.default, wide if value is buffer else value, dtype=torch.int32)
+
+
+def _hold_integers(program: ExportedProgram, name: str, buffer: Node, readers: list[Node], value: Node) -> None:
+    store = store_of(program, name)
     quantize: Any = torch.ops.quantized_decomposed.quantize_per_tensor.default
-    store[name] = quantize(store[name], *readers[0].args[1:])
-    buffer.meta = {**buffer.meta, "val": readers[0].meta["val"]}
+    store[name] = quantize(store[name], *value.args[1:])
+    buffer.meta = {**buffer.meta, "val": buffer.meta["val"].to(store[name].dtype)}
     for reader in readers:
         reader.replace_all_uses_with(buffer)
         program.graph.erase_node(reader)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 #: Key of the compile spec with a payload's checksum.
 CHECKSUM_KEY = "payload_crc32"
+#: Key of the compile spec with the checksum of weights that are outside of the payload.
+WEIGHTS_CHECKSUM_KEY = "weight_data_crc32"
 #: Key of the compile spec with the bytes of fast scratch that an Ethos-U program uses, which COP1 does not tell.
 FAST_SCRATCH_KEY = "fast_scratch_size"
 _HEADER = struct.Struct("<16sIB11s")
@@ -131,23 +133,23 @@ class Payload:
         return specs
 
 
-def checksum(data: bytes) -> CompileSpec:
+def checksum(data: bytes, key: str = CHECKSUM_KEY) -> CompileSpec:
     """The compile spec ``payload_crc32`` of a payload: its CRC-32, little endian. Ours refuse one that has changed."""
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-    return CompileSpec(CHECKSUM_KEY, zlib.crc32(data).to_bytes(4, "little"))
+    return CompileSpec(key, zlib.crc32(data).to_bytes(4, "little"))
 
 
-def block_stream(blocks: Sequence[tuple[str, bytes]]) -> bytes:
+def block_stream(blocks: Sequence[tuple[str, bytes]], external: Sequence[str] = ()) -> bytes:
     """ExecuTorch's container for a compiled Ethos-U program.
 
     Each block: name (16 bytes, zero padded), length of the data (uint32), external flag (uint8, 0: the data
-    is here), 11 reserved bytes, the data padded to 16 bytes.
+    is here, 1: here is the name of named data of the program), 11 reserved bytes, the data padded to 16 bytes.
     """
     parts = []
     for name, data in blocks:
         parts += [
-            _HEADER.pack(name.encode("ascii"), len(data), 0, bytes(11)),
+            _HEADER.pack(name.encode("ascii"), len(data), name in external, bytes(11)),
             data,
             bytes(-len(data) % _ALIGNMENT),
         ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, cast
 
@@ -83,8 +83,9 @@ class Annotator:
     def _annotate_state(self, state: Node, value: Node, write: Node) -> None:
         """A buffer and what is written into it have the same parameters, so that it can be held as integers."""
         readers = [user for user in state.users if user in self.records]
-        if readers:
-            state.meta[ANNOTATION] = QuantizationAnnotation({}, self._input_spec(readers[0], state), _annotated=True)
+        if readers or value in self.records:
+            spec = self._input_spec(readers[0], state) if readers else self._output_spec(value)
+            state.meta[ANNOTATION] = QuantizationAnnotation({}, spec, _annotated=True)
             shared = SharedQuantizationSpec(state)
             write.meta[ANNOTATION] = QuantizationAnnotation({value: shared}, None, _annotated=True)
 
@@ -154,6 +155,8 @@ class Annotator:
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
         """The producer's parameters where both can have them, else int8 (or what the configuration says)."""
         config, record = self.configs[node], self.records[node]
+        if _is_whole(source) and source in self.records and (record.univariate or record.kind is Kind.SHARED):
+            return self._output_spec(source)
         wide, place = self.regions.wide, PLACE in node.meta
         origin = self._origin(source)
         if place and record.kind is not Kind.CONV and PLACE in origin.meta and origin in wide:
@@ -166,6 +169,8 @@ class Annotator:
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
         spec = config.inner if node in self.regions.wide and config.inner is not None else config.activation
+        if _is_whole(node) and torch.int16 in (spec.dtype, getattr(config.inner, "dtype", None)):
+            return _fixed_spec(config.inner or spec, -(2.0**15), 2.0**15)
         limits = record.fixed_range
         if spec.dtype is torch.int16 and PLACE in node.meta:
             if overload_of(node.target) in _GATES:
@@ -203,11 +208,26 @@ class Annotator:
             self._moved[piece] = node
 
 
-def share(observers: dict[Node | tuple[Node, Node], Any]) -> None:
-    """Let one observer see what is in the same place of every step of a recurrent layer.
+#: Observers by the node whose result, or by the source and the reader of the operand, that they observe.
+Observers = dict[Node | tuple[Node, Node], Any]
+
+
+def share(observers: Observers) -> None:
+    """Let one observer see what is in the same place of every step of a recurrent layer."""
+
+    def place(where: Node | tuple[Node, Node]) -> Any:
+        source, node = (None, where) if isinstance(where, Node) else where
+        operand = None if source is None else node.all_input_nodes.index(source)
+        return (node.meta[PLACE], operand) if PLACE in node.meta else None
+
+    unify([observers], place)
+
+
+def unify(graphs: Sequence[Observers], place: Callable[[Node | tuple[Node, Node]], Any]) -> None:
+    """Let one observer see all tensors of the same place and type, in one graph or in several.
 
     Args:
-        observers: by the node whose result, or by the source and the reader of the operand, that they observe.
+        place: what tells places apart; None where nothing shares.
     """
     same: dict[Any, Any] = {}
     first: dict[Any, Any] = {}
@@ -217,44 +237,49 @@ def share(observers: dict[Node | tuple[Node, Node], Any]) -> None:
             observer = same[observer]
         return observer
 
-    for where, observer in observers.items():
-        source, node = (None, where) if isinstance(where, Node) else where
-        if PLACE in node.meta:
-            operand = None if source is None else node.all_input_nodes.index(source)
-            key = node.meta[PLACE], operand, getattr(observer, "dtype", None)
-            one, other = root(first.setdefault(key, observer)), root(observer)
+    for where, observer in (item for observers in graphs for item in observers.items()):
+        found = place(where)
+        if found is not None:
+            one, other = root(first.setdefault((found, getattr(observer, "dtype", None)), observer)), root(observer)
             if one is not other:
                 same[other] = one
-    for where, observer in observers.items():
-        observers[where] = root(observer)
-        if hasattr(observer, "obs_or_fqs"):
-            observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
+    for observers in graphs:
+        for where, observer in observers.items():
+            observers[where] = root(observer)
+            if hasattr(observer, "obs_or_fqs"):
+                observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
 
 
-def connect(model: GraphModule, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
-    """Tell every observer which tensor it observes, and those of weights what their products are added to.
-
-    Args:
-        observers: see ``share``.
-    """
-    constants = constant_nodes(model.graph)
+def connect(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
+    """Tell every observer which tensor it observes, and those of weights what their products are added to."""
     sources: dict[RangeObserver, list[Node]] = {}
-    for place, observer in observers.items():
-        if isinstance(observer, RangeObserver):
-            sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
+    constants = set[Node]()
+    for model, observers in graphs:
+        constants |= constant_nodes(model.graph)
+        for place, observer in observers.items():
+            if isinstance(observer, RangeObserver):
+                sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
     for observer, nodes in sources.items():
         observer.tensor = in_words(nodes[0])
         observer.exact = all(node in constants for node in nodes)
-    for node in model.graph.nodes:
-        record = find(node)
-        if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
-            continue
-        bias = node.args[record.bias]
-        activation, weight = (observers.get((node.args[place], node)) for place in (0, record.weight))
-        if not isinstance(weight, WeightObserver) or not isinstance(activation, RangeObserver):
-            continue
-        if isinstance(bias, Node) and bias.op == "get_attr" and activation.dtype is torch.int8:
-            weight.accumulates(activation, attrgetter(str(bias.target))(model))
+        if isinstance(observer, WeightObserver):
+            observer.accumulators.clear()
+    for model, observers in graphs:
+        for node in model.graph.nodes:
+            _connect_weight(model, node, observers)
+
+
+def _connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
+    record = find(node)
+    if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
+        return
+    bias = node.args[record.bias]
+    operands: Any = node.args
+    activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
+    if not isinstance(weight, WeightObserver) or not isinstance(activation, RangeObserver):
+        return
+    if isinstance(bias, Node) and bias.op == "get_attr" and activation.dtype is torch.int8:
+        weight.accumulates(activation, attrgetter(str(bias.target))(model))
 
 
 def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,6 +307,12 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
         quant_max=spec.quant_max,
         qscheme=torch.per_tensor_affine,
     )
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether ``node`` gives int8 or int16 as real numbers: exact in steps of 1."""
+    sources = [source.meta["val"] for source in node.all_input_nodes] if is_float(node) else []
+    return len(sources) == 1 and getattr(sources[0], "dtype", None) in (torch.int8, torch.int16)
 
 
 def _is_real(node: Node) -> bool:

@@ -234,15 +234,16 @@ class WeightObserver(RangeObserver):
     enlarged: what the products add to such a bias is below 2**-16 of it for each term.
     """
 
-    _accumulator: tuple[RangeObserver, Array] | None = None
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.accumulators: list[tuple[RangeObserver, Array]] = []
 
     def accumulates(self, activation: RangeObserver, bias: Tensor) -> None:
         """The products with the int8 tensor that ``activation`` observes are added to ``bias`` (one for a channel)."""
-        self._accumulator = activation, bias.detach().abs().double().numpy(force=True)
+        self.accumulators.append((activation, bias.detach().abs().double().numpy(force=True)))
 
     def _positive(self, scale: Array) -> Array:
-        if self._accumulator is not None:
-            activation, bias = self._accumulator
+        for activation, bias in self.accumulators:
             least = bias / (2.0**30 * activation.calculate_qparams()[0].double().numpy())
             # One scale may be that of several channels: of all, or of one in each group (transposed convolutions).
             scale = np.maximum(scale, least.reshape(-1, scale.size).max(0))

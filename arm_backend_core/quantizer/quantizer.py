@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
 
+from arm_backend_core.aten.angles import reduce_angles
 from arm_backend_core.aten.batch_norm import remove_batch_norms
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.constants import fold_weights
@@ -84,12 +85,13 @@ class ArmQuantizer(Quantizer):
         inline_conditions(model, {})
         functionalize(model.graph, write_back=True)
         _give_values(model)
-        lower_ranks(model)
         fold_weights(model)
         remove_batch_norms(model)
         normalize_to_rms_norm(model)
         decompose(model, quantized=True)
+        lower_ranks(model)
         fold_weights(model)
+        reduce_angles(model)
         bound_masks(model)
         drop_unread(model.graph)  # what these replaced
         _give_values(model)
@@ -117,7 +119,7 @@ class ArmQuantizer(Quantizer):
     def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
         """Tell the observers what they observe; called by ``prepare_pt2e``."""
         share(edge_or_node_to_obs_or_fq)
-        connect(model, edge_or_node_to_obs_or_fq)
+        connect((model, edge_or_node_to_obs_or_fq))
 
     def _config(self, modules: dict[str, Any]) -> Config:
         for name in sorted(self._names, key=len, reverse=True):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
+from arm_recipes.runtime.whole import Find, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,8 +97,8 @@ BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes]], Delegate]] = {
 _CRASHES = frozenset({"VgfBackend"})
 
 
-def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
-    """Make a payload ready to run.
+def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes], find: Find = lambda _: None) -> Delegate:
+    """Make a payload ready to run; ``find`` gives the program's named data.
 
     A damaged payload can crash a Vulkan driver, and this process with it. One that has a checksum is checked against
     it; one that has none is first run in a process of its own.
@@ -117,7 +118,7 @@ def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes]) ->
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
             "recorded when it was exported. Export or copy the program again."
         )
-    return BACKENDS[backend](payload, compile_specs)
+    return BACKENDS[backend](bytes(whole(payload, find)), compile_specs)
 
 
 def _try(backend: str, payload: bytes) -> None:

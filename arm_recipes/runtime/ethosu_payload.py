@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -81,6 +81,7 @@ class EthosUParts:
 
     Attributes:
         commands: the command stream, of which ``header_bytes`` come before the first command.
+        weights: none where they are named data of the program.
     """
 
     payload: EthosUPayload
@@ -110,6 +111,7 @@ def read_parts(data: bytes | memoryview) -> EthosUParts:
     for name, length in ((_HEADER, 0), (_FOOTER, 0), (_SCRATCH, 4)):
         blocks[name].check_length(length)
     commands, scratch = blocks[_COMMANDS], blocks[_SCRATCH].number(0)
+    weights = memoryview(b"") if blocks[_WEIGHTS].external else blocks[_WEIGHTS].data
     stream = _stream(commands)
     inputs = _tensors(blocks[_INPUTS], INPUT, scratch, stream)
     outputs = _tensors(blocks[_OUTPUTS], OUTPUT, scratch, stream)
@@ -118,13 +120,41 @@ def read_parts(data: bytes | memoryview) -> EthosUParts:
         macs=stream.macs,
         stream=stream.kind,
         command_bytes=commands.size,
-        weight_bytes=blocks[_WEIGHTS].size,
+        weight_bytes=len(weights),
         scratch_bytes=scratch,
         fast_scratch_bytes=stream.fast_scratch,
         inputs=inputs,
         outputs=outputs,
     )
-    return EthosUParts(described, commands.data, stream.header_bytes, blocks[_WEIGHTS].data)
+    return EthosUParts(described, commands.data, stream.header_bytes, weights)
+
+
+def inlined(data: bytes | memoryview, find: Callable[[str], bytes | memoryview]) -> bytes | memoryview:
+    """A payload with its weights inside, if they are named data; else as it is, also where it is damaged.
+
+    Args:
+        find: gives the data of a name.
+    """
+    try:
+        blocks = _blocks(memoryview(data)) if len(data) else {}
+    except PayloadError:
+        return data  # who reads it will say so
+    weights = blocks.get(_WEIGHTS)
+    if weights is None or not weights.external:
+        return data
+    from arm_backend_core.backends.payload import block_stream
+
+    inside = {name: bytes(block.data) for name, block in blocks.items()}
+    inside[_WEIGHTS] = bytes(find(inside[_WEIGHTS].decode()))
+    return block_stream(list(inside.items()))
+
+
+def with_weights_outside(data: bytes, commands: bytes, name: str) -> bytes:
+    """The payload with other commands, and the name of its weights in place of these."""
+    from arm_backend_core.backends.payload import block_stream
+
+    blocks = {block: bytes(found.data) for block, found in _blocks(memoryview(data)).items()}
+    return block_stream(list((blocks | {_COMMANDS: commands, _WEIGHTS: name.encode()}).items()), external=(_WEIGHTS,))
 
 
 def with_fast_scratch(payload: EthosUPayload, compile_specs: Mapping[str, bytes]) -> EthosUPayload:
@@ -149,11 +179,12 @@ def _damaged(block: str, offset: int, reason: str) -> PayloadError:
 
 @dataclass(frozen=True)
 class _Block:
-    """A block's data, and where in the payload it begins."""
+    """A block's data, or the name of data outside, and where in the payload it begins."""
 
     name: str
     data: memoryview
     offset: int
+    external: bool = False
 
     @property
     def size(self) -> int:
@@ -202,10 +233,11 @@ def _block(data: memoryview, start: int, last: str, known: Mapping[str, _Block])
     if name in known:
         raise _damaged(name, start, "the block occurs twice")
     header = data[start : start + _BLOCK]
-    if header[_EXTERNAL_AT] == 1:
+    external = header[_EXTERNAL_AT] == 1
+    if external and name != _WEIGHTS:
         reason = "its data is kept outside the payload, which is not supported: export it inline"
         raise _damaged(name, start + _EXTERNAL_AT, reason)
-    for at in range(_EXTERNAL_AT, _BLOCK):
+    for at in range(_EXTERNAL_AT + external, _BLOCK):
         if header[at] != 0:
             raise _damaged(name, start + at, f"reserved byte is {header[at]}, not 0")
     length = int.from_bytes(header[_LENGTH_AT:_EXTERNAL_AT], "little")
@@ -216,7 +248,10 @@ def _block(data: memoryview, start: int, last: str, known: Mapping[str, _Block])
     first, padding = start + _BLOCK, -length % _ALIGNMENT
     if padding > left - length:
         raise _damaged(name, first + length, f"{padding} bytes of padding, {left - length} are left in the payload")
-    return _Block(name, data[first : first + length], first), first + length + padding
+    if external and not (0 < length < 256 and all(0x20 < byte < 0x7F for byte in data[first : first + length])):
+        reason = f"its data is outside the payload, but {length} bytes are no name: 1 to 255 printable characters"
+        raise _damaged(name, start + _EXTERNAL_AT, reason)
+    return _Block(name, data[first : first + length], first, external), first + length + padding
 
 
 @dataclass(frozen=True)

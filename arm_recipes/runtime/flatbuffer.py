@@ -89,8 +89,12 @@ class Table:
 
     def view(self, field: int) -> memoryview:
         """A vector of bytes, not copied."""
-        start, count = self._vector(field, 1)
+        start, count = self.span(field)
         return self._buffer.data[start : start + count]
+
+    def span(self, field: int) -> tuple[int, int]:
+        """Where a vector of bytes begins, and how many there are."""
+        return self._vector(field, 1)
 
     def copied(self, field: int) -> bytes:
         """A short vector of bytes."""

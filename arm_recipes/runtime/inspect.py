@@ -14,6 +14,7 @@ from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with
 from arm_recipes.runtime.payloads import TosaPayload, VgfPayload, read_tosa, read_vgf
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read
 from arm_recipes.runtime.signature import Value, signature
+from arm_recipes.runtime.whole import Find, whole
 
 Payload = EthosUPayload | TosaPayload | VgfPayload
 _READERS: dict[str, Callable[[memoryview], Payload]] = {
@@ -135,7 +136,7 @@ def _inspection(data: bytes) -> Inspection:
             continue
         values = signature(program, name)
         told |= values.published
-        delegates = tuple(map(_delegate, method.delegates))
+        delegates = tuple(_delegate(delegate, program.named_data.get) for delegate in method.delegates)
         methods.append(
             MethodInspection(name, values.inputs, values.outputs, delegates, method.operators, method.planned_bytes)
         )
@@ -149,11 +150,11 @@ def _inspection(data: bytes) -> Inspection:
     )
 
 
-def _delegate(delegate: PteDelegate) -> DelegateInspection:
+def _delegate(delegate: PteDelegate, find: Find) -> DelegateInspection:
     reader = _READERS.get(delegate.backend)
     payload, problem = None, None
     try:
-        payload = reader(delegate.data) if reader is not None else None
+        payload = reader(memoryview(whole(delegate.data, find))) if reader is not None else None
         if isinstance(payload, EthosUPayload):
             payload = with_fast_scratch(payload, delegate.compile_specs)
     except RunError as error:

@@ -47,6 +47,7 @@ class _TosaTensor:
     name = 0
     shape = 1
     type = 2
+    data = 3
 
 
 #: The enumeration ``DType`` of TOSA, by PyTorch's names where it has the type.
@@ -175,6 +176,14 @@ def tosa_operators(data: memoryview) -> list[int]:
     (block,) = region.tables(_TosaRegion.blocks)
     operators = block.tables(_TosaBasicBlock.operators)
     return [place for place, operator in enumerate(operators) if operator.texts(_TosaOperator.inputs)]
+
+
+def constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:
+    """Where the bytes of constants of a TOSA flatbuffer begin and end, of those that have at least so many."""
+    (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
+    (block,) = region.tables(_TosaRegion.blocks)
+    spans = [tensor.span(_TosaTensor.data) for tensor in block.tables(_TosaBasicBlock.tensors)]
+    return sorted((start, start + count) for start, count in spans if count >= least)
 
 
 def _tosa_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[TensorInfo, ...]:

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,19 @@ class Execution:
     outputs: tuple[Array, ...]
 
 
+_loading = threading.local()
+
+
+@contextmanager
+def loading(named: Mapping[str, bytes | memoryview]) -> Iterator[None]:
+    """Let payloads that are loaded on this thread find their program's named data."""
+    before, _loading.named = getattr(_loading, "named", {}), named
+    try:
+        yield
+    finally:
+        _loading.named = before
+
+
 _observers = threading.local()
 
 
@@ -112,7 +125,8 @@ class _Executor:
             described = {
                 specs[i].key.decode(): ctypes.string_at(specs[i].data, specs[i].size) for i in range(spec_count)
             }
-            delegate = prepare(self._backend, ctypes.string_at(payload, size), described)
+            named: Mapping[str, Any] = getattr(_loading, "named", {})
+            delegate = prepare(self._backend, ctypes.string_at(payload, size), described, named.get)
             handle = next(self._handles)
             self._delegates[handle], self._checksums[handle] = delegate, described.get(CHECKSUM_KEY)
             return handle

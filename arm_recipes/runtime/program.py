@@ -13,7 +13,8 @@ from arm_recipes.runtime import plugin
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import named
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteTensor, read
-from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, twin_of
+from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, sized_methods, twin_of
+from arm_recipes.runtime.sized import Pad, SizedMethod, cut, padded
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
@@ -87,6 +88,7 @@ class Program:
 
     Attributes:
         content: what the file holds.
+        sized: methods that were exported in several sizes, by name.
         twin: the same program with its delegates as TOSA graphs, if there is one.
         records: what an export tells of delegates, by checksum: ``trace`` and errors take names from them.
 
@@ -102,6 +104,7 @@ class Program:
         check_seal(data, self.content)
         if not self.content.methods:
             raise ProgramError("damaged: it has no methods")
+        self.sized = sized_methods(self.content)
         self.twin: Program | None = None
         self.records: Mapping[bytes, Delegate] = {}
         self._data = data
@@ -139,14 +142,21 @@ class Program:
         return self._signatures[method]
 
     def run(
-        self, *tensors: Any, method: str = "forward", via: Literal["tosa"] | None = None, **named: Any
+        self,
+        *tensors: Any,
+        method: str = "forward",
+        via: Literal["tosa"] | None = None,
+        pad: Pad | None = None,
+        **named: Any,
     ) -> list[Any]:
-        """Execute a method.
+        """Execute a method. Of one that was exported in several sizes, the smallest that takes the tensors.
 
         Args:
             tensors: one for each input, in the shape and dtype of ``inputs``; or the first ones of them.
             named: the others, by their names in ``inputs``.
             via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
+            pad: where no size fits exactly, what to fill the tensors up with at their ends, a number or one for each
+                input by name. What is computed of it is cut off the outputs.
 
         Returns:
             one tensor for each output.
@@ -156,11 +166,25 @@ class Program:
             RunError: this machine cannot run it (the message says what it takes), or it failed.
         """
         if via is not None:
-            return self._via(via).run(*tensors, method=method, **named)
+            return self._via(via).run(*tensors, method=method, pad=pad, **named)
+        if method in self.sized:
+            return self._run_sized(self.sized[method], tensors, named, pad)
         expected = self.signature(method)
         given = self._checked(method, expected, _placed(method, expected, tensors, named))
         with self._lock:
             return self._execute(method, given)
+
+    def _run_sized(
+        self, sized: SizedMethod, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
+    ) -> list[Any]:
+        first, *_ = sized.methods
+        given = _placed(sized.name, self.signature(first), tensors, named)
+        if len(given) != len(sized.inputs):
+            raise ValueError(f"'{sized.name}' takes {len(sized.inputs)} inputs, got {len(given)}")
+        sizes = sized.sizes(given)
+        method = sized.chosen(sizes, pad)
+        outputs = self.run(*padded(given, self.signature(method), pad), method=method)
+        return cut(outputs, sized.outputs, sizes)
 
     def trace(self, *tensors: Any, method: str = "forward", **named: Any) -> Iterator[TracedOperation]:
         """Execute a method, then the Ethos-U delegates that ran once more: yields each of their operations.
@@ -238,7 +262,8 @@ class Program:
         plugin.take_failure()
         try:
             if method is None:
-                method = self._methods[name] = self._load(name)
+                with plugin.loading(self.content.named_data):
+                    method = self._methods[name] = self._load(name)
             return list(method.execute(inputs))
         except (RuntimeError, MemoryError) as error:
             cause = plugin.take_failure()
@@ -262,8 +287,10 @@ class Program:
         if not self._shares_state:
             # Methods that are loaded together lie in the same memory: one would overwrite the other's buffers.
             return runtime.load_program(self._data).load_method(name)
-        self._shared = self._shared or runtime.load_program(self._data)
-        return self._shared.load_method(name)
+        if self._shared is None:  # all methods now: to load one later would give the buffers their first values again
+            self._shared = runtime.load_program(self._data)
+            self._methods |= {method: self._shared.load_method(method) for method in self.methods}
+        return self._methods.get(name) or self._shared.load_method(name)
 
     @property
     def _shares_state(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from arm_recipes.report import TensorInfo
 from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read
+from arm_recipes.runtime.sized import SizedMethod
 
 #: Key of the named data in which ``export`` keeps the names, as JSON. The runtime reads named data when it is asked.
 NAMES_KEY = "arm_recipes"
@@ -91,14 +92,22 @@ def _constant(program: PteProgram, method: str) -> object:
 
 
 def stored_names(
-    methods: Mapping[str, tuple[Sequence[TensorInfo], Sequence[TensorInfo]]], tosa_of: str | None = None
+    methods: Mapping[str, tuple[Sequence[TensorInfo], Sequence[TensorInfo]]],
+    tosa_of: str | None = None,
+    sized: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """What is stored: names of inputs and outputs by method; for a TOSA twin, the SHA-256 of its original."""
+    """What is stored: names of inputs and outputs by method; for a TOSA twin, the SHA-256 of its original.
+
+    Args:
+        sized: see ``arm_recipes.sizes.Sized.told``, by the name of the method.
+    """
     sides = {
         method: {"inputs": [tensor.name for tensor in inputs], "outputs": [tensor.name for tensor in outputs]}
         for method, (inputs, outputs) in methods.items()
     }
-    return json.dumps({"crc32": _UNSEALED, "methods": sides} | ({"tosa_of": tosa_of} if tosa_of else {})).encode()
+    others = {"tosa_of": tosa_of, "sized": sized}
+    told = {key: value for key, value in others.items() if value}
+    return json.dumps({"crc32": _UNSEALED, "methods": sides} | told).encode()
 
 
 def sealed(data: bytes) -> bytes:
@@ -107,7 +116,8 @@ def sealed(data: bytes) -> bytes:
     if not stored.startswith(_SEAL):
         return data
     at = data.rindex(stored) + len(_SEAL)
-    return data[:at] + f"{zlib.crc32(data):08x}".encode() + data[at + len(_UNSEALED) :]
+    view = memoryview(data)
+    return b"".join((view[:at], f"{zlib.crc32(data):08x}".encode(), view[at + len(_UNSEALED) :]))
 
 
 def check_seal(data: bytes, program: PteProgram) -> None:
@@ -139,6 +149,15 @@ def twin_of(program: PteProgram) -> str | None:
     """SHA-256 of the program that this is the TOSA twin of, in hexadecimal; None if it is no twin."""
     digest = _stored(program).get("tosa_of")
     return digest if isinstance(digest, str) else None
+
+
+def sized_methods(program: PteProgram) -> dict[str, SizedMethod]:
+    """Methods that were exported in several sizes, by name; none if what is stored of them is something else."""
+    try:
+        found = {name: SizedMethod.of(name, told) for name, told in dict(_stored(program).get("sized") or {}).items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}
+    return {name: sized for name, sized in found.items() if set(sized.methods) <= set(program.methods)}
 
 
 def _stored(program: PteProgram) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.observer import FEW, WeightObserver
-from arm_backend_core.quantizer.post_training import Observed
+from arm_recipes.stages.post_training import Observed
 
 
 class BiasCorrection:

@@ -14,6 +14,7 @@ from torch.export.graph_signature import InputKind
 
 from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
+from arm_recipes.methods import identity
 from arm_recipes.sample import Inputs
 
 
@@ -40,14 +41,20 @@ class Capture:
         """Export ``model``; raises ``ExportError`` if it raises while it is traced."""
         first = bool(self._strict)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-        try:
-            program = self._export(model, example, dynamic_shapes, first)
-            _check_state(program)
-            return program
-        except Exception as error:
+
+        def restore() -> None:
             with torch.no_grad():  # what PyTorch takes for a constant, it writes while it traces
                 for buffer, before in buffers:
                     buffer.copy_(before)
+
+        try:
+            program = self._export(model, example, dynamic_shapes, first)
+            if _find_buffers(program):
+                restore()
+            _check_state(program)
+            return program
+        except Exception as error:
+            restore()
             if self._strict is None:
                 try:
                     program = self._export(model, example, dynamic_shapes, True)
@@ -71,12 +78,38 @@ class Capture:
         return program
 
 
+def _find_buffers(program: ExportedProgram) -> bool:
+    """Read tensors that are buffers under another name (a cache that the model is given) as these.
+
+    Returns:
+        Whether there was any.
+    """
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    buffers, found = {}, []
+    for spec in program.graph_signature.input_specs:
+        name = str(spec.target)
+        if spec.kind is InputKind.BUFFER:
+            tensor = program.state_dict.get(name, program.constants.get(name))
+            buffers[identity(tensor)] = nodes[spec.arg.name]
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            found.append((spec, buffers.get(identity(program.constants[name]))))
+    for spec, buffer in found:
+        if buffer is not None:
+            nodes[spec.arg.name].replace_all_uses_with(buffer)
+            program.graph.erase_node(nodes[spec.arg.name])
+            program.graph_signature.input_specs.remove(spec)
+            del program.constants[str(spec.target)]
+    some = any(buffer is not None for _, buffer in found)
+    if some:
+        program.graph_module.recompile()
+    return some
+
+
 def _check_state(program: ExportedProgram) -> None:
     """A tensor that is written must be a buffer: PyTorch takes others for constants.
 
     Raises:
-        ValueError: names the tensor. Where it is a buffer under another name (a cache that the model is given), strict
-            capture finds that out.
+        ValueError: names the tensor.
     """
     from arm_backend_core.nodes import is_written
 

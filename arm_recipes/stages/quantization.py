@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+from arm_recipes.methods import observe_together
 from arm_recipes.sample import Inputs
 from arm_recipes.stages.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.stages.capture import Capture
@@ -62,7 +63,7 @@ class FastQuantizeStage(QuantizeStage):
             return
         examples = artifact.get_context("example_inputs")
         shapes = artifact.get_context("dynamic_shapes", {})
-        quantized = {}
+        quantized, programs = {}, dict[str, ExportedProgram]()
         for method, model in artifact.data.items():
             graph = model.graph if isinstance(model, (ExportedProgram, GraphModule)) else None
             if graph is not None and is_quantized(graph):
@@ -71,13 +72,16 @@ class FastQuantizeStage(QuantizeStage):
             from arm_backend_core.program import copied
 
             if isinstance(model, ExportedProgram):
-                program = copied(model)
+                programs[method] = copied(model)
             else:
-                program = self._capture(method, model, examples[method][0], shapes.get(method))
-            with torch.no_grad():
-                quantize = self._quantize if self._is_ours() else self._quantize_by_torchao
-                quantized[method] = quantize(method, program, examples[method])
-        self._artifact = artifact.copy_with_new_data(quantized)
+                programs[method] = self._capture(method, model, examples[method][0], shapes.get(method))
+        with torch.no_grad():
+            if self._is_ours():
+                quantized |= self._quantize(programs, artifact.data, examples)
+            else:
+                for method, program in programs.items():
+                    quantized[method] = self._quantize_by_torchao(method, program, examples[method])
+        self._artifact = artifact.copy_with_new_data({method: quantized[method] for method in artifact.data})
 
     def _is_ours(self) -> bool:
         from arm_backend_core.quantizer.quantizer import ArmQuantizer
@@ -86,15 +90,23 @@ class FastQuantizeStage(QuantizeStage):
         own = all(isinstance(quantizer, ArmQuantizer) for quantizer in recipe.quantizers)
         return own and len(recipe.quantizers) == 1 and not recipe.pre_prepare_passes and not recipe.post_convert_passes
 
-    def _quantize(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> ExportedProgram:
-        from arm_backend_core.quantizer.post_training import Observed
+    def _quantize(
+        self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
+    ) -> dict[str, ExportedProgram]:
+        """Methods are calibrated one after the other, each going on from the state that the last one left."""
         from arm_recipes.stages.bias import BiasCorrection
+        from arm_recipes.stages.post_training import Common, Observed
 
-        model = Observed(program, self._quantization_recipe.quantizers[0])
-        correction = BiasCorrection(model)
-        self._calibrated(method, model, examples)
-        correction.apply()
-        return model.quantized()
+        (quantizer,), common = list(self._quantization_recipe.quantizers or []), Common()
+        observed = {method: Observed(program, quantizer, common) for method, program in programs.items()}
+        if len(observed) > 1:
+            observe_together(observed, models)
+        corrections = [BiasCorrection(model) for model in observed.values()]
+        for method, model in observed.items():
+            self._calibrated(method, model, examples[method])
+        for correction in corrections:
+            correction.apply()
+        return {method: model.quantized() for method, model in observed.items()}
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e

@@ -7,11 +7,13 @@
 #include <climits>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "ethosu/npu_driver.h"
 #include "payload/checksum.h"
 #include "payload/compile_specs.h"
 #include "payload/ethosu_payload.h"
+#include "payload/named_weights.h"
 #include "payload/trace.h"
 
 extern "C" {
@@ -43,11 +45,11 @@ using Printable = unsigned long;
 // The compile spec with the size of the fast scratch: 4 bytes, little endian.
 constexpr char kFastScratchSpec[] = "fast_scratch_size";
 
-// What becomes of a payload between init and execute. Trivially destructible: the runtime's allocator
-// releases its memory without a call to destroy().
+// What becomes of a payload between init and execute. The runtime's allocator releases its memory.
 struct Program {
   EthosUPayload payload;
   FastScratch fast_scratch;
+  FreeableBuffer weights;  // where methods share them
 };
 
 class ExecuteHooks {
@@ -193,6 +195,10 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
     ET_LOG(Error, "EthosUBackend: the payload is not valid: %s", reason);
     return Error::InvalidProgram;
   }
+  Result<FreeableBuffer> weights = find_weights("EthosUBackend", context, compile_specs, &payload);
+  if (!weights.ok()) {
+    return weights.error();
+  }
   error = check_executable(payload);
   FastScratch fast_scratch;
   if (error == Error::Ok) {
@@ -204,13 +210,22 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   // The driver cleans neither the commands nor, in some versions, the weights: what a loader has just copied
   // into cached memory would not reach the NPU.
   clean_cache(*data, processed->size());
+  if (payload.weights_name.size > 0) {
+    clean_cache(payload.weights.data, payload.weights.size);
+  }
   Program* program = context.get_runtime_allocator()->allocateInstance<Program>();
   if (program == nullptr) {
     ET_LOG(Error, "EthosUBackend: %lu bytes for the program are not to be had from the method allocator",
            static_cast<Printable>(sizeof(Program)));
     return Error::MemoryAllocationFailed;
   }
-  return new (program) Program{payload, fast_scratch};
+  return new (program) Program{payload, fast_scratch, std::move(*weights)};
+}
+
+void EthosUBackend::destroy(DelegateHandle* handle) const {
+  if (handle != nullptr) {
+    static_cast<Program*>(handle)->~Program();
+  }
 }
 
 Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* handle,

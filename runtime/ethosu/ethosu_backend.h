@@ -26,7 +26,8 @@ namespace arm_runtime {
 // Executes Ethos-U payloads on Cortex-M through ethos-u-core-driver; it registers itself as "EthosUBackend".
 //
 // The bytes of the payload must stay where they are, at a multiple of 16 bytes that the NPU can reach, while
-// the method is loaded; loading cleans them from the data cache. Each execution takes the scratch of the
+// the method is loaded; loading cleans them from the data cache. So must weights that methods share, which are named
+// data of the program. Each execution takes the scratch of the
 // payload, in whole cache lines of 32 bytes, from the method's temp allocator, which must be in memory that the NPU can
 // write, and copies the inputs into it and the outputs out of it as bytes. One execution at a
 // time for each method; executions of different methods wait for each other in the driver.
@@ -48,6 +49,8 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
   executorch::runtime::Error execute(
       executorch::runtime::BackendExecutionContext& context, executorch::runtime::DelegateHandle* handle,
       executorch::runtime::Span<executorch::runtime::EValue*> args) const override;
+
+  void destroy(executorch::runtime::DelegateHandle* handle) const override;
 };
 
 }  // namespace arm_runtime

@@ -25,6 +25,7 @@
 #include "payload/checksum.h"
 #include "payload/environment.h"
 #include "payload/ethosu_payload.h"
+#include "payload/named_weights.h"
 #include "payload/trace.h"
 
 namespace arm_runtime {
@@ -280,9 +281,15 @@ Error check_device(const Options& options, const EthosU::Device& device, const E
 }
 
 // Everything that every execution uses again.
-Error prepare(const void* data, size_t size, Delegate* delegate) {
+Error prepare(const BackendInitContext& context, const FreeableBuffer& processed, ArrayRef<CompileSpec> specs,
+              Delegate* delegate) {
   EthosUPayload payload;
-  Error error = read_payload(data, size, &payload);
+  Error error = read_payload(processed.data(), processed.size(), &payload);
+  if (error != Error::Ok) {
+    return error;
+  }
+  const Result<FreeableBuffer> weights = find_weights(kBackendId, context, specs, &payload);
+  error = weights.error();
   if (error == Error::Ok) {
     error = place(payload.inputs, &delegate->inputs);
   }
@@ -479,7 +486,7 @@ class EthosULinuxBackend final : public BackendInterface {
       auto delegate = std::make_unique<Delegate>();
       delegate->options = options;
       if (prepared == Error::Ok) {
-        prepared = prepare(processed->data(), processed->size(), delegate.get());
+        prepared = prepare(context, *processed, specs, delegate.get());
       }
       if (prepared == Error::Ok) {
         handle = delegate.release();

@@ -39,10 +39,10 @@ inline uint32_t crc32(const void* data, size_t size) {
   return ~crc;
 }
 
-// Compares the payload with the checksum in its compile specs. Programs that others made have none: Ok.
+// Compares data with the checksum `key` in the payload's compile specs. Programs that others made have none: Ok.
 // Returns InvalidProgram, with the reason in the log, where they differ or the spec has not 4 bytes.
-inline executorch::runtime::Error check_payload(
-    const char* backend, const void* data, size_t size,
+inline executorch::runtime::Error check_data(
+    const char* backend, const char* what, const char* key, const void* data, size_t size,
     executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs) {
   // The C library of small targets prints neither size_t nor 64-bit numbers.
   using Printable = unsigned long;
@@ -50,20 +50,27 @@ inline executorch::runtime::Error check_payload(
     return executorch::runtime::Error::Ok;
   }
   RecordedNumber recorded;
-  const executorch::runtime::Error error = read_number(backend, specs, kChecksumSpec, &recorded);
+  const executorch::runtime::Error error = read_number(backend, specs, key, &recorded);
   if (error != executorch::runtime::Error::Ok || !recorded.found) {
     return error;
   }
   const uint32_t actual = crc32(data, size);
   if (actual != recorded.value) {
     ET_LOG(Error,
-           "%s: the payload of %lu bytes has changed since it was exported: its CRC-32 is %08lx, recorded "
+           "%s: the %s of %lu bytes has changed since it was exported: its CRC-32 is %08lx, recorded "
            "is %08lx: export or flash the program again",
-           backend, static_cast<Printable>(size), static_cast<Printable>(actual),
+           backend, what, static_cast<Printable>(size), static_cast<Printable>(actual),
            static_cast<Printable>(recorded.value));
     return executorch::runtime::Error::InvalidProgram;
   }
   return executorch::runtime::Error::Ok;
+}
+
+// The same for the payload itself.
+inline executorch::runtime::Error check_payload(
+    const char* backend, const void* data, size_t size,
+    executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs) {
+  return check_data(backend, "payload", kChecksumSpec, data, size, specs);
 }
 
 }  // namespace arm_runtime

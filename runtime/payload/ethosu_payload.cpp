@@ -51,7 +51,17 @@ struct Block {
   // Of the data in the payload.
   size_t offset = 0;
   bool present = false;
+  // The data is the name of what is kept outside.
+  bool external = false;
 };
+
+bool is_name(const uint8_t* data, size_t size) {
+  size_t printable = 0;
+  while (printable < size && data[printable] > 0x20 && data[printable] < 0x7F) {
+    ++printable;
+  }
+  return size > 0 && size < 256 && printable == size;
+}
 
 // Cuts the payload into its blocks: names, headers and lengths, not what is in them.
 class BlockReader {
@@ -109,11 +119,12 @@ class BlockReader {
 
   PayloadStatus header(uint32_t id, size_t start) {
     const uint8_t* header = data_ + start;
-    if (header[kExternalAt] == 1) {
+    const bool external = header[kExternalAt] == 1;
+    if (external && id != kWeights) {
       return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
                      "its data is kept outside the payload, which is not supported: export it inline");
     }
-    for (size_t i = kExternalAt; i < kBlockHeaderSize; ++i) {
+    for (size_t i = kExternalAt + (external ? 1 : 0); i < kBlockHeaderSize; ++i) {
       if (header[i] != 0) {
         return failure(PayloadError::kHeader, kNames[id], start + i, "reserved byte is %, not 0", header[i]);
       }
@@ -132,7 +143,12 @@ class BlockReader {
                      "% bytes of padding, % are left in the payload", signed_size(padding),
                      signed_size(left - length));
     }
-    blocks_[id] = {header + kBlockHeaderSize, length, start + kBlockHeaderSize, true};
+    if (external && !is_name(header + kBlockHeaderSize, length)) {
+      return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
+                     "its data is outside the payload, but % bytes are no name: 1 to 255 printable characters",
+                     signed_size(length));
+    }
+    blocks_[id] = {header + kBlockHeaderSize, length, start + kBlockHeaderSize, true, external};
     position_ = start + kBlockHeaderSize + length + padding;
     last_ = id;
     return {};
@@ -494,7 +510,8 @@ PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* 
     status = check_length(reader.block(kScratch), kScratch, 4);
   }
   if (status.ok()) {
-    payload->weights = {reader.block(kWeights).data, reader.block(kWeights).size};
+    const Block& weights = reader.block(kWeights);
+    (weights.external ? payload->weights_name : payload->weights) = {weights.data, weights.size};
     payload->scratch_size = read_u32(reader.block(kScratch).data);
     payload->aligned = reinterpret_cast<uintptr_t>(data) % kNpuAlignment == 0;
     status = read_commands(reader.block(kCommands), payload);

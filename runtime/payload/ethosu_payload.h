@@ -93,6 +93,8 @@ class PayloadTensors {
 struct EthosUPayload {
   ByteView commands;  // with Vela's header, as drivers take it
   ByteView weights;
+  // Where several methods share weights: the name of the program's named data that they are. `weights` is empty then.
+  ByteView weights_name;
   uint32_t scratch_size = 0;  // bytes; inputs and outputs of Region::kScratch lie in it
   PayloadTensors inputs;
   PayloadTensors outputs;

@@ -27,6 +27,9 @@ DECIBELS = 0.2
 
 Figures = dict[str, float]
 
+#: Other programs with weights of four bits are made from the graphs of these, or hold the same weights.
+GATED = [r for r in ArmRecipeType if precision(r) != "A8W4" or r.name in ("TOSA_A8W4", "ETHOSU_U85_A8W4")]
+
 
 def figures(model: Exported, recipe: ArmRecipeType) -> Figures:
     """What is recorded of an export.

@@ -18,8 +18,6 @@ from tests.models.exported import Exported, precision, sqnr, tosa_spec
 from tests.models.quantized_reference import Difference
 
 R = ArmRecipeType
-#: The other programs with weights of four bits are made from the graphs of these, or hold the same weights.
-GATED = [recipe for recipe in R if precision(recipe) != "A8W4" or recipe in (R.TOSA_A8W4, R.ETHOSU_U85_A8W4)]
 INT8 = [recipe for recipe in R if precision(recipe) == "INT8"]
 A16W8 = [recipe for recipe in R if precision(recipe) == "A16W8"]
 
@@ -36,7 +34,7 @@ def model(request: SubRequest) -> Exported:
     return Exported(request.param)
 
 
-@pytest.mark.parametrize("recipe", GATED, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", expectations.GATED, ids=lambda recipe: recipe.name)
 def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmRecipeType) -> None:
     result = model.result(recipe)
     found = {operator.operator: operator.reason for operator in result.report.cpu}
@@ -79,7 +77,7 @@ def test_signal_to_noise_is_the_quantized_graphs(model: Exported, recipe: ArmRec
     assert model.sqnr(recipe) >= theirs - 0.5, f"PyTorch's quantized graph in float64 has {theirs:.2f} dB"
 
 
-@pytest.mark.parametrize("recipe", GATED, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", expectations.GATED, ids=lambda recipe: recipe.name)
 def test_figures_are_those_recorded(model: Exported, recipe: ArmRecipeType, request: SubRequest) -> None:
     figures = expectations.figures(model, recipe)
     if request.config.getoption("record"):

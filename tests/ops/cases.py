@@ -514,7 +514,19 @@ MOVEMENT = [
         lambda x: x.view(2, 2, 2, 2, 3, 2, 2, 4).permute(0, 1, 3, 5, 2, 4, 6, -1).contiguous().view(16, 12, 4) + 1,
         one(2, 4, 6, 4, 4),
     ),
+    Case(
+        "permute_images_of_video",
+        lambda x: x.view(1, 4, 8, 14, 14, 96).permute(2, 0, 1, 3, 4, 5) * 2,
+        one(1, 32, 14, 14, 96),
+    ),
     Case("permute_every_dimension", lambda x: x.view([2] * 8).permute(3, 0, 5, 2, 7, 4, 1, 6).flatten(), one(16, 16)),
+    Case(
+        "positions_of_video",
+        lambda x, y: (
+            x.reshape(1, 2, 2, 3, 1, 2, 1, 1) + y.reshape(1, 2, 1, 3, 1, 1, 2, 1) * x.reshape(1, 2, 2, 3, 1, 1, 1, 2)
+        ).reshape(2, 6, 8),
+        [Input((2, 6, 2)), Input((2, 3, 2))],
+    ),
     Case("reshape_after_transpose", lambda x: x.transpose(1, 2).reshape(2, 24), one(2, 3, 8)),
     Case("flatten", lambda x: torch.flatten(x, 1), one(2, 3, 8)),
     Case("unflatten", lambda x: x.unflatten(1, (2, 3)), one(2, 6, 8)),

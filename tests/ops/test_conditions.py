@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from arm_backend_core import events
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantizer.post_training import Observed
+from arm_recipes.stages.post_training import Observed
 from tests.graphs import validate
 from tests.ops import runner
 
@@ -43,7 +45,7 @@ def _inputs() -> list[tuple[Tensor, ...]]:
     return [(sign * x, torch.full((2, 4), level)) for sign in (1.0, -1.0) for level in (-1.5, 1.5)]
 
 
-def _quantized(model: nn.Module, samples: list[tuple[Tensor, ...]]) -> ExportedProgram:
+def _quantized(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> ExportedProgram:
     quantizer = TOSAQuantizer(runner.spec("int")).set_global(get_symmetric_quantization_config())
     observed = Observed(runner.export(model, samples[0]), quantizer)
     with torch.no_grad():

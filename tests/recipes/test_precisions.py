@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_a8w4_quantization_config
-from arm_backend_core.quantizer.post_training import Observed
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType as R
 from arm_recipes import ExportRecipe, ExportResult, export
 from arm_recipes.stages.bias import BiasCorrection
+from arm_recipes.stages.post_training import Observed
 from tests.graphs import tosa_opt
 from tests.ops.runner import export as exported
 

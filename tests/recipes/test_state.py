@@ -93,6 +93,23 @@ class Cache(nn.Module):
         return torch.as_tensor(scores @ self.keys)
 
 
+class Counted(nn.Module):
+    """Writes each frame in its place; the place is counted in int64, from ``start`` on."""
+
+    keys: Tensor
+    place: Tensor
+
+    def __init__(self, start: int = 0) -> None:
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 7, 4))
+        self.register_buffer("place", torch.tensor([start]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.keys.index_copy_(1, self.place % 7, x[None, ..., 0])
+        self.place.add_(1)
+        return self.keys[:, 3:].clone()
+
+
 class Delayed(nn.Module):
     """Gives what it was given two calls before; each buffer is written with what another held."""
 
@@ -173,6 +190,21 @@ def test_state_is_held_as_integers() -> None:
         assert len(states) == len(list(model.buffers()))
         # The buffers and the input; nothing is quantized but the input, nor dequantized but the output.
         assert sum(method.boundary.values()) == 2
+
+
+@pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8"])
+@pytest.mark.parametrize("start", [0, 5, 1 << 40])
+def test_counters_are_held_in_int32(start: int, recipe: str) -> None:
+    model = Counted(start).eval()
+    expected = copy.deepcopy(model)
+    frames = [(torch.randn(1, 4, 1),) for _ in range(10)]
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(ArmRecipeType[recipe]), frames)
+    program = arm_recipes.load(result.buffer)
+    for frame in frames:
+        assert (program.run(*frame)[0] - expected(*frame)).abs().max() < 0.02
+    if start < 1 << 40 and recipe != "TOSA_FP":
+        (method,) = result.report.methods
+        assert not method.cpu
 
 
 class Kept:

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.permutation import merged
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
-from arm_backend_core.tosa.passes.transpose_form import merged, slice_after_transposes
+from arm_backend_core.tosa.passes.transpose_form import slice_after_transposes
 from arm_backend_core.tosa.serialize import serialize
 
 U55, U65, U85 = (

@@ -43,8 +43,10 @@ using executorch::runtime::Error;
 using executorch::runtime::EValue;
 using executorch::runtime::FreeableBuffer;
 using executorch::runtime::MemoryAllocator;
+using executorch::runtime::NamedDataMap;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
+using executorch::runtime::TensorLayout;
 
 int failures = 0;
 int hooks_open = 0;
@@ -198,17 +200,20 @@ class Loaded {
     scratch_ = std::make_unique<SharedLines>(size + kCacheLine - kMisalignment);
   }
   RecordingTracer* tracer = nullptr;
+  const NamedDataMap* named_data = nullptr;
   bool others_are_whole() const { return scratch_->others_are_whole(); }
 
   Error init(size_t method_memory = 256, std::vector<CompileSpec> specs = {}) {
     MemoryAllocator allocator(static_cast<uint32_t>(method_memory), method_memory_.data());
-    BackendInitContext context(&allocator, tracer);
+    BackendInitContext context(&allocator, tracer, nullptr, named_data);
     FreeableBuffer processed(bytes_.data(), bytes_.size(), nullptr);
     const Result<DelegateHandle*> result =
         backend_.init(context, &processed, {specs.data(), specs.size()});
     handle_ = result.ok() ? *result : nullptr;
     return result.error();
   }
+
+  void destroy() { backend_.destroy(handle_); }
 
   Error execute(bool with_allocator = true) {
     MemoryAllocator allocator(static_cast<uint32_t>(scratch_->size()), scratch_->data());
@@ -267,6 +272,70 @@ void executes(const Files& files) {
     }
   }
   CHECK(logged.empty() && driver_double.violations.empty());
+}
+
+// Named data of a program: one piece, in memory of a loader's own.
+class OnePiece final : public NamedDataMap {
+ public:
+  OnePiece(std::string name, const std::string& content) : name_(std::move(name)), content_(content) {}
+
+  Result<FreeableBuffer> get_data(std::string_view key) const override {
+    if (key != name_) {
+      return Error::NotFound;
+    }
+    return FreeableBuffer(
+        content_.data(), content_.size(), [](void* freed, void*, size_t) { ++*static_cast<int*>(freed); }, &freed_);
+  }
+  Result<const TensorLayout> get_tensor_layout(std::string_view) const override { return Error::NotFound; }
+  Error load_data_into(std::string_view, void*, size_t) const override { return Error::NotFound; }
+  Result<uint32_t> get_num_keys() const override { return uint32_t{1}; }
+  Result<const char*> get_key(uint32_t) const override { return name_.c_str(); }
+  const uint8_t* data() const { return content_.data(); }
+  size_t size() const { return content_.size(); }
+  int freed() const { return freed_; }
+
+ private:
+  std::string name_;
+  Bytes content_;
+  mutable int freed_ = 0;
+};
+
+// The payload with the name of its weights in place of these, which are moved into `weights`.
+std::string with_weights_outside(const std::string& payload, const std::string& name, std::string* weights) {
+  const size_t at = payload.find("weight_data");
+  uint32_t size = 0;
+  std::memcpy(&size, payload.data() + at + 16, sizeof(size));
+  *weights = payload.substr(at + 32, size);
+  const auto length = static_cast<uint32_t>(name.size());
+  std::string block = payload.substr(at, 16) + std::string(reinterpret_cast<const char*>(&length), 4) +
+                      std::string("\1", 1) + std::string(11, '\0') + name;
+  block.resize((block.size() + 15) / 16 * 16);
+  return payload.substr(0, at) + block + payload.substr(at + 32 + (size + 15) / 16 * 16);
+}
+
+void finds_weights_that_methods_share(const Files& files) {
+  std::string weights;
+  const std::string payload = with_weights_outside(files.payload, "of all methods", &weights);
+  const OnePiece there("of all methods", weights), other("of others", weights);
+  {
+    Loaded loaded(payload);
+    loaded.named_data = &there;
+    CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
+    CHECK(driver_double.bases[0] == there.data() && driver_double.sizes[0] == there.size());
+    CHECK(logged.empty() && driver_double.violations.empty());
+    loaded.destroy();
+    CHECK(there.freed() == 1);
+  }
+  for (const NamedDataMap* map : {static_cast<const NamedDataMap*>(nullptr), static_cast<const NamedDataMap*>(&other)}) {
+    Loaded loaded(payload);
+    loaded.named_data = map;
+    CHECK(loaded.init() == Error::InvalidProgram && logs("named data"));
+  }
+  Loaded changed(payload);
+  changed.named_data = &there;
+  uint8_t wrong[4] = {1, 2, 3, 4};
+  CHECK(changed.init(256, {{"weight_data_crc32", {wrong, 4}}}) == Error::InvalidProgram);
+  CHECK(logs("the weight data of") && there.freed() == 2);
 }
 
 // The firmware's buffer, for as long as the object lives; it starts `offset` bytes after a cache line.
@@ -643,6 +712,7 @@ int main(int argc, char** argv) {
   CHECK(arm_runtime_ethosu_registered == Error::Ok);
 
   executes(files);
+  finds_weights_that_methods_share(files);
   gives_the_fast_scratch_of_the_firmware(files);
   gives_the_fast_scratch_of_the_driver(files);
   refuses_too_little_fast_scratch(files);

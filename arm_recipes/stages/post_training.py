@@ -7,7 +7,7 @@ are the same, and quantize and dequantize operators take the observers' places.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any, cast
@@ -29,12 +29,26 @@ from arm_backend_core.aten.constants import attribute, held
 from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.nodes import CHOICE, drop_unread, is_state, source_line
 from arm_backend_core.ops.loops import LOOP_OUT
-from arm_backend_core.program import with_parts
+from arm_backend_core.program import store_of, with_parts
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
+from arm_recipes.methods import Identity, identity
 
 _Q = torch.ops.quantized_decomposed
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+
+
+@dataclass
+class Common:
+    """Tensors of several programs.
+
+    Attributes:
+        states: copies of buffers, which calibration writes, by what they are copies of.
+        constants: quantized parameters, by observer and what they are made of.
+    """
+
+    states: dict[Identity, Tensor] = field(default_factory=dict)
+    constants: dict[tuple[Any, Identity], Tensor] = field(default_factory=dict)
 
 
 class Observed(torch.nn.Module):
@@ -45,8 +59,10 @@ class Observed(torch.nn.Module):
     Args:
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
         quantizer: annotates it.
+        common: what programs that go on from each other's state, and share observers, have in common.
 
     Attributes:
+        held: nodes of parameters, buffers and constants, and which tensor each is.
         model: the program's module; parameters and buffers are attributes.
         observers: by the node whose result, or by the source and the reader of the operand, that they observe.
         watchers: nodes, and what else is to see the values of each while samples run.
@@ -55,11 +71,12 @@ class Observed(torch.nn.Module):
         ModelError: the quantizer cannot annotate this program.
     """
 
-    def __init__(self, program: ExportedProgram, quantizer: Quantizer) -> None:
+    def __init__(self, program: ExportedProgram, quantizer: Quantizer, common: Common | None = None) -> None:
         super().__init__()
         self._program = program = functional(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-        self._specs = _unlift(self._program)
+        self._common = common or Common()
+        self._specs, self.held = _unlift(self._program, self._common.states)
         _write_states(self._program, self._specs)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
@@ -201,7 +218,10 @@ class Observed(torch.nn.Module):
                 known = parameters = (float(scale), int(zero_point), *limits)
             if source.op == "get_attr" and not is_state(source):
                 tensor = attrgetter(str(source.target))(model)
-                integers = attribute(model, f"{node.name}_quantized", quantize(tensor, *known))
+                constants, key = self._common.constants, (observer, identity(tensor))
+                if key not in constants:
+                    constants[key] = quantize(tensor, *known)
+                integers = attribute(model, f"{node.name}_quantized", constants[key])
             else:
                 integers = graph.call_function(quantize, (source, *parameters))
                 integers.meta = {**meta, "val": _fake(self._mode, meta["val"], observer.dtype)}
@@ -233,23 +253,30 @@ def _paths(graph: Graph) -> dict[Node, tuple[_Side, ...]]:
     return paths
 
 
-def _unlift(program: ExportedProgram) -> dict[str, InputSpec]:
-    """Parameters, buffers and constants become attributes of the program's module; how they were declared, by name."""
+def _unlift(
+    program: ExportedProgram, states: dict[Identity, Tensor]
+) -> tuple[dict[str, InputSpec], dict[Node, Identity]]:
+    """Parameters, buffers and constants become attributes of the program's module.
+
+    Returns:
+        how they were declared, by name; and which tensor each is.
+    """
     module, graph = program.graph_module, program.graph
     placeholders = graph.find_nodes(op="placeholder")
     first = next(node for node in graph.nodes if node.op != "placeholder")
-    specs = {}
+    specs, held_tensors = {}, {}
     for spec, node in zip(program.graph_signature.input_specs, placeholders, strict=True):
         if spec.kind not in _HELD:
             continue
-        store = program.state_dict if spec.target in program.state_dict else program.constants
-        tensor = store[str(spec.target)].detach()
-        # A buffer may be written: calibration writes a copy.
-        node.target = held(module, node.name, tensor.clone() if spec.kind is InputKind.BUFFER else tensor)
+        tensor = store_of(program, str(spec.target))[str(spec.target)].detach()
+        held_tensors[node] = key = identity(tensor)
+        if spec.kind is InputKind.BUFFER:  # it may be written: calibration writes a copy
+            tensor = states.setdefault(key, tensor.clone()) if tensor.numel() else tensor
+        node.target = held(module, node.name, tensor)
         node.op = "get_attr"
         first.prepend(node)
         specs[str(node.target)] = spec
-    return specs
+    return specs, held_tensors
 
 
 def _write_states(program: ExportedProgram, specs: dict[str, InputSpec]) -> None:

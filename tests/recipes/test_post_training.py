@@ -22,8 +22,8 @@ from arm_backend_core.quantizer import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
-from arm_backend_core.quantizer.post_training import Observed
 from arm_recipes import ArmRecipeType, export
+from arm_recipes.stages.post_training import Observed
 from tests.ops.runner import export as exported
 from tests.ops.runner import spec
 

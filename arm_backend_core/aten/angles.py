@@ -1,0 +1,104 @@
+"""Angles of rotary and sinusoidal position embeddings: whole numbers times constants, read by cos and sin.
+
+As quantized real numbers, thousands of turns would share a few hundred steps. Whole turns do not count, and what a
+position leaves of them is computed in integers, digit by digit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.fx import GraphModule, Node, map_arg
+
+from arm_backend_core.aten.batch_norm import call
+from arm_backend_core.aten.constants import Constants, attribute
+from arm_backend_core.nodes import is_float
+
+aten = torch.ops.aten
+_DIGIT = 4  #: bits of a digit: times a fraction of a turn it is below 2**31
+_TURN, _PHASE = 27, 16  #: a turn is 2**27 while digits are added up, and 2**16 in the end
+_CASTS = (aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten._to_copy.default)
+_MOVES = [getattr(aten, name).default for name in ("unsqueeze", "view", "reshape", "expand", "permute", "clone", "cat")]
+_MOVES += [aten.transpose.int, aten.slice.Tensor, aten.select.int]
+_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar, aten.matmul.default, aten.bmm.default)
+
+
+def reduce_angles(module: GraphModule) -> None:
+    """Take whole turns from what cos and sin read, where that is whole numbers times constants."""
+    angles = _Angles(module)
+    for target in (aten.cos.default, aten.sin.default):
+        for node in module.graph.find_nodes(op="call_function", target=target):
+            phases = angles.phases(node.args[0])
+            if phases is not None and node.meta["val"].dtype is torch.float32:
+                with module.graph.inserting_before(node):
+                    whole = call(node, aten.to.dtype, call(node, aten.to.dtype, phases, torch.int16), torch.float32)
+                    node.args = (call(node, aten.mul.Tensor, whole, math.tau / (1 << _PHASE)),)
+
+
+class _Angles:
+    """Copies of nodes, in integers."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module, self._constants = module, Constants(module)
+        self._known: dict[Node, Node | None] = {}
+
+    def phases(self, node: Node) -> Node | None:
+        """An angle in 2**16ths of a turn, from -2**15 on; None where it is of another kind."""
+        if node not in self._known:
+            self._known[node] = self._product(node) or self._moved(node, self.phases)
+        return self._known[node]
+
+    def _whole(self, node: Node) -> Node | None:
+        """The integers that ``node`` has as real numbers."""
+        source = node.args[0] if node.target in _CASTS else None
+        if isinstance(source, Node) and not is_float(source) and source.meta["val"].dtype is not torch.bool:
+            return source
+        return self._moved(node, self._whole)
+
+    def _moved(self, node: Node, of: Callable[[Node], Node | None]) -> Node | None:
+        if node.target in _CASTS:
+            return of(node.all_input_nodes[0])
+        copies = {x: of(x) for x in node.all_input_nodes} if node.target in _MOVES else {}
+        if not copies or None in copies.values():
+            return None
+        with node.graph.inserting_before(node):
+            arguments = map_arg((node.args, node.kwargs), copies.__getitem__)
+            copy = node.graph.create_node("call_function", node.target, *arguments)
+        dtype = next(x.meta["val"].dtype for x in copies.values() if x is not None)
+        copy.meta = {**node.meta, "val": torch.empty_like(node.meta["val"], dtype=dtype)}
+        return copy
+
+    def _product(self, node: Node) -> Node | None:
+        if node.target not in _PRODUCTS:
+            return None
+        sums = node.target in _PRODUCTS[2:] and node.all_input_nodes[0].meta["val"].shape[-1] != 1
+        for x, factor in (node.args[:2], node.args[1::-1]):
+            known = not isinstance(factor, Node) or factor in self._constants
+            if sums or not known or x in self._constants:
+                continue
+            whole = self._whole(x) if isinstance(x, Node) else None
+            if whole is not None:
+                value = self._constants.value(factor) if isinstance(factor, Node) else torch.tensor(factor)
+                return self._turned(node, whole, value.double() / math.tau)
+        return None
+
+    def _turned(self, node: Node, x: Node, turns: torch.Tensor) -> Node:
+        """x * ``turns``, in phases: the sum of ((x >> 4i) & 15) * (turns * 16**i mod 1), the last digit signed."""
+        shifts = torch.arange(0, 32, _DIGIT, dtype=torch.int32)
+        masks = torch.tensor([(1 << _DIGIT) - 1] * (len(shifts) - 1) + [-1], dtype=torch.int32)
+        parts = torch.remainder(turns[..., None] * 2.0**shifts, 1) * (1 << _TURN)
+        factors = torch.remainder(parts.round(), 1 << _TURN).to(torch.int32)
+        emit, constant = partial(call, node), partial(attribute, self._module, f"{node.name}_turns")
+        with node.graph.inserting_before(node):
+            column = emit(aten.unsqueeze.default, emit(aten.to.dtype, x, torch.int32), -1)
+            digits = emit(aten.bitwise_right_shift.Tensor, column, constant(shifts))
+            digits = emit(aten.bitwise_and.Tensor, digits, constant(masks))
+            terms = emit(aten.bitwise_and.Scalar, emit(aten.mul.Tensor, digits, constant(factors)), (1 << _TURN) - 1)
+            total = emit(aten.sum.dim_IntList, terms, [-1], dtype=torch.int32)
+            down, half = _TURN - _PHASE, 1 << _PHASE - 1
+            rounded = emit(aten.add.Tensor, total, (half << down) + (1 << down - 1))
+            phases = emit(aten.bitwise_right_shift.Tensor_Scalar, rounded, down)
+            return emit(aten.sub.Tensor, emit(aten.bitwise_and.Scalar, phases, (1 << _PHASE) - 1), half)

@@ -1,0 +1,117 @@
+"""Programs as captured and as emitted; what is no public API of ExecuTorch is used here."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from arm_recipes.runtime.whole import PREFIX
+
+if TYPE_CHECKING:
+    from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+
+def inputs_of(program: ExportedProgram) -> list[Node]:
+    """What a caller gives to the program, in order."""
+    held = {
+        *program.graph_signature.inputs_to_parameters,
+        *program.graph_signature.inputs_to_buffers,
+        *program.graph_signature.inputs_to_lifted_tensor_constants,
+    }
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in held]
+
+
+def simplify_call(program: ExportedProgram) -> None:
+    """Remove inputs that are numbers, strings or None: the graph has them as constants, and nothing reads the inputs.
+
+    The containers of inputs or outputs are forgotten where something was removed, or where they are of a class that
+    ExecuTorch cannot write down.
+    """
+    specs = program.graph_signature.input_specs
+    constants = {spec.arg.name for spec in specs if isinstance(spec.arg, ConstantArgument)}
+    top, *others = program.module_call_graph
+    assert top.signature is not None
+    signature = top.signature
+    if constants:
+        specs[:] = [spec for spec in specs if spec.arg.name not in constants]
+        for node in list(program.graph.nodes):
+            if node.op == "placeholder" and node.name in constants:
+                program.graph.erase_node(node)
+        program.graph_module.recompile()
+    if constants or not _is_written(signature.in_spec):
+        left = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+        flat = pytree.tree_structure((tuple(left), {}))
+        signature = replace(signature, in_spec=flat, forward_arg_names=left)
+    if not _is_written(signature.out_spec):
+        flat = pytree.tree_structure(tuple(range(signature.out_spec.num_leaves)))
+        signature = replace(signature, out_spec=flat)
+    program._module_call_graph = [replace(top, signature=signature), *others]
+
+
+def _is_written(spec: pytree.TreeSpec) -> bool:
+    try:
+        pytree.treespec_dumps(spec)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def store_named_data(manager: EdgeProgramManager, key: str, data: bytes, alignment: int = 1) -> None:
+    """Put data into the program that a runtime reads only when it is asked for ``key``."""
+    manager._named_data_store.add_named_data(key, data, alignment)
+
+
+def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: list[CompileSpec]) -> None:
+    """Give a delegate another payload."""
+    module._processed_bytes, module._compile_specs = payload, compile_specs
+
+
+def with_tosa_delegates(
+    manager: ExecutorchProgramManager, graphs: Mapping[bytes, bytes], named_data: Mapping[str, bytes]
+) -> bytes:
+    """A program like that of ``manager``, with TOSA flatbuffers in place of the payloads that were made from them.
+
+    Args:
+        graphs: checksum of a payload, as its compile spec has it -> flatbuffer.
+        named_data: replaces what has the same key.
+    """
+    from executorch.exir import ExecutorchBackendConfig
+    from executorch.exir._serialize._named_data_store import NamedDataStore
+    from executorch.exir._serialize._serialize import serialize_for_executorch
+    from executorch.exir.schema import BackendDelegateInlineData
+
+    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
+    from arm_backend_core.targets.compile_spec import TosaCompileSpec
+
+    program = copy.deepcopy(manager.executorch_program)
+    for plan in program.execution_plan:
+        for delegate in plan.delegates:
+            check = next((spec.value for spec in delegate.compile_specs if spec.key == CHECKSUM_KEY), None)
+            if check is None:  # another backend's
+                continue
+            flatbuffer = graphs[bytes(check)]
+            program.backend_delegate_data[delegate.processed.index] = BackendDelegateInlineData(flatbuffer)
+            delegate.id, delegate.compile_specs = TosaCompileSpec.backend_id, [checksum(flatbuffer)]
+    store = NamedDataStore()
+    present = manager._named_data
+    if present is not None:
+        kept = {
+            key: entry
+            for key, entry in present.pte_data.items()
+            if key not in named_data and not key.startswith(PREFIX)  # the flatbuffers have their weights inside
+        }
+        store.merge_named_data_store(replace(present, pte_data=kept))
+    for key, data in named_data.items():
+        store.add_named_data(key, data)
+    emitted, named = replace(manager._emitter_output, program=program), store.get_named_data_store_output()
+    pte, _ = serialize_for_executorch(emitted, ExecutorchBackendConfig(), manager._data_serializer, named)
+    return bytes(pte)

@@ -1,0 +1,62 @@
+"""Payloads of programs whose methods share weights: parts of them are named data of the program.
+
+Ethos-U has ExecuTorch's own way to say so: the block with the weights holds the name in place of the data. A TOSA
+flatbuffer, which runs on the host alone, is cut into parts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+
+from arm_recipes.runtime.errors import PayloadError
+from arm_recipes.runtime.ethosu_payload import inlined
+
+#: What the names of such data begin with; the SHA-256 of the data follows.
+PREFIX = "arm_weights_"
+#: Looks named data up; None where there is none.
+Find = Callable[[str], bytes | memoryview | None]
+_MAGIC = b"ARMPARTS"
+_PART = struct.Struct("<BI")  # whether it is a name, and its length
+
+
+def cut(parts: Sequence[bytes | str]) -> bytes:
+    """A payload of parts: data, or the name of data."""
+    written = [part.encode() if isinstance(part, str) else part for part in parts]
+    pairs = zip(parts, written, strict=True)
+    return _MAGIC + b"".join(_PART.pack(isinstance(part, str), len(data)) + data for part, data in pairs)
+
+
+def whole(payload: bytes | memoryview, find: Find) -> bytes | memoryview:
+    """The payload with all of its parts.
+
+    Raises:
+        PayloadError: a part is missing, or it is damaged.
+    """
+    if bytes(payload[: len(_MAGIC)]) != _MAGIC:
+        return inlined(payload, lambda name: _found(name, find))
+    return b"".join(_parts(memoryview(payload), find))
+
+
+def _parts(payload: memoryview, find: Find) -> Iterator[bytes | memoryview]:
+    at = len(_MAGIC)
+    while at < len(payload):
+        if len(payload) - at < _PART.size:
+            raise PayloadError("damaged: a payload ends inside the header of a part")
+        is_name, length = _PART.unpack_from(payload, at)
+        start = at + _PART.size
+        at = start + length
+        if at > len(payload):
+            raise PayloadError(f"damaged: a part of a payload has {length} bytes, {len(payload) - start} are left")
+        part = payload[start:at]
+        yield _found(bytes(part).decode(errors="replace"), find) if is_name else part
+
+
+def _found(name: str, find: Find) -> bytes | memoryview:
+    data = find(name)
+    if data is None:
+        raise PayloadError(
+            f"the weights '{name}', which methods share, are not among the program's named data: "
+            "load the program with arm_recipes.load, or export it again"
+        )
+    return data

@@ -1,0 +1,1 @@
+"""``sweep``: one model on many configurations of Ethos-U NPUs, beside each other."""

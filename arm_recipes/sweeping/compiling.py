@@ -1,0 +1,87 @@
+"""What a worker process of a sweep does: Vela on the graphs of one configuration. It imports no PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes.sweeping.result import Figures
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from arm_backend_core.backends.payload import VelaFigures
+    from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+
+#: Counted up when the same graphs and options would give a record of another form.
+_FORM = 1
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A delegate that is lowered and not compiled.
+
+    Attributes:
+        name: the delegate's name.
+        digest: of its flatbuffer, which travels beside this as an array: joblib shares and scatters arrays.
+        result_bytes: size of each result.
+        sources: TOSA operator and source line of each operator, for errors.
+    """
+
+    name: str
+    digest: str
+    result_bytes: tuple[int, ...]
+    sources: tuple[tuple[str, str], ...]
+
+
+def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
+    """By what a configuration's figures are kept: graphs, Vela's options and ``.ini``, Vela's version.
+
+    The TOSA graphs hold all of the model, its quantization and our own compiler that Vela sees.
+    """
+    chosen = spec.configuration
+    parts = [str(_FORM), version("ethos-u-vela"), chosen.accelerator, chosen.system_config, chosen.options]
+    parts += [unit.digest for unit in units]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def compile_units(
+    index: int, spec: EthosUCompileSpec, units: Sequence[Unit], *flatbuffers: np.ndarray[Any, Any]
+) -> tuple[int, Figures | str]:
+    """Compile the delegates of one configuration: its number with its figures, or with the error in words."""
+    from arm_backend_core.backends.compile import compile_payload
+    from arm_backend_core.errors import ArmBackendError
+
+    found = []
+    try:
+        for unit, flatbuffer in zip(units, flatbuffers, strict=True):
+
+            def locate(text: str, unit: Unit = unit) -> tuple[str, str] | None:
+                return next((named for named in unit.sources if named[0] in text.upper() and named[1]), None)
+
+            payload = compile_payload(
+                spec, flatbuffer.tobytes(), delegate=unit.name, locate=locate, results=unit.result_bytes
+            )
+            assert payload.vela is not None
+            found.append(payload.vela)
+    except ArmBackendError as error:
+        return index, str(error)
+    return index, _together(found)
+
+
+def _together(delegates: Sequence[VelaFigures]) -> Figures:
+    """Delegates run one after the other: time and constants add up, working memory in the SRAM does not."""
+    return Figures(
+        cycles=sum(vela.total_cycles for vela in delegates),
+        npu_cycles=sum(vela.npu_cycles for vela in delegates),
+        milliseconds=1e3 * sum(vela.inference_seconds for vela in delegates),
+        sram_bytes=max(vela.sram_bytes for vela in delegates),
+        sram_exceeded=any(vela.sram_exceeded for vela in delegates),
+        dram_bytes=sum(vela.dram_bytes for vela in delegates),
+        flash_bytes=sum(vela.flash_bytes for vela in delegates),
+        fast_scratch_bytes=max(vela.fast_scratch_bytes for vela in delegates),
+        weight_bytes=sum(vela.weight_bytes for vela in delegates),
+    )

@@ -1,0 +1,104 @@
+"""The part of a sweep that comes before Vela: one quantized program a precision, TOSA graphs for each NPU."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from executorch.export import ExportRecipe
+from torch.export import ExportedProgram
+
+from arm_backend_core import events
+from arm_backend_core.delegate import delegate
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.targets.compile_spec import TosaCompileSpec
+from arm_backend_core.targets.target import Target
+from arm_recipes.messages import ExportError
+from arm_recipes.pipeline import Pipeline
+from arm_recipes.sample import Inputs
+from arm_recipes.sweeping.compiling import Unit
+
+METHOD = "forward"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A program for one NPU, before Vela.
+
+    Attributes:
+        units: its delegates; ``flatbuffers``: their TOSA graphs.
+        cpu_operators: how many operators no delegate takes.
+    """
+
+    units: tuple[Unit, ...]
+    flatbuffers: tuple[np.ndarray[Any, Any], ...]
+    cpu_operators: int
+
+
+class Precision:
+    """A program quantized to one precision.
+
+    Args:
+        program: the model, captured.
+        recipe: any of this precision: its quantizer is the same for every NPU.
+
+    Attributes:
+        program: quantized.
+
+    Raises:
+        ExportError, ArmBackendError: it cannot be quantized.
+        ValueError: the samples or the calibration data are not what the model takes.
+    """
+
+    def __init__(self, program: ExportedProgram, samples: Sequence[Inputs], recipe: ExportRecipe) -> None:
+        pipeline = Pipeline(
+            recipe,
+            {METHOD: program},
+            {METHOD: list(samples)},
+            dynamic_shapes=None,
+            constant_methods=None,
+            strict=None,
+            progress=False,
+        )
+        programs, simplified = pipeline.quantized()
+        self.program, self._simplified = programs[METHOD], simplified[METHOD]
+        self._lowered: dict[Target, Lowered | str] = {}
+        self._flatbuffers: dict[str, np.ndarray[Any, Any]] = {}
+
+    def lowered(self, target: Target) -> Lowered | str:
+        """The program for an NPU, or why there is none."""
+        if target not in self._lowered:
+            try:
+                self._lowered[target] = self._lower(target)
+            except (ArmBackendError, ExportError) as error:
+                self._lowered[target] = str(error)
+            except Exception as error:  # a row tells it, and the others go on
+                self._lowered[target] = f"{type(error).__name__}: {error}"
+        return self._lowered[target]
+
+    def _lower(self, target: Target) -> Lowered | str:
+        spec = TosaCompileSpec()  # the payload is the flatbuffer: what Vela would be given
+        spec.target = target
+        with events.record() as log:
+            delegate(self._simplified, spec)
+        if not log.delegates:
+            reasons = dict.fromkeys(f"{refused.operator}: {refused.reason}" for refused in log.rejected)
+            return f"{target.name} runs none of the model's operators: " + "; ".join(reasons)
+        units = tuple(_unit(record) for record in log.delegates)
+        for unit, record in zip(units, log.delegates, strict=True):
+            self._flatbuffers.setdefault(unit.digest, np.frombuffer(record.tosa, np.uint8))
+        arrays = tuple(self._flatbuffers[unit.digest] for unit in units)
+        return Lowered(units, arrays, len(log.rejected))
+
+
+def _unit(record: events.Delegate) -> Unit:
+    return Unit(
+        name=record.name,
+        digest=hashlib.sha256(record.tosa).hexdigest(),
+        result_bytes=tuple(int(np.prod(io.shape)) * DType(io.dtype).bytes for io in record.outputs),
+        sources=tuple(dict.fromkeys(zip(record.tosa_operators, record.sources, strict=True))),
+    )

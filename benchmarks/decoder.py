@@ -1,0 +1,153 @@
+"""Exports a decoder of the shape of SmolLM2-135M, with random weights, in two methods, and tells what that takes.
+
+    python benchmarks/decoder.py                                   # 30 layers; about 6 GiB of memory
+    python benchmarks/decoder.py --layers 2 --recipe TOSA_INT8 --profile
+
+The definition is that of transformers, with its ``StaticCache``; ``prefill`` takes a prompt, ``decode`` one token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def main() -> None:
+    """Measures one export."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, default=30)
+    parser.add_argument("--prompt", type=int, default=32, help="tokens that prefill takes")
+    parser.add_argument("--cache", type=int, default=256, help="tokens that the cache holds")
+    parser.add_argument("--tokens", type=int, default=2, help="that calibrate decode")
+    parser.add_argument("--recipe", default="ETHOSU_U85_INT8")
+    parser.add_argument("--methods", nargs="+", default=["prefill", "decode"], choices=["prefill", "decode"])
+    parser.add_argument("--profile", action="store_true", help="tell where the time goes")
+    print(json.dumps(measured(parser.parse_args()), indent=1))
+
+
+def measured(given: argparse.Namespace) -> dict[str, Any]:
+    """Seconds, memory, bytes and cycles of an export."""
+    import torch
+    from executorch.export import ExportRecipe
+
+    from arm_recipes import ArmRecipeType, export
+    from tests.models import zoo
+
+    zoo.torchvision()  # which transformers imports
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    methods = _methods(given.layers, given.cache)
+    tokens = torch.randint(0, 49152, (1, given.prompt + given.tokens), dtype=torch.int32)
+    places = torch.arange(given.prompt + given.tokens, dtype=torch.int32)
+    step = [(tokens[:, i : i + 1], places[i : i + 1]) for i in range(given.prompt, given.prompt + given.tokens)]
+    samples = {"prefill": [(tokens[:, : given.prompt], places[: given.prompt])], "decode": step}
+    weights = sum(parameter.numel() * 4 for parameter in methods["decode"].parameters())
+    before = _peak()
+    profile = cProfile.Profile()
+    start = time.perf_counter()
+    if given.profile:
+        profile.enable()
+    chosen = {method: methods[method] for method in given.methods}
+    recipe = ExportRecipe.get_recipe(ArmRecipeType[given.recipe])
+    result = export(chosen, recipe, {method: samples[method] for method in given.methods})
+    size = len(result.buffer)
+    profile.disable()
+    seconds = time.perf_counter() - start
+    if given.profile:
+        pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(70)
+    return {
+        "recipe": given.recipe,
+        "layers": given.layers,
+        "seconds": round(seconds, 1),
+        "stages": {stage: round(taken, 1) for stage, taken in result.report.seconds.items()},
+        "weights MiB": weights >> 20,
+        "peak MiB": _peak() >> 20,
+        "peak before MiB": before >> 20,
+        "peak in weights": round((_peak() - before) / weights, 2),
+        "program MiB": round(size / (1 << 20), 2),
+        "methods": [_method(method) for method in result.report.methods],
+    }
+
+
+def _method(method: Any) -> dict[str, Any]:
+    vela = [delegate.vela for delegate in method.delegates if delegate.vela is not None]
+    return {
+        "method": method.name,
+        "delegates": len(method.delegates),
+        "operators on the CPU": sum(operator.count for operator in method.cpu),
+        "boundary": method.boundary,
+        "payload MiB": round(sum(delegate.payload_bytes for delegate in method.delegates) / (1 << 20), 2),
+        "cycles": sum(figures.total_cycles for figures in vela),
+        "weights MiB": round(sum(figures.weight_bytes for figures in vela) / (1 << 20), 2),
+    }
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def _methods(layers: int, cache: int) -> dict[str, Any]:
+    """The decoder, whose cache is in buffers."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+
+    class Decode(torch.nn.Module):
+        """Scores of the next token."""
+
+        def __init__(self, model: LlamaForCausalLM) -> None:
+            super().__init__()
+            self.model = model
+            config = model.config
+            self.cache = StaticCache(config=config, max_cache_len=cache)
+            size = config.hidden_size // config.num_attention_heads
+            device = torch.device("cpu")
+            self.cache.early_initialization(1, config.num_key_value_heads, size, torch.float32, device)
+            for index, layer in enumerate(self.cache.layers):
+                for name, value in vars(layer).items():
+                    if isinstance(value, torch.Tensor):
+                        self.register_buffer(f"{name}{index}", value)
+
+        def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> Any:
+            outputs = self.model.model(
+                input_ids=tokens, position_ids=places[None], past_key_values=self.cache, use_cache=True
+            )
+            return self.model.lm_head(outputs.last_hidden_state[:, -1:])
+
+    class Prefill(torch.nn.Module):
+        """The same, of another number of tokens."""
+
+        def __init__(self, decode: Decode) -> None:
+            super().__init__()
+            self.decode = decode
+
+        def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> Any:
+            return self.decode(tokens, places)
+
+    config = LlamaConfig(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=layers,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        vocab_size=49152,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 100000.0},
+        tie_word_embeddings=True,
+        attn_implementation="sdpa",
+    )
+    decode = Decode(LlamaForCausalLM(config).eval()).eval()
+    return {"prefill": Prefill(decode).eval(), "decode": decode}
+
+
+if __name__ == "__main__":
+    main()

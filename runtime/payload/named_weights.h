@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Weights that several methods share: named data of the program.
+#pragma once
+
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/platform/log.h>
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "payload/checksum.h"
+#include "payload/ethosu_payload.h"
+
+namespace arm_runtime {
+
+// The compile spec with the CRC-32 of these weights.
+inline constexpr char kWeightsChecksumSpec[] = "weight_data_crc32";
+
+// Has `payload` point to its weights, where they are outside of it; what is returned keeps them in memory.
+// Returns InvalidProgram, with the reason in the log, where they are not there or have changed.
+inline executorch::runtime::Result<executorch::runtime::FreeableBuffer> find_weights(
+    const char* backend, const executorch::runtime::BackendInitContext& context,
+    executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs, EthosUPayload* payload) {
+  using executorch::runtime::Error;
+  using executorch::runtime::FreeableBuffer;
+  if (payload->weights_name.size == 0) {
+    return FreeableBuffer();
+  }
+  const auto* name = reinterpret_cast<const char*>(payload->weights_name.data);
+  const auto* map = context.get_named_data_map();
+  if (map == nullptr) {
+    ET_LOG(Error, "%s: the program has no named data, in which the weights are that its methods share", backend);
+    return Error::InvalidProgram;
+  }
+  auto found = map->get_data(std::string_view(name, payload->weights_name.size));
+  if (!found.ok()) {
+    ET_LOG(Error, "%s: the weights that methods share are not among the program's named data: export it again", backend);
+    return Error::InvalidProgram;
+  }
+  const auto data = found->data_safe();
+  if (!data.ok()) {
+    return data.error();
+  }
+  payload->weights = {static_cast<const uint8_t*>(*data), found->size()};
+  payload->aligned = payload->aligned && reinterpret_cast<uintptr_t>(*data) % kNpuAlignment == 0;
+  const Error error =
+      check_data(backend, "weight data", kWeightsChecksumSpec, *data, found->size(), specs);
+  if (error != Error::Ok) {
+    return error;
+  }
+  return found;
+}
+
+}  // namespace arm_runtime

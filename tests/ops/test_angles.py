@@ -1,0 +1,67 @@
+"""cos and sin of positions times constants: exact for every position, whatever calibration saw of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+import arm_recipes
+from arm_recipes import ArmRecipeType
+
+FREQUENCIES = 10000.0 ** -(torch.arange(8) / 8)
+
+
+class Angles(nn.Module):
+    """cos and sin of an angle that ``angle`` makes of positions and frequencies."""
+
+    frequencies: Tensor
+
+    def __init__(self, angle: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.register_buffer("frequencies", FREQUENCIES)
+        self.angle = angle
+
+    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angle = self.angle(positions, self.frequencies)
+        return angle.cos(), angle.sin() * 0.5
+
+
+def _product(positions: Tensor, frequencies: Tensor) -> Tensor:
+    return positions[..., None].to(frequencies.dtype) * frequencies
+
+
+def _doubled(positions: Tensor, frequencies: Tensor) -> Tensor:
+    angle = _product(positions, frequencies)
+    return torch.cat([angle, angle], -1).unsqueeze(1)
+
+
+def _outer(positions: Tensor, frequencies: Tensor) -> Tensor:
+    column = frequencies[None, :, None].expand(positions.shape[0], -1, 1)
+    return (column @ positions[:, None, :].to(frequencies.dtype)).transpose(1, 2)
+
+
+def _steps(positions: Tensor, frequencies: Tensor) -> Tensor:
+    return frequencies[2] * (positions * 3 - 1).to(frequencies.dtype)
+
+
+@pytest.mark.parametrize(("recipe", "most"), [("TOSA_INT8", 0.006), ("TOSA_A16W8", 2e-4), ("ETHOSU_U85_INT8", 0.006)])
+@pytest.mark.parametrize(
+    ("angle", "dtype"),
+    [(_product, torch.int64), (_doubled, torch.int32), (_outer, torch.int64), (_steps, torch.int32)],
+)
+def test_every_position(
+    angle: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, recipe: str, most: float
+) -> None:
+    seen = [(torch.tensor([[i, i + 1, i + 2]], dtype=dtype),) for i in range(8)]
+    positions = torch.tensor([[0, 8191, -70_000_001]], dtype=dtype)
+    result = arm_recipes.export(Angles(angle).eval(), ExportRecipe.get_recipe(ArmRecipeType[recipe]), seen)
+    (method,) = result.report.methods
+    assert not method.cpu
+    assert len(method.delegates) == 1
+    exact = angle(positions, FREQUENCIES.double())
+    for found, expected in zip(result.run(positions), (exact.cos(), exact.sin() / 2), strict=True):
+        assert (found - expected).abs().max() < most

@@ -1,0 +1,247 @@
+"""Several methods in one program: they share weights, scales and state."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+import arm_recipes
+from arm_backend_core import selection
+from arm_recipes import ArmRecipeType, ExportResult
+from arm_recipes.runtime.errors import PayloadError
+from arm_recipes.runtime.ethosu_payload import EthosUPayload
+from arm_recipes.runtime.program import Program
+from arm_recipes.runtime.whole import PREFIX, cut, whole
+from arm_recipes.stages.shared_weights import NotShared, Stream, shared
+from tests.models.decoder import Prefill, Sample, decoder, prompt
+
+PROMPT, STEPS = 8, 32
+Run = Callable[[str, Sample], Tensor]
+
+
+@cache
+def _exported(recipe: str) -> ExportResult:
+    model = decoder()
+    samples = {"prefill": [prompt(PROMPT)], "decode": [prompt(1, PROMPT + i) for i in range(STEPS)]}
+    methods = {"prefill": Prefill(model), "decode": model}
+    return arm_recipes.export(methods, ExportRecipe.get_recipe(ArmRecipeType[recipe]), samples)
+
+
+def _decoded(run: Run) -> list[int]:
+    """Tokens that follow the prompt, each the likeliest."""
+    tokens = [int(run("prefill", prompt(PROMPT)).argmax())]
+    for position in range(PROMPT, PROMPT + STEPS - 1):
+        place = torch.tensor([position], dtype=torch.int32)
+        tokens.append(int(run("decode", (torch.tensor([[tokens[-1]]], dtype=torch.int32), place)).argmax()))
+    return tokens
+
+
+def _as_quantized(result: ExportResult) -> Run:
+    """Both methods as PyTorch runs their quantized graphs, on one state."""
+    modules = {method: program.module() for method, program in result.exported_programs.items()}
+    for module in modules.values():
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+            node.target = torch.ops.aten.reshape.default  # attention lays its result out as it was not traced
+        module.recompile()
+    states = {
+        method: {name.removeprefix("decoder."): buffer for name, buffer in module.named_buffers() if "cache" in name}
+        for method, module in modules.items()
+    }
+
+    def run(method: str, sample: Sample) -> Tensor:
+        scores = modules[method](*sample)
+        for other in states.values():
+            for name, buffer in other.items():
+                buffer.copy_(states[method][name])
+        return torch.as_tensor(scores)
+
+    return run
+
+
+@pytest.mark.parametrize("recipe", ["TOSA_INT8", "TOSA_A16W8", "ETHOSU_U85_INT8"])
+def test_a_decoder_goes_on_from_its_prompt(recipe: str) -> None:
+    result = _exported(recipe)
+    for method in result.report.methods:
+        assert not method.cpu
+        assert len(method.delegates) == 1
+    program = arm_recipes.load(result.buffer)
+    found = _decoded(lambda method, sample: program.run(*sample, method=method)[0])
+    assert found == _decoded(_as_quantized(result))
+    assert len(set(found)) > 4
+
+
+def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one delegate Vela would search for minutes where to put what; in pieces it gives the same numbers."""
+    monkeypatch.setattr(selection, "_MANY_STATES", 4)
+    monkeypatch.setattr(selection, "_NODES_WITH_STATES", 60)
+    model = decoder()
+    samples = {"prefill": [prompt(PROMPT)], "decode": [prompt(1, PROMPT + i) for i in range(STEPS)]}
+    methods = {"prefill": Prefill(model), "decode": model}
+    result = arm_recipes.export(methods, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
+    pieces, whole_ = (arm_recipes.load(each.buffer) for each in (result, _exported("ETHOSU_U85_INT8")))
+    for described in result.report.methods:
+        assert not described.cpu
+        assert len(described.delegates) > 2
+        assert sum(described.boundary.values()) == 1
+    for method, sample in [("prefill", prompt(PROMPT)), *(("decode", prompt(1, PROMPT + i)) for i in range(4))]:
+        assert torch.equal(pieces.run(*sample, method=method)[0], whole_.run(*sample, method=method)[0])
+
+
+@pytest.mark.parametrize("recipe", ["TOSA_INT8", "ETHOSU_U85_INT8"])
+def test_weights_are_stored_once(recipe: str) -> None:
+    inspection = arm_recipes.inspect(_exported(recipe).buffer)
+    named = {name: size for name, size in inspection.named_data.items() if name.startswith(PREFIX)}
+    payloads = [delegate.payload_bytes for delegate in _exported(recipe).report.delegates]
+    assert sorted(payloads) == sorted(d.payload_bytes for method in inspection.methods for d in method.delegates)
+    if recipe == "TOSA_INT8":
+        assert sum(named.values()) > 0.8 * sum(parameter.numel() for parameter in decoder().parameters())
+        return
+    (size,) = named.values()
+    samples = [prompt(1, PROMPT + i) for i in range(STEPS)]
+    alone = arm_recipes.export(decoder(), ExportRecipe.get_recipe(ArmRecipeType[recipe]), samples)
+    (delegate,) = arm_recipes.inspect(alone.buffer).methods[0].delegates
+    assert isinstance(delegate.payload, EthosUPayload)
+    assert size < 1.25 * delegate.payload.weight_bytes
+
+
+def test_weights_are_in_the_payload_where_there_is_one_method() -> None:
+    result = arm_recipes.export(decoder(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [prompt(4)])
+    assert not [name for name in arm_recipes.inspect(result.buffer).named_data if name.startswith(PREFIX)]
+
+
+def test_via_the_tosa_graphs() -> None:
+    result = _exported("ETHOSU_U85_INT8")
+    ours, theirs = (result.program() for _ in range(2))
+    theirs.twin = Program(result._twin())
+    sample = prompt(PROMPT)
+    assert torch.equal(ours.run(*sample, method="prefill")[0], theirs.run(*sample, method="prefill", via="tosa")[0])
+
+
+class Kept(nn.Module):
+    """Adds to a buffer, or reads it."""
+
+    total: Tensor
+
+    def __init__(self, total: Tensor, how: str) -> None:
+        super().__init__()
+        self.register_buffer("total", total)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "add":
+            self.total.copy_(self.total * 0.5 + x)
+        elif self.how == "set":
+            self.total.copy_(x)
+        return self.total + x
+
+
+def _kept(recipe: str, methods: dict[str, nn.Module]) -> arm_recipes.Program:
+    samples = {
+        method: [(torch.randn(1, 4, generator=torch.Generator().manual_seed(i)),) for i in range(8)]
+        for method in methods
+    }
+    chosen = ExportRecipe.get_recipe(ArmRecipeType[recipe])
+    return arm_recipes.load(arm_recipes.export(methods, chosen, samples).buffer)
+
+
+def _ran(program: arm_recipes.Program, *methods: str) -> list[float]:
+    return [float(program.run(torch.ones(1, 4), method=method)[0][0, 0]) for method in methods]
+
+
+@pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8"])
+def test_a_buffer_of_two_methods(recipe: str) -> None:
+    total = torch.full((1, 4), 0.25)
+    program = _kept(recipe, {"one": Kept(total, "add").eval(), "other": Kept(total, "add").eval()})
+    assert _ran(program, "one", "other", "one") == pytest.approx([2.125, 2.5625, 2.78125], abs=0.05)
+
+
+def test_a_buffer_that_one_method_only_writes() -> None:
+    total = torch.zeros(1, 4)
+    program = _kept("TOSA_FP", {"add": Kept(total, "add").eval(), "reset": Kept(total, "set").eval()})
+    assert _ran(program, "add", "add", "reset", "add") == pytest.approx([2, 2.5, 2, 2.5])
+
+
+def test_buffers_of_one_name() -> None:
+    methods = {name: Kept(torch.zeros(1, 4), "add").eval() for name in ("one", "other")}
+    program = _kept("TOSA_FP", dict(methods))
+    assert _ran(program, "one", "one", "other") == pytest.approx([2, 2.5, 2])
+
+
+def test_a_buffer_that_one_method_only_reads() -> None:
+    total = torch.zeros(1, 4)
+    with pytest.raises(
+        arm_recipes.ExportError, match="method 'read' reads the buffer 'total', which method 'add' writes"
+    ):
+        _kept("TOSA_FP", {"add": Kept(total, "add").eval(), "read": Kept(total, "read").eval()})
+
+
+PARTS: list[bytes | str] = [b"first", "name", b"", b"last" * 3]
+
+
+def _named(name: str) -> bytes | None:
+    return b"named" if name == "name" else None
+
+
+def test_parts_of_a_payload() -> None:
+    payload = cut(PARTS)
+    assert whole(payload, _named) == b"firstnamed" + b"last" * 3
+    assert whole(b"TOSA", _named) == b"TOSA"
+    with pytest.raises(PayloadError, match="the weights 'name', which methods share, are not among"):
+        whole(payload, lambda _: None)
+    with pytest.raises(PayloadError, match="damaged: a part of a payload has 12 bytes, 11 are left"):
+        whole(payload[:-1], _named)
+    with pytest.raises(PayloadError, match="damaged: a payload ends inside the header of a part"):
+        whole(payload[:-14], _named)
+
+
+def _stream(*commands: int) -> bytes:
+    """A stream of Ethos-U55."""
+    head = struct.pack("<8I", 0x31504F43, 0x00100001, 7, 0, 5, 5, 5, 2 | len(commands) << 16)
+    return head + struct.pack(f"<{len(commands)}I", *commands)
+
+
+def _set(register: int, value: int) -> tuple[int, int]:
+    return register | 0x4000 | value >> 32 << 16, value & 0xFFFFFFFF
+
+
+CONV, WEIGHT_BASE, WEIGHT_LENGTH, SCALE_BASE, SCALE_LENGTH, IFM_BASE, IFM_REGION = 2, 32, 33, 34, 35, 0, 271
+
+
+def _conv(weights: int, scales: int) -> tuple[int, ...]:
+    """32 bytes of weights and 16 of scales; the other operand is elsewhere."""
+    places = *_set(WEIGHT_BASE, weights), *_set(WEIGHT_LENGTH, 32), *_set(SCALE_BASE, scales), *_set(SCALE_LENGTH, 16)
+    return *places, IFM_REGION | 1 << 16, *_set(IFM_BASE, 0), 399 | 1 << 16, CONV
+
+
+def test_command_streams_with_one_region_of_constants() -> None:
+    a, b, c, d = bytes([1] * 32), bytes([2] * 16), bytes([3] * 32), bytes([4] * 16)
+    first, second = Stream(_stream(*_conv(0, 32))), Stream(_stream(*_conv(32, 16), *_conv(32, 64), *_conv(80, 64)))
+    region, (_, moved) = shared([first, second], [a + b, bytes(16) + d + a + b + c])
+    assert region == a + b + bytes(16) + d + bytes(48) + c
+    uses = [(use.address, use.length) for use in Stream(moved).uses]
+    assert uses == [(0, 32), (64, 16), (0, 32), (32, 16), (128, 32), (32, 16)]
+    assert region[: len(a + b)] == a + b
+
+
+def test_an_address_of_a_constant_and_of_another_tensor() -> None:
+    """Vela sets it once; moved, it is set again for each."""
+    stream = Stream(_stream(*_conv(0, 32), 296 | 1 << 16, CONV, 296, CONV))
+    assert stream.inserted == [56, 64]
+    _, (_, moved) = shared(
+        [Stream(_stream(*_conv(16, 0))), stream], [bytes(16) + bytes([1] * 32), bytes([1] * 32) + bytes(16)]
+    )
+    again = Stream(moved)
+    assert again.inserted == []
+    assert [use.address for use in again.uses] == [16, 0, 0, 16, 0]
+    assert moved[28:32] == struct.pack("<I", 2 | (len(moved) - 32) // 4 << 16)
+
+
+def test_command_streams_that_are_not_followed() -> None:
+    with pytest.raises(NotShared, match="an address beyond the constants"):
+        shared([Stream(_stream(*_conv(0, 32)))] * 2, [bytes(40)] * 2)

@@ -1,0 +1,121 @@
+"""Dynamic shapes: a method for each combination of listed sizes, under one name."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+from torch.export import Dim
+
+import arm_recipes
+from arm_recipes import ArmRecipeType, ExportResult
+
+BATCH, SEQ = Dim("batch", min=1, max=8), Dim("seq", min=1, max=64)
+SHAPES = {"x": {0: BATCH, 1: SEQ}, "mask": {0: BATCH, 1: SEQ}}
+SIZES = {"batch": [1, 2], "seq": [4, 16]}
+
+
+class Model(nn.Module):
+    """Features of each place, and their mean over the places that count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        y = self.second(torch.relu(self.first(x)))
+        return {"places": y, "sum": (y * mask[..., None]).sum(1)}
+
+
+def _sample(batch: int, seq: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, seq, 4, generator=generator), torch.ones(batch, seq)
+
+
+def _model() -> Model:
+    torch.manual_seed(0)
+    return Model().eval()
+
+
+def _export(recipe: str, sizes: Any = SIZES, shapes: Any = SHAPES) -> ExportResult:
+    samples = [_sample(2, seq, seq) for seq in (3, 7, 16, 20)]
+    chosen = ExportRecipe.get_recipe(ArmRecipeType[recipe])
+    return arm_recipes.export(_model(), chosen, samples, dynamic_shapes=shapes, sizes=sizes)
+
+
+@pytest.mark.parametrize("recipe", ["TOSA_FP", "TOSA_INT8", "ETHOSU_U85_INT8"])
+def test_the_smallest_that_fits(recipe: str) -> None:
+    result = _cached(recipe)
+    program = arm_recipes.load(result.buffer)
+    assert len(program.methods) == 4
+    for batch, seq in ((1, 4), (2, 16), (1, 3), (2, 5)):
+        sample = _sample(batch, seq, 100 + seq)
+        expected = _model()(*sample)
+        for places, total in (program.run(*sample, pad=0), result.run(*sample, pad=0.0).values()):
+            assert places.shape == (batch, seq, 32)
+            assert total.shape == (batch, 32)
+            for found, wanted in ((places, expected["places"]), (total, expected["sum"])):
+                assert (found - wanted).square().sum() < 3e-3 * wanted.square().sum()
+    named = program.run(_sample(1, 3)[0], mask=torch.ones(1, 3), pad={"x": 0, "mask": 0})
+    assert torch.equal(named[1], program.run(*_sample(1, 3), pad=0)[1])
+
+
+@cache
+def _cached(recipe: str) -> ExportResult:
+    return _export(recipe)
+
+
+def test_scales_and_weights_are_the_same() -> None:
+    result = _cached("ETHOSU_U85_INT8")
+    scales = [
+        {(tensor.scale, tensor.zero_point) for tensor in each.delegates[0].inputs} for each in result.report.methods
+    ]
+    assert all(found == scales[0] for found in scales)
+    alone = _export("ETHOSU_U85_INT8", {"batch": [1], "seq": [16]})
+    assert len(result.buffer) < len(alone.buffer) + 3 * 5000
+
+
+@pytest.mark.parametrize(
+    ("batch", "seq", "pad", "message"),
+    [
+        (
+            1,
+            5,
+            None,
+            r"'forward' was exported with batch of 1, 2; seq of 4, 16; the inputs have batch = 1, seq = 5: give "
+            r"run\(..., pad=0\), say, to fill them up to batch = 1, seq = 16",
+        ),
+        (1, 17, 0, "the inputs have batch = 1, seq = 17, which is more"),
+        (1, 5, {"x": 0}, "pad has no number for the input 'mask'"),
+    ],
+)
+def test_what_does_not_fit(batch: int, seq: int, pad: Any, message: str) -> None:
+    program = arm_recipes.load(_cached("TOSA_FP").buffer)
+    with pytest.raises(ValueError, match=message):
+        program.run(*_sample(batch, seq), pad=pad)
+
+
+def test_inputs_that_disagree() -> None:
+    program = arm_recipes.load(_cached("TOSA_FP").buffer)
+    with pytest.raises(ValueError, match="inputs have 3 and 4 for the dimension 'seq'"):
+        program.run(_sample(1, 3)[0], _sample(1, 4)[1], pad=0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shapes", "message"),
+    [
+        (None, SHAPES, "list those to export, sizes="),
+        ({"batch": [1]}, SHAPES, "there are none for the dimension 'seq'"),
+        ({**SIZES, "length": [1]}, SHAPES, "no dimension 'length'; they have 'batch', 'seq'"),
+        ({"batch": [1], "seq": [128]}, SHAPES, "128 of 'seq' is not a size from 1 to 64"),
+        ({"seq": [4]}, None, "no dimension 'seq'; they have none with a name"),
+        ({"seq": [4]}, {"x": {1: Dim.DYNAMIC}, "mask": None}, "which has no name to list sizes for"),
+    ],
+)
+def test_wrong_sizes(sizes: Any, shapes: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        _export("TOSA_FP", sizes, shapes)

@@ -1,0 +1,496 @@
+"""``sweep``: figures beside those of exports, errors as rows, what is kept, a cluster, text and picture."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import joblib
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arm_backend_core.targets import vela_config
+from arm_backend_core.workers import vela
+from arm_backend_core.workers.worker import WorkerDied
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, export, sweep
+from arm_recipes.sweeping import kept
+from arm_recipes.sweeping.configurations import Configuration, configurations
+from arm_recipes.sweeping.result import Figures, Row
+from tests.recipes.models import Small, Sorting, images, vectors
+
+U55, U85 = "Ethos_U55_High_End_Embedded", "Ethos_U85_SYS_DRAM_Mid"
+#: Eight configurations: two NPUs of each of two families in two memory modes.
+EIGHT: dict[str, Any] = {
+    "macs": [128, 256],
+    "system_configs": [U55, U85],
+    "memory_modes": ["Sram_Only", "Shared_Sram"],
+}
+
+
+class Masking(nn.Module):
+    """BITWISE_AND, which an Ethos-U55 has not."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """The bits that both have."""
+        return torch.bitwise_and(x, y)
+
+
+class Mixing(nn.Module):
+    """Goes on from what it gave before."""
+
+    state: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("state", torch.ones(1, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """A mean of the input and the state, which it becomes."""
+        self.state.copy_(0.5 * self.state + 0.5 * self.linear(x))
+        return self.state
+
+
+@pytest.fixture(scope="module")
+def eight() -> Sweep:
+    with joblib.parallel_config(n_jobs=1):
+        return sweep(Small().eval(), images(), **EIGHT)
+
+
+def _found(result: Sweep) -> list[tuple[str, str, str]]:
+    return [(row.target, row.system_config, row.memory_mode) for row in result.rows]
+
+
+def test_every_possible_combination_has_a_row(eight: Sweep) -> None:
+    npus = [("ethos-u55", 128, U55), ("ethos-u55", 256, U55), ("ethos-u85", 128, U85), ("ethos-u85", 256, U85)]
+    modes = EIGHT["memory_modes"]
+    assert _found(eight) == [(f"{family}-{macs}", system, mode) for family, macs, system in npus for mode in modes]
+    assert [row.error for row in eight.rows] == [None] * 8
+    assert {row.recipe for row in eight.rows} == {"ETHOSU_U55_INT8", "ETHOSU_U85_INT8"}
+
+
+def test_defaults_are_all_that_vela_has() -> None:
+    found = _configurations(None)
+    assert {c.spec.accelerator for c in found} == {npu.name for npu in vela_config.npus()}
+    assert {c.spec.memory_mode for c in found} == set(vela_config.sections("Arm/vela.ini", vela_config.MEMORY))
+    assert {c.spec.system_config for c in found} == {U55, "Ethos_U65_High_End", U85}
+    # The U55 writes to SRAM only.
+    assert {c.spec.memory_mode for c in found if "U55" in c.recipe} == {"Sram_Only", "Shared_Sram"}
+    everything = _configurations("all")
+    assert {c.spec.system_config for c in everything} == set(vela_config.sections("Arm/vela.ini", vela_config.SYSTEM))
+    assert {c.spec.configuration for c in found} < {c.spec.configuration for c in everything}
+
+
+def _configurations(system_configs: str | None) -> tuple[Configuration, ...]:
+    options = {"calibration": None, "per_channel": True, "extra_flags": None, "config_ini": None}
+    return configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
+
+
+@pytest.mark.parametrize("index", range(8))
+def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
+    row = eight.rows[index]
+    chosen = {"macs": row.macs, "system_config": row.system_config, "memory_mode": row.memory_mode}
+    result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType[row.recipe], **chosen), images())
+    (delegate,) = result.report.delegates
+    figures = delegate.vela
+    assert figures is not None
+    assert row.figures == Figures(
+        cycles=figures.total_cycles,
+        npu_cycles=figures.npu_cycles,
+        milliseconds=figures.inference_seconds * 1e3,
+        sram_bytes=figures.sram_bytes,
+        sram_exceeded=figures.sram_exceeded,
+        dram_bytes=figures.dram_bytes,
+        flash_bytes=figures.flash_bytes,
+        fast_scratch_bytes=figures.fast_scratch_bytes,
+        weight_bytes=figures.weight_bytes,
+    )
+    assert row.cpu_operators == sum(operator.count for operator in result.report.cpu)
+    with torch.no_grad():
+        expected = torch.cat([Small().eval()(*sample) for sample in images()])
+    error = torch.cat([result.run(*sample) for sample in images()]) - expected
+    decibel = 10 * torch.log10(expected.double().square().sum() / error.double().square().sum())
+    assert row.accuracy == pytest.approx(float(decibel), abs=1e-3)
+
+
+def test_precisions_differ_in_accuracy() -> None:
+    narrow: dict[str, Any] = {"macs": 256, "system_configs": U85, "memory_modes": "Sram_Only"}
+    recipes = [ArmRecipeType.ETHOSU_U85_INT8, "ethosu_u85_a16w8"]
+    with joblib.parallel_config(n_jobs=1):
+        result = sweep(Small().eval(), images(), recipes=recipes, **narrow)
+    bytes_wide, words = result.rows
+    assert (bytes_wide.recipe, words.recipe) == ("ETHOSU_U85_INT8", "ETHOSU_U85_A16W8")
+    assert words.accuracy is not None
+    assert bytes_wide.accuracy is not None
+    assert words.accuracy > bytes_wide.accuracy + 5
+    assert words.figures != bytes_wide.figures
+
+
+def test_delegates_add_up_and_the_cpu_is_counted() -> None:
+    chosen = {"macs": 256, "system_config": U85, "memory_mode": "Shared_Sram"}
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, **chosen)
+    delegates = export(Sorting().eval(), recipe, vectors()).report.delegates
+    one, other = (delegate.vela for delegate in delegates)
+    assert one is not None
+    assert other is not None
+    with joblib.parallel_config(n_jobs=1):
+        result = sweep(
+            Sorting().eval(),
+            vectors(),
+            recipes="ETHOSU_U85_INT8",
+            macs=256,
+            system_configs=U85,
+            memory_modes="Shared_Sram",
+        )
+    (row,) = result.rows
+    assert row.figures is not None
+    assert row.figures.cycles == one.total_cycles + other.total_cycles
+    assert row.figures.sram_bytes == max(one.sram_bytes, other.sram_bytes)
+    assert row.figures.flash_bytes == one.flash_bytes + other.flash_bytes
+    assert row.cpu_operators == 1
+
+
+def test_state_begins_with_the_values_of_the_model() -> None:
+    model = Mixing().eval()
+    recipes = ["ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"]
+    with joblib.parallel_config(n_jobs=1):
+        result = sweep(model, vectors(8), recipes=recipes, macs=256, memory_modes="Sram_Only")
+    assert torch.equal(model.state, torch.ones(1, 8))
+    for row in result.rows:
+        exported = export(Mixing().eval(), ExportRecipe.get_recipe(ArmRecipeType[row.recipe]), vectors(8))
+        reference = Mixing().eval()
+        with torch.no_grad():
+            expected = torch.cat([reference(*sample).clone() for sample in vectors(8)])
+        error = torch.cat([exported.run(*sample).clone() for sample in vectors(8)]) - expected
+        decibel = 10 * torch.log10(expected.double().square().sum() / error.double().square().sum())
+        assert row.accuracy == pytest.approx(float(decibel), abs=1e-3)
+        assert decibel > 25
+
+
+def test_a_metric_gets_the_outputs_and_the_whole_sample() -> None:
+    labelled = [(image, index) for index, (image,) in enumerate(images())]
+    seen = []
+
+    def rank(outputs: Tensor, sample: tuple[Tensor, int]) -> float:
+        seen.append((tuple(outputs.shape), sample[1]))
+        return float(sample[1])
+
+    with joblib.parallel_config(n_jobs=1):
+        result = sweep(
+            Small().eval(), labelled, metric=rank, recipes="ETHOSU_U85_INT8", macs=256, memory_modes="Sram_Only"
+        )
+    assert seen == [((1, 4), index) for index in range(4)]  # once for all system configurations
+    assert {row.accuracy for row in result.rows} == {1.5}
+    assert result.metric == "rank"
+
+
+# What fails.
+
+
+def test_what_no_npu_operator_is_found_for_is_a_row_with_the_reason() -> None:
+    samples = [(torch.arange(8, dtype=torch.int32), torch.full((8,), bits, dtype=torch.int32)) for bits in (3, 5)]
+    with joblib.parallel_config(n_jobs=1):
+        result = sweep(Masking().eval(), samples, macs=256, system_configs=[U55, U85], memory_modes="Sram_Only")
+    without, having = result.rows
+    assert without.figures is None
+    assert without.error is not None
+    assert "ethos-u55-256 runs none of the model's operators" in without.error
+    assert "BITWISE_AND" in without.error
+    assert having.figures is not None
+    assert having.accuracy == math.inf
+
+
+def test_a_failure_of_vela_is_a_row_and_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled = vela.compile_tosa
+
+    def crashing(flatbuffer: bytes, configuration: vela.Configuration, timeout: float | None) -> Any:
+        if "memory_mode_name=Shared_Sram" in configuration.system_config and configuration.accelerator == "EthosU55":
+            raise WorkerDied("crashed with SIGSEGV", "")
+        return compiled(flatbuffer, configuration, timeout)
+
+    monkeypatch.setattr(vela, "compile_tosa", crashing)
+    with joblib.parallel_config(n_jobs=1):
+        result = sweep(Small().eval(), images(), folder=tmp_path, **EIGHT)
+    failed = [row for row in result.rows if row.figures is None]
+    assert [(row.target, row.memory_mode) for row in failed] == [
+        ("ethos-u55-128", "Shared_Sram"),
+        ("ethos-u55-256", "Shared_Sram"),
+    ]
+    assert all("Vela crashed with SIGSEGV" in (row.error or "") for row in failed)
+    assert "2 failed" in str(result)
+    assert "Vela crashed with SIGSEGV" in str(result)
+    monkeypatch.undo()
+    with joblib.parallel_config(n_jobs=1):
+        assert all(row.figures is not None for row in sweep(Small().eval(), images(), folder=tmp_path, **EIGHT).rows)
+
+
+def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    from arm_recipes import ExportResult, RunError
+
+    def refuse(*inputs: Any, **keywords: Any) -> Any:
+        raise RunError("there is no C++ compiler")
+
+    monkeypatch.setattr(ExportResult, "run", refuse)
+    with joblib.parallel_config(n_jobs=1):
+        result = sweep(Small().eval(), images(), **EIGHT)
+    assert [row.accuracy for row in result.rows] == [None] * 8
+    assert all(row.figures is not None for row in result.rows)
+    assert any("there is no C++ compiler" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"recipes": "ETHOSU_U85_INT9"}, "ETHOSU_U85_INT9 is no recipe; did you mean 'ETHOSU_U85_INT8'?"),
+        ({"recipes": "TOSA_INT8"}, "TOSA_INT8 has no estimates of cycles and memory"),
+        ({"recipes": []}, "recipes is empty"),
+        ({"recipes": "ETHOSU_U55_INT8", "macs": [128, 512]}, "macs: 512 is possible in no configuration: macs=512"),
+        ({"macs": [100]}, "macs: 100 is possible in no configuration: macs=100"),
+        ({"macs": "256"}, "macs must be an int"),
+        ({"memory_modes": ["Sram"]}, "memory_modes: 'Sram' is possible in no configuration: memory_mode='Sram'"),
+        (
+            {"recipes": "ETHOSU_U55_INT8", "memory_modes": ["Sram_Only", "Dedicated_Sram"]},
+            "memory_modes: 'Dedicated_Sram' is possible in no configuration: memory_mode='Dedicated_Sram'",
+        ),
+        ({"system_configs": [U55, "Ethos_U85"]}, "system_configs: 'Ethos_U85' is possible in no configuration"),
+        ({"recipes": ["ETHOSU_U55_INT8", "ETHOSU_U85_INT8"], "macs": 32}, "recipes: 'ETHOSU_U85_INT8' is possible"),
+        ({"metric": "accuracy"}, "metric: 'accuracy' is not callable"),
+        ({"config_ini": "no.ini"}, "config_ini='no.ini'"),
+        ({"per_channel": 1}, "per_channel must be a bool"),
+    ],
+)
+def test_wrong_arguments_raise_before_anything_is_done(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        sweep(None, None, **arguments)
+
+
+def test_a_model_in_training_mode_is_compiled_in_evaluation_mode(eight: Sweep) -> None:
+    narrow: dict[str, Any] = {"recipes": "ETHOSU_U85_INT8", "macs": 256, "memory_modes": "Sram_Only"}
+    model = Small()
+    with joblib.parallel_config(n_jobs=1), pytest.warns(ArmRecipesWarning, match="in training mode"):
+        result = sweep(model, images(), system_configs=U85, **narrow)
+    assert result.rows == tuple(r for r in eight.rows if (r.target, r.memory_mode) == ("ethos-u85-256", "Sram_Only"))
+    assert any("in training mode" in note for note in result.notes)
+    assert model.training
+
+
+def test_samples_are_those_of_export() -> None:
+    with pytest.raises(ValueError, match="example_inputs is missing"):
+        sweep(Small(), None, **EIGHT)
+    with pytest.raises(ValueError, match="sweep takes one"):
+        sweep({"one": Small(), "two": Small()}, images(), **EIGHT)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="folder: cannot make"):
+        sweep(Small().eval(), images(), folder=tmp_path / "file" / "below", **EIGHT)
+
+
+# What is kept.
+
+
+def test_a_killed_sweep_goes_on(eight: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.run([sys.executable, "-m", __name__, str(tmp_path)], capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*.json")}
+    assert len(before) == 3
+    compiled = _counted(monkeypatch)
+    with joblib.parallel_config(n_jobs=1):
+        result = sweep(Small().eval(), images(), folder=tmp_path, **EIGHT)
+    assert result == eight
+    assert len(compiled) == 5
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(list(tmp_path.glob("*.json"))) == 8
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Targets that a sweep in this process compiles for, from now on."""
+    from arm_recipes.sweeping import compiling
+
+    compiled = []
+    work = compiling.compile_units
+
+    def counting(index: int, spec: Any, *rest: Any) -> Any:
+        compiled.append(spec.accelerator)
+        return work(index, spec, *rest)
+
+    monkeypatch.setattr("arm_recipes.sweeping.sweep.compile_units", counting)
+    return compiled
+
+
+def test_what_changed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = _counted(monkeypatch)
+    narrow: dict[str, Any] = {"recipes": "ETHOSU_U85_INT8", "macs": 256, "system_configs": U85, "folder": tmp_path}
+    other = Small().eval()
+    nn.init.constant_(other.head.weight, 0.5)
+    with joblib.parallel_config(n_jobs=1):
+        first = sweep(Small().eval(), images(), memory_modes="Sram_Only", **narrow)
+        assert sweep(Small().eval(), images(), memory_modes="Sram_Only", **narrow) == first
+        assert len(compiled) == 1
+        sweep(other, images(), memory_modes="Sram_Only", **narrow)
+        assert len(compiled) == 2
+        sweep(Small().eval(), images(), memory_modes="Sram_Only", extra_flags=["--optimise=Size"], **narrow)
+        assert len(compiled) == 3
+        for path in tmp_path.glob("*.json"):
+            path.write_text(path.read_text()[:-20])  # damaged
+        assert sweep(Small().eval(), images(), memory_modes="Sram_Only", **narrow) == first
+        assert len(compiled) == 4
+
+
+def test_outputs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from arm_recipes import ExportResult
+
+    narrow: dict[str, Any] = {"recipes": "ETHOSU_U85_INT8", "macs": 256, "system_configs": U85, "folder": tmp_path}
+    runs = []
+    run = ExportResult.run
+
+    def counting(*given: Any) -> Any:
+        runs.append(given)
+        return run(*given)
+
+    monkeypatch.setattr(ExportResult, "run", counting)
+    with joblib.parallel_config(n_jobs=1):
+        first = sweep(Small().eval(), images(), **narrow)
+        assert len(runs) == 4
+        assert sweep(Small().eval(), images(), **narrow) == first
+        (row, *_) = sweep(Small().eval(), images(), metric=lambda outputs, sample: float(outputs.sum()), **narrow).rows
+        assert len(runs) == 4  # a metric is not part of what is kept
+        assert row.accuracy != first.rows[0].accuracy
+        sweep(Small().eval(), images(3), **narrow)
+        assert len(runs) == 7
+
+
+# In parallel.
+
+
+def test_processes_give_the_same(eight: Sweep) -> None:
+    with joblib.parallel_config(n_jobs=2):
+        assert sweep(Small().eval(), images(), **EIGHT) == eight
+
+
+def test_a_backend_that_gives_results_at_the_end(eight: Sweep) -> None:
+    with joblib.parallel_config(backend="multiprocessing", n_jobs=1):
+        assert sweep(Small().eval(), images(), **EIGHT) == eight
+
+
+def test_on_a_dask_cluster(eight: Sweep) -> None:
+    from distributed import Client, LocalCluster
+
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(**settings) as cluster, Client(cluster) as client, joblib.parallel_config(backend="dask"):
+        assert sweep(Small().eval(), images(), **EIGHT) == eight
+        workers = client.run(lambda: vela._worker._process is not None)
+    assert len(workers) == 2
+    assert all(workers.values())  # both had Vela
+
+
+# As text, frame and picture.
+
+
+def _row(target: str, milliseconds: float, sram: int, **changed: Any) -> Row:
+    figures = Figures(int(milliseconds * 1e6), 1, milliseconds, sram, False, 0, 100, 0, 10)
+    given: dict[str, Any] = {"figures": figures, "cpu_operators": 0, "accuracy": 30.0} | changed
+    return Row("ETHOSU_U85_INT8", target, 256, "System", "Mode", **given)
+
+
+FAST, SMALL, NEITHER = _row("fast", 1.0, 2000), _row("small", 2.0, 1000), _row("neither", 2.0, 2000)
+FAILED = _row("failed", 1.0, 1, figures=None, cpu_operators=None, accuracy=None, error="it\nfailed")
+SWEEP = Sweep((FAST, SMALL, NEITHER, FAILED), "SQNR in dB", ("mind this",))
+TEXT = """\
+3 configurations; none is better in all than one with *
+     recipe           target   system  memory mode  cycles     ms     SRAM     DRAM  flash  SQNR in dB  on CPU
+  *  ETHOSU_U85_INT8  fast     System  Mode         1,000,000  1.000  2,000 B  0 B   100 B  30
+  *  ETHOSU_U85_INT8  small    System  Mode         2,000,000  2.000  1,000 B  0 B   100 B  30
+     ETHOSU_U85_INT8  neither  System  Mode         2,000,000  2.000  2,000 B  0 B   100 B  30
+1 failed
+  ETHOSU_U85_INT8  failed  System  Mode  it
+Notes
+  mind this"""
+
+
+def test_text() -> None:
+    assert str(SWEEP) == TEXT
+    assert "<td>neither</td>" in SWEEP._repr_html_()
+
+
+def test_pareto() -> None:
+    assert SWEEP.pareto() == (FAST, SMALL)
+    assert SWEEP.pareto("milliseconds") == (FAST,)
+    better = _row("better", 2.0, 2000, accuracy=31.0)
+    unknown = _row("unknown", 2.0, 1000, accuracy=None)
+    assert Sweep((FAST, better, unknown, SMALL), "").pareto() == (FAST, better, SMALL)
+    left_out = _row("left out", 0.5, 10, cpu_operators=3)
+    assert Sweep((FAST, left_out), "").pareto() == (FAST, left_out)
+    with pytest.raises(ValueError, match="no column 'speed' with numbers; there are: macs, cycles"):
+        SWEEP.pareto("speed")
+
+
+def test_frame() -> None:
+    frame = SWEEP.frame()
+    assert list(frame["target"]) == ["fast", "small", "neither", "failed"]
+    assert list(frame["sram_bytes"][:3]) == [2000, 1000, 2000]
+    assert frame["error"][3] == "it\nfailed"
+
+
+def test_rows_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert SWEEP.frame() == [row.to_dict() for row in SWEEP.rows]
+
+
+def test_json(eight: Sweep) -> None:
+    read = json.loads(json.dumps(eight.to_dict()))
+    assert [row["cycles"] for row in read["rows"]] == [row.to_dict()["cycles"] for row in eight.rows]
+    assert read["metric"] == "SQNR in dB"
+
+
+def test_picture() -> None:
+    figure = SWEEP.plot()
+    points = [trace for trace in figure.data if trace.mode == "markers" and trace.yaxis == "y"]
+    assert {(trace.name, trace.x, trace.y) for trace in points} == {
+        ("fast, INT8", (1.0,), (2000,)),
+        ("small, INT8", (2.0,), (1000,)),
+        ("neither, INT8", (2.0,), (2000,)),
+        ("Mode", (None,), (None,)),  # in the legend
+    }
+    front = next(trace for trace in figure.data if trace.name == "Pareto front")
+    assert (front.x, front.y) == ((1.0, 2.0), (2000, 1000))
+    assert [axis.title.text for axis in figure.select_yaxes()] == ["SRAM (bytes)", "flash (bytes)", "SQNR in dB"]
+    assert 'src="http' not in figure.to_html(include_plotlyjs=True)
+
+
+def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="no column 'target' with numbers"):
+        SWEEP.plot(y=["target"])
+    with pytest.raises(ValueError, match="no configuration has figures"):
+        Sweep((FAILED,), "").plot()
+    monkeypatch.setitem(sys.modules, "plotly.subplots", None)
+    with pytest.raises(ImportError, match=r"pip install 'arm-recipes\[pictures\]'"):
+        SWEEP.plot()
+
+
+def _killed(folder: str) -> None:
+    """A sweep that is killed as soon as it has kept three configurations."""
+    keep = kept.Kept.keep
+
+    def then_die(self: kept.Kept, key: str, configuration: Configuration, figures: Figures) -> None:
+        keep(self, key, configuration, figures)
+        if len(list(Path(folder).glob("*.json"))) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    kept.Kept.keep = then_die  # type: ignore[method-assign]
+    with joblib.parallel_config(n_jobs=1):
+        sweep(Small().eval(), images(), folder=folder, **EIGHT)
+
+
+if __name__ == "__main__":
+    _killed(sys.argv[1])
