@@ -251,7 +251,10 @@ def _finished(module: GraphModule, changed: set[Node]) -> PassResult:
     for node in module.graph.nodes:
         if not isinstance(node.target, (OpOverload, EdgeOpOverload)) and node.target is not operator.getitem:
             continue
-        if node in changed or not changed.isdisjoint(node.all_input_nodes):
+        reads_changed = not changed.isdisjoint(node.all_input_nodes)
+        if reads_changed and node.target is aten._assert_tensor_metadata.default:  # of the type that was
+            module.graph.erase_node(node)
+        elif node in changed or reads_changed:
             before = _dtypes(node)
             _evaluate(node)
             if _dtypes(node) != before:

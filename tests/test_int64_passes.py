@@ -261,6 +261,14 @@ class Counter(nn.Module):
         return y
 
 
+def test_what_export_asserts_of_a_type_is_dropped_with_it() -> None:
+    ids = torch.tensor([1, 2])
+    graph = _graph(lambda net, i: i.to(torch.int32).to(torch.int64) * 3, (ids,))
+    for make in (ConvertInt64OutputOpsToInt32Pass, InsertInt32CastsAfterInt64PlaceholdersPass):
+        graph = make()(graph).graph_module
+    assert torch.equal(graph(ids).long(), ids * 3)
+
+
 def test_a_buffer_is_still_written() -> None:
     module: Any = torch.export.export(Counter(), (I32,)).module(check_guards=False)
     result = INSERT()(module).graph_module
