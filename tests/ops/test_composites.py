@@ -16,7 +16,7 @@ from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.aten import decompose as decompose_module
 from arm_backend_core.delegate import delegate
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantizer.post_training import Observed
+from arm_recipes.stages.post_training import Observed
 from tests.ops import runner
 from tests.ops.runner import Case, Input
 
