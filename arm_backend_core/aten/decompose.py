@@ -224,9 +224,10 @@ class _Decomposer:
         self.pending.append(target)
         self.run(module, constants)
         self.pending.pop()
-        if any(mutates(node) for node in module.graph.nodes):
-            fails = InternalError if target in records() else Unsupported
-            raise fails(f"{target} is made of writes to memory that others share")
+        for node in module.graph.nodes:
+            if mutates(node):
+                fails = InternalError if target in records() else Unsupported
+                raise node.meta.get(DECLINED) or fails(f"{target} is made of writes to memory that others share")
         return _Fragment(module, all(_is_known(node, constants) for node in module.graph.nodes))
 
 
@@ -317,6 +318,8 @@ def _has_computed_weight(node: Node, constants: Container[Node]) -> bool:
     if node.target not in computed_weights.RULES:
         return False
     places, _ = computed_weights.RULES[node.target]
+    if node.target is aten.convolution.default and node.args[6] and node.meta["val"].dim() > 4:
+        return True  # transposed, over a volume, which the rule for images does not take
     weights = [weight for weight in node.args[places] if isinstance(weight, Node)]
     vector = node.target is aten.linear.default and any(weight.meta["val"].dim() == 1 for weight in weights)
     return vector or any(weight not in constants for weight in weights)

@@ -47,6 +47,9 @@ def _index(x: Tensor, size: int) -> Tensor:
     return (x.abs() * (size / 2)).clamp(max=size - 0.5).to(torch.int32).to(torch.int64)
 
 
+_VOLUME = torch.linspace(-1, 1, 144).reshape(2, 3, 2, 3, 4)
+
+
 def _turned(x: Tensor) -> Tensor:
     """In-place operators that change how a name reads memory, with another name for the same memory."""
     flat = x.view(-1)
@@ -179,6 +182,10 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "conv_transpose2d_computed": (
         lambda x, w, b: F.conv_transpose2d(x, w, b, 2, 1, 1, 2),
         [(1, 4, 3, 4), (4, 3, 3, 2), (6,)],
+    ),
+    "conv_transpose3d_core": (
+        lambda x: aten.convolution(x, _VOLUME, None, [2] * 3, [1] * 3, [1] * 3, True, [1] * 3, 1),
+        [(1, 2, 3, 4, 5)],
     ),
     "cummax_indices": (lambda x: torch.cummax(x.round(), 1)[1], [(2, 9)]),
     "cummin_indices": (lambda x: torch.cummin(x.round(), 0)[1], [(9, 2)]),
