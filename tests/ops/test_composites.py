@@ -595,7 +595,7 @@ def _broadcast(x: Tensor) -> tuple[Tensor, Tensor]:
     return y, z
 
 
-def _turned(x: Tensor) -> Tensor:
+def _transposed(x: Tensor) -> Tensor:
     """``transpose_`` changes no memory, and its result shares it."""
     y = (x * 2).reshape(1, 3)
     view = y[0]
@@ -611,7 +611,7 @@ def _windows(x: Tensor) -> Tensor:
     return y
 
 
-@pytest.mark.parametrize("function", [_dropout, _type_as, _broadcast, _turned, _windows])
+@pytest.mark.parametrize("function", [_dropout, _type_as, _broadcast, _transposed, _windows])
 def test_writes_to_what_shares_memory(function: Callable[..., Any]) -> None:
     inputs = (torch.tensor([1.0, 2.0, 3.0]),)
     lowered = delegate(torch.export.export(Calls(function), inputs), TosaCompileSpec("TOSA-1.0+FP"))
