@@ -22,8 +22,6 @@ _FIXED = (
 _ADVICE = {
     "data-dependent": _FIXED,
     "Missing out variants": "ExecuTorch cannot emit the operator: use another one",
-    "WithEffects": "ExecuTorch cannot emit an operator that checks its result while it runs: use the form that does "
-    "not (torch.linalg.inv_ex for inv, solve_ex for solve)",
 }
 
 

@@ -17,9 +17,9 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
-#: Without GATHER. Vela's estimate on U55-128 is 5.5 cycles for each row and index: 88,748 for 16 of 1000 rows of 64, as
-#: MATMUL 1,641,804. Beyond, the CPU's copies are worth the way there and back.
-_FEW_ROWS, _FEW_PRODUCTS = 1024, 1 << 17
+#: Without GATHER. Vela's estimate on U55-128 for 16 of 1000 rows of 64 is 88,748 cycles, as MATMUL 1,641,804. Beyond
+#: twice that the CPU copies the rows: tiny BERT's 32 of 1000 rows of 128 would cost 442,616, a third of the whole.
+_FEW_ROWS, _FEW_PRODUCTS = 1024, 1 << 21
 _FEW_SLICES = 8  #: up to here copies of runs are taken for cheaper than a GATHER
 
 
@@ -48,7 +48,7 @@ def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:
     b = cx.b
     order = [axis, *(i for i in range(x.rank) if i != axis)]
     front = b.transpose(x, order)
-    few = front.shape[0] <= _FEW_ROWS and indices.size * front.shape[0] <= _FEW_PRODUCTS
+    few = front.shape[0] <= _FEW_ROWS and indices.size * front.size <= _FEW_PRODUCTS
     known = front.data is not None and front.dtype in (DType.INT8, DType.INT16)
     if "GATHER" in cx.target.hardware.lacks and known and few:
         picked = _product(b, front, b.cast(indices, DType.INT32))

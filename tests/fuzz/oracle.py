@@ -63,6 +63,7 @@ _COMPARISONS = [f"aten::{name}" for name in ("eq", "ne", "gt", "ge", "lt", "le")
 _SUBNORMAL = 2.0**-126
 #: A remainder of a larger quotient is off as its operands are.
 _REMAINDERS = {getattr(torch.ops.aten.remainder, kind) for kind in ("Tensor", "Scalar", "Scalar_Tensor")}
+_REMAINDERS |= {torch.ops.aten.fmod.Tensor, torch.ops.aten.fmod.Scalar}
 _EXACT_REMAINDER = 2.0**20
 _WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64)
 _EVALUATIONS = 4

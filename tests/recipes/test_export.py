@@ -316,15 +316,6 @@ def test_an_operator_that_an_exception_names_is_found(monkeypatch: pytest.Monkey
         export(Sorting().eval(), get(FP), vectors(1))
 
 
-def test_an_operator_with_effects_is_named_with_its_line() -> None:
-    class Inverse(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.linalg.inv(x)
-
-    with pytest.raises(ExportError, match=r"failed at .*test_export.py:\d+\): .*; ExecuTorch cannot emit .*inv_ex"):
-        export(Inverse(), get(FP), (torch.eye(3),))
-
-
 def test_an_exception_of_the_calibration_data_is_named_with_its_line() -> None:
     def samples() -> Any:
         yield from vectors(1)

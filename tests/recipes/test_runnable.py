@@ -21,9 +21,9 @@ FP, INT8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8
 Q, DQ = torch.ops.quantized_decomposed.quantize_per_tensor, torch.ops.quantized_decomposed.dequantize_per_tensor
 
 
-class Mode(nn.Module):
+class Neighbour(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return torch.mode(x + 1, 1).values * 2
+        return torch.nextafter(x + 1, x) * 2
 
 
 def _recipe(kind: ArmRecipeType, **options: Any) -> ExportRecipe:
@@ -32,32 +32,34 @@ def _recipe(kind: ArmRecipeType, **options: Any) -> ExportRecipe:
 
 @pytest.mark.parametrize("recipe", [FP, INT8, ArmRecipeType.ETHOSU_U55_INT8], ids=lambda recipe: recipe.name)
 def test_a_missing_kernel_is_warned_about_and_reported(recipe: ArmRecipeType) -> None:
-    with pytest.warns(ArmRecipesWarning, match=r"'forward' will not run: (.|\n)*aten\.mode\.default \(.*test_runnable"):
-        result = export(Mode().eval(), _recipe(recipe), vectors())
+    with pytest.warns(
+        ArmRecipesWarning, match=r"'forward' will not run: (.|\n)*aten\.nextafter\.default \(.*test_runnable"
+    ):
+        result = export(Neighbour().eval(), _recipe(recipe), vectors())
     (method,) = result.report.methods
     (found,) = method.not_runnable
-    assert found.operator == "aten.mode.default"
-    assert found.reason.startswith("no kernel aten::mode.values: use another operator, or link")
+    assert found.operator == "aten.nextafter.default"
+    assert found.reason.startswith("no kernel aten::nextafter.out: use another operator, or link")
     assert any("test_runnable.py" in source for source in found.sources)
-    assert "Without a kernel that can execute it\n  1 x aten.mode.default  no kernel" in str(result.report)
-    assert result.report.to_dict()["methods"][0]["not_runnable"][0]["operator"] == "aten.mode.default"
+    assert "Without a kernel that can execute it\n  1 x aten.nextafter.default  no kernel" in str(result.report)
+    assert result.report.to_dict()["methods"][0]["not_runnable"][0]["operator"] == "aten.nextafter.default"
     if recipe is FP:
-        with pytest.raises(RunError, match=r"aten::mode\.values"):
+        with pytest.raises(RunError, match=r"aten::nextafter\.out"):
             result.run(*vectors(1)[0])
 
 
 def test_it_can_be_an_error_or_silent() -> None:
     for attempt in (
-        lambda: export(Mode().eval(), _recipe(FP, require_runnable=True), vectors()),
-        lambda: executorch_export(Mode().eval(), vectors(), _recipe(FP, require_runnable=True)),
+        lambda: export(Neighbour().eval(), _recipe(FP, require_runnable=True), vectors()),
+        lambda: executorch_export(Neighbour().eval(), vectors(), _recipe(FP, require_runnable=True)),
     ):
         with pytest.raises(
-            NotRunnableError, match=r"require_runnable: 'forward' will not run(.|\n)*aten\.mode\.default"
+            NotRunnableError, match=r"require_runnable: 'forward' will not run(.|\n)*aten\.nextafter\.default"
         ):
             attempt()
     with warnings.catch_warnings():
         warnings.simplefilter("error", ArmRecipesWarning)
-        silent = export(Mode().eval(), _recipe(FP, require_runnable=False), vectors())
+        silent = export(Neighbour().eval(), _recipe(FP, require_runnable=False), vectors())
         assert silent.report.methods[0].not_runnable
         for model, samples in ((Small(), images()), (Sorting(), vectors())):
             for recipe in (FP, INT8, ArmRecipeType.VGF_INT8):

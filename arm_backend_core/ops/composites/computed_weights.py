@@ -57,15 +57,15 @@ def _any_convolution(
     return convolution(x, weight, bias, stride, padding, dilation, groups)
 
 
-def _norm(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _norm(norm: Any) -> Callable[..., Tensor]:
     def rule(x: Tensor, of: Any, weight: Tensor | None = None, *rest: Any) -> Tensor:
         """Standardized, then scaled; ``of`` are the trailing dimensions, or the number of groups."""
-        if norm is F.rms_norm:
-            y = F.rms_norm(x, of, None, *rest[:1])
+        if norm is aten.rms_norm:
+            y = aten.rms_norm(x, of, None, *rest[:1])
             return y if weight is None else y * weight
         bias, eps = rest[0] if rest else None, rest[1] if rest[1:] else 1e-5
         y = norm(x, of, None, None, eps)
-        shape = [-1, *[1] * (x.dim() - 2)] if norm is F.group_norm else list(x.shape[x.dim() - len(of) :])
+        shape = [-1, *[1] * (x.dim() - 2)] if norm is aten.group_norm else list(x.shape[x.dim() - len(of) :])
         y = y if weight is None else y * weight.reshape(shape)
         return y if bias is None else y + bias.reshape(shape)
 
@@ -79,7 +79,7 @@ RULES: dict[Any, tuple[slice, Callable[..., Tensor]]] = {
     **dict.fromkeys((aten.conv1d.default, aten.conv2d.default, aten.conv3d.default), (slice(1, 2), convolution)),
     **dict.fromkeys((aten.conv1d.padding, aten.conv2d.padding, aten.conv3d.padding), (slice(1, 2), convolution)),
     **dict.fromkeys((aten.conv_transpose1d.default, aten.conv_transpose2d.input), (slice(1, 2), conv_transpose)),
-    aten.layer_norm.default: (slice(2, 4), _norm(F.layer_norm)),
-    aten.group_norm.default: (slice(2, 4), _norm(F.group_norm)),
-    aten.rms_norm.default: (slice(2, 3), _norm(F.rms_norm)),
+    aten.layer_norm.default: (slice(2, 4), _norm(aten.layer_norm)),
+    aten.group_norm.default: (slice(2, 4), _norm(aten.group_norm)),
+    aten.rms_norm.default: (slice(2, 3), _norm(aten.rms_norm)),
 }

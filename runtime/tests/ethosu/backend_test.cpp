@@ -315,8 +315,8 @@ std::string with_weights_outside(const std::string& payload, const std::string& 
 
 void finds_weights_that_methods_share(const Files& files) {
   std::string weights;
-  const std::string payload = with_weights_outside(files.payload, "of all methods", &weights);
-  const OnePiece there("of all methods", weights), other("of others", weights);
+  const std::string payload = with_weights_outside(files.payload, "of_all_methods", &weights);
+  const OnePiece there("of_all_methods", weights), other("of_others", weights);
   {
     Loaded loaded(payload);
     loaded.named_data = &there;
