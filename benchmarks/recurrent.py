@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -19,24 +20,14 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_recipes import ArmRecipeType, export
-from arm_recipes.report import TensorInfo
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from arm_recipes import ArmRecipeType, export  # noqa: E402
+from arm_recipes.report import TensorInfo  # noqa: E402
+from tests.models.keyword_spotter import KeywordSpotter  # noqa: E402
 
 RECIPES = (ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.TOSA_INT8)
-
-
-class KeywordSpotter(nn.Module):
-    """Frames of 10 MFCC features in, 12 classes out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(10, 118, batch_first=True)
-        self.classifier = nn.Linear(118, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of the last step alone."""
-        result: Tensor = self.classifier(self.layer(x)[0][:, -1])
-        return result
 
 
 def _seconds() -> float:

@@ -1,16 +1,22 @@
-"""Command streams of Ethos-U as Vela writes them (COP1). Numbers: ``runtime/ethosu_emulator/command_stream.h``."""
+"""Command streams of Ethos-U as Vela writes them. Numbers: ``runtime/ethosu_emulator/command_stream.h``."""
 
 import struct
 from collections.abc import Iterator, Sequence
 
-COMMANDS_AT, DMA_START, DMA_WAIT = 32, 16, 17
+DMA_START, DMA_WAIT = 16, 17
 #: Registers of a DMA: regions and addresses of source and target, length.
 DMA = (304, 305, 0x430, 0x431, 0x432)
+_DIRECT = b"COP2"  #: a stream for Direct Drive; others are COP1
+
+
+def _body(stream: bytes) -> int:
+    """Where the first command is."""
+    return 28 + int(struct.unpack_from("<I", stream, 24)[0]) if stream.startswith(_DIRECT) else 32
 
 
 def commands(stream: bytes) -> Iterator[tuple[int, int, int]]:
     """Place in words, number with 0x400 where a second word follows, the parameter's bits before that word's."""
-    words = struct.iter_unpack("<I", stream[COMMANDS_AT:])
+    words = struct.iter_unpack("<I", stream[_body(stream) :])
     for at, (word,) in (counted := enumerate(words)):
         second = next(counted)[1] if word & 0x4000 else ()
         yield at, word & 0x3FF | (word & 0x4000) >> 4, word >> 16 << 32 | sum(second)
@@ -23,6 +29,12 @@ def encoded(number: int, value: int) -> list[int]:
 
 
 def packed(stream: bytes, words: Sequence[int]) -> bytes:
-    """``words`` behind the header of ``stream``."""
-    length = 2 | len(words) >> 16 << 8 | (len(words) & 0xFFFF) << 16
-    return stream[: COMMANDS_AT - 4] + struct.pack(f"<{1 + len(words)}I", length, *words)
+    """``words`` behind the header of ``stream``, which tells their number."""
+    head = bytearray(stream[: _body(stream)])
+    size = len(head) + 4 * len(words)
+    if stream.startswith(_DIRECT):
+        struct.pack_into("<I", head, 8, size - 16)
+        struct.pack_into("<I", head, 20, size - 24)
+    else:
+        struct.pack_into("<I", head, 28, 2 | len(words) >> 16 << 8 | (len(words) & 0xFFFF) << 16)
+    return bytes(head) + struct.pack(f"<{len(words)}I", *words)

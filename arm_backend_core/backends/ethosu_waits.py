@@ -4,11 +4,10 @@ The two operations before a DMA ("kernels") may still be under way, and Vela mis
 smallest NPUs lose tables in each kernel without one, and Vela passes over some of these. Constants are left to it.
 """
 
-import struct
 from collections import defaultdict
 from collections.abc import Iterator
 
-from arm_backend_core.backends.ethosu_commands import COMMANDS_AT, DMA, DMA_START, DMA_WAIT, commands, encoded, packed
+from arm_backend_core.backends.ethosu_commands import DMA, DMA_START, DMA_WAIT, commands, encoded, packed
 
 _ELEMENTWISE, _KERNEL_WAIT, _KERNELS, _U85 = 6, 18, (2, 3, 5, 6), 2
 _ACTIVATION, _TABLE_0, _BLOCKDEP, _RESIZE = 293, 16, 303, 7
@@ -58,15 +57,14 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
 
 def _with_resizes_apart(stream: bytes) -> bytes:
     """Let no RESIZE of U85 begin before the operation before has ended: Vela takes it to read as far as it writes."""
-    start = 28 + struct.unpack_from("<I", stream, 24)[0] if stream.startswith(b"COP2") else COMMANDS_AT
-    words, blockdep, at = list(struct.unpack(f"<{(len(stream) - start) // 4}I", stream[start:])), 0, 0
-    while at < len(words):
-        if words[at] & 0x43FF == _BLOCKDEP:
-            blockdep = at
-        elif words[at] & 0x43FF == _RESIZE:
+    words, blockdep = list[int](), 0
+    for _, number, value in commands(stream):
+        if number == _BLOCKDEP:
+            blockdep = len(words)
+        elif number == _RESIZE:
             words[blockdep] = _BLOCKDEP  # 0, for all that follow this command
-        at += 2 if words[at] & 0x4000 else 1
-    return stream[:start] + struct.pack(f"<{len(words)}I", *words)
+        words += encoded(number, value)
+    return packed(stream, words)
 
 
 def _dma_words(registers: dict[int, int]) -> list[int]:

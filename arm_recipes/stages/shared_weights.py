@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.backends.ethosu_commands import DMA, commands, encoded, packed
 from arm_recipes.messages import warn
 from arm_recipes.programs import set_payload, store_named_data
 from arm_recipes.runtime.ethosu_payload import read_parts, with_weights_outside
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
     from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 _CONV, _DEPTHWISE, _KERNELS, _ELEMENTWISE, _DMA = 2, 3, (2, 3, 5, 6, 7), 6, 16
-_WORD = 0x400  # of a key: the command has a second word
 #: Of weights, up to four streams, and of scales: region, base; the length is the register after the base.
 _STREAMS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
 #: Of IFM and IFM2: region, base, precision.
 _MAPS = ((271, 0x400, 261), (399, 0x480, 389))
-_SOURCE, _INDICES = (304, 0x430), (308, 0x437)
-_LENGTH, _INDEX_MAX, _STRIDES, _COUNTS, _TARGET_REGION = 0x432, 0x438, (0x433, 0x434), (306, 307), 305
+_SOURCE, _TARGET_REGION, _LENGTH = (DMA[0], DMA[2]), DMA[1], DMA[4]
+_INDICES, _INDEX_MAX, _STRIDES, _COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
 _IN_MEMORY = 2  #: from here on, an operand is chained or a number
 _CONSTANTS = 0  #: the region of weights and other constants
 _ALIGNMENT = 64
@@ -81,8 +80,8 @@ def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendM
     if len(region) > 0.9 * sum(len(part.weights) for part in parts):
         return
     name = _stored(manager, region)
-    for module, stream, commands in zip(modules, streams, moved, strict=True):
-        payload = with_weights_outside(module.processed_bytes, commands, name)
+    for module, stream, patched in zip(modules, streams, moved, strict=True):
+        payload = with_weights_outside(module.processed_bytes, patched, name)
         _replace(module, payload, [checksum(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted)
 
 
@@ -158,11 +157,9 @@ class Stream:
             which Vela sets once for a constant and for another tensor that lies as far from where its region begins.
     """
 
-    def __init__(self, commands: bytes) -> None:
-        self._direct = commands.startswith(b"COP2")
-        start = 28 + struct.unpack_from("<I", commands, 24)[0] if self._direct else 32
-        self._head, self._u85 = commands[:start], self._direct or commands[11] >> 4 == 2
-        self._words = list(struct.unpack(f"<{(len(commands) - start) // 4}I", commands[start:]))
+    def __init__(self, stream: bytes) -> None:
+        self._stream, self._u85 = stream, stream.startswith(b"COP2") or stream[11] >> 4 == 2
+        self._words: list[int] = []
         self.inserted: list[int] = []
         self.uses = list(self._read())
 
@@ -172,37 +169,27 @@ class Stream:
         for place, address in places.items():
             words[place] = (words[place] & 0xFF00FFFF) | (address >> 32) << 16
             words[place + 1] = address & 0xFFFFFFFF
-        head, size = bytearray(self._head), len(self._head) + 4 * len(words)
-        if self._direct:
-            struct.pack_into("<I", head, 8, size - 16)
-            struct.pack_into("<I", head, 20, size - 24)
-        else:
-            struct.pack_into("<I", head, 28, 2 | len(words) >> 16 << 8 | (len(words) & 0xFFFF) << 16)
-        return bytes(head) + struct.pack(f"<{len(words)}I", *words)
+        return packed(self._stream, words)
 
     def _read(self) -> Iterator[Use]:
         """Uses, in program order. Registers keep what is written to them."""
-        registers, places, at = defaultdict[int, int](int), dict[int, int](), 0
+        registers, places, words = defaultdict[int, int](int), dict[int, int](), self._words
         regions: dict[int, bool] = {}
-        while at < len(self._words):
-            word = self._words[at]
-            second = word & 0x4000
-            key = word & 0x3FF | second >> 4
-            if second or key >= 256:
-                registers[key] = (word >> 16) << 32 | (self._words[at + 1] if second else 0)
-                places[key] = at
+        for _, number, value in commands(self._stream):
+            if number >= 256:
+                registers[number], places[number] = value, len(words)
             else:
-                for region, base, length in self._operands(key, registers):
+                for region, base, length in self._operands(number, registers):
                     if base not in places:
                         continue
                     constant = registers[region] >> 32 & 7 == _CONSTANTS
                     if regions.setdefault(places[base], constant) != constant:
-                        self.inserted.append(4 * at - 8 * len(self.inserted))
-                        self._words[at:at] = self._words[places[base] : places[base] + 2]
-                        places[base], regions[at], at = at, constant, at + 2
+                        self.inserted.append(4 * len(words) - 8 * len(self.inserted))
+                        places[base], regions[len(words)] = len(words), constant
+                        words += encoded(base, registers[base])
                     if constant:
                         yield Use(places[base], registers[base] & 0xFFFFFFFFFF, length)
-            at += 2 if second else 1
+            words += encoded(number, value)
 
     def _operands(self, code: int, registers: dict[int, int]) -> Iterator[tuple[int, int, int | None]]:
         """Registers of region and address of what an operation reads, and how many bytes that are."""

@@ -16,21 +16,9 @@ from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization
 from arm_backend_core.tosa import passes
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.stages.post_training import Observed
+from tests.models.keyword_spotter import KeywordSpotter
 from tests.ops.cases import Recurrent, Unrolled
 from tests.ops.runner import spec
-
-
-class KeywordSpotter(nn.Module):
-    """49 frames of 10 MFCC features in, 12 classes out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.LSTM(10, 118, batch_first=True)
-        self.classifier = nn.Linear(118, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.classifier(self.layer(x)[0][:, -1])
-        return result
 
 
 @pytest.mark.parametrize(

@@ -184,17 +184,22 @@ class _Nested(nn.Module):
         return result
 
 
+def _with_loops(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], target: str, loops: int) -> runner.Lowered:
+    """The model in one delegate, which has so many loops and one branch."""
+    program = runner.export(model, samples[0]) if target == "fp+cf" else _quantized(model, samples)
+    lowered = runner.lower(program, target)
+    lowered.check_delegated()
+    operators = lowered.log.delegates[0].tosa_operators
+    assert (operators.count("WHILE_LOOP"), operators.count("COND_IF")) == (loops, 1)
+    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+FP+int16+controlflow")
+    return lowered
+
+
 @pytest.mark.parametrize("target", ["fp+cf", "int+cf"])
 def test_loops_and_branches_stand_in_each_other(target: str) -> None:
     model, x = _Nested(), torch.linspace(-5, 4, 7)
     samples = [(x, torch.full((2,), level)) for level in (1.0, 2.0, -1.0, 0.0)]
-    lowered = runner.lower(
-        runner.export(model, samples[0]) if target == "fp+cf" else _quantized(model, samples), target
-    )
-    lowered.check_delegated()
-    operators = lowered.log.delegates[0].tosa_operators
-    assert (operators.count("WHILE_LOOP"), operators.count("COND_IF")) == (3, 1)
-    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+FP+int16+controlflow")
+    lowered = _with_loops(model, samples, target, 3)
     for sample in samples:
         torch.testing.assert_close(
             lowered.run(sample)[0], model(*sample), atol=1e-5 if target == "fp+cf" else 0.1, rtol=1e-5
@@ -253,13 +258,7 @@ class _Until(nn.Module):
 def test_a_loop_runs_as_often_as_values_say(target: str) -> None:
     model = _Until().eval()
     samples = [(torch.full((2, 4), high), torch.linspace(-1, 1.5, 8).reshape(2, 4)) for high in (4.0, 2.5, -1.0, 0.5)]
-    lowered = runner.lower(
-        runner.export(model, samples[0]) if target == "fp+cf" else _quantized(model, samples), target
-    )
-    lowered.check_delegated()
-    operators = lowered.log.delegates[0].tosa_operators
-    assert (operators.count("WHILE_LOOP"), operators.count("COND_IF")) == (1, 1)
-    validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+FP+int16+controlflow")
+    lowered = _with_loops(model, samples, target, 1)
     for sample in samples:
         for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp+cf" else 0.12, rtol=1e-5)
