@@ -7,6 +7,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from arm_recipes.saved_kinds import told_apart
+
 
 def check_saved_program(path: str | Path) -> Path:
     """The path of a program that ``torch.export.save`` wrote, as far as that can be told without importing PyTorch.
@@ -17,14 +19,16 @@ def check_saved_program(path: str | Path) -> Path:
     file = Path(path).expanduser()
     if not file.is_file():
         raise ValueError(f"model: there is no file '{path}'")
+    reason = "another kind of archive"
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"model: '{path}' is not a program saved by torch.export.save: {error}") from error
+        names, reason = [], str(error)
     # The first is how the files of PyTorch 2.7 and before are known.
     if "version" not in names and not any(name.endswith("/archive_format") for name in names):
-        raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but another kind of archive")
+        what = told_apart(file) or reason
+        raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but {what}")
     return file
 
 
@@ -46,6 +50,12 @@ def check_writable(path: str | Path) -> Path:
     except OSError as error:
         raise ValueError(f"cannot write '{path}': {error.strerror}") from error
     return target
+
+
+def cache_folder() -> Path:
+    """Where this package keeps what it makes once: ``$XDG_CACHE_HOME/arm-recipes``, or below ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "arm-recipes"
 
 
 def write(target: Path, data: bytes) -> None:

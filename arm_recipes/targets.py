@@ -114,3 +114,17 @@ SPECS: dict[str, Callable[[Options], ArmCompileSpec]] = {
     "VGF_A8W4": partial(_vgf, f"{_MIXED}+int4"),
     "VGF_A16W8": partial(_vgf, _MIXED),
 }
+
+
+def recipe_name(given: str) -> str:
+    """The name of a recipe that is written in any case, with ``-`` or ``_``.
+
+    Raises:
+        ValueError: there is none; the message names the nearest.
+    """
+    name = given.strip().upper().replace("-", "_").removeprefix("ARM_RECIPES_")
+    if name in SPECS:
+        return name
+    near = get_close_matches(name, SPECS, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise ValueError(f"there is no recipe {given!r}; {hint}(allowed: {', '.join(SPECS)})")

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
+from arm_recipes.files import cache_folder
 from arm_recipes.runtime.errors import RuntimeUnavailable
 
 #: C++ sources, which a wheel of this project holds too.
@@ -39,7 +40,7 @@ def plugin() -> Path:
         RuntimeUnavailable: there is no compiler, it failed, or the cache cannot be written.
     """
     executorch = _executorch()
-    target = _cache() / f"host_plugin-{_key(executorch)}.so"
+    target = cache_folder() / f"host_plugin-{_key(executorch)}.so"
     if not target.exists():
         _compile(executorch, target)
     return target
@@ -54,11 +55,6 @@ def _executorch() -> Path:
     import executorch.runtime
 
     return Path(executorch.runtime.__file__).parents[1]
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "arm-recipes"
 
 
 def _key(executorch: Path) -> str:

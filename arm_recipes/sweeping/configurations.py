@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes import options
-from arm_recipes.targets import SPECS
+from arm_recipes.targets import SPECS, recipe_name
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
@@ -64,12 +63,9 @@ def recipe_names(recipes: Any) -> tuple[str, ...]:
     """
     names = []
     for recipe in _listed("recipes", recipes):
-        name = str(getattr(recipe, "name", recipe)).upper()
+        name = recipe_name(str(getattr(recipe, "name", recipe)))
         if name not in RECIPES:
-            near = get_close_matches(name, RECIPES, n=1)
-            hint = f"; did you mean '{near[0]}'?" if near and name not in SPECS else ""
-            reason = "has no estimates of cycles and memory" if name in SPECS else "is no recipe"
-            raise ValueError(f"recipes: {name} {reason}{hint} (allowed: {', '.join(RECIPES)})")
+            raise ValueError(f"{name} has no estimates of cycles and memory (allowed: {', '.join(RECIPES)})")
         names.append(name)
     return tuple(dict.fromkeys(names))
 

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from arm_backend_core.ops.registry import records
-from arm_recipes import ArmRecipeType
+from arm_recipes import ArmRecipeType, ExportRecipe, export
 from arm_recipes.cli import main
 from tests.recipes.models import Small, Sorting, images, vectors
 
@@ -49,9 +50,99 @@ def test_json_and_the_default_output(small: Path, capsys: pytest.CaptureFixture[
     assert small.with_suffix(".pte").stat().st_size == report["program_bytes"]
 
 
+@pytest.mark.parametrize("source", ["samples.npz", "folder", "given_samples:made"])
+def test_calibration_of_files_is_that_of_samples(
+    source: str, small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    samples = images(4)
+    arrays = np.concatenate([sample[0].numpy() for sample in samples])
+    monkeypatch.chdir(small.parent)
+    np.savez("samples.npz", arrays)
+    Path("folder").mkdir()
+    for index, array in enumerate(arrays):
+        np.save(f"folder/{index}.npy", array)
+    Path("given_samples.py").write_text(
+        "import numpy\n\ndef made():\n    return [(x[None],) for x in numpy.load('samples.npz')['arr_0']]\n"
+    )
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration=samples)
+    assert main(["export", str(small), "--recipe", "tosa-int8", "--calibration", source]) == 0
+    assert "4 samples" in capsys.readouterr().out
+    assert small.with_suffix(".pte").read_bytes() == export(str(small), recipe).buffer
+
+
+def test_run_prints_and_writes_what_python_gets(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = export(str(small), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP))
+    program, arrays, output = small.with_suffix(".pte"), small.with_name("x.npz"), small.with_name("y.npz")
+    result.save(program)
+    samples = images(3)
+    np.savez(arrays, np.stack([sample[0].numpy() for sample in samples]))
+    assert main(["run", str(program), "--inputs", str(arrays), "--json", "-o", str(output)]) == 0
+    rows = json.loads(capsys.readouterr().out)["outputs"]
+    (written,) = np.load(output).values()
+    for row, sample, array in zip(rows, samples, written, strict=True):
+        expected = result.run(*sample)
+        assert np.array_equal(array, expected.numpy())
+        assert row["max"] == expected.max().item()
+        assert row["first"] == expected.flatten()[:8].tolist()
+    assert main(["run", str(program), "--inputs", str(arrays)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_sweep_takes_several_of_each(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    modes = ["--memory-mode", "Sram_Only", "--memory-mode", "Shared_Sram"]
+    arguments = ["sweep", str(small), "--recipe", "ethosu-u55-int8", "--macs", "64", "--macs", "128", *modes]
+    picture = small.with_name("sweep.html")
+    assert main([*arguments, "--json", "--html", str(picture)]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {(row["macs"], row["memory_mode"]) for row in rows} == {
+        (64, "Sram_Only"),
+        (64, "Shared_Sram"),
+        (128, "Sram_Only"),
+        (128, "Shared_Sram"),
+    }
+    assert "plotly" in picture.read_text()
+
+
+def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert f"torch {torch.__version__}" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "saved", "message"),
+    [
+        ("model.pt", torch.nn.Linear(2, 2), "a pickled object of the class torch.nn.modules.linear.Linear"),
+        ("weights.pt", torch.nn.Linear(2, 2).state_dict(), "weights alone (a state dict)"),
+        ("checkpoint.pt", {"epoch": 3, "model": torch.nn.Linear(2, 2).state_dict()}, "weights alone (a state dict)"),
+        ("model.onnx", None, "an ONNX model"),
+        ("model.pte", None, "a program that is compiled already"),
+    ],
+)
+def test_other_kinds_of_files_are_told_apart(
+    name: str, saved: object, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    torch.save(saved, path)
+    assert main(["export", str(path), "--recipe", "TOSA_FP"]) == 2
+    said = capsys.readouterr().err
+    assert f"'{path}' is not a program saved by torch.export.save, but {message}" in said
+    assert "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')" in said
+
+
+def test_torchscript_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "script.pt"
+    torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2)).save(str(path))
+    assert main(["export", str(path), "--recipe", "TOSA_FP"]) == 2
+    assert "a TorchScript archive" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--recipe", "TOSA_FP", "--calibration", "random:samples"], "TOSA_FP: unknown argument 'calibration'"),
+        (["--recipe", "TOSA_INT8", "--calibration", "none.npz"], "--calibration: there is no 'none.npz'"),
         (["--recipe", "ETHOSU_U55_INT8", "--macs", "512"], "error: macs=512: no ethos-u55 has that many"),
         (["--recipe", "TOSA_FP", "--macs", "512"], "error: TOSA_FP: unknown argument 'macs'"),
         (["--recipe", "ETHOSU_U55_INT8", "--direct-drive"], "error: ETHOSU_U55_INT8: unknown argument 'direct_drive'"),
@@ -68,6 +159,12 @@ def test_wrong_arguments_exit_with_2(
 def test_a_missing_model_exits_with_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", str(tmp_path / "none.pt2"), "--recipe", "TOSA_FP"]) == 2
     assert "error: model: there is no file" in capsys.readouterr().err
+
+
+def test_the_nearest_recipe_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "m.pt2", "--recipe", "ethos_u85_int8"])
+    assert "no recipe 'ethos_u85_int8'; did you mean ETHOSU_U85_INT8?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [[], ["export"], ["export", "m.pt2", "--recipe", "NO_SUCH_RECIPE"]])
@@ -118,6 +215,7 @@ def test_help_and_errors_do_not_wait_for_pytorch(small: Path, tmp_path: Path) ->
     torch.save({"a": 1}, weights)
     text.write_text("no archive")
     model = str(small)
+    assert main(["operators"]) == 0
     cases: list[tuple[list[str], int]] = [
         (["--help"], 0),
         (["export", "--help"], 0),
@@ -135,6 +233,14 @@ def test_help_and_errors_do_not_wait_for_pytorch(small: Path, tmp_path: Path) ->
         (["export", "/nowhere/model.pt2", "--recipe", "TOSA_FP"], 2),
         (["export", str(weights), "--recipe", "TOSA_FP"], 2),
         (["export", str(text), "--recipe", "TOSA_FP"], 2),
+        (["--version"], 0),
+        (["recipes", "--json"], 0),
+        (["operators"], 0),  # kept from above
+        (["run", "/nowhere/model.pte", "--inputs", str(tmp_path)], 2),
+        (["run", model, "--inputs", "module:function", "-o", "/nowhere/out.npz"], 2),
+        (["sweep", model, "--recipe", "TOSA_INT8"], 2),
+        (["sweep", model, "--macs", "100"], 2),
+        (["sweep", model, "--samples", "nowhere"], 2),
         (["inspect", "/nowhere/model.pte"], 2),
         (["inspect", str(text)], 2),
     ]

@@ -1,0 +1,43 @@
+"""``arm-recipes export``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from arm_recipes.commands import arguments
+from arm_recipes.files import check_writable
+
+if TYPE_CHECKING:
+    from arm_recipes.commands.arguments import Commands
+
+
+def add(commands: Commands) -> None:
+    """Its arguments."""
+    parser = commands.add_parser(
+        "export",
+        help="compile a program that torch.export.save wrote",
+        description="Compile a program. Quantizing recipes calibrate with --calibration, or with the inputs saved in "
+        "the program.",
+    )
+    arguments.add_model(parser)
+    parser.add_argument("-o", "--output", type=Path, help="default: the model's name with .pte")
+    arguments.add_recipe(parser)
+    parser.add_argument("--tosa", action="store_true", help="write the TOSA twin too: model.tosa.pte")
+    parser.add_argument("--verify", action="store_true", help="run what Vela compiled, against its TOSA graph")
+    arguments.add_json(parser)
+    parser.set_defaults(call=_export)
+
+
+def _export(given: argparse.Namespace) -> None:
+    chosen = arguments.chosen(given)
+    output = check_writable(given.output or given.model.with_suffix(".pte"))
+    from arm_recipes import export
+
+    program = arguments.load_model(given.model)
+    result = export(program, arguments.made_recipe(given, chosen, program), verify=given.verify)
+    result.save(output, tosa=given.tosa)
+    arguments.show(result.report, as_json=given.json)
+    print(f"wrote {output}", file=sys.stderr)

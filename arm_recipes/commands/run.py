@@ -1,0 +1,102 @@
+"""``arm-recipes run``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes.commands import arguments
+from arm_recipes.commands.samples import check_source
+from arm_recipes.files import check_writable
+
+if TYPE_CHECKING:
+    from arm_recipes.commands.arguments import Commands
+    from arm_recipes.runtime.program import Program
+
+#: Numbers of an output that are printed.
+_FIRST = 8
+
+
+def add(commands: Commands) -> None:
+    """Its arguments."""
+    parser = commands.add_parser(
+        "run",
+        help="run a program on this machine, its delegates included",
+        description="Run a program in ExecuTorch's runtime: delegates for TOSA on Arm's reference model, for Ethos-U "
+        "on an emulator of the NPU, for VGF on Vulkan.",
+    )
+    parser.add_argument("program", type=Path, help="a .pte file")
+    arguments.add_samples(parser, "--inputs", "what to run it with, one call for each sample", required=True)
+    parser.add_argument("--method", default="forward")
+    parser.add_argument("--via", choices=["tosa"], help="run the TOSA graphs that the delegates were compiled from")
+    parser.add_argument("-o", "--output", type=Path, help="an .npz file for the outputs, the samples along axis 0")
+    arguments.add_json(parser)
+    parser.set_defaults(call=_run)
+
+
+def _run(given: argparse.Namespace) -> None:
+    check_source(given.inputs, "--inputs")
+    if not given.program.expanduser().is_file():
+        raise ValueError(f"program: there is no file '{given.program}'")
+    output = None if given.output is None else check_writable(given.output)
+    from arm_recipes.runtime.program import load
+
+    program = load(given.program)
+    names = [value.name for value in program.signature(given.method).outputs]
+    samples = arguments.read(given, "inputs", _slots(program, given.method))
+    found = list(program.run_batch(samples() if callable(samples) else samples, method=given.method, via=given.via))
+    rows = list(_rows(names, found))
+    if given.json:
+        print(json.dumps({"method": given.method, "outputs": rows}, indent=2))
+    else:
+        for row in rows:
+            values = ", ".join(f"{value:.6g}" for value in row["first"])
+            shape = f"{row['dtype']}{row['shape']}"
+            print(f"sample {row['sample']}  {row['name']}  {shape}  {row['min']:.6g} to {row['max']:.6g}: {values}")
+    if output is not None:
+        _write(output, names, found)
+        print(f"wrote {output}", file=sys.stderr)
+
+
+def _slots(program: Program, method: str) -> Any:
+    """The inputs of a method.
+
+    Raises:
+        ValueError: one is no tensor.
+    """
+    from arm_recipes.report import TensorInfo
+
+    inputs = program.signature(method).inputs
+    for value in inputs:
+        if not isinstance(value, TensorInfo):
+            raise ValueError(f"'{method}' takes '{value.name}' ({value}), which is no tensor: run it from Python")
+    return inputs
+
+
+def _rows(names: Sequence[str], found: Sequence[Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """What is told of each output of each sample."""
+    for sample, outputs in enumerate(found):
+        for name, tensor in zip(names, outputs, strict=True):
+            values = tensor.detach().reshape(-1).double()
+            yield {
+                "sample": sample,
+                "name": name,
+                "dtype": str(tensor.dtype).removeprefix("torch."),
+                "shape": list(tensor.shape),
+                "min": float(values.min()) if len(values) else 0.0,
+                "max": float(values.max()) if len(values) else 0.0,
+                "first": values[:_FIRST].tolist(),
+            }
+
+
+def _write(path: Path, names: Sequence[str], found: Sequence[Sequence[Any]]) -> None:
+    import numpy as np
+
+    columns = zip(*found, strict=True)
+    arrays = {name: np.stack([x.numpy() for x in column]) for name, column in zip(names, columns, strict=True)}
+    with path.open("wb") as file:
+        np.savez(file, **arrays)

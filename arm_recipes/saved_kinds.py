@@ -1,0 +1,62 @@
+"""What kind of file a user gave in place of a program of ``torch.export.save``, and how to come from it to one."""
+
+from __future__ import annotations
+
+import pickletools
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+#: How to write what ``export`` reads.
+_SAVE = "torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
+#: Formats of others, by the end of the file's name.
+_FORMATS = {
+    ".onnx": f"an ONNX model; start from the PyTorch model that it was made of: {_SAVE}",
+    ".tflite": f"a LiteRT model; start from the PyTorch model that it was made of: {_SAVE}",
+    ".safetensors": f"weights alone; build the model, load them into it, then {_SAVE}",
+    ".pte": f"a program that is compiled already (arm-recipes run, inspect); compile from PyTorch: {_SAVE}",
+    ".py": f"Python source; in it, or in a notebook, {_SAVE}",
+}
+#: What an unpickled module or dict is made of: enough opcodes to meet the first class.
+_OPCODES = 64
+
+
+def told_apart(path: Path) -> str | None:
+    """What a file is that ``torch.export.save`` did not write, and what to do; None where that cannot be told.
+
+    The file is not unpickled: that would run what it holds, and import PyTorch.
+    """
+    known = _FORMATS.get(path.suffix.lower())
+    if known is not None:
+        return known
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if any("/code/" in name for name in names) and any(name.endswith("/constants.pkl") for name in names):
+                return f"a TorchScript archive; start from the module that it was made of: {_SAVE}"
+            pickles = [name for name in names if name.endswith("/data.pkl")]
+            first = next(_classes(archive.read(pickles[0])), "") if pickles else ""
+    except (OSError, zipfile.BadZipFile, ValueError):
+        return None
+    if not pickles:
+        return None
+    if first == "collections OrderedDict" or not first or first.startswith("torch._utils"):
+        return f"weights alone (a state dict); build the model, model.load_state_dict(torch.load(...)), then {_SAVE}"
+    return (
+        f"a pickled object of the class {first.replace(' ', '.')} (torch.save); where its class can be imported, "
+        f"model = torch.load(..., weights_only=False), then {_SAVE}"
+    )
+
+
+def _classes(pickle: bytes) -> Iterator[str]:
+    """Classes that a pickle names, as "module name", in order."""
+    strings: list[str] = []
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(pickle)):
+        if count > _OPCODES:
+            return
+        if opcode.name == "GLOBAL":
+            yield str(argument)
+        elif opcode.name == "STACK_GLOBAL":
+            yield " ".join(strings[-2:])
+        elif isinstance(argument, str):
+            strings.append(argument)

@@ -1,0 +1,160 @@
+"""Samples that the command line reads: files of arrays, folders of them and of images, and functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from arm_recipes.commands.samples import Images, check_source, read_samples
+from arm_recipes.report import TensorInfo
+
+_AS_IT_IS = Images((0.0,), (1.0,))
+_ONE = TensorInfo("x", "float32", (2, 3))
+_IMAGE = TensorInfo("image", "float32", (1, 3, 4, 6))
+
+
+def _read(path: Path, *slots: TensorInfo, images: Images = _AS_IT_IS) -> Any:
+    return read_samples(str(path), "--inputs", slots, images)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [
+        pytest.param((2, 3), 1, id="a sample"),
+        pytest.param((3,), None, id="part of a sample"),
+        pytest.param((5, 2, 3), 5, id="samples along an axis of their own"),
+        pytest.param((6, 3), 3, id="a long batch"),
+        pytest.param((2, 4), None, id="another shape"),
+        pytest.param((0, 3), None, id="none"),
+    ],
+)
+def test_how_an_array_is_samples(shape: tuple[int, ...], count: int | None, tmp_path: Path) -> None:
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    np.save(tmp_path / "x.npy", array)
+    if count is None:
+        with pytest.raises(ValueError, match=r"--inputs: .*x.npy': input 'x' has the shape \[2, 3\], the array"):
+            _read(tmp_path / "x.npy", _ONE)
+        return
+    samples = _read(tmp_path / "x.npy", _ONE)
+    assert len(samples) == count
+    given = torch.from_numpy(array).reshape(-1, 2, 3)
+    for (tensor,), expected in zip(samples, given, strict=True):
+        assert torch.equal(tensor, expected)
+
+
+def test_the_last_batch_is_filled_up(tmp_path: Path) -> None:
+    array = np.arange(9, dtype=np.float32).reshape(3, 3)
+    np.save(tmp_path / "x.npy", array)
+    (_,), (last,) = _read(tmp_path / "x.npy", _ONE)
+    assert last.tolist() == [array[2].tolist(), array[0].tolist()]
+
+
+def test_arrays_by_name_or_in_order(tmp_path: Path) -> None:
+    slots = TensorInfo("a", "float32", (1,)), TensorInfo("b", "int64", (1,))
+    a, b = np.array([1.5], np.float64), np.array([2], np.int32)
+    np.savez(tmp_path / "named.npz", b=b, a=a)
+    np.savez(tmp_path / "ordered.npz", a, b)
+    for name in ("named", "ordered"):
+        ((first, second),) = _read(tmp_path / f"{name}.npz", *slots)
+        assert (first.dtype, first.item(), second.dtype, second.item()) == (torch.float32, 1.5, torch.int64, 2)
+    np.savez(tmp_path / "few.npz", a=a)
+    with pytest.raises(ValueError, match="has the arrays a; the model takes a, b"):
+        _read(tmp_path / "few.npz", *slots)
+    np.savez(tmp_path / "uneven.npz", a=np.zeros((3, 1)), b=np.zeros((2, 1), np.int64))
+    with pytest.raises(ValueError, match=r"different numbers of samples \(a: 3, b: 2\)"):
+        _read(tmp_path / "uneven.npz", *slots)
+
+
+def test_a_folder_by_names_of_files(tmp_path: Path) -> None:
+    for name, value in (("b", 2.0), ("a", 1.0), ("c", 3.0)):
+        np.save(tmp_path / f"{name}.npy", np.full((2, 3), value, np.float32))
+    assert [tensor[0, 0].item() for (tensor,) in _read(tmp_path, _ONE)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("array", "slot", "given"),
+    [
+        (np.zeros(3, np.uint8), TensorInfo("x", "float32", (3,)), "is float32, the array uint8"),
+        (np.full(3, 0.5), TensorInfo("x", "int64", (3,)), "is int64, the array float64"),
+        (np.full(3, 300), TensorInfo("x", "int8", (3,)), "is int8, the array int64"),
+        (np.ones(3), TensorInfo("x", "bool", (3,)), "is bool, the array float64"),
+    ],
+)
+def test_numbers_that_would_change(array: Any, slot: TensorInfo, given: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", array)
+    with pytest.raises(ValueError, match=given):
+        _read(tmp_path / "x.npy", slot)
+
+
+def test_real_numbers_are_quantized_for_integers(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([0.5, -1.0, 100.0]))
+    ((tensor,),) = _read(tmp_path / "x.npy", TensorInfo("x", "int8", (3,), 0.5, 1))
+    assert tensor.tolist() == [2, -1, 127]
+
+
+def test_images_are_scaled_and_cut(tmp_path: Path) -> None:
+    # Twice the size and wider: the middle remains, whose outermost pixels are mixed with what is cut off.
+    pixels = np.zeros((8, 16, 3), np.uint8)
+    pixels[:, 2:14] = (255, 51, 0)
+    Image.fromarray(pixels).save(tmp_path / "one.png")
+    ((tensor,),) = _read(tmp_path, _IMAGE, images=Images((0.0, 0.2, 0.0), (2.0, 1.0, 1.0)))
+    assert tensor.shape == (1, 3, 4, 6)
+    assert tensor.dtype == torch.float32
+    expected = torch.tensor([0.5, 0.0, 0.0]).reshape(1, 3, 1, 1).expand(1, 3, 4, 6)
+    assert torch.allclose(tensor[..., 1:-1], expected[..., 1:-1], atol=1e-6)
+
+
+def test_grey_images(tmp_path: Path) -> None:
+    Image.fromarray(np.full((4, 6, 3), 51, np.uint8)).save(tmp_path / "one.png")
+    ((tensor,),) = _read(tmp_path / "one.png", TensorInfo("image", "float32", (1, 1, 4, 6)))
+    assert torch.allclose(tensor, torch.full((1, 1, 4, 6), 0.2), atol=1e-6)
+
+
+def test_an_array_without_the_batch_of_one(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.ones((4, 6), np.float32))
+    ((tensor,),) = _read(tmp_path / "x.npy", TensorInfo("x", "float32", (1, 4, 6)))
+    assert tensor.shape == (1, 4, 6)
+
+
+def test_what_is_no_image_and_what_takes_none(tmp_path: Path) -> None:
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"bad\.png' cannot be read as an image"):
+        _read(tmp_path / "bad.png", _IMAGE)
+    with pytest.raises(ValueError, match="the model takes float32"):
+        _read(tmp_path / "bad.png", _ONE)
+    with pytest.raises(ValueError, match="the model takes 2 inputs"):
+        _read(tmp_path / "bad.png", _IMAGE, _IMAGE)
+    with pytest.raises(ValueError, match="--mean has 2 numbers; the model's images have 3 channels"):
+        _read(tmp_path / "bad.png", _IMAGE, images=Images((0.0, 1.0), (1.0,)))
+
+
+def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_samples_module.py").write_text("def made():\n    return [(1,), (2,)]\n\nvalue = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert read_samples("my_samples_module:made", "--inputs", [_ONE], _AS_IT_IS)() == [(1,), (2,)]
+    for name, reason in (("value", "is of type int, not a function"), ("none", "cannot be imported from here")):
+        with pytest.raises(ValueError, match=reason):
+            read_samples(f"my_samples_module:{name}", "--inputs", [_ONE], _AS_IT_IS)
+
+
+def test_sources_are_checked_before_they_are_read(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("")
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "a.npy").write_bytes(b"")
+    (tmp_path / "both" / "a.png").write_bytes(b"")
+    for source, reason in (
+        ("nowhere.npz", "there is no 'nowhere.npz': give a .npz or .npy file"),
+        (str(tmp_path / "empty"), "has no .npy, .npz or image"),
+        (str(tmp_path / "text.txt"), "is none of these"),
+        (str(tmp_path / "both"), "has arrays and images; keep one kind there"),
+    ):
+        with pytest.raises(ValueError, match=f"--samples: .*{reason}"):
+            check_source(source, "--samples")
+    check_source("package.module:function", "--samples")
