@@ -3,13 +3,15 @@
 # make record the figures that the tests hold the zoo's models to, written anew
 #
 # Both work on a fresh clone with Python 3.11 and pip. The environment lives in .venv and is reused until
-# pyproject.toml or this file changes. PIP_ARGS is passed to pip, for example an index with CPU builds of PyTorch.
+# pyproject.toml or this file changes. PyTorch's CPU build comes from its own index where that can be reached, unless
+# PIP_ARGS, which is passed to pip, is set, for example to another index. SYSTEM_PACKAGES=no installs no Debian package.
 
 PYTHON ?= python3.11
 PIP_ARGS ?=
 RECIPE ?= ETHOSU_U85_INT8
 MACS ?=
 WORKERS ?= 2
+SYSTEM_PACKAGES ?= yes
 MINUTES ?= 10
 TARGET ?=
 SEED ?= 0
@@ -62,10 +64,10 @@ format: $(READY_TEST)
 env: $(READY_TEST)
 
 debian:
-	@scripts/debian_packages.sh $(DEBIAN)
+	@SYSTEM_PACKAGES=$(SYSTEM_PACKAGES) scripts/debian_packages.sh $(DEBIAN)
 
 debian-test:
-	@scripts/debian_packages.sh $(DEBIAN) $(DEBIAN_TEST)
+	@SYSTEM_PACKAGES=$(SYSTEM_PACKAGES) scripts/debian_packages.sh $(DEBIAN) $(DEBIAN_TEST)
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache
@@ -77,9 +79,11 @@ $(BIN)/python:
 	  $(PYTHON) -m pip --python $(BIN)/python install $(PIP_ARGS) pip; }
 
 $(READY): pyproject.toml Makefile | $(BIN)/python
+	$(if $(PIP_ARGS),,@scripts/install_pytorch.sh $(BIN)/python)
 	$(PIP) install --quiet --progress-bar off $(PIP_ARGS) --editable '.[demo]'
 	touch $@
 
 $(READY_TEST): pyproject.toml Makefile | $(BIN)/python
+	$(if $(PIP_ARGS),,@scripts/install_pytorch.sh $(BIN)/python)
 	$(PIP) install --quiet --progress-bar off $(PIP_ARGS) --editable '.[test]'
 	touch $@ $(READY)

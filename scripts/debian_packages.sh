@@ -1,6 +1,7 @@
 #!/bin/sh
-# Installs the Debian packages named on the command line that are missing, where this user may; says what is missing
-# where not. Never fails: what needs a package tells so by itself.
+# Installs the Debian packages named on the command line that are missing, where this user may; says which first, and
+# what is missing where not. Never fails: what needs a package tells so by itself.
+# SYSTEM_PACKAGES=no: none is installed.
 set -u
 
 missing=""
@@ -9,6 +10,10 @@ for package in "$@"; do
 done
 [ -n "$missing" ] || exit 0
 
+if [ "${SYSTEM_PACKAGES:-yes}" = no ]; then
+  echo "Left out, as SYSTEM_PACKAGES=no says:$missing" >&2
+  exit 0
+fi
 if ! command -v apt-get >/dev/null; then
   echo "This is no Debian: install what its packages$missing hold, in the way of this system." >&2
   exit 0
@@ -21,8 +26,10 @@ if [ "$(id -u)" -ne 0 ]; then
     exit 0
   fi
 fi
-echo "Installing Debian packages:$missing"
+echo "Installing Debian packages, which SYSTEM_PACKAGES=no leaves out:$missing"
 $root apt-get update -qq >/dev/null
-# shellcheck disable=SC2086 # one word a package
-$root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $missing >/dev/null ||
-  echo "apt-get could not install:$missing" >&2
+# One at a time: apt-get installs none of several where it knows one of them not.
+for package in $missing; do
+  $root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$package" >/dev/null ||
+    echo "apt-get could not install $package; what needs it says so" >&2
+done

@@ -20,7 +20,7 @@ from arm_backend_core.workers.worker import describe_exit
 _PACKAGE = "ai-ml-sdk-model-converter"
 _OLDEST = (0, 11, 0)
 _NAME = "model-converter"
-_INSTALL = f"Install it with: pip install '{_PACKAGE}>={'.'.join(map(str, _OLDEST))}'"
+_INSTALL = f"Install it with: pip install 'arm-recipes[vgf]', or '{_PACKAGE}>={'.'.join(map(str, _OLDEST))}'"
 
 
 _RESERVED = ("-i", "--input", "-o", "--output", "--tosa-flatbuffer", "-h", "--help", "-v", "--version")

@@ -108,7 +108,7 @@ def _ask(name: str, *arguments: Any) -> Any:
         if error.kind in ("ImportError", "ModuleNotFoundError"):
             raise ArmBackendError(
                 f"Vela, the compiler for Ethos-U, cannot be imported ({error.message}). "
-                "Install it with: pip install ethos-u-vela"
+                "Install it with: pip install 'arm-recipes[ethosu]'"
             ) from None
         raise RefusedConfiguration(error.message) from None
     except WorkerDied as death:

@@ -191,7 +191,9 @@ def _image(file: Path, slot: TensorInfo, images: Images, what: str) -> Array:
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
-        raise ValueError(f"{what}: Pillow, which reads images, is not installed: pip install pillow") from error
+        raise ValueError(
+            f"{what}: Pillow, which reads images, is not installed: pip install 'arm-recipes[images]'"
+        ) from error
     _, channels, height, width = slot.shape
     for name, values in (("--mean", images.mean), ("--std", images.std)):
         if len(values) not in (1, channels):

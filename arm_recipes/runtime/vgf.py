@@ -109,7 +109,7 @@ def _runner() -> ModuleType:
     except ImportError as error:
         raise RuntimeUnavailable(
             f"Running a VGF program takes the package ai-ml-sdk-scenario-runner: {error}. "
-            "Install it with: pip install 'ai-ml-sdk-scenario-runner>=0.11'"
+            "Install it with: pip install 'arm-recipes[vgf]'"
         ) from None
     runner: ModuleType = scenario_runner_py
     return runner

@@ -155,7 +155,7 @@ def _use_emulation_layer() -> None:
     except ImportError:
         raise RuntimeUnavailable(
             "No Vulkan driver here has Arm's ML extensions, and the emulation layer is not installed. "
-            "Install it with: pip install 'ai-ml-emulation-layer-for-vulkan>=0.11'"
+            "Install it (ai-ml-emulation-layer-for-vulkan) with: pip install 'arm-recipes[vgf]'"
         ) from None
     paths = get_deploy_paths()
     _prepend("VK_LAYER_PATH", paths["VK_LAYER_PATH"])

@@ -296,7 +296,7 @@ def test_missing_vela(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = vela.Worker(Path(vela.__file__).with_name("vela_process.py"))
     monkeypatch.setattr(vela, "_worker", worker)
     try:
-        with pytest.raises(ArmBackendError, match=r"cannot be imported.*pip install ethos-u-vela"):
+        with pytest.raises(ArmBackendError, match=r"cannot be imported.*pip install 'arm-recipes\[ethosu\]'"):
             EthosUCompileSpec("ethos-u55-128", extra_flags=[])
     finally:
         worker.close()

@@ -109,7 +109,10 @@ def test_missing_converter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MODEL_CONVERTER_PATH", raising=False)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(model_converter.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ArmBackendError, match=r"not installed.*pip install 'ai-ml-sdk-model-converter>=0.11.0'"):
+    with pytest.raises(
+        ArmBackendError,
+        match=r"not installed.*pip install 'arm-recipes\[vgf\]', or 'ai-ml-sdk-model-converter>=0.11.0'",
+    ):
         VgfCompileSpec()
 
 

@@ -160,7 +160,7 @@ def test_no_driver_for_a_payload_without_a_checksum() -> None:
 
 
 def test_no_emulation_layer(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeUnavailable, match=r"pip install 'ai-ml-emulation-layer-for-vulkan>=0\.11'"):
+    with pytest.raises(RuntimeUnavailable, match=r"pip install 'arm-recipes\[vgf\]'"):
         in_child(host_children.run, small(VGF).buffer, *images(1)[0], without=["emulation_layer.cli"])
     with pytest.raises(RuntimeUnavailable, match=r"is installed without 'libVkLayer_Tensor\.so': install it again"):
         in_child(host_children.run_without_layer_library, str(tmp_path), small(VGF).buffer, *images(1)[0])
@@ -169,7 +169,7 @@ def test_no_emulation_layer(tmp_path: Path) -> None:
 def test_no_scenario_runner() -> None:
     with pytest.raises(
         RuntimeUnavailable,
-        match=r"takes the package ai-ml-sdk-scenario-runner: .*scenario_runner_py.*pip install 'ai-ml-sdk-scenario-run",
+        match=r"takes the package ai-ml-sdk-scenario-runner: .*scenario_runner_py.*pip install 'arm-recipes\[vgf\]'",
     ):
         in_child(host_children.run, small(VGF).buffer, *images(1)[0], without=["scenario_runner_py"])
 
