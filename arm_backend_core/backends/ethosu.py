@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.backends.artifacts import Locate, failure
 from arm_backend_core.backends.ethosu_waits import with_waits
 from arm_backend_core.backends.ethosu_weights import keep_weights
-from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, VelaFigures, block_stream, io_block
+from arm_backend_core.backends.payload import (
+    Layer,
+    MemoryUse,
+    Payload,
+    Placed,
+    VelaFigures,
+    block_stream,
+    io_block,
+)
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
@@ -133,6 +141,20 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Laye
         accelerator=spec.accelerator,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
+        placed=tuple(map(_placed, _rows(answer["tables"], "tensors"))),
+    )
+
+
+def _placed(row: dict[str, str]) -> Placed:
+    return Placed(
+        name=row["name"],
+        memory=row["memory"],
+        buffers=row["usage"] == "OpBuffering",
+        cascaded=row["usage"] == "OpCascade",
+        start=int(row["start_time"]),
+        end=int(row["end_time"]),
+        address=int(row["start_address"], 16),
+        bytes=int(row["size"], 16),
     )
 
 
@@ -148,8 +170,10 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequenc
     for row in _rows(tables, "queue"):
         offset = int(row["offset"])
         commands.setdefault(row["scheduled_id"], []).append(offset + 4 * bisect.bisect_right(waits, offset))
-    layers = []
-    for row in _rows(tables, "perf"):
+    layers, rows = [], _rows(tables, "perf")
+    numbers = {row["id"]: number for number, row in enumerate(rows)}
+    joined = {row["id"]: numbers[row["group_id"]] for row in _rows(tables, "group")}
+    for row in rows:
         source = sources.get(row["source_id"], {})
         index = int(source.get("ext_key", -1))
         layers.append(
@@ -168,6 +192,7 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequenc
                     if column.endswith(_ACCESS_SUFFIX) and column.removesuffix(_ACCESS_SUFFIX) not in _INTERNAL
                 ),
                 commands=tuple(commands.get(row["id"], ())),
+                part_of=joined.get(row["id"]),
             )
         )
     return tuple(layers)

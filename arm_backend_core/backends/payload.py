@@ -50,6 +50,7 @@ class Layer:
         staging_bytes: use of the staging memory while it runs.
         memory_cycles: cycles per memory, as (name, cycles).
         commands: bytes of the commands that start it, from the first command on; those before each belong to it too.
+        part_of: number of the operation that does it on its way, whose cycles hold its own; None where it is one.
     """
 
     operator: str
@@ -62,6 +63,31 @@ class Layer:
     staging_bytes: int
     memory_cycles: tuple[tuple[str, int], ...]
     commands: tuple[int, ...] = ()
+    part_of: int | None = None
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor in working memory.
+
+    Attributes:
+        name: in the flatbuffer; of a buffer for weights, Vela's own.
+        memory: as ``MemoryUse.name``.
+        buffers: it holds weights while an operation reads them.
+        cascaded: it is a part of a tensor that is written and read in turns.
+        start, end: the first and last moment of its life. An operation takes two moments; those that are written and
+            read in turns have the same.
+        address: of its first byte in that memory; some lie at the same one.
+    """
+
+    name: str
+    memory: str
+    buffers: bool
+    cascaded: bool
+    start: int
+    end: int
+    address: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -81,6 +107,7 @@ class VelaFigures:
         weight_bytes: weights as encoded for the NPU; ``original_weight_bytes`` before that.
         npu_operators: operations in the command stream.
         layers: per operation, in execution order.
+        placed: tensors in working memory, where and when.
         accelerator, system_config, memory_mode: what was compiled for.
     """
 
@@ -102,6 +129,7 @@ class VelaFigures:
     accelerator: str
     system_config: str
     memory_mode: str
+    placed: tuple[Placed, ...] = ()
 
     @property
     def sram_exceeded(self) -> bool:

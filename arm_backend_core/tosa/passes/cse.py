@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Value, together
 
 
 def share_common(graph: Graph, target: Target) -> None:
@@ -26,6 +26,8 @@ def share_common(graph: Graph, target: Target) -> None:
             kept.append(op)
         else:
             replaced[op.output] = result
+            assert result.producer is not None
+            result.producer.origins = together([result.producer, op])
     graph.ops = kept
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
 
