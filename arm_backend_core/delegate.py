@@ -106,8 +106,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
     """Optimize a part's graph and compile it."""
     try:
         passes.run(graph, spec.target)
-        unknown = [op for op in graph.walk() if not op.origins]
-        assert not unknown, f"nobody knows where {unknown} comes from"
+        assert all(op.origins for op in graph.walk()), "nobody knows where an operator comes from"
     except Exception as error:
         what = f"optimizing delegate '{part.name}' raised {type(error).__name__}: {error}"
         raise CompileError(fault(what, error).reason, delegate=part.name) from error

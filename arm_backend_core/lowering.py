@@ -115,12 +115,11 @@ class Lowering:
     def _trace(self, node: Node, origin: Origin, result: Result, made: Sequence[Op]) -> None:
         """Tell ``made`` of the work that it does, and of the functions that are computed with it."""
         functions = sum((self._functions.get(source, Counter()) for source in node.all_input_nodes), Counter[Origin]())
-        self._functions.pop(node, None)
-        if isinstance(result, Univariate):
-            self._functions[node] = functions + Counter({origin: result.base.value.size})
+        own = Counter({origin: result.base.value.size}) if isinstance(result, Univariate) else None
+        self._functions[node] = Counter() if own is None else functions + own
         for op in made:
-            own = {} if functions and is_quantize(node) else dict.fromkeys(op.origins, op.work)
-            op.origins = dict(functions + Counter(own))
+            alone = not functions or not is_quantize(node)
+            op.origins = functions + Counter(dict.fromkeys(op.origins, op.work) if alone else {})
 
     def _checked(self, node: Node, result: Result) -> Result:
         """``result`` if it is what PyTorch says that the node gives: number, shape and dtype of the results.

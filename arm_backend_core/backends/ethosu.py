@@ -15,15 +15,7 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.backends.artifacts import Locate, failure
 from arm_backend_core.backends.ethosu_waits import with_waits
 from arm_backend_core.backends.ethosu_weights import keep_weights
-from arm_backend_core.backends.payload import (
-    Layer,
-    MemoryUse,
-    Payload,
-    Placed,
-    VelaFigures,
-    block_stream,
-    io_block,
-)
+from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, Placed, VelaFigures, block_stream, io_block
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
@@ -34,6 +26,8 @@ _logger = logging.getLogger(__name__)
 #: NPU-internal memories, which Vela leaves out of its figures as well.
 _INTERNAL = ("shram", "lutram")
 _ACCESS_SUFFIX = "_ac"
+#: Columns of Vela's table of tensors, in the order of ``Placed``.
+_PLACES = ("start_time", "end_time", "start_address", "size")
 
 
 def compile_ethosu(
@@ -141,20 +135,10 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Laye
         accelerator=spec.accelerator,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
-        placed=tuple(map(_placed, _rows(answer["tables"], "tensors"))),
-    )
-
-
-def _placed(row: dict[str, str]) -> Placed:
-    return Placed(
-        name=row["name"],
-        memory=row["memory"],
-        buffers=row["usage"] == "OpBuffering",
-        cascaded=row["usage"] == "OpCascade",
-        start=int(row["start_time"]),
-        end=int(row["end_time"]),
-        address=int(row["start_address"], 16),
-        bytes=int(row["size"], 16),
+        placed=tuple(
+            Placed(row["name"], row["memory"], row["usage"], *(int(row[column], 0) for column in _PLACES))
+            for row in _rows(answer["tables"], "tensors")
+        ),
     )
 
 

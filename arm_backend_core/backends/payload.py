@@ -68,22 +68,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Placed:
-    """A tensor in working memory.
+    """A tensor in working memory: by Vela's name, in which memory, for what, when, and from which byte on.
 
-    Attributes:
-        name: in the flatbuffer; of a buffer for weights, Vela's own.
-        memory: as ``MemoryUse.name``.
-        buffers: it holds weights while an operation reads them.
-        cascaded: it is a part of a tensor that is written and read in turns.
-        start, end: the first and last moment of its life. An operation takes two moments; those that are written and
-            read in turns have the same.
-        address: of its first byte in that memory; some lie at the same one.
+    An operation takes two moments; those that are written and read in turns (a cascade) have the same two.
     """
 
     name: str
     memory: str
-    buffers: bool
-    cascaded: bool
+    usage: str
     start: int
     end: int
     address: int

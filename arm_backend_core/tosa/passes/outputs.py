@@ -6,9 +6,6 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Origin, Value
 
-#: Stands for the operator of what copies an input or a constant that the program returns.
-_COPIED = "output"
-
 
 def make_outputs_distinct(graph: Graph, target: Target) -> None:
     """Every output has an operator of its own: inputs, constants and repeated values pass an IDENTITY."""
@@ -16,6 +13,6 @@ def make_outputs_distinct(graph: Graph, target: Target) -> None:
     seen: set[Value] = set()
     for i, value in enumerate(graph.outputs):
         if value.producer is None or value in seen:
-            build.origins = {} if value.producer else {Origin(value.name, _COPIED): 1}
+            build.origins = {} if value.producer else {Origin(value.name, "output"): 1}
             graph.outputs[i] = build.emit("IDENTITY", (value,), value.shape, value.dtype)
         seen.add(graph.outputs[i])
