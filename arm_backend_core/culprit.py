@@ -21,8 +21,6 @@ def culprit(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin |
     """
     users = graph.users()
     for op in graph.ops:
-        if op.origin is None:
-            continue
         behind = [user for user in users.get(op.output, []) if user.kind == "RESCALE"][:1]
         try:
             compile_payload(spec, serialize(_alone([op, *behind])), delegate="culprit", locate=lambda _: None)

@@ -106,6 +106,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
     """Optimize a part's graph and compile it."""
     try:
         passes.run(graph, spec.target)
+        assert all(op.origins for op in graph.walk()), "nobody knows where an operator comes from"
     except Exception as error:
         what = f"optimizing delegate '{part.name}' raised {type(error).__name__}: {error}"
         raise CompileError(fault(what, error).reason, delegate=part.name) from error
@@ -124,8 +125,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         vela=payload.vela,
         inputs=tuple(_io(node, value, walk) for node, value in zip(part.inputs, graph.inputs, strict=True)),
         outputs=tuple(_io(node, value, walk) for node, value in zip(part.outputs, graph.outputs, strict=True)),
-        sources=tuple("" if op.origin is None else op.origin.source for op in graph.walk()),
-        modules=tuple("" if op.origin is None else op.origin.module for op in graph.walk()),
+        origins=tuple(tuple(op.origins.items()) for op in graph.walk()),
     )
     log = events.current()
     if log is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import VelaFigures
+    from arm_backend_core.tosa.graph import Origin
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Delegate:
     Attributes:
         operators: ATen operator of every delegated node, in program order.
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
-        sources, modules: of each of them line and submodule of the user's model, where known.
+        origins: of each of them where it comes from, with the work that it does for each: at least one.
         tosa: the flatbuffer that was compiled (TOSA 1.0).
         payload_bytes: size of what is stored in the ``.pte``.
         checksum: of the same, as its compile spec has it.
@@ -58,8 +59,12 @@ class Delegate:
     vela: VelaFigures | None
     inputs: tuple[Io, ...]
     outputs: tuple[Io, ...]
-    sources: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()
+    origins: tuple[tuple[tuple[Origin, int], ...], ...] = ()
+
+    @property
+    def main_origins(self) -> tuple[Origin, ...]:
+        """Of each TOSA operator where most of its work comes from."""
+        return tuple(max(origins, key=lambda each: each[1])[0] for origins in self.origins)
 
 
 @dataclass

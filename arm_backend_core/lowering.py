@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import operator
 import traceback
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Origin, Value, constant
+from arm_backend_core.tosa.graph import Graph, Op, Origin, Value, constant
 
 Result = Tensor | Univariate | list[Any] | Unsupported
 
@@ -65,6 +66,7 @@ class Lowering:
         self.builder = Builder(self.graph, target, splits=True)
         self._entered: dict[Node, tuple[Value, Tensor]] = {}  # a node outside: the graph's input, and what it is here
         self._dequantized: dict[Value, list[Tensor]] = {}
+        self._functions: dict[Node, Counter[Origin]] = {}  # that wait for the operator that computes them
         self._intervals = Intervals(self.constants)
 
     def run(self, nodes: Iterable[Node], outside: Collection[Node]) -> None:
@@ -90,9 +92,11 @@ class Lowering:
     def _guarded(self, node: Node) -> Result:
         mark = len(self.graph.ops)
         *_, module = ("", *modules_of(node))
-        self.builder.origin = Origin(node.name, operator_name(node), source_line(node), module)
+        origin = Origin(node.name, operator_name(node), source_line(node), module)
+        self.builder.origins = {origin: 1}
         try:
             result = self._lower(node)
+            self._trace(node, origin, result, self.graph.ops[mark:])
             # A constant is held in a type that TOSA has: float64 as FP32.
             return result if node in self.constants else self._checked(node, result)
         except Unsupported as reason:
@@ -107,6 +111,15 @@ class Lowering:
         del self.graph.ops[mark:]
         self._entered = {source: kept for source, kept in self._entered.items() if kept[1].value.producer not in dead}
         return refusal
+
+    def _trace(self, node: Node, origin: Origin, result: Result, made: Sequence[Op]) -> None:
+        """Tell ``made`` of the work that it does, and of the functions that are computed with it."""
+        functions = sum((self._functions.get(source, Counter()) for source in node.all_input_nodes), Counter[Origin]())
+        own = Counter({origin: result.base.value.size}) if isinstance(result, Univariate) else None
+        self._functions[node] = Counter() if own is None else functions + own
+        for op in made:
+            alone = not functions or not is_quantize(node)
+            op.origins = functions + Counter(dict.fromkeys(op.origins, op.work) if alone else {})
 
     def _checked(self, node: Node, result: Result) -> Result:
         """``result`` if it is what PyTorch says that the node gives: number, shape and dtype of the results.

@@ -6,6 +6,7 @@ import html
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from arm_backend_core.backends.payload import VelaFigures
     from arm_backend_core.events import Delegate, Rejected
+    from arm_recipes.layers import LayerCost
     from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
 
 #: What the memory of an Ethos-U's base addresses holds.
@@ -151,6 +153,13 @@ class Report:
     def delegates(self) -> tuple[Delegate, ...]:
         """Delegates of all methods."""
         return tuple(delegate for method in self.methods for delegate in method.delegates)
+
+    @cached_property
+    def layers(self) -> tuple[LayerCost, ...]:
+        """What each layer of the model costs on Ethos-U, all methods, in the order in which they run."""
+        from arm_recipes.layers import method_layers
+
+        return tuple(cost for method in self.methods for cost in method_layers(method.name, method.delegates))
 
     @property
     def cpu(self) -> tuple[CpuOperator, ...]:

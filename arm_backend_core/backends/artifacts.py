@@ -12,7 +12,7 @@ from pathlib import Path
 from arm_backend_core.backends.payload import Payload, VelaFigures
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
-from arm_backend_core.tosa.graph import Graph, Origin
+from arm_backend_core.tosa.graph import Graph
 
 #: Finds what a tool's message is about: text -> (ATen operator, line of the user's model).
 Locate = Callable[[str], "tuple[str, str] | None"]
@@ -59,18 +59,11 @@ def dump(spec: ArmCompileSpec, delegate: str, flatbuffer: bytes, payload: Payloa
 
 
 def _debug_json(delegate: str, backend: str, graph: Graph, vela: VelaFigures | None) -> bytes:
-    """Which ATen node each TOSA operator comes from (none for a pass's own), with Vela's figures, as JSON."""
-    origins = [(op, op.origin or Origin("", "")) for op in graph.ops]
+    """Where each TOSA operator comes from, with Vela's figures, as JSON."""
     operators = [
-        {
-            "index": i,
-            "tosa": op.kind,
-            "output": op.output.name,
-            "aten": of.operator,
-            "node": of.node,
-            "source": of.source,
-        }
-        for i, (op, of) in enumerate(origins)
+        {"index": i, "tosa": op.kind, "output": op.output.name, **asdict(of)}
+        for i, op in enumerate(graph.ops)
+        if (of := op.origin)
     ]
     content = {"delegate": delegate, "backend": backend, "operators": operators, "vela": asdict(vela) if vela else None}
     return json.dumps(content, indent=2).encode()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from arm_backend_core.backends.artifacts import Locate, failure
 from arm_backend_core.backends.ethosu_waits import with_waits
 from arm_backend_core.backends.ethosu_weights import keep_weights
-from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, VelaFigures, block_stream, io_block
+from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, Placed, VelaFigures, block_stream, io_block
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
@@ -26,6 +26,8 @@ _logger = logging.getLogger(__name__)
 #: NPU-internal memories, which Vela leaves out of its figures as well.
 _INTERNAL = ("shram", "lutram")
 _ACCESS_SUFFIX = "_ac"
+#: Columns of Vela's table of tensors, in the order of ``Placed``.
+_PLACES = ("start_time", "end_time", "start_address", "size")
 
 
 def compile_ethosu(
@@ -133,6 +135,10 @@ def _figures(answer: dict[str, Any], spec: EthosUCompileSpec, layers: tuple[Laye
         accelerator=spec.accelerator,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
+        placed=tuple(
+            Placed(row["name"], row["memory"], row["usage"], *(int(row[column], 0) for column in _PLACES))
+            for row in _rows(answer["tables"], "tensors")
+        ),
     )
 
 
@@ -148,8 +154,10 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequenc
     for row in _rows(tables, "queue"):
         offset = int(row["offset"])
         commands.setdefault(row["scheduled_id"], []).append(offset + 4 * bisect.bisect_right(waits, offset))
-    layers = []
-    for row in _rows(tables, "perf"):
+    layers, rows = [], _rows(tables, "perf")
+    numbers = {row["id"]: number for number, row in enumerate(rows)}
+    joined = {row["id"]: numbers[row["group_id"]] for row in _rows(tables, "group")}
+    for row in rows:
         source = sources.get(row["source_id"], {})
         index = int(source.get("ext_key", -1))
         layers.append(
@@ -168,6 +176,7 @@ def _layers(tables: dict[str, tuple[list[str], list[list[str]]]], waits: Sequenc
                     if column.endswith(_ACCESS_SUFFIX) and column.removesuffix(_ACCESS_SUFFIX) not in _INTERNAL
                 ),
                 commands=tuple(commands.get(row["id"], ())),
+                part_of=joined.get(row["id"]),
             )
         )
     return tuple(layers)

@@ -50,6 +50,7 @@ class Layer:
         staging_bytes: use of the staging memory while it runs.
         memory_cycles: cycles per memory, as (name, cycles).
         commands: bytes of the commands that start it, from the first command on; those before each belong to it too.
+        part_of: number of the operation that does it on its way, whose cycles hold its own; None where it is one.
     """
 
     operator: str
@@ -62,6 +63,23 @@ class Layer:
     staging_bytes: int
     memory_cycles: tuple[tuple[str, int], ...]
     commands: tuple[int, ...] = ()
+    part_of: int | None = None
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A tensor in working memory: by Vela's name, in which memory, for what, when, and from which byte on.
+
+    An operation takes two moments; those that are written and read in turns (a cascade) have the same two.
+    """
+
+    name: str
+    memory: str
+    usage: str
+    start: int
+    end: int
+    address: int
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -81,6 +99,7 @@ class VelaFigures:
         weight_bytes: weights as encoded for the NPU; ``original_weight_bytes`` before that.
         npu_operators: operations in the command stream.
         layers: per operation, in execution order.
+        placed: tensors in working memory, where and when.
         accelerator, system_config, memory_mode: what was compiled for.
     """
 
@@ -102,6 +121,7 @@ class VelaFigures:
     accelerator: str
     system_config: str
     memory_mode: str
+    placed: tuple[Placed, ...] = ()
 
     @property
     def sram_exceeded(self) -> bool:

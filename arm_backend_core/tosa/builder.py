@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import Graph, Op, Origin, Value, constant, prod
+from arm_backend_core.tosa.graph import Graph, Op, Origins, Value, constant, prod, together
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import LEVEL_8K, OPERATORS
 
@@ -33,7 +34,8 @@ class Builder:
         self.graph = graph
         self.target = target
         self.splits = splits and not target.integer
-        self.origin: Origin | None = None
+        #: Of what is written; without any it has those of what it reads.
+        self.origins: Origins = {}
 
     # -- plumbing ------------------------------------------------------------------------------------------------
 
@@ -80,7 +82,10 @@ class Builder:
 
     def _op(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, attrs: dict[str, Any]) -> Op:
         output = Value(tuple(int(size) for size in shape), dtype, kind.lower())
-        return Op(kind, list(inputs), output, attrs, self.origin)
+        origins = self.origins or together(value.producer for value in inputs if value.producer is not None)
+        if kind == "TRANSPOSE":
+            origins = {replace(origin, moves=True): work for origin, work in origins.items()}
+        return Op(kind, list(inputs), output, attrs, origins)
 
     def const(self, data: Any, dtype: DType) -> Value:
         """A constant tensor."""

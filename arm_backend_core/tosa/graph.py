@@ -7,7 +7,8 @@ Operands that TOSA wants as constants (zero points, shapes, shifts, tables, resc
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -19,12 +20,20 @@ from arm_backend_core.dtype import DType
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an operator comes from: the fx node, its ATen operator, and line and submodule of the user's model."""
+    """Where an operator comes from: the fx node, its ATen operator, and line and submodule of the user's model.
+
+    ``moves``: it is no arithmetic of that node, but a TRANSPOSE that was written for it.
+    """
 
     node: str
     operator: str
     source: str = ""
     module: str = ""
+    moves: bool = False
+
+
+#: Origins of one operator, each with the work (``Op.work``) that it had there: the shares of what the operator costs.
+Origins = Mapping[Origin, int]
 
 
 @dataclass(eq=False)
@@ -67,8 +76,23 @@ class Op:
     inputs: list[Value]
     output: Value
     attrs: dict[str, Any] = field(default_factory=dict)
-    origin: Origin | None = None
+    origins: Origins = field(default_factory=dict)
     more: list[Value] = field(default_factory=list)
+
+    @property
+    def origin(self) -> Origin | None:
+        """The one with most work."""
+        return max(self.origins, key=self.origins.__getitem__, default=None)
+
+    @property
+    def work(self) -> int:
+        """Multiply-accumulates, of other operators elements of the largest operand or result; at least 1."""
+        if "weight_zp" in self.attrs:  # the weights of one result, for each result; of TRANSPOSE_CONV2D operand
+            windows = self.inputs[0] if self.kind == "TRANSPOSE_CONV2D" else self.output
+            return windows.size * self.inputs[1].size // windows.shape[-1] or 1
+        if self.kind == "MATMUL":
+            return self.inputs[0].size * self.output.shape[-1] or 1
+        return max(value.size for value in (*self.inputs, self.output) if value.data is None) or 1
 
     @property
     def results(self) -> list[Value]:
@@ -83,6 +107,11 @@ class Op:
     def __repr__(self) -> str:
         attrs = {name: value for name, value in self.attrs.items() if np.size(value) < 16}
         return f"{self.output!r} = {self.kind}({', '.join(map(repr, self.inputs))}) {attrs}"
+
+
+def together(ops: Iterable[Op]) -> Origins:
+    """The origins of what stands for all of these."""
+    return sum((Counter(op.origins) for op in ops), Counter())
 
 
 def constant(data: np.ndarray[Any, Any], dtype: DType, name: str = "") -> Value:
@@ -176,7 +205,7 @@ def cut(inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position:
     for op in sorted(needed, key=position):
         results = [Value(value.shape, value.dtype, graph.new_name(op.kind)) for value in op.results]
         operands = [known.get(value, value) for value in op.inputs]
-        graph.ops.append(Op(op.kind, operands, results[0], dict(op.attrs), op.origin, results[1:]))
+        graph.ops.append(Op(op.kind, operands, results[0], dict(op.attrs), op.origins, results[1:]))
         for value, result in zip(op.results, results, strict=True):
             known[value], result.producer = result, graph.ops[-1]
     graph.outputs = [known.get(value, value) for value in outputs]

@@ -130,7 +130,7 @@ def compile_tosa(flatbuffer: bytes, accelerator: str, system_config: str, option
         "tables": {
             name: (list(table.header), [list(row) for row in table.data])
             for name, table in (database.tables.items() if database else ())
-            if name in ("perf", "source", "queue")
+            if name in ("perf", "source", "queue", "group", "tensors")
         },
     }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.payloads import tosa_operators
+from arm_recipes.runtime.payloads import read_graph
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import Layer
@@ -50,7 +50,8 @@ class Origins:
 
     def __init__(self, record: Delegate | None) -> None:
         layers = record.vela.layers if record is not None and record.vela is not None else ()
-        places = tosa_operators(memoryview(record.tosa)) if record is not None and layers else ()
+        operators = read_graph(memoryview(record.tosa)).operators if record is not None and layers else ()
+        places = [operator.place for operator in operators]
         known = [_origin(record, layer, places) for layer in layers if record is not None]
         ends = [(end, origin) for layer, origin in zip(layers, known, strict=True) for end in layer.commands]
         self._ends = sorted(ends, key=lambda end: end[0])
@@ -77,8 +78,8 @@ def _origin(record: Delegate, layer: Layer, places: Sequence[int]) -> Origin:
     if layer.index not in places:
         return Origin(layer.operator, layer.tensor, estimate=layer)
     number = places.index(layer.index)
-    module, source = record.modules[number], record.sources[number]
-    return Origin(record.tosa_operators[number], layer.tensor, module, source, layer)
+    origin = record.main_origins[number]
+    return Origin(record.tosa_operators[number], layer.tensor, origin.module, origin.source, layer)
 
 
 def named(error: RunError, records: Mapping[bytes, Delegate]) -> str:

@@ -8,8 +8,9 @@ that begin with an underscore hold field numbers, under the names of ``tosa.fbs`
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Final
 
 from arm_recipes.report import TensorInfo
@@ -41,6 +42,7 @@ class _TosaBasicBlock:
 
 class _TosaOperator:
     inputs = 3
+    outputs = 4
 
 
 class _TosaTensor:
@@ -65,6 +67,8 @@ _TOSA_DTYPES: Final = {
     12: "float8_e5m2",
     17: "int64",
 }
+#: Bits of an element, by the same enumeration; the compiler's shapes are no data.
+_TOSA_BITS: Final = {1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 11: 8, 12: 8, 17: 64}
 _TOSA_MAGIC: Final = b"TOSA"
 
 
@@ -170,12 +174,50 @@ def read_tosa(data: memoryview) -> TosaPayload:
         raise PayloadError(f"truncated or damaged: {error}") from None
 
 
-def tosa_operators(data: memoryview) -> list[int]:
-    """Positions of the operators of a TOSA flatbuffer that are no constants: constants read nothing."""
+@dataclass(frozen=True)
+class TosaOperator:
+    """An operator of a TOSA flatbuffer that is no constant.
+
+    Attributes:
+        place: its position among all operators.
+        inputs, outputs: names of tensors.
+    """
+
+    place: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TosaGraph:
+    """The main block of a TOSA flatbuffer.
+
+    Attributes:
+        operators: in order; an export's record has as many.
+        inputs, outputs: names of the graph's tensors.
+        bytes: of every tensor.
+    """
+
+    operators: tuple[TosaOperator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bytes: Mapping[str, int]
+
+
+def read_graph(data: memoryview) -> TosaGraph:
+    """Operators and tensors of a TOSA flatbuffer that the compiler wrote."""
     (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
     (block,) = region.tables(_TosaRegion.blocks)
-    operators = block.tables(_TosaBasicBlock.operators)
-    return [place for place, operator in enumerate(operators) if operator.texts(_TosaOperator.inputs)]
+    operators = []
+    for place, operator in enumerate(block.tables(_TosaBasicBlock.operators)):
+        if inputs := operator.texts(_TosaOperator.inputs):
+            operators.append(TosaOperator(place, inputs, operator.texts(_TosaOperator.outputs)))
+    sizes = {}
+    for tensor in block.tables(_TosaBasicBlock.tensors):
+        bits = _TOSA_BITS.get(tensor.number(_TosaTensor.type, "I"), 0)
+        sizes[tensor.text(_TosaTensor.name)] = prod(tensor.numbers(_TosaTensor.shape, "i")) * bits // 8
+    inputs, outputs = (block.texts(field) for field in (_TosaBasicBlock.inputs, _TosaBasicBlock.outputs))
+    return TosaGraph(tuple(operators), inputs, outputs, sizes)
 
 
 def constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:

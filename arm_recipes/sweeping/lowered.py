@@ -100,5 +100,9 @@ def _unit(record: events.Delegate) -> Unit:
         name=record.name,
         digest=hashlib.sha256(record.tosa).hexdigest(),
         result_bytes=tuple(int(np.prod(io.shape)) * DType(io.dtype).bytes for io in record.outputs),
-        sources=tuple(dict.fromkeys(zip(record.tosa_operators, record.sources, strict=True))),
+        sources=tuple(
+            dict.fromkeys(
+                (kind, origin.source) for kind, origin in zip(record.tosa_operators, record.main_origins, strict=True)
+            )
+        ),
     )

@@ -177,7 +177,7 @@ def test_dump(tmp_path: Path) -> None:
     payload = _compile(spec, flatbuffer)
     graph = Graph()
     output = Value((1,), DType.INT8, "layer-1")
-    graph.ops.append(Op("IDENTITY", [], output, {}, Origin("conv2d", "aten.conv2d.default", "model.py:7")))
+    graph.ops.append(Op("IDENTITY", [], output, {}, {Origin("conv2d", "aten.conv2d.default", "model.py:7"): 1}))
     paths = dump(spec, "delegate/0", flatbuffer, payload, graph)
     assert sorted(Path(path).name for path in paths) == [
         "delegate_0.tosa",

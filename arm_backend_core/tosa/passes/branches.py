@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Value, cut
+from arm_backend_core.tosa.graph import Graph, Op, Value, cut, together
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import past
 
@@ -56,6 +56,7 @@ def _before(values: Iterable[Value]) -> set[Op]:
 def _branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None:
     """One COND_IF for these SELECTs; they stay where there is nothing that it could skip."""
     build = Builder(graph, target)
+    build.origins = together(selects)
     for op in selects:  # which broadcasts, and COND_IF does not
         for i in (1, 2):
             sizes = zip(op.output.shape, op.inputs[i].shape, strict=True)
@@ -69,7 +70,7 @@ def _branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None:
     condition = past(selects[0].inputs[0], "RESHAPE")
     first, *more = (op.output for op in selects)
     made = Op(
-        "COND_IF", [condition, *captured], first, {"then_graph": then, "else_graph": other}, selects[-1].origin, more
+        "COND_IF", [condition, *captured], first, {"then_graph": then, "else_graph": other}, together(selects), more
     )
     _put(graph, made, {*side, *selects})
 
@@ -96,7 +97,7 @@ def _loop(graph: Graph, target: Target, loop: int) -> None:
     for i, end in ends.items():
         results[i] = end.output
     inputs = [*(op.inputs[0] for op in starts), *captured]
-    made = Op("WHILE_LOOP", inputs, results[0], graphs, marks[-1].origin, results[1:])
+    made = Op("WHILE_LOOP", inputs, results[0], graphs, together(marks), results[1:])
     _put(graph, made, {*inside, *marks})
 
 

@@ -8,25 +8,22 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Value, together
 
 
 def share_common(graph: Graph, target: Target) -> None:
     """Keep the first of equal operators; every reader of the others reads the first's result."""
-    first: dict[Any, Value] = {}
+    first: dict[Any, Op] = {}
     replaced: dict[Value, Value] = {}
-    kept: list[Op] = []
     for op in graph.ops:
         op.inputs = [replaced.get(value, value) for value in op.inputs]
         operands: Iterator[Any] = (value if value.data is None else value.content for value in op.inputs)
         key = (op.kind, op.output.dtype, op.output.shape, *operands)
         key += tuple((name, _frozen(attr)) for name, attr in sorted(op.attrs.items()))
-        result = first.setdefault(key, op.output)
-        if result is op.output:
-            kept.append(op)
-        else:
-            replaced[op.output] = result
-    graph.ops = kept
+        kept = first.setdefault(key, op)
+        if kept is not op:
+            replaced[op.output], kept.origins = kept.output, together([kept, op])
+    graph.ops = list(first.values())
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
 
 

@@ -20,7 +20,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.permutation import Layout, compose, identity, inverse
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Origins, Value
 from arm_backend_core.tosa.legality import refusal
 from arm_backend_core.tosa.passes.layout_modes import Mode, attributes, flexible, forward, modes, moves_nothing, stored
 
@@ -224,17 +224,19 @@ class _Rebuild:
         self.graph = graph
         self.assignment = assignment
         self.build = Builder(graph, target)
+        self.wanted: dict[Value, Origins] = {}  # of the TRANSPOSEs that a value is behind
         self.stored: dict[Value, dict[Layout, Value]] = {v: {identity(v.rank): v} for v in graph.inputs}
 
     def run(self) -> None:
         """Replace the graph's operators and outputs."""
         ops, self.graph.ops = self.graph.ops, []
         for op in ops:
-            self.build.origin = op.origin
+            self.build.origins = op.origins
             if op.kind == "TRANSPOSE":
                 undo = inverse(tuple(op.attrs["perms"]))
                 there = self._layouts(op.inputs[0])
                 self.stored[op.output] = {compose(undo, layout): value for layout, value in there.items()}
+                self.wanted[op.output] = op.origins
             else:
                 self._write(op, self._choose(op))
         self.graph.outputs = [self._read(value, identity(value.rank)) for value in self.graph.outputs]
@@ -266,6 +268,9 @@ class _Rebuild:
         else:
             result = self.build.emit(op.kind, inputs, shape, op.output.dtype, **attributes(op, mode))
         self.stored[op.output] = {mode.output: result}
+        wanted = [self.wanted[value] for value in op.inputs if value in self.wanted]
+        if wanted and mode.output != identity(op.output.rank):
+            self.wanted[op.output] = wanted[0]
 
     def _read(self, value: Value, layout: Layout) -> Value:
         """``value`` in this layout, changed from the cheapest one that is stored."""
@@ -275,5 +280,7 @@ class _Rebuild:
             if moves_nothing(value.shape, nearest, layout):
                 there[layout] = self.build.reshape(there[nearest], stored(value.shape, layout))
             else:
+                reader, self.build.origins = self.build.origins, self.wanted.get(value, self.build.origins)
                 there[layout] = self.build.transpose(there[nearest], compose(inverse(nearest), layout))
+                self.build.origins = reader
         return there[layout]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Value, together
 
 
 class Rewriter:
@@ -61,20 +61,62 @@ def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
     rewriter = Rewriter(graph, target)
     old, graph.ops = graph.ops, []
     replaced: dict[Value, Value] = {}
+    made: dict[Op, list[Op]] = {}
     for op in old:
         op.inputs = [replaced.get(value, value) for value in op.inputs]
-        rewriter.build.origin = op.origin
+        rewriter.build.origins, mark = op.origins, len(graph.ops)
         result = _first(rules.get(op.kind, ()), op, rewriter)
         if result is None:
             graph.ops.append(op)
         else:
             assert (result.shape, result.dtype) == (op.output.shape, op.output.dtype), f"{op!r}: {result!r}"
-            replaced[op.output] = result
+            replaced[op.output], made[op] = result, graph.ops[mark:]
             rewriter.replaced(op.output, result)
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
     if replaced:
         graph.remove_dead()
+        _hand_on(made, old, set(graph.ops))
     return bool(replaced)
+
+
+#: What costs nothing any more where arithmetic takes it in.
+_PLACES = ("IDENTITY", "RESHAPE", "TRANSPOSE")
+
+
+def _hand_on(made: Mapping[Op, Sequence[Op]], old: Iterable[Op], live: Collection[Op]) -> None:
+    """What died for others gives its origins to what stands for them: to those of its kind, or else to all.
+
+    What a rule writes has the origins of the operator that it is for; where it stands for others of its own kind, only
+    theirs: f(TRANSPOSE(x)) becomes TRANSPOSE(f(x)), and both keep what they have.
+
+    Args:
+        made: by the operators that were replaced, what was written for each.
+        old: all operators before, in execution order.
+    """
+    seen = [each for op in old for each in (op, *made.get(op, ()))]
+    read = {value for ops in made.values() for op in ops for value in op.inputs}
+    readers: dict[Value, list[Op]] = {}
+    sources: dict[Value, set[Value]] = {}  # of what is dead: the values that are not
+    for op in seen:
+        found = [sources.get(value, {value}) for value in op.inputs if value.data is None]
+        sources[op.output] = {op.output} if op in live else set().union(*found)
+        for value in op.inputs:
+            readers.setdefault(value, []).append(op)
+    heirs: dict[Op, dict[Op, None]] = {}
+    given: dict[Op, list[Op]] = {}
+    for op in reversed(seen):
+        after = made[op] if op in made else readers.get(op.output, ())
+        heirs[op] = {op: None} if op in live else {heir: None for each in after for heir in heirs[each]}
+        if op in live or op in made or read.isdisjoint(sources[op.output]):  # the last: it was not needed
+            continue
+        alike = [heir for heir in heirs[op] if heir.kind == op.kind]
+        for heir in alike or (() if op.kind in _PLACES else heirs[op]):
+            given.setdefault(heir, []).append(op)
+    for replaced, ops in made.items():
+        for op in ops:
+            others = given.get(op, [])
+            own = [] if op.kind != replaced.kind and op.kind in {other.kind for other in others} else [op]
+            op.origins = together([*own, *others])
 
 
 def settle(graph: Graph, target: Target, rules: Rules) -> None:

@@ -8,7 +8,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.graph import Graph, Op, Origins, Value, together
 from arm_backend_core.tosa.operators import ELEMENTWISE, Array, evaluate
 
 _GRID = np.arange(-128, 128).astype(np.int8)
@@ -28,8 +28,7 @@ def compose_tables(graph: Graph, target: Target) -> None:
         if table is None:
             graph.ops.append(op)
             continue
-        root, entries = table
-        build.origin = op.origin
+        root, entries, build.origins = table
         try:
             result = build.table(root, entries)
         except Unsupported:
@@ -65,8 +64,8 @@ class _Chains:
         root = self.roots.get(value)
         return root if root is not None else value if value.dtype is DType.INT8 else None
 
-    def table(self, op: Op) -> tuple[Value, Array] | None:
-        """Root and entries for an operator that ends a chain worth replacing."""
+    def table(self, op: Op) -> tuple[Value, Array, Origins] | None:
+        """Root, entries and origins for an operator that ends a chain worth replacing."""
         root = self.roots.get(op.output)
         if root is None or op.output.dtype is not DType.INT8 or self._continues(op, root):
             return None
@@ -76,7 +75,7 @@ class _Chains:
         if len(removed) < 2 or root.producer in members:
             return None
         entries = self._evaluate(chain, root)
-        return None if entries is None else (root, entries)
+        return None if entries is None else (root, entries, together(removed))
 
     def _continues(self, op: Op, root: Value) -> bool:
         """Whether every reader belongs to the same chain and gives int8: the chain should end there."""
