@@ -22,7 +22,7 @@ REVISION = $(shell git describe --always --dirty)
 # the device backends, and a board to run them on.
 DEBIAN := g++ mesa-vulkan-drivers chromium-common
 DEBIAN_TEST := cmake clang libclang-rt-dev gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib \
-  qemu-system-arm
+  qemu-system-arm chromium
 
 VENV := .venv
 BIN := $(VENV)/bin

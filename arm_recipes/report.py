@@ -10,11 +10,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch.export import ExportedProgram
 
     from arm_backend_core.backends.payload import VelaFigures
     from arm_backend_core.events import Delegate, Rejected
+    from arm_recipes.comparing.result import Comparison
     from arm_recipes.layers import LayerCost
     from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
 
@@ -176,6 +179,20 @@ class Report:
             "methods": [_method_dict(method) for method in self.methods],
             "measured": plain(dict(self.measured)),
         }
+
+    def save_html(self, path: str | Path, *comparisons: Comparison) -> Path:
+        """Write a page of everything that the report has, with pictures: one file that needs nothing else.
+
+        Args:
+            comparisons: what ``ExportResult.compare`` found, for the accuracy by layer.
+
+        Raises:
+            ValueError: nothing can be written at ``path``; the message says why.
+            ImportError: Plotly is not installed.
+        """
+        from arm_recipes.page.page import save_html
+
+        return save_html(self, path, comparisons)
 
     def __str__(self) -> str:
         return as_text(self._sections())

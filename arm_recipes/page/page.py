@@ -1,0 +1,148 @@
+"""``Report.save_html``: one file with everything that is known of an export, which asks nothing of any network.
+
+Pictures are Plotly's, whose library is in the file. Without JavaScript the tables are there.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes.files import check_writable, write
+from arm_recipes.page.network import network
+from arm_recipes.report import Section, as_html, size
+
+if TYPE_CHECKING:
+    from arm_recipes.comparing.result import Comparison, LayerGap
+    from arm_recipes.layers import LayerCost
+    from arm_recipes.report import Report
+
+_LAYERS = ("layer", "line", "cycles", "share", "MACs", "MACs used", "read", "written", "bound by", "what")
+
+
+def save_html(report: Report, path: str | Path, comparisons: Sequence[Comparison]) -> Path:
+    """See ``Report.save_html``."""
+    target = check_writable(path)
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ImportError("save_html() needs Plotly: pip install 'arm-recipes[pictures]'") from error
+    networks = [
+        network(
+            delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (method.name, delegate.name)]
+        )
+        for method in report.methods
+        for delegate in method.delegates
+    ]
+    data = {
+        "networks": networks,
+        "layers": [_cost(cost) for cost in report.layers],
+        "accuracy": [{"layers": [_gap(layer) for layer in told.layers]} for told in comparisons],
+    }
+    made = Template(_resource("page.html")).substitute(
+        title=html.escape(f"{report.recipe}: report"),
+        css=_resource("page.css"),
+        script=_resource("page.js"),
+        plotly=get_plotlyjs(),
+        # "</script>" in a name would end the element, and the browser reads "<!--" as the beginning of a comment.
+        data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+        cards="".join(
+            f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in _cards(report, comparisons)
+        ),
+        body="\n".join(_body(report, networks, comparisons)),
+    )
+    write(target, made.encode())
+    return target
+
+
+def _resource(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _cards(report: Report, comparisons: Iterable[Comparison]) -> Iterator[tuple[str, str]]:
+    yield "program", size(report.program_bytes)
+    velas = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
+    if velas:
+        yield "target", velas[0].accelerator
+        yield "cycles", f"{sum(vela.total_cycles for vela in velas):,}"
+        yield "inference", f"{1e3 * sum(vela.inference_seconds for vela in velas):.3f} ms"
+        yield "SRAM at most", size(max(vela.sram_bytes for vela in velas))
+        yield "flash", size(sum(vela.flash_bytes for vela in velas))
+    yield "delegates", str(len(report.delegates))
+    yield "operators on the CPU", str(sum(operator.count for operator in report.cpu))
+    for told in comparisons:
+        yield f"SQNR of '{told.method}'", f"{told.sqnr:.1f} dB"
+    yield "export", f"{report.total_seconds:.1f} s"
+
+
+def _body(report: Report, networks: Sequence[dict[str, Any]], comparisons: Sequence[Comparison]) -> Iterator[str]:
+    if report.layers:
+        yield _heading("Cycles by layer", "The 25 that cost most, by Vela's estimate: what waits for memory is orange.")
+        yield '<div id="costs"></div>'
+        yield _heading("Cycles by module", "Click a module to see what is in it, its head to go back.")
+        yield '<div id="modules"></div>'
+        yield f"<details><summary>All layers</summary>{_table(_LAYERS, map(_row, report.layers))}</details>"
+    for number, told in enumerate(networks):
+        yield _heading(
+            f"Network: {told['name']}",
+            "What goes from layer to layer, as wide as its bytes; the darker a layer, the more cycles it takes. "
+            "Click one for its facts.",
+        )
+        yield f'<div class="network" data-number="{number}"><div class="controls"></div>'
+        yield '<div class="wide"><div class="picture"></div></div><div class="facts"></div></div>'
+    for number, told in enumerate(comparisons):
+        yield _heading(f"Accuracy of '{told.method}' by layer", f"{told.program} against {told.reference}.")
+        yield f'<div id="accuracy{number}"></div>{_sections(told._sections())}'
+    yield _heading("Everything else", "")
+    yield _sections(report._sections())
+
+
+def _heading(text: str, below: str) -> str:
+    return f"<h2>{html.escape(text)}</h2>" + (f"<p>{html.escape(below)}</p>" if below else "")
+
+
+def _sections(sections: Iterable[Section]) -> str:
+    return "".join(f'<div class="wide">{as_html([section])}</div>' for section in sections)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def line(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "".join(line(row, "td") for row in rows)
+    return f'<div class="wide"><table>{line(head, "th")}{body}</table></div>'
+
+
+def _row(cost: LayerCost) -> tuple[str, ...]:
+    return (
+        cost.name,
+        cost.source,
+        f"{cost.cycles:,}",
+        f"{cost.share:.1%}",
+        f"{cost.macs:,}",
+        f"{cost.utilization:.0%}",
+        size(cost.bytes_read),
+        size(cost.bytes_written),
+        cost.bound,
+        cost.reason or ", ".join(cost.operators),
+    )
+
+
+def _cost(cost: LayerCost) -> dict[str, Any]:
+    names = ("name", "module", "source", "kind", "cycles", "share", "utilization", "bound", "reason")
+    return {name: getattr(cost, name) for name in names} | {"operators": list(cost.operators)}
+
+
+def _gap(layer: LayerGap) -> dict[str, Any]:
+    told = {name: getattr(layer, name) for name in ("name", "module", "operator", "source")}
+    return told | {"sqnr": _finite(layer.gap.sqnr), "own": None if layer.own is None else _finite(layer.own.sqnr)}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,153 @@
+"""The page of a report: what it holds, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
+from arm_recipes.page.network import network
+from arm_recipes.report import Report
+
+_BROWSER = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--virtual-time-budget=10000"),
+    *("--enable-logging=stderr", "--window-size=1200,2000"),
+]
+
+
+class Block(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.second(torch.relu(self.first(x)))
+
+
+class Nested(nn.Module):
+    """Blocks in a sequence: modules to fold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.blocks = nn.Sequential(Block(16), Block(16))
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(self.stem(image)).mean((2, 3)))
+
+
+@lru_cache(maxsize=1)
+def _result() -> ExportResult:
+    torch.manual_seed(0)
+    samples = [(torch.randn(1, 3, 32, 32),) for _ in range(2)]
+    return export(Nested().eval(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
+
+
+def _page(folder: Path) -> str:
+    return _result().report.save_html(folder / "report.html").read_text()
+
+
+def _data(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_nodes_have_all_cycles_of_the_layers(tmp_path: Path) -> None:
+    data = _data(_page(tmp_path))
+    (graph,) = data["networks"]
+    report = _result().report
+    (delegate,) = report.delegates
+    assert delegate.vela is not None
+    rest = sum(cost.cycles for cost in report.layers if cost.kind == "rest")
+    assert sum(node["cycles"] or 0 for node in graph["nodes"]) == delegate.vela.total_cycles - rest
+    assert sum(layer["cycles"] for layer in data["layers"]) == delegate.vela.total_cycles
+
+
+def test_links_are_the_tensors_between_layers() -> None:
+    report = _result().report
+    graph = network(report.delegates[0], report.layers)
+    modules = [node["module"] or node["source"].split(",")[0] for node in graph["nodes"]]
+    pairs = {(modules[a], modules[b]): count for a, b, count in graph["links"]}
+    assert pairs["stem", "blocks.0.first"] == 16 * 16 * 16
+    assert pairs["blocks.0.first", "blocks.0.second"] == 16 * 16 * 16
+    assert ("stem", "blocks.0") in pairs  # the sum's other operand
+    assert ("head", "output 0") in pairs
+
+
+def test_nothing_is_asked_of_the_network(tmp_path: Path) -> None:
+    page = _page(tmp_path)
+    assert "default-src 'none'" in page
+    outside = page.replace(page[page.index("<script>") : page.index('<script type="application/json"')], "")
+    assert not re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://""", outside)
+
+
+def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
+    report = Report("</script><b>", (), 1, {"<i>": 1.0}, ("<script>alert(1)</script>",))
+    page = report.save_html(tmp_path / "report.html").read_text()
+    assert "&lt;/script&gt;&lt;b&gt;" in page
+    assert "alert(1)" in page
+    assert "<script>alert(1)" not in page
+
+
+def test_where_it_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="there is no directory"):
+        _result().report.save_html(tmp_path / "none" / "report.html")
+
+
+_ACTS = """
+<script>
+const button = (text) => [...document.querySelectorAll("button")].find((b) => b.textContent === text);
+const labels = () => [...document.querySelectorAll(".sankey .node-label")].map((l) => l.textContent.trim());
+const told = { first: labels() };
+button("Fold all").click();
+setTimeout(() => {
+  told.folded = labels();
+  button("Unfold all").click();
+  setTimeout(() => {
+    told.unfolded = labels();
+    const choice = document.querySelector("select");
+    choice.value = "2";
+    choice.dispatchEvent(new Event("change"));
+    told.facts = document.querySelector(".facts").textContent;
+    told.charts = document.querySelectorAll(".main-svg").length;
+    const place = document.createElement("pre");
+    place.id = "told";
+    place.textContent = JSON.stringify(told);
+    document.body.append(place);
+  }, 1500);
+}, 1500);
+</script>
+"""
+
+
+def test_a_browser_draws_and_folds_it(tmp_path: Path) -> None:
+    browser = shutil.which("chromium")
+    assert browser is not None, "Debian's package chromium, which 'make test' installs, is missing"
+    page = tmp_path / "acted.html"
+    page.write_text(_page(tmp_path).replace("</body>", _ACTS + "</body>"))
+    command = [browser, *_BROWSER, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    assert "CONSOLE" not in done.stderr, done.stderr  # no error, and nothing that the policy had to stop
+    assert 'data-ready="yes"' in done.stdout
+    found = re.search(r'<pre id="told">(.*?)</pre>', done.stdout)
+    assert found is not None
+    told = json.loads(found[1].replace("&gt;", ">").replace("&lt;", "<").replace("&amp;", "&"))
+    assert "blocks.0.first" in told["first"]
+    assert any(label.startswith("blocks ") for label in told["folded"])
+    assert not any(label.startswith("blocks.") for label in told["folded"])
+    assert "blocks.1.second" in told["unfolded"]
+    assert "aten.conv2d.default" in told["facts"]
+    assert told["charts"] >= 3
