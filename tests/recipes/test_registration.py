@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from executorch.export import ExportRecipe, RecipeType, recipe_registry
@@ -71,11 +70,6 @@ def test_imports_of_third_parties_are_silent() -> None:
         [sys.executable, "-c", script.format("TOSA_INT8")], capture_output=True, text=True, check=True
     )
     assert (done.stdout, done.stderr) == ("", "")
-
-
-def test_the_readme_lists_every_recipe() -> None:
-    text = Path(__file__).parents[2].joinpath("README.md").read_text()
-    assert [recipe.name for recipe in ArmRecipeType if f"`{recipe.name}`" not in text] == []
 
 
 def test_every_recipe_is_supported() -> None:

@@ -1,0 +1,91 @@
+"""The documentation: its examples run, its site is built, and it names all that there is."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import arm_recipes
+from arm_recipes import ArmRecipeType
+from arm_recipes.options import OPTIONS
+
+_ROOT = Path(__file__).parents[1]
+_PAGES = sorted([_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")])
+#: ``text`` is what is shown and not run: output, and what installs or asks for another machine.
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_KINDS = frozenset({"python", "bash", "text"})
+_RUN = [page for page in _PAGES if page.name != "architecture.md"]  # a diagram
+
+
+def _blocks(page: Path) -> list[tuple[int, str, str]]:
+    """Line, language and text of each."""
+    text = page.read_text()
+    return [(text.count("\n", 0, m.start()) + 2, m[1], m[2]) for m in _BLOCK.finditer(text)]
+
+
+def test_examples_say_what_they_are() -> None:
+    found = [(page.name, line, kind) for page in _RUN for line, kind, _ in _blocks(page) if kind not in _KINDS]
+    assert found == []
+
+
+@pytest.mark.parametrize("page", _RUN, ids=lambda page: page.stem)
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a page, one after the other, as a reader would."""
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for line, kind, text in _blocks(page):
+        if kind == "python":
+            code = compile("\n" * (line - 1) + text, str(page), "exec")
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(code, names)
+        elif kind == "bash":
+            _shell(text, tmp_path)
+
+
+def _shell(text: str, folder: Path) -> None:
+    """Commands in a shell that has this environment's, and this checkout."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(_ROOT)}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{text}\n{done.stderr[-3000:]}"
+
+
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    reference = (tmp_path / "site" / "reference" / "index.html").read_text()
+    assert "arm_recipes.exporting.export" in reference
+
+
+def test_every_recipe_and_option_is_named() -> None:
+    text = (_ROOT / "docs" / "recipes.md").read_text()
+    missing = [name for name in (*OPTIONS, *(recipe.name for recipe in ArmRecipeType)) if f"`{name}" not in text]
+    assert missing == []
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = (_ROOT / "docs" / "reference.md").read_text()
+    foreign = {"ExportRecipe"}  # ExecuTorch's
+    missing = [name for name in arm_recipes.__all__ if name not in foreign and not re.search(rf"\.{name}$", text, re.M)]
+    assert missing == []
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (_ROOT / "mkdocs.yml").read_text()
+    assert [page.name for page in _PAGES if page.parent.name == "docs" and f": {page.name}\n" not in text] == []
