@@ -14,6 +14,7 @@ from arm_recipes.pipeline import Pipeline
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.plugin import library
 from arm_recipes.sizes import Sized, Sizes, expanded
+from arm_recipes.stages.budgets import budgets
 
 
 def export(
@@ -62,7 +63,8 @@ def export(
         ValueError: the model's inputs, the dynamic shapes or the output path cannot be used.
         TypeError: ``model`` or ``recipe`` is something else.
         ExportError: a stage failed, for example because the model raises while it is traced, or ``require_runnable``
-            found operators without a kernel; names the module or operator and the line.
+            found operators without a kernel; names the module or operator and the line. A BudgetError: it needs more
+            than ``sram_budget`` or ``flash_budget``.
         ArmBackendError: compilation failed, or ``require_full_delegation`` found operators on the CPU.
         RunError: ``verify``, and this machine cannot run the program. A difference is an ExportError.
     """
@@ -100,6 +102,8 @@ def export(
             warn(notes[0])
         pipeline.run()
     result = pipeline.result(log.rejected, [*notes, *log.notes])
+    for budget in budgets(recipe):
+        budget.check(result)
     if verify:
         from arm_recipes.verify import check
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from arm_backend_core.backends.payload import Layer, VelaFigures
     from arm_backend_core.events import Delegate
     from arm_backend_core.tosa.graph import Origin
+    from arm_recipes.runtime.payloads import TosaGraph
 
 Kind = Literal["layer", "boundary", "transpose", "conversion", "rest"]
 _Key = TypeVar("_Key")
@@ -78,9 +79,9 @@ class LayerCost:
 
 def method_layers(method: str, delegates: Iterable[Delegate]) -> tuple[LayerCost, ...]:
     """Layers of all Ethos-U delegates of a method, in the order in which they run."""
-    known = [(delegate, delegate.vela) for delegate in delegates if delegate.vela is not None]
-    total = sum(vela.total_cycles for _, vela in known)
-    return tuple(cost for delegate, vela in known for cost in _Delegate(method, delegate, vela).costs(total))
+    known = [Traced(method, delegate) for delegate in delegates if delegate.vela is not None]
+    total = sum(traced.vela.total_cycles for traced in known)
+    return tuple(cost for traced in known for cost in traced.costs(total))
 
 
 def divided(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
@@ -113,18 +114,34 @@ class _Sum:
     written: int = 0
 
 
-class _Unit(NamedTuple):
-    """An operation with those that it does on its way: Vela's rows, and numbers of the TOSA operators."""
+class Unit(NamedTuple):
+    """An operation with those that it does on its way: Vela's rows, and the TOSA operators by number."""
 
     rows: Sequence[Layer]
     operators: frozenset[int]
 
 
-class _Delegate:
-    def __init__(self, method: str, record: Delegate, vela: VelaFigures) -> None:
-        self.method, self.record, self.vela = method, record, vela
-        self.graph = read_graph(memoryview(record.tosa))
-        self.made_by = {name: i for i, op in enumerate(self.graph.operators) for name in op.outputs}
+class Traced:
+    """A delegate with what ties Vela's operations to its TOSA operators, and these to the model."""
+
+    def __init__(self, method: str, record: Delegate) -> None:
+        self.method, self.record = method, record
+
+    @cached_property
+    def graph(self) -> TosaGraph:
+        """What was compiled."""
+        return read_graph(memoryview(self.record.tosa))
+
+    @cached_property
+    def made_by(self) -> dict[str, int]:
+        """The number of the TOSA operator that makes each tensor."""
+        return {name: i for i, op in enumerate(self.graph.operators) for name in op.outputs}
+
+    @property
+    def vela(self) -> VelaFigures:
+        """Of a delegate for an Ethos-U."""
+        assert self.record.vela is not None
+        return self.record.vela
 
     def costs(self, total: int) -> Iterator[LayerCost]:
         """``total``: cycles of the method."""
@@ -156,8 +173,10 @@ class _Delegate:
                 tuple(told.tensors),
             )
 
-    def units(self) -> Iterator[_Unit]:
+    def units(self) -> Iterator[Unit]:
         """What runs as one operation, with the TOSA operators that it does."""
+        if not self.vela.layers:
+            return
         number = {op.place: i for i, op in enumerate(self.graph.operators)}
         rows: dict[int, list[Layer]] = {}
         for i, layer in enumerate(self.vela.layers):
@@ -170,7 +189,7 @@ class _Delegate:
             behind = self._before(inner, results - inner, others)
             before = self._before((x for i in own for x in self.graph.operators[i].inputs), results - inner, owned)
             after = {i for i in behind if own & self._before(self.graph.operators[i].inputs, results - inner, others)}
-            yield _Unit(layers, frozenset(own | before | after if own else behind))
+            yield Unit(layers, frozenset(own | before | after if own else behind))
 
     def _before(self, values: Iterable[str], ends: set[str], barred: set[int]) -> set[int]:
         """Operators that make these values, and what they read, as far as tensors ``ends`` and operators ``barred``."""
@@ -184,7 +203,7 @@ class _Delegate:
                 waiting += self.graph.operators[i].inputs
         return found
 
-    def _add(self, unit: _Unit, seen: set[int], sums: dict[_Place, _Sum]) -> None:
+    def _add(self, unit: Unit, seen: set[int], sums: dict[_Place, _Sum]) -> None:
         """Divide what a unit costs among the places that it comes from; bytes of operators that are ``seen`` are."""
         shares: Counter[_Place] = Counter()
         moving = [i for i in sorted(unit.operators) if self.record.tosa_operators[i] not in _VIEWS]
@@ -225,6 +244,13 @@ class _Delegate:
             for name in op.inputs:
                 found.setdefault(name, set()).add(i)
         return found
+
+    def main_origin(self, operators: Iterable[int]) -> Origin | None:
+        """Where most of the work of these TOSA operators comes from."""
+        weights: Counter[Origin] = Counter()
+        for i in operators:
+            weights.update(dict(self.record.origins[i]))
+        return max(weights, key=weights.__getitem__, default=None)
 
     # -- what an operator is there for ---------------------------------------------------------------------------
 

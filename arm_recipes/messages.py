@@ -28,6 +28,10 @@ class NotRunnableError(ExportError):
     """``require_runnable`` was asked for, and what is left on the CPU has no kernel."""
 
 
+class BudgetError(ExportError):
+    """The program needs more memory than ``sram_budget`` or ``flash_budget`` grants."""
+
+
 def warn(message: str) -> None:
     """Issue an ``ArmRecipesWarning`` that points at the user's line.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
@@ -103,7 +104,36 @@ def _is_calibration(value: Any) -> str | None:
     return None
 
 
+_UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "KB": 1000, "MB": 1000**2}
+
+
+def byte_count(value: int | str) -> int:
+    """Bytes that a number, or a text such as ``512KiB`` or ``1.5 MB``, stands for.
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    if not isinstance(value, (int, str)) or isinstance(value, bool):
+        raise ValueError("neither an int nor a str")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", str(value).strip())
+    if found is None or found[2].upper() not in _UNITS:
+        raise ValueError("not a number of bytes, of B, KiB, MiB, KB or MB")
+    count = round(float(found[1]) * _UNITS[found[2].upper()])
+    if not count:
+        raise ValueError("not positive")
+    return count
+
+
+def _is_budget(value: Any) -> str | None:
+    try:
+        return None if value is None or byte_count(value) else ""
+    except ValueError as problem:
+        return str(problem)
+
+
 _CALIBRATION = "an iterable (list, DataLoader, ...), or a callable returning one, of tuples of input tensors"
+
+_BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
 OPTIONS: dict[str, Option] = {
     option.name: option
@@ -113,6 +143,8 @@ OPTIONS: dict[str, Option] = {
         Option("memory_mode", "ethos-u", "the name of a [Memory_Mode] in the .ini", _is_name),
         Option("extra_flags", "ethos-u", "a list of Vela command line flags", _is_flags),
         Option("config_ini", "ethos-u", "the path of a Vela .ini file", _is_ini),
+        Option("sram_budget", "ethos-u", _BUDGET, _is_budget),
+        Option("flash_budget", "ethos-u", _BUDGET, _is_budget),
         Option("direct_drive", "ethos-u85", "a bool", _is_bool, default=False),
         Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _is_names),
         Option("per_channel", "int", "a bool", _is_bool, default=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -68,6 +68,20 @@ def _is_written(spec: pytree.TreeSpec) -> bool:
 def store_named_data(manager: EdgeProgramManager, key: str, data: bytes, alignment: int = 1) -> None:
     """Put data into the program that a runtime reads only when it is asked for ``key``."""
     manager._named_data_store.add_named_data(key, data, alignment)
+
+
+def named_data_bytes(manager: EdgeProgramManager) -> int:
+    """Of all data that is put into the program, or beside it, by name."""
+    return sum(map(len, manager._named_data_store.buffers))
+
+
+def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
+    """Our delegates of a method."""
+    module = manager.exported_program(method).graph_module
+    for node in module.graph.find_nodes(op="get_attr"):
+        found = getattr(module, str(node.target), None)
+        if "arm_delegate" in (getattr(found, "meta", None) or {}):
+            yield found
 
 
 def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: list[CompileSpec]) -> None:

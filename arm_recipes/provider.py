@@ -50,6 +50,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
 
     from arm_backend_core import partitioner, quantizer
     from arm_recipes.stages import edge_manager
+    from arm_recipes.stages.budgets import CheckBudgets
     from arm_recipes.stages.lowering import lowering_recipe
     from arm_recipes.stages.quantization import quantization_recipe
     from arm_recipes.stages.runnable import CheckRunnable
@@ -75,6 +76,9 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
             passes.append(edge_manager.cortex_m_boundary)
     passes.append(share_weights)
     passes.append(CheckRunnable(given["require_runnable"]))
+    sram, flash = (given.get(name) and options.byte_count(given[name]) for name in ("sram_budget", "flash_budget"))
+    if sram or flash:
+        passes.append(CheckBudgets(sram, flash))
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"]
     )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate, Rejected
     from arm_recipes.comparing.result import Comparison
     from arm_recipes.layers import LayerCost
+    from arm_recipes.memory import MemoryOverTime
     from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
 
 #: What the memory of an Ethos-U's base addresses holds.
@@ -164,6 +165,13 @@ class Report:
 
         return tuple(cost for method in self.methods for cost in method_layers(method.name, method.delegates))
 
+    @cached_property
+    def memory(self) -> tuple[MemoryOverTime, ...]:
+        """What lies in the working memories of each Ethos-U delegate while each operation runs."""
+        from arm_recipes.memory import method_memory
+
+        return tuple(used for method in self.methods for used in method_memory(method.name, method.delegates))
+
     @property
     def cpu(self) -> tuple[CpuOperator, ...]:
         """Operators on the CPU of all methods, boundary conversions not counted."""
@@ -177,6 +185,8 @@ class Report:
             "seconds": {**self.seconds, "total": self.total_seconds},
             "notes": list(self.notes),
             "methods": [_method_dict(method) for method in self.methods],
+            "layers": [plain(cost) for cost in self.layers],
+            "memory": [plain(used) for used in self.memory],
             "measured": plain(dict(self.measured)),
         }
 
@@ -205,12 +215,20 @@ class Report:
         yield f"Recipe {self.recipe}", [*rows, ("export", f"{self.total_seconds:.2f} s")]
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
+            yield from self._cost_sections(method)
         for name, figures in self.measured.items():
             yield f"Measured for {name}, in the emulator", _measured_rows(figures)
             yield from _costliest(name, figures)
         yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
         if self.notes:
             yield "Notes", [(note,) for note in self.notes]
+
+    def _cost_sections(self, method: MethodReport) -> Iterator[Section]:
+        from arm_recipes.costs import layer_sections, memory_sections
+
+        of = f" of '{method.name}'" if len(self.methods) > 1 else ""
+        yield from layer_sections([cost for cost in self.layers if cost.method == method.name], of)
+        yield from memory_sections([used for used in self.memory if used.method == method.name], of)
 
 
 def as_text(sections: Iterable[Section]) -> str:
@@ -260,7 +278,7 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     if method.boundary:
         yield (
             f"Conversions at the boundary{of}",
-            [(name, str(number)) for name, number in method.boundary.items()],
+            [(name, str(number), _saved(name)) for name, number in method.boundary.items()],
         )
     yield (
         f"Operators on the CPU{of}: {sum(operator.count for operator in method.cpu)}",
@@ -268,6 +286,11 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     )
     if method.not_runnable:
         yield f"Without a kernel that can execute it{of}", _operator_rows(method.not_runnable)
+
+
+def _saved(name: str) -> str:
+    """How a model or recipe does without this conversion."""
+    return next((how for part, how in _SAVED.items() if part in name.split(".")), "")
 
 
 def _operator_rows(operators: Sequence[CpuOperator]) -> list[tuple[str, ...]]:
@@ -376,8 +399,14 @@ def plain(value: Any) -> Any:
 
 # Reading a lowered program.
 
-#: Operators that convert between types and memory formats at the border of delegates and compute nothing.
-_CONVERSIONS = ("quantize_per_tensor", "dequantize_per_tensor", "_to_copy", "_to_dim_order_copy", "_clone_dim_order")
+#: Operators that convert types and memory formats at the border of delegates and compute nothing, and what saves them.
+_SAVED = {
+    "quantize_per_tensor": "quantized_io=True: the program takes integers",
+    "dequantize_per_tensor": "quantized_io=True: the program returns integers",
+    "_to_copy": "int32 in place of int64, float32 in place of float64",
+    "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
+    "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
+}
 _NOT_OPERATORS = ("getitem", "executorch_call_delegate")
 
 
@@ -407,7 +436,7 @@ def describe_graph(
         name = operator_name(node)
         if name.split(".")[-1] in _NOT_OPERATORS:
             continue
-        if any(part in _CONVERSIONS for part in name.split(".")):
+        if any(part in _SAVED for part in name.split(".")):
             boundary[name] += 1
         else:
             cpu.append((name, *_reason(node, name, rejected)))

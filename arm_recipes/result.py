@@ -54,6 +54,11 @@ class ExportResult:
         return sealed(bytes(self.executorch_program.buffer))
 
     @property
+    def stored_bytes(self) -> int:
+        """Of the program with all that is stored beside it."""
+        return len(self.buffer) + sum(map(len, (self.executorch_program._tensor_data or {}).values()))
+
+    @property
     def inputs(self) -> tuple[TensorInfo, ...]:
         """Inputs of ``forward`` (others: see ``report.methods``), with their scales and zero points."""
         return self._main.inputs

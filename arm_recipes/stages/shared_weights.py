@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.ethosu_commands import DMA, commands, encoded, packed
 from arm_recipes.messages import warn
-from arm_recipes.programs import set_payload, store_named_data
+from arm_recipes.programs import delegates_of, set_payload, store_named_data
 from arm_recipes.runtime.ethosu_payload import read_parts, with_weights_outside
 from arm_recipes.runtime.payloads import constant_spans
 from arm_recipes.runtime.whole import PREFIX, cut
@@ -48,18 +48,10 @@ def share_weights(manager: EdgeProgramManager) -> Sequence[Any]:
     A program of one method has them in its payload, which firmware of all versions reads.
     """
     if len(manager.methods) > 1:
-        modules = [module for method in sorted(manager.methods) for module in _delegates(manager, method)]
+        modules = [module for method in sorted(manager.methods) for module in delegates_of(manager, method)]
         _share_ethosu(manager, [module for module in modules if module.backend_id == "EthosUBackend"])
         _share_tosa(manager, [module for module in modules if module.backend_id == "TOSABackend"])
     return []
-
-
-def _delegates(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
-    module = manager.exported_program(method).graph_module
-    for node in module.graph.find_nodes(op="get_attr"):
-        found = getattr(module, str(node.target), None)
-        if "arm_delegate" in (getattr(found, "meta", None) or {}):
-            yield found
 
 
 def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:

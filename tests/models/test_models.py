@@ -49,6 +49,37 @@ def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmR
     validate(delegate.tosa, tosa_spec(recipe))
 
 
+@pytest.mark.parametrize("recipe", [R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8], ids=lambda recipe: recipe.name)
+def test_cycles_by_layer_are_velas_total(model: Exported, recipe: ArmRecipeType) -> None:
+    report = model.result(recipe).report
+    (delegate,) = report.delegates
+    assert delegate.vela is not None
+    assert all(delegate.origins)
+    assert sum(layer.cycles for layer in report.layers) == delegate.vela.total_cycles
+    assert sum(layer.macs for layer in report.layers) == delegate.vela.macs
+    assert sum(layer.share for layer in report.layers) == pytest.approx(1)
+    modules = dict(model.entry.model.named_modules())
+    assert {layer.kind for layer in report.layers} <= {"layer", "boundary", "transpose", "conversion"}
+    assert [layer for layer in report.layers if layer.module not in modules or ".py:" not in layer.source] == []
+    # What multiplies is in a module of its own; what is in none says so.
+    assert all(layer.module or layer.reason for layer in report.layers)
+    # The projection behind an attention is one of its own class, which is not called.
+    weighted = {name for name, part in modules.items() if type(part) in (torch.nn.Conv2d, torch.nn.Linear)}
+    computing = {layer.module for layer in report.layers if layer.kind == "layer" and layer.macs}
+    assert weighted <= computing
+
+
+@pytest.mark.parametrize("recipe", [R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8], ids=lambda recipe: recipe.name)
+def test_memory_over_time_ends_in_velas_peak(model: Exported, recipe: ArmRecipeType) -> None:
+    report = model.result(recipe).report
+    (delegate,), (used,) = report.delegates, report.memory
+    assert delegate.vela is not None
+    assert used.bytes == delegate.vela.sram_bytes
+    assert max(moment.bytes for moment in used.moments) == used.peak_bytes <= used.bytes
+    assert used.peak_bytes <= sum(tensor.bytes for tensor in used.peak)
+    assert all(tensor.kind == "input" or ".py:" in tensor.source for tensor in used.peak)
+
+
 @pytest.mark.parametrize("recipe", [R.TOSA_FP, R.VGF_FP], ids=lambda recipe: recipe.name)
 def test_float_is_eager_pytorchs(model: Exported, recipe: ArmRecipeType) -> None:
     error = (model.output(recipe, 0) - model.eager[0]).abs().max()

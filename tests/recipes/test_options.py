@@ -94,6 +94,10 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"calibration": "digits"}, "got 'digits': not iterable"),
         (U85, {"calibration": 7}, "got 7: not iterable"),
         (U85, {"calibration": []}, r"got \[\]: it has no samples"),
+        (U85, {"sram_budget": 0}, "sram_budget must be a number of bytes, .*got 0: not positive"),
+        (U85, {"sram_budget": "2 GB"}, "got '2 GB': not a number of bytes, of B, KiB, MiB, KB or MB"),
+        (U85, {"flash_budget": 1e6}, "flash_budget must be .*got 1000000.0: neither an int nor a str"),
+        (ArmRecipeType.TOSA_INT8, {"flash_budget": 1}, "'flash_budget'; it belongs to Ethos-U recipes"),
     ],
 )
 def test_a_wrong_argument_is_named(recipe: ArmRecipeType, given: dict[str, Any], message: str) -> None:
@@ -121,6 +125,7 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"per_channel", "calibration", "quantized_io"}
     if recipe in ETHOS_U:
         expected |= {"macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
+        expected |= {"sram_budget", "flash_budget"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}
     if recipe not in ETHOS_U:
@@ -141,6 +146,13 @@ def test_extensions_let_more_run_on_the_target(extension: str) -> None:
         recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, extensions=extensions, require_runnable=False)
         method = export(_Joined(), recipe, [inputs]).report.methods[0]
         assert bool(method.delegates) == bool(extensions)
+
+
+@pytest.mark.parametrize(
+    ("given", "count"), [(512, 512), ("512", 512), ("384KiB", 393_216), ("1.5 MiB", 1_572_864), ("2mb", 2_000_000)]
+)
+def test_bytes_of_a_budget(given: int | str, count: int) -> None:
+    assert options.byte_count(given) == count
 
 
 def test_defaults_are_filled_in() -> None:

@@ -81,9 +81,11 @@ Vela's estimates for arm_0
   MACs          1,234,567
   weights       100 B encoded, 200 B before
 Conversions at the boundary
-  cortex_m.quantize_per_tensor.default  1
+  cortex_m.quantize_per_tensor.default  1  quantized_io=True: the program takes integers
 Operators on the CPU: 2
   2 x aten.<sort>  no rule & no way  model.py:3; model.py:9
+Put in between layers: 100.0% of the cycles
+  100,000  100.0%  rest  (Vela)  Vela counts them in the total, and for no operation
 Seconds per stage
   quantize       1.00
   to_executorch  0.25
