@@ -8,8 +8,10 @@ from arm_recipes.comparing.figures import Grid, Losses, decibels
 
 #: A range that is this many times as wide as what 99.9 % of the values need is that of a few outliers.
 _STRETCHED = 4.0
-#: int16 has 256 steps for each of int8.
-_FINER = 2.0**16
+#: SQNR of weights of int8 that have no outliers, for a normal distribution about 42 dB.
+_USUAL = 38.0
+#: int16 has 256 steps for each of int8: errors of 2**-8, squares of 2**-16.
+_INT16, _FINER = 2**16, 2.0**16
 
 
 @dataclass(frozen=True)
@@ -95,25 +97,27 @@ def _rounding(losses: Losses, grid: Grid, module: str) -> tuple[str, bool]:
             f"{reach:.4g}, so that they have about {used} of {grid.steps + 1} steps: bound them in the model (clamp, "
             f"ReLU6), or {_wider(module)}"
         ), True
-    return f"{grid.steps + 1} steps are too few for it: {_wider(module)}", False
+    return f"its values fill the range, and {grid.steps + 1} steps give no more: {_wider(module)}", False
 
 
 def _weights(weights: tuple[Weights, ...], module: str) -> str:
-    if not weights:
+    narrow = [weight for weight in weights if weight.levels <= _INT16]  # biases are int32
+    if not narrow:
         return "its constants are rounded"
-    worst = min(weights, key=lambda weight: weight.sqnr)
+    worst = min(narrow, key=lambda weight: weight.sqnr)
     text = f"'{worst.name}' has {worst.sqnr:.1f} dB"
     if worst.levels < 255:
         return f"{text} with {worst.levels} levels: a recipe with weights of int8 in place of A8W4"
     if not worst.per_channel:
         return f"{text} with one scale for all channels: get_recipe(..., per_channel=True)"
-    where = f" in '{module}'" if module else ""
-    return f"{text} with a scale for each channel: few large weights{where} stretch it; bound them in training"
+    if worst.sqnr > _USUAL:
+        return f"{text}, as int8 has for weights that fill it: train the model with quantization, if that is too little"
+    return f"{text} with a scale for each channel, which a few large weights stretch: bound them in training"
 
 
 def _wider(module: str) -> str:
-    where = f" for '{module}', or" if module else ","
-    return f"int16{where} a recipe A16W8"
+    where = f" for '{module}' alone, or" if module else ""
+    return f"int16{where} by a recipe A16W8"
 
 
 def _percent(part: int, of: int) -> str:

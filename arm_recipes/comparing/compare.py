@@ -283,7 +283,7 @@ def _told(side: Side) -> frozenset[str]:
 
 def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
     return LayerGap(
-        name=row.value,
+        name=row.node,
         operator=row.operator,
         module=row.module,
         source=row.source,
@@ -307,7 +307,7 @@ def _layers(side: Side, found: Sequence[Found], original: Original | None) -> li
         layer = _layer(row, parts, told)
         losses = lost(one.losses[row.name] for one in found if row.name in one.losses)
         if row.grid is not None and losses.count:
-            weights = tuple(_weights(plan, name) for name in row.weights)
+            weights = tuple(_weights(plan, name, original) for name in row.weights)
             seen = ranges.get(row.name)
             own = OwnLoss(
                 sqnr=decibels(losses.signal, losses.noise),
@@ -324,19 +324,22 @@ def _layers(side: Side, found: Sequence[Found], original: Original | None) -> li
     return made
 
 
-def _weights(plan: Plan, name: str) -> Weights:
+def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
     step, real = dequantized(plan, name)
     right = plan.floats[name]
     least, most = step.args[-3:-1]
-    return Weights(name, most - least + 1, "per_channel" in str(step.target), Sums.of(right, real).gap.sqnr)
+    known = {} if original is None else original.program.graph_signature.inputs_to_parameters
+    node = name.removesuffix("_quantized")
+    node = node if node in known else node.rstrip("_")  # one that a batch normalization was folded into
+    return Weights(known.get(node, node), most - least + 1, "per_channel" in str(step.target), Sums.of(right, real).gap.sqnr)
 
 
 def _layers_of_both(side: Side, found: Sequence[Found]) -> list[LayerGap]:
     made, told = {}, _told(side)
     for row in side.plan.rows if side.plan is not None else ():
-        parts = [one.layers[row.value] for one in found if row.value in one.layers]
+        parts = [one.layers[row.node] for one in found if row.node in one.layers]
         if parts:
-            made[row.value] = _layer(row, parts, told)
+            made[row.node] = _layer(row, parts, told)
     return list(made.values())
 
 

@@ -115,7 +115,7 @@ class Runner:
             if not self._job.layers or values.given is None:
                 continue
             found.layers[row.name] = Sums.of(values.right, values.given)
-            if row.grid is not None:
+            if row.grid is not None and not row.moves:
                 found.losses[row.name] = Losses.of(values.right, values.unrounded, row.grid)
         found.right, found.different = running.evaluation.outputs, running.different
         return found
@@ -173,7 +173,7 @@ class _Running:
         if self.evaluation is None:
             return {}
         rows = self.evaluation.run(inputs, self.known())
-        return {row.value: values.given for row, values in rows if values.given is not None}
+        return {row.node: values.given for row, values in rows if values.given is not None}
 
 
 def _quantized(info: Value, tensor: Tensor) -> Tensor:

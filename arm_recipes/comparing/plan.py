@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.nodes import (
+    boundary_source,
     is_dequantize,
     is_float,
     is_quantize,
@@ -32,6 +33,7 @@ from arm_backend_core.nodes import (
     source_line,
 )
 from arm_backend_core.ops.loops import LOOP_OUT
+from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.program import constants_of, copied, drop_assertions, store_of
 from arm_recipes.comparing.figures import Grid
 from arm_recipes.programs import inputs_of
@@ -83,7 +85,9 @@ class Row:
 
     Attributes:
         name: of the step that has it; ``value``: of the one that has it in floating point, before it is quantized.
+        node: of the captured program, that computes it.
         grid: the real numbers that it is rounded to, if it is quantized.
+        moves: it holds numbers of that grid already, in other places: nothing is lost.
         dtype: of what the program holds.
         operator, module, source: where it comes from: ATen operator, path of the submodule, line of the model.
         weights: constants that are quantized and that only this row's operators read.
@@ -91,7 +95,9 @@ class Row:
 
     name: str
     value: str
+    node: str
     grid: Grid | None
+    moves: bool
     dtype: str
     operator: str
     module: str
@@ -213,25 +219,47 @@ def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[Row]:
     return rows
 
 
-def _row(node: Node, source: Node, grid: Grid | None, floats: Mapping[str, Tensor]) -> Row:
+def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor]) -> Row:
+    source = boundary_source(value)
     *_, module = ("", *modules_of(source))
     made = source.args[0] if source.target is operator.getitem else source
     assert isinstance(made, Node)
-    name = "input" if made.op == "placeholder" else operator_name(made)
-    dtype = str(node.meta["val"].dtype).removeprefix("torch.")
-    weights = tuple(dict.fromkeys(_weights(source, floats)))
-    return Row(node.name, source.name, grid, dtype, name, module, source_line(source), weights)
+    return Row(
+        name=node.name,
+        value=value.name,
+        node=source.name,
+        grid=grid,
+        moves=grid is not None and _moves(made, grid),
+        dtype=str(node.meta["val"].dtype).removeprefix("torch."),
+        operator="input" if made.op == "placeholder" else operator_name(made),
+        module=module,
+        source=source_line(source),
+        weights=_weights(value, floats),
+    )
 
 
-def _weights(node: Node, floats: Mapping[str, Tensor]) -> Iterator[str]:
+def _moves(node: Node, grid: Grid) -> bool:
+    """Whether all that it reads is on the grid of its result, and it computes nothing."""
+    record = find(node)
+    reads = [source for source in node.all_input_nodes if is_float(source)]
+    shares = record is not None and record.kind is Kind.SHARED
+    return shares and bool(reads) and all(is_dequantize(source) and _grid(source) == grid for source in reads)
+
+
+def _weights(node: Node, floats: Mapping[str, Tensor]) -> tuple[str, ...]:
     """Quantized constants that a row's operators read: those up to the next quantized tensors."""
-    for source in node.all_input_nodes:
-        if is_dequantize(source):
-            value = source.args[0]
-            if isinstance(value, Node) and value.name in floats:
-                yield value.name
-        elif source.op == "call_function" and not is_quantize(source):
-            yield from _weights(source, floats)
+    found: dict[str, None] = {}
+    seen, pending = {node}, [node] if floats else []
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if is_dequantize(source):
+                value = source.args[0]
+                if isinstance(value, Node) and value.name in floats:
+                    found[value.name] = None
+            elif source.op == "call_function" and not is_quantize(source) and source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return tuple(found)
 
 
 def _grid(node: Node) -> Grid | None:

@@ -14,6 +14,8 @@ from arm_recipes.report import Section, as_html, as_text, plain
 
 #: Layers that the printed comparison has advice for, and those that it lists.
 _WORST, _LISTED = 5, 16
+#: SQNR from which on there is nothing to better: that of float32 itself.
+_EXACT = 120.0
 #: How to have int16 where the advice says so.
 _INT16 = (
     "int16 for one module: recipe.quantization_recipe.quantizers[0].set_module_name('module', "
@@ -60,14 +62,14 @@ class LayerGap:
     """A tensor inside the program beside that of the model.
 
     Attributes:
-        name: of the node that has it in the captured program.
+        name: of the node that computes it in the captured program; quantized twice, it is there twice.
         operator, module, source: ATen operator, path of the submodule, line of the model.
         dtype: as the program has it.
         scale, zero_point: None where it is not quantized.
         told_by: "program": the number that the delegate computes; "PyTorch": what PyTorch computes of these, of
             operators on the CPU and delegates that tell nothing.
         gap: as the program runs, errors of the layers before included.
-        own: what it loses by itself; None where it is not quantized, and between two programs.
+        own: what it loses by itself; None where it is not quantized, only moved, and between two programs.
         weights: quantized constants that it reads.
     """
 
@@ -119,10 +121,10 @@ class Comparison:
     @property
     def worst(self) -> tuple[LayerGap, ...]:
         """The five layers that lose most by themselves, the worst first; between programs, those farthest apart."""
-        own = [layer for layer in self.layers if layer.own is not None and math.isfinite(layer.own.sqnr)]
+        own = [layer for layer in self.layers if layer.own is not None and layer.own.sqnr < _EXACT]
         if own:
             return tuple(sorted(own, key=lambda layer: layer.own.sqnr if layer.own else 0.0)[:_WORST])
-        found = [layer for layer in self.layers if math.isfinite(layer.gap.sqnr)]
+        found = [layer for layer in self.layers if layer.gap.sqnr < _EXACT]
         return tuple(sorted(found, key=lambda layer: layer.gap.sqnr)[:_WORST])
 
     def frame(self) -> Any:
