@@ -126,9 +126,7 @@ def sample_list(method: str, given: Any, argument: str = "example_inputs") -> li
         # One sample of several inputs, or several samples of one?
         index = next(i for i, sample in enumerate(samples) if isinstance(sample, (torch.Tensor, np.ndarray)))
         kind = type(samples[index]).__name__
-        raise ValueError(
-            f"{argument}[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}"
-        )
+        raise ValueError(f"{argument}[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}")
     return samples
 
 

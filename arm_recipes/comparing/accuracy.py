@@ -37,11 +37,14 @@ def by_metric(metric: Metric, right: Sequence[Any], given: Sequence[Any], sample
     Raises:
         ValueError: it gives something else than a number.
     """
-    means = []
-    for outputs in (right, given):
-        values = [_number(metric, metric(*pair), index) for index, pair in enumerate(zip(outputs, samples, strict=True))]
-        means.append(sum(values) / len(values))
-    return Accuracy(str(getattr(metric, "__name__", "metric")), *means, len(samples))
+
+    def mean(outputs: Sequence[Any]) -> float:
+        values = [
+            _number(metric, metric(*pair), index) for index, pair in enumerate(zip(outputs, samples, strict=True))
+        ]
+        return sum(values) / len(values)
+
+    return Accuracy(str(getattr(metric, "__name__", "metric")), mean(right), mean(given), len(samples))
 
 
 def _number(metric: Metric, value: Any, index: int) -> float:
@@ -77,8 +80,8 @@ def by_labels(wanted: Tensor, right: Sequence[Any], given: Sequence[Any], *, wra
                 f"labels: there are {wanted.numel()}, and {len(right)} samples have {predictions.numel()} items; give "
                 "one for each item, in the order of the samples"
             )
-    shares = [float((predictions == wanted).double().mean()) for predictions in found]
-    return Accuracy("top-1 accuracy", *shares, wanted.numel(), int((found[0] == found[1]).sum()))
+    one, other = (float((predictions == wanted).double().mean()) for predictions in found)
+    return Accuracy("top-1 accuracy", one, other, wanted.numel(), int((found[0] == found[1]).sum()))
 
 
 def flat_labels(labels: Any) -> Tensor:
@@ -93,7 +96,9 @@ def flat_labels(labels: Any) -> Tensor:
         else:
             flat = torch.cat([torch.as_tensor(label).flatten() for label in labels])
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"labels: must be integers, one for each item, in a list, an array or a tensor: {error}") from error
+        raise ValueError(
+            f"labels: must be integers, one for each item, in a list, an array or a tensor: {error}"
+        ) from error
     if flat.is_floating_point() or flat.is_complex():
         raise ValueError(f"labels: must be integers, numbers of classes; got {flat.dtype}: use metric= for other tasks")
     return flat.long().cpu()

@@ -48,7 +48,9 @@ class Advice:
     sqnr: float
 
 
-def advice(losses: Losses, grid: Grid, seen: tuple[float, float] | None, weights: tuple[Weights, ...], module: str) -> Advice:
+def advice(
+    losses: Losses, grid: Grid, seen: tuple[float, float] | None, weights: tuple[Weights, ...], module: str
+) -> Advice:
     """For one layer.
 
     Args:

@@ -138,14 +138,17 @@ def _check_unchanged(result: ExportResult, method: str) -> None:
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise ValueError(
-            f"the model has been changed since the export: '{changed[0]}'{more} was written, so that nothing is left to "
-            "compare the program with. Compare before you go on training, or export again"
+            f"the model has been changed since the export: '{changed[0]}'{more} was written, so that nothing is left "
+            "to compare the program with. Compare before you go on training, or export again"
         )
 
 
 def _check_alike(a: Side, b: Side) -> None:
     if len(a.inputs) != len(b.inputs):
-        raise ValueError(f"b: '{b.method}' takes {len(b.inputs)} inputs, that of a takes {len(a.inputs)}: give two programs of one model")
+        raise ValueError(
+            f"b: '{b.method}' takes {len(b.inputs)} inputs, that of a takes {len(a.inputs)}: give two programs of one "
+            "model"
+        )
 
 
 def _method(result: ExportResult, method: str) -> MethodReport:
@@ -188,7 +191,7 @@ def _side(result: ExportResult, record: MethodReport, layers: bool) -> tuple[Sid
 def _program(given: Any, argument: str, method: str, layers: bool) -> tuple[Side, list[str]]:
     if isinstance(given, ExportResult):
         return _side(given, _method(given, method), layers)
-    if not isinstance(given, (Program, str, Path, bytes, bytearray, memoryview)):
+    if not isinstance(given, (Program, str, Path, bytes)):
         raise ValueError(
             f"{argument}: must be what export returned, or a program: a path, bytes or what load returned; got "
             f"{type(given).__name__}"
@@ -317,7 +320,7 @@ def _layers(side: Side, found: Sequence[Found], original: Original | None) -> li
                 values=(losses.low, losses.high),
                 calibrated=seen,
                 usual=losses.usual,
-                advice=advice(losses, row.grid, seen, weights, row.module),
+                advice=advice(losses, row.grid, seen, weights, row.scope),
             )
             layer = replace(layer, own=own, weights=weights)
         made.append(layer)
@@ -331,7 +334,9 @@ def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
     known = {} if original is None else original.program.graph_signature.inputs_to_parameters
     node = name.removesuffix("_quantized")
     node = node if node in known else node.rstrip("_")  # one that a batch normalization was folded into
-    return Weights(known.get(node, node), most - least + 1, "per_channel" in str(step.target), Sums.of(right, real).gap.sqnr)
+    return Weights(
+        known.get(node, node), most - least + 1, "per_channel" in str(step.target), Sums.of(right, real).gap.sqnr
+    )
 
 
 def _layers_of_both(side: Side, found: Sequence[Found]) -> list[LayerGap]:
@@ -344,7 +349,9 @@ def _layers_of_both(side: Side, found: Sequence[Found]) -> list[LayerGap]:
 
 
 def _accuracy(given: Samples, labels: Any, metric: Metric | None, found: Sequence[Found], spec: Any) -> Accuracy | None:
-    right, other = ([_structured(x, spec) for x in side] for side in ([f.right for f in found], [f.given for f in found]))
+    right, other = (
+        [_structured(x, spec) for x in side] for side in ([f.right for f in found], [f.given for f in found])
+    )
     if metric is not None:
         return by_metric(metric, right, other, given.given)
     if given.labels is None:

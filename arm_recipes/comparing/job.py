@@ -18,6 +18,7 @@ from torch import Tensor
 from arm_recipes.comparing.figures import Losses, Sums
 from arm_recipes.comparing.plan import Evaluation, Plan
 from arm_recipes.comparing.taps import Taps, in_order
+from arm_recipes.comparing.worker import run_item
 from arm_recipes.report import TensorInfo
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.program import Program
@@ -25,7 +26,7 @@ from arm_recipes.runtime.signature import Value
 from arm_recipes.sweeping.parallel import in_parallel
 
 #: Seconds of work that other processes are worth being started for: each imports PyTorch and ExecuTorch.
-_WORTH = 12.0
+_WORTH = 20.0
 
 
 @dataclass(frozen=True)
@@ -199,22 +200,6 @@ def _one_thread() -> Iterator[None]:
 
 #: A sample: its number, the tensors that the model takes, and what it returns where no plan tells that.
 Item = tuple[int, list[Tensor], list[Any] | None]
-
-_runners: dict[str, Runner] = {}
-
-
-def run_item(key: str, job: np.ndarray[Any, Any], item: Item) -> tuple[int, Found]:
-    """What a worker process does.
-
-    Args:
-        key: of the job; one that the process has had already is not read again.
-        job: pickled, as an array: joblib keeps one copy of it for all tasks, in memory that they share or on a cluster.
-    """
-    if key not in _runners:
-        _runners.clear()
-        _runners[key] = Runner(pickle.loads(job.tobytes()))
-    index, inputs, expected = item
-    return index, _runners[key](inputs, expected)
 
 
 def run_all(job: Job, items: Sequence[Item], workers: int | None, mark: Callable[[Iterable[Any]], Any]) -> list[Found]:

@@ -62,9 +62,9 @@ def kept(programs: Mapping[str, ExportedProgram], originals: Mapping[str, Origin
         changing = written(program)
         tables = {**program.state_dict, **program.constants}
         states[method] = {name: tables[name].detach().clone() for name in changing}
-        found = dict(tables)
+        found = tables
         if original is not None:
-            found |= {**original.program.state_dict, **original.program.constants, **original.floats}
+            found = {**original.program.state_dict, **original.program.constants}
         versions[method] = tuple(
             (name, tensor, tensor._version)
             for name, tensor in found.items()

@@ -10,13 +10,14 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node, map_arg
+from torch.fx import Node
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
@@ -89,7 +90,9 @@ class Row:
         grid: the real numbers that it is rounded to, if it is quantized.
         moves: it holds numbers of that grid already, in other places: nothing is lost.
         dtype: of what the program holds.
-        operator, module, source: where it comes from: ATen operator, path of the submodule, line of the model.
+        operator, module, source: where it comes from: ATen operator, path of the submodule, line of the model; where
+            one with weights and its activation are one layer, both operators, and module and line of the first.
+        scope: the submodule that holds all of it.
         weights: constants that are quantized and that only this row's operators read.
     """
 
@@ -101,6 +104,7 @@ class Row:
     dtype: str
     operator: str
     module: str
+    scope: str
     source: str
     weights: tuple[str, ...] = ()
 
@@ -181,12 +185,16 @@ def _step(node: Node, held: Mapping[str, Tensor]) -> Step:
     if node.op != "call_function" or node.target is LOOP_OUT:
         raise NoPlan("a loop" if node.target is LOOP_OUT else f"'{node.name}', a {node.op} of '{node.target}'")
     kind = "quantize" if is_quantize(node) else "dequantize" if is_dequantize(node) else "call"
-    args, kwargs = map_arg((node.args, node.kwargs), lambda x: Ref(x.name))
+    args, kwargs = map_aggregate((node.args, node.kwargs), _as_ref)
     overload = overload_of(node.target)
     if overload is None and getattr(node.target, "__module__", None) not in ("_operator", "builtins", "math"):
         raise NoPlan(f"'{node.name}', a call of {node.target}")
     target = str(overload) if overload is not None else node.target
     return Step(node.name, kind, target, tuple(args), dict(kwargs))
+
+
+def _as_ref(x: Any) -> Any:
+    return Ref(x.name) if isinstance(x, Node) else x
 
 
 def _operator(target: Any) -> Callable[..., Any]:
@@ -206,9 +214,9 @@ def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[Row]:
     rows = []
     inside: set[Node] = set()
     for node in reversed(program.graph.nodes):
-        if node.op == "call_function" and not is_quantize(node) and not is_dequantize(node):
-            if node.users and all(is_quantize(user) or user in inside for user in node.users):
-                inside.add(node)
+        computes = node.op == "call_function" and not is_quantize(node) and not is_dequantize(node)
+        if computes and node.users and all(is_quantize(user) or user in inside for user in node.users):
+            inside.add(node)
     for node in program.graph.nodes:
         if node.op != "call_function" or is_dequantize(node) or node in inside:
             continue
@@ -221,9 +229,12 @@ def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[Row]:
 
 def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor]) -> Row:
     source = boundary_source(value)
-    *_, module = ("", *modules_of(source))
     made = source.args[0] if source.target is operator.getitem else source
     assert isinstance(made, Node)
+    weights = _weights(value, floats)
+    reader = next(iter(weights.values()), made)  # what users call the layer, whatever its result goes through behind it
+    *_, module = ("", *modules_of(reader))
+    operators = [operator_name(node) for node in dict.fromkeys((reader, made))]
     return Row(
         name=node.name,
         value=value.name,
@@ -231,11 +242,18 @@ def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor
         grid=grid,
         moves=grid is not None and _moves(made, grid),
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
-        operator="input" if made.op == "placeholder" else operator_name(made),
+        operator="input" if made.op == "placeholder" else " + ".join(operators),
         module=module,
-        source=source_line(source),
-        weights=_weights(value, floats),
+        scope=_common(module, ("", *modules_of(made))[-1]),
+        source=source_line(reader),
+        weights=tuple(weights),
     )
+
+
+def _common(one: str, other: str) -> str:
+    """The path of the submodule that both are in."""
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one.split("."), other.split("."), strict=False))
+    return ".".join(part for part, _ in pairs)
 
 
 def _moves(node: Node, grid: Grid) -> bool:
@@ -246,20 +264,21 @@ def _moves(node: Node, grid: Grid) -> bool:
     return shares and bool(reads) and all(is_dequantize(source) and _grid(source) == grid for source in reads)
 
 
-def _weights(node: Node, floats: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Quantized constants that a row's operators read: those up to the next quantized tensors."""
-    found: dict[str, None] = {}
+def _weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:
+    """Quantized constants that a row's operators read, those up to the next quantized tensors, and which reads each."""
+    found: dict[str, Node] = {}
     seen, pending = {node}, [node] if floats else []
     while pending:
-        for source in pending.pop().all_input_nodes:
+        reader = pending.pop()
+        for source in reader.all_input_nodes:
             if is_dequantize(source):
                 value = source.args[0]
                 if isinstance(value, Node) and value.name in floats:
-                    found[value.name] = None
+                    found[value.name] = reader
             elif source.op == "call_function" and not is_quantize(source) and source not in seen:
                 seen.add(source)
                 pending.append(source)
-    return tuple(found)
+    return found
 
 
 def _grid(node: Node) -> Grid | None:

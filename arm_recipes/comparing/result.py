@@ -63,7 +63,8 @@ class LayerGap:
 
     Attributes:
         name: of the node that computes it in the captured program; quantized twice, it is there twice.
-        operator, module, source: ATen operator, path of the submodule, line of the model.
+        operator, module, source: ATen operator, path of the submodule, line of the model. An operator with weights and
+            what is fused to it are one layer: both operators, and module and line of the first.
         dtype: as the program has it.
         scale, zero_point: None where it is not quantized.
         told_by: "program": the number that the delegate computes; "PyTorch": what PyTorch computes of these, of
@@ -148,8 +149,8 @@ class Comparison:
         return as_html(self._sections())
 
     def _sections(self) -> Iterator[Section]:
-        head = ("", "SQNR", "cosine", "largest error")
-        rows = [head, *((output.name, *_cells(output.gap)) for output in self.outputs if output.gap is not None)]
+        rows: list[tuple[str, ...]] = [("", "SQNR", "cosine", "largest error")]
+        rows += [(output.name, *_cells(output.gap)) for output in self.outputs if output.gap is not None]
         of = f"{self.samples} sample{'s' * (self.samples != 1)} in {self.seconds:.1f} s"
         yield f"{self.program} beside {self.reference}: '{self.method}', {of}", rows
         if self.accuracy is not None:

@@ -50,8 +50,8 @@ def samples_of(pattern: Pattern, method: str, samples: Any, labels: Any, metric:
         made = list(fitted(made, pattern))
     if is_loader and metric is not None and len(made) != len(given):
         raise ValueError(
-            f"metric: {len(given)} batches of the DataLoader are {len(made)} of the size that the program takes, so that "
-            "a batch is no sample; give a DataLoader of that batch_size"
+            f"metric: {len(given)} batches of the DataLoader are {len(made)} of the size that the program takes, so "
+            "that a batch is no sample; give a DataLoader of that batch_size"
         )
     if is_loader and labels is None and metric is None:
         labels = _labels(given, arity)

@@ -77,9 +77,9 @@ class Taps:
             if entry is not None:
                 name, order = entry
                 found[name] = _real(torch.from_numpy(array.copy()).permute(inverse(order)), grids.get(name))
-        for name, array in zip(self.names, results, strict=True):
-            if name is not None:
-                found[name] = _real(torch.from_numpy(np.array(array)), grids.get(name))
+        for asked, array in zip(self.names, results, strict=True):
+            if asked is not None:
+                found[asked] = _real(torch.from_numpy(np.array(array)), grids.get(asked))
         return found, equal
 
 

@@ -99,10 +99,9 @@ class FastQuantizeStage(QuantizeStage):
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
         """Methods are calibrated one after the other, each going on from the state that the last one left."""
+        from arm_backend_core.program import copied
         from arm_recipes.stages.bias import BiasCorrection
         from arm_recipes.stages.post_training import Common, Observed
-
-        from arm_backend_core.program import copied
 
         (quantizer,), common = list(self._quantization_recipe.quantizers or []), Common()
         captured = {method: copied(program) for method, program in programs.items()}
