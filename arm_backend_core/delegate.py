@@ -65,7 +65,7 @@ def delegate(
         FullDelegationError: as asked for by ``require_full_delegation``.
         CompileError: Vela or the model converter failed.
     """
-    program = _prepared(copied(program))
+    program = prepared(copied(program))
     selection = select(program, spec.target, keep_on_cpu)
     for node, refusal in selection.refusals.items():
         keep_reason(node, refusal.reason)
@@ -85,7 +85,7 @@ def delegate(
     return program
 
 
-def _prepared(program: ExportedProgram) -> ExportedProgram:
+def prepared(program: ExportedProgram) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
     inline_conditions(program.graph_module, constants_of(program))
     program = functional(program)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
 
+    from arm_recipes.comparing.compare import compare
+    from arm_recipes.comparing.result import Comparison
     from arm_recipes.exporting import export
     from arm_recipes.messages import ArmRecipesWarning, ExportError
     from arm_recipes.provider import ArmRecipeProvider
@@ -29,6 +31,7 @@ __all__ = [
     "ArmRecipeProvider",
     "ArmRecipeType",
     "ArmRecipesWarning",
+    "Comparison",
     "ExportError",
     "ExportRecipe",
     "ExportResult",
@@ -38,6 +41,7 @@ __all__ = [
     "RunError",
     "RuntimeUnavailable",
     "Sweep",
+    "compare",
     "export",
     "inspect",
     "load",
@@ -47,6 +51,7 @@ __all__ = [
 #: Modules that import neither PyTorch nor ExecuTorch, and those that do, by the names that are taken from them.
 _CHEAP = {
     "ArmRecipesWarning": "messages",
+    "Comparison": "comparing.result",
     "ExportError": "messages",
     "ExportResult": "result",
     "Program": "runtime.program",
@@ -62,6 +67,7 @@ _COSTLY = {
     "ArmRecipeType": "provider",
     "ExportRecipe": "provider",
     "Inputs": "sample",
+    "compare": "comparing.compare",
     "export": "exporting",
     "sweep": "sweeping.sweep",
 }

@@ -103,8 +103,8 @@ def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
     return [first, *others]
 
 
-def sample_list(method: str, given: Any) -> list[Any]:
-    """The samples that a user gave for a method, each as it was given.
+def sample_list(method: str, given: Any, argument: str = "example_inputs") -> list[Any]:
+    """The samples that a user gave for a method, each as it was given; ``argument`` is what messages call them.
 
     Raises:
         ValueError: it is nothing that holds samples.
@@ -118,7 +118,7 @@ def sample_list(method: str, given: Any) -> list[Any]:
     found = given() if callable(given) else given
     if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
         raise ValueError(
-            f"example_inputs of method '{method}' must be a list of input tuples, [(x,)], a DataLoader or any other "
+            f"{argument} of method '{method}' must be a list of input tuples, [(x,)], a DataLoader or any other "
             f"iterable of samples; got {type(found).__name__}"
         )
     samples = list(found)
@@ -126,9 +126,7 @@ def sample_list(method: str, given: Any) -> list[Any]:
         # One sample of several inputs, or several samples of one?
         index = next(i for i, sample in enumerate(samples) if isinstance(sample, (torch.Tensor, np.ndarray)))
         kind = type(samples[index]).__name__
-        raise ValueError(
-            f"example_inputs[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}"
-        )
+        raise ValueError(f"{argument}[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}")
     return samples
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 #: Packages whose warnings and log lines tell a user nothing that can be acted on.
 _THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy", "copyreg", "onnx")
+_T = TypeVar("_T")
 _MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 
@@ -50,6 +52,16 @@ def warn(message: str) -> None:
         module=frame.f_globals.get("__name__"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def marked(items: Iterable[_T], doing: str, unit: str, *, shown: bool, count: int | None = None) -> Iterable[_T]:
+    """``items`` with a progress bar; without one if it is not to be shown, or standard error is no terminal."""
+    if not (shown and sys.stderr.isatty()):
+        return items
+    from tqdm import tqdm
+
+    bar: Iterable[_T] = tqdm(items, desc=doing, total=count, leave=False, unit=unit)
+    return bar
 
 
 class _NotThirdParty(logging.Filter):

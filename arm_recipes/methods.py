@@ -110,10 +110,10 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
     Raises:
         ExportError: a method reads a buffer that another one writes, which would be a constant in it.
     """
-    written: dict[Identity, list[str]] = {}
+    writers: dict[Identity, list[str]] = {}
     for method, program in programs.items():
-        for name in _written(program):
-            written.setdefault(identity(_store(program, name)[name]), []).append(method)
+        for name in written(program):
+            writers.setdefault(identity(_store(program, name)[name]), []).append(method)
     shared = False
     taken: dict[str, Identity] = {}
     names: dict[Identity, str] = {}
@@ -124,14 +124,14 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
                 continue
             name = str(spec.target)
             key = identity(_store(program, name)[name])
-            if key not in written:
+            if key not in writers:
                 continue
-            if method not in written[key]:
+            if method not in writers[key]:
                 raise ExportError(
-                    f"method '{method}' reads the buffer '{name}', which method '{written[key][0]}' writes: it must "
+                    f"method '{method}' reads the buffer '{name}', which method '{writers[key][0]}' writes: it must "
                     "write it too, if only what it holds already (buffer.copy_(buffer.clone()))"
                 )
-            shared = shared or len(written[key]) > 1
+            shared = shared or len(writers[key]) > 1
             if key not in names:
                 names[key] = name if name not in taken else f"{method}.{name}"
                 taken[names[key]] = key
@@ -140,7 +140,7 @@ def name_state(programs: Mapping[str, ExportedProgram]) -> bool:
     return shared
 
 
-def _written(program: ExportedProgram) -> set[str]:
+def written(program: ExportedProgram) -> set[str]:
     """Buffers that a program writes: in place, or by what it returns."""
     from arm_backend_core.nodes import is_written
 

@@ -26,6 +26,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
 
 from arm_recipes import report
+from arm_recipes.comparing.original import Original, kept
 from arm_recipes.failure import describe, is_told
 from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import ExportError, warn
@@ -127,6 +128,7 @@ class Pipeline:
         self._notes: list[str] = []
         self._programs: dict[str, ExportedProgram] = {}
         self._graphs: dict[str, torch.fx.GraphModule] = {}
+        self._originals: dict[str, Original] = {}
         self._patterns: dict[str, Pattern] = {}
         self._out_specs: dict[str, Any] = {}
         self._tensors: dict[str, tuple[tuple[report.TensorInfo, ...], tuple[report.TensorInfo, ...]]] = {}
@@ -162,6 +164,8 @@ class Pipeline:
             self._run(kind, stage)
             self._seconds[kind.value] = time.perf_counter() - start
             self._artifact = stage.get_artifacts()
+            if isinstance(stage, FastQuantizeStage):
+                self._originals = stage.originals
             if kind is StageType.TORCH_EXPORT:
                 self._keep_programs()
                 self._warn_about_boundary()
@@ -205,7 +209,8 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        return ExportResult(record, self._programs, self._patterns, self._out_specs, manager, self._sized)
+        made = kept(self._programs, self._originals, self._recipe)
+        return ExportResult(record, self._programs, self._patterns, self._out_specs, manager, self._sized, made)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe

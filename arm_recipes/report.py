@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -386,7 +387,10 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses and tuples as dicts and lists. Bytes are left out of the walk: they may be megabytes."""
+    """Dataclasses and tuples as dicts and lists. Bytes are left out of the walk: they may be megabytes.
+
+    JSON has no infinity: it is "Infinity", which ``float`` of Python and ``Number`` of JavaScript read.
+    """
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:
         return {name: plain(getattr(value, name)) for name in fields if name != "tosa"}
@@ -394,6 +398,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
+    from arm_recipes.comparing.compare import Metric
+    from arm_recipes.comparing.original import Kept
+    from arm_recipes.comparing.result import Comparison
     from arm_recipes.runtime.sized import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.sample import Inputs, Pattern
@@ -41,11 +44,13 @@ class ExportResult:
         out_specs: dict[str, Any],
         executorch_program: ExecutorchProgramManager,
         sized: Mapping[str, Sized],
+        kept: Kept,
     ) -> None:
         self.report = report
         self.exported_programs = exported_programs
         self.executorch_program = executorch_program
         self._patterns, self._out_specs, self._sized = patterns, out_specs, sized
+        self._kept = kept
         self._program: Program | None = None
 
     @cached_property
@@ -143,6 +148,39 @@ class ExportResult:
         """
         tensors = self._tensors(method, inputs, keywords) if method in self._patterns else inputs
         return self._loaded().trace(*tensors, method=method)
+
+    def compare(
+        self,
+        samples: Any,
+        labels: Any = None,
+        *,
+        metric: Metric | None = None,
+        method: str = "forward",
+        layers: bool = True,
+        workers: int | None = None,
+        progress: bool = True,
+    ) -> Comparison:
+        """Compare the program as it runs on this machine with the model in floating point, output by output and layer
+        by layer.
+
+        Args:
+            samples: as ``example_inputs`` of ``export``; what stands behind the model's inputs, as the labels that a
+                ``DataLoader`` gives, is left out of the calls. A model with state gets them in this order.
+            labels: classes, one for each item of the samples: the share of first outputs whose largest score is there.
+                Without them, integers that stand behind a ``DataLoader``'s inputs are taken.
+            metric: ``metric(outputs, sample)`` gives a number; its means are set beside each other. ``sample`` is as it
+                was given, outputs are real numbers in the model's structure.
+            layers: compare what is inside delegates too: it takes the time of the TOSA reference model.
+            workers: processes; None: as many as are worth it, or as ``joblib.parallel_config`` says.
+            progress: show a progress bar if standard error is a terminal.
+
+        Raises:
+            ValueError: samples, labels, metric or method cannot be used, or the model has been changed since.
+            RunError: this machine cannot run the program; the message says what it takes.
+        """
+        from arm_recipes.comparing.compare import compare_with_model
+
+        return compare_with_model(self, samples, labels, metric, method, layers, workers, progress)
 
     def _loaded(self) -> Program:
         if self._program is None:

@@ -184,10 +184,35 @@ class Pattern:
                 )
         return leaves
 
+    def check(self, sample: Inputs, what: str) -> list[Any]:
+        """The sample's leaves, after comparing forms, shapes and dtypes.
+
+        Raises:
+            ValueError: the sample is different; the message names the input.
+        """
+        leaves = self.check_form(sample, what)
+        for index, (name, expected, value) in enumerate(zip(self.names, self.leaves, leaves, strict=True)):
+            if not isinstance(expected, torch.Tensor):
+                continue
+            where = f"{what}, input {index} ('{name}')"
+            if not _same_shape(value.shape, expected.shape):
+                shapes = f"{tuple(value.shape)}, the model takes {tuple(expected.shape)}"
+                raise ValueError(f"{where} has shape {shapes}")
+            if value.dtype != expected.dtype:
+                raise ValueError(f"{where} is {value.dtype}, the model takes {expected.dtype}")
+        return leaves
+
     def unflatten(self, leaves: Sequence[Any]) -> Inputs:
         """The sample with these leaves."""
         args, keywords = pytree.tree_unflatten(list(leaves), self.spec)
         return Inputs(*args, **keywords)
+
+
+def _same_shape(given: torch.Size, expected: torch.Size) -> bool:
+    if len(given) != len(expected):
+        return False
+    # A symbolic dimension takes any size here; torch.export's own guard checks its range.
+    return all(not isinstance(e, int) or g == e for g, e in zip(given, expected, strict=True))
 
 
 def fitted(samples: Iterable[Inputs], pattern: Pattern) -> Iterator[Inputs]:

@@ -92,6 +92,11 @@ class RangeObserver(ObserverBase):
         """Whether it was given any element."""
         return self._seen.count > 0
 
+    @property
+    def extremes(self) -> tuple[float, float]:
+        """The least and the largest element that it was given."""
+        return float(np.min(self._seen.low)), float(np.max(self._seen.high))
+
     def calculate_qparams(self) -> tuple[Tensor, Tensor]:
         """Scale (float32) and zero point (int64), of one element or one for each channel."""
         seen = self._seen

@@ -51,6 +51,7 @@ class BiasCorrection:
             inputs = (mean.total / max(mean.count, 1)).reshape(groups, 1, -1)
             shift = (error.reshape(groups, -1, weight.shape[1]) * inputs).sum(2).flatten()
             tensor = attrgetter(str(bias.target))(module)
+            self._model.corrected[str(bias.target)] = tensor
             setattr(module, str(bias.target), (tensor.detach().double() - shift).to(tensor.dtype))
 
 

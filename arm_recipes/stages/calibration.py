@@ -84,27 +84,9 @@ class _Monitor:
         self, model: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         sample, self.samples = f"calibration sample {self.samples}", self.samples + 1
-        leaves = self._pattern.check_form(self._pattern.without_labels(Inputs(*args, **keywords)), sample)
-        for index, (name, expected, value) in enumerate(
-            zip(self._pattern.names, self._pattern.leaves, leaves, strict=True)
-        ):
-            if not isinstance(expected, torch.Tensor):
-                continue
-            what = f"{sample}, input {index} ('{name}')"
-            if not _same_shape(value.shape, expected.shape):
-                shapes = f"{tuple(value.shape)}, the model takes {tuple(expected.shape)}"
-                raise ValueError(f"{what} has shape {shapes}")
-            if value.dtype != expected.dtype:
-                raise ValueError(f"{what} is {value.dtype}, the model takes {expected.dtype}")
+        leaves = self._pattern.check(self._pattern.without_labels(Inputs(*args, **keywords)), sample)
         inputs = self._pattern.unflatten(leaves)
         return tuple(inputs), inputs.keywords
-
-
-def _same_shape(given: torch.Size, expected: torch.Size) -> bool:
-    if len(given) != len(expected):
-        return False
-    # A symbolic dimension takes any size here; torch.export's own guard checks its range.
-    return all(not isinstance(e, int) or g == e for g, e in zip(given, expected, strict=True))
 
 
 def start_monitor(prepared: GraphModule) -> GraphModule:

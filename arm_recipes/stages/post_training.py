@@ -66,6 +66,9 @@ class Observed(torch.nn.Module):
         model: the program's module; parameters and buffers are attributes.
         observers: by the node whose result, or by the source and the reader of the operand, that they observe.
         watchers: nodes, and what else is to see the values of each while samples run.
+        corrected: attributes that are not what they were in the model, as they were.
+        floats: once it is quantized, what quantized constants were before, by their names.
+        ranges: the least and the largest value of each quantized tensor, by the name of its quantize operator.
 
     Raises:
         ModelError: the quantizer cannot annotate this program.
@@ -92,6 +95,9 @@ class Observed(torch.nn.Module):
         self._paths = _paths(self.model.graph)
         self._taken: set[_Side] = set()
         self.meta: dict[str, Any] = {}
+        self.corrected: dict[str, Tensor] = {}
+        self.floats: dict[str, Tensor] = {}
+        self.ranges: dict[str, tuple[float, float]] = {}
 
     @property
     def graph(self) -> Graph:
@@ -222,9 +228,12 @@ class Observed(torch.nn.Module):
                 if key not in constants:
                     constants[key] = quantize(tensor, *known)
                 integers = attribute(model, f"{node.name}_quantized", constants[key])
+                self.floats[str(integers.target)] = self.corrected.get(str(source.target), tensor).detach()
             else:
                 integers = graph.call_function(quantize, (source, *parameters))
                 integers.meta = {**meta, "val": _fake(self._mode, meta["val"], observer.dtype)}
+                if isinstance(observer, RangeObserver):
+                    self.ranges[integers.name] = observer.extremes
             result = graph.call_function(dequantize, (integers, *parameters))
             result.meta = dict(meta)
         for user in users:

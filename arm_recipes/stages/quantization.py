@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
+from arm_recipes.comparing.original import Original
 from arm_recipes.methods import observe_together
 from arm_recipes.sample import Inputs
 from arm_recipes.stages.calibration import Calibration, start_monitor, stop_monitor
@@ -48,12 +49,16 @@ class FastQuantizeStage(QuantizeStage):
 
     It captures with ``strict=False`` first and calibrates without autograd. With a recipe of ours the captured program
     itself is quantized, so that nothing has to be captured again; torchao's passes do it for other quantizers.
+
+    Attributes:
+        originals: what methods that were quantized by a recipe of ours were before.
     """
 
     def __init__(self, recipe: QuantizationRecipe, capture: Capture, progress: Progress) -> None:
         super().__init__(recipe)
         self._capture = capture
         self._progress = progress
+        self.originals: dict[str, Original] = {}
 
     def run(self, artifact: PipelineArtifact) -> None:
         """Quantize every method; quantization-aware training is left to ExecuTorch's own stage."""
@@ -94,10 +99,12 @@ class FastQuantizeStage(QuantizeStage):
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
         """Methods are calibrated one after the other, each going on from the state that the last one left."""
+        from arm_backend_core.program import copied
         from arm_recipes.stages.bias import BiasCorrection
         from arm_recipes.stages.post_training import Common, Observed
 
         (quantizer,), common = list(self._quantization_recipe.quantizers or []), Common()
+        captured = {method: copied(program) for method, program in programs.items()}
         observed = {method: Observed(program, quantizer, common) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
@@ -106,7 +113,10 @@ class FastQuantizeStage(QuantizeStage):
             self._calibrated(method, model, examples[method])
         for correction in corrections:
             correction.apply()
-        return {method: model.quantized() for method, model in observed.items()}
+        quantized = {method: model.quantized() for method, model in observed.items()}
+        for method, model in observed.items():
+            self.originals[method] = Original(captured[method], model.floats, model.ranges)
+        return quantized
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
         from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e

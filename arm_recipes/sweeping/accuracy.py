@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import ArmBackendError
+from arm_recipes.comparing.figures import decibels
 from arm_recipes.exporting import export
 from arm_recipes.messages import ExportError
 from arm_recipes.sample import Inputs
@@ -100,9 +100,7 @@ def sqnr(expected: Iterable[Any], actual: Iterable[Any]) -> float:
         if isinstance(one, torch.Tensor):
             signal += float((one.double() ** 2).sum())
             noise += float(((one.double() - other.double()) ** 2).sum())
-    if not noise:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf
+    return decibels(signal, noise)
 
 
 def _key(buffer: bytes, samples: Sequence[Inputs]) -> str:

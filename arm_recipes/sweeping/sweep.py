@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes import inputs
-from arm_recipes.messages import ExportError, quiet, warn
+from arm_recipes.messages import ExportError, marked, quiet, warn
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.sample import Inputs
 from arm_recipes.stages.capture import Capture
@@ -203,20 +202,12 @@ class _Bar:
     """Progress bars over what a sweep does; ``shown=False``, or no terminal, shows nothing."""
 
     def __init__(self, shown: bool) -> None:
-        self._shown = shown and sys.stderr.isatty()
+        self._shown = shown
 
     def samples(self, samples: Iterable[Inputs]) -> Iterable[Inputs]:
         """The samples that a program is run with."""
-        return self._marked(samples, "running", "sample", None)
+        return marked(samples, "running", "sample", shown=self._shown)
 
     def configurations(self, made: Iterator[Any], count: int) -> Iterable[Any]:
         """What is compiled, as it comes."""
-        return self._marked(made, "compiling", "configuration", count)
-
-    def _marked(self, items: Iterable[Any], doing: str, unit: str, count: int | None) -> Iterable[Any]:
-        if not self._shown:
-            return items
-        from tqdm import tqdm
-
-        marked: Iterable[Any] = tqdm(items, desc=doing, total=count, leave=False, unit=unit)
-        return marked
+        return marked(made, "compiling", "configuration", shown=self._shown, count=count)

@@ -1,0 +1,245 @@
+"""What a worker process of a comparison does: one sample after the other, by the model and by programs."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import joblib
+import numpy as np
+import torch
+from torch import Tensor
+
+from arm_recipes.comparing.figures import Losses, Sums
+from arm_recipes.comparing.plan import Evaluation, Plan
+from arm_recipes.comparing.taps import Taps, in_order
+from arm_recipes.comparing.worker import run_item
+from arm_recipes.report import TensorInfo
+from arm_recipes.runtime import plugin
+from arm_recipes.runtime.program import Program
+from arm_recipes.runtime.signature import Value
+from arm_recipes.sweeping.parallel import in_parallel
+
+#: Seconds of work that other processes are worth being started for: each imports PyTorch and ExecuTorch.
+_WORTH = 20.0
+
+
+@dataclass(frozen=True)
+class Side:
+    """A program that is executed.
+
+    Attributes:
+        data: the ``.pte``.
+        inputs, outputs: of the method, with scales where they are quantized.
+        plan: of what was lowered, if that is known; ``taps``: of the delegates.
+    """
+
+    data: bytes
+    method: str
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    plan: Plan | None
+    taps: tuple[Taps, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A comparison of ``program`` with ``reference``, a program too, or else with its own plan in floating point."""
+
+    program: Side
+    reference: Side | None
+    layers: bool
+
+    @property
+    def has_state(self) -> bool:
+        """Whether samples must be taken one after the other."""
+        sides = [self.program] + ([] if self.reference is None else [self.reference])
+        return any(side.plan is None or side.plan.has_state for side in sides)
+
+
+@dataclass
+class Found:
+    """What one sample gave.
+
+    Attributes:
+        right, given: outputs, as real numbers.
+        sums: of each output that is a tensor, by its place.
+        layers, losses: by the name of the row.
+        different: delegates whose results are not those of their TOSA graphs.
+    """
+
+    right: list[Any]
+    given: list[Any]
+    sums: dict[int, Sums] = field(default_factory=dict)
+    layers: dict[str, Sums] = field(default_factory=dict)
+    losses: dict[str, Losses] = field(default_factory=dict)
+    different: tuple[str, ...] = ()
+
+
+class Runner:
+    """A job under way; buffers go on from sample to sample."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._program = _Running(job.program, job.layers)
+        self._reference = None if job.reference is None else _Running(job.reference, job.layers)
+
+    def __call__(self, inputs: Sequence[Tensor], expected: list[Any] | None) -> Found:
+        """One sample.
+
+        Args:
+            expected: outputs of the model, where the program has no plan that could give them.
+        """
+        with _one_thread(), torch.no_grad():
+            given = self._program.outputs(inputs)
+            if self._reference is None:
+                found = self._beside_model(inputs, given, expected)
+            else:
+                found = self._beside_program(inputs, given)
+        for index, (right, other) in enumerate(zip(found.right, found.given, strict=True)):
+            if isinstance(right, Tensor) and isinstance(other, Tensor) and right.shape == other.shape:
+                found.sums[index] = Sums.of(right, other)
+        return found
+
+    def _beside_model(self, inputs: Sequence[Tensor], given: list[Any], expected: list[Any] | None) -> Found:
+        running, found = self._program, Found([], given)
+        if running.evaluation is None:
+            assert expected is not None
+            found.right = expected
+            return found
+        for row, values in running.evaluation.run(inputs, running.known()):
+            if not self._job.layers or values.given is None:
+                continue
+            found.layers[row.name] = Sums.of(values.right, values.given)
+            if row.grid is not None and not row.moves:
+                found.losses[row.name] = Losses.of(values.right, values.unrounded, row.grid)
+        found.right, found.different = running.evaluation.outputs, running.different
+        return found
+
+    def _beside_program(self, inputs: Sequence[Tensor], given: list[Any]) -> Found:
+        assert self._reference is not None
+        found = Found(self._reference.outputs(inputs), given)
+        if self._job.layers:
+            right, other = (running.rows(inputs) for running in (self._reference, self._program))
+            for name in right.keys() & other.keys():
+                if right[name].shape == other[name].shape:
+                    found.layers[name] = Sums.of(right[name], other[name])
+        found.different = tuple(dict.fromkeys(self._reference.different + self._program.different))
+        return found
+
+
+class _Running:
+    """A program that runs."""
+
+    def __init__(self, side: Side, layers: bool) -> None:
+        self._side, self._program = side, Program(side.data)
+        self._executions: list[plugin.Execution] = []
+        self.different: tuple[str, ...] = ()
+        self.evaluation: Evaluation | None = None
+        if side.plan is not None:
+            known = frozenset().union(*(tap.known for tap in side.taps)) if layers else None
+            self.evaluation = Evaluation(side.plan, known)
+
+    def outputs(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """What the program returns for inputs of the model, as real numbers."""
+        side = self._side
+        tensors = [_quantized(info, tensor) for info, tensor in zip(side.inputs, inputs, strict=True)]
+        with plugin.observed() as executions:
+            made = self._program.run(*tensors, method=side.method)
+        self._executions = executions
+        return [_dequantized(info, value) for info, value in zip(side.outputs, made, strict=True)]
+
+    def known(self) -> dict[str, Tensor]:
+        """Values of the last run that delegates have inside."""
+        plan = self._side.plan
+        assert plan is not None
+        grids = {row.name: row.grid for row in plan.rows if row.grid is not None}
+        found: dict[str, Tensor] = {}
+        different = []
+        for execution, tap in in_order(self._executions, self._side.taps):
+            values, equal = tap.read(execution, grids)
+            found |= values
+            if not equal:
+                different.append(tap.name)
+        self.different = tuple(different)
+        return found
+
+    def rows(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Values of the last run by the name that the row has in floating point."""
+        if self.evaluation is None:
+            return {}
+        rows = self.evaluation.run(inputs, self.known())
+        return {row.node: values.given for row, values in rows if values.given is not None}
+
+
+def _quantized(info: Value, tensor: Tensor) -> Tensor:
+    is_real = isinstance(info, TensorInfo) and info.scale is not None and tensor.is_floating_point()
+    return info.quantize(tensor) if is_real and isinstance(info, TensorInfo) else tensor
+
+
+def _dequantized(info: Value, value: Any) -> Any:
+    is_integer = isinstance(info, TensorInfo) and info.scale is not None and not value.is_floating_point()
+    return info.dequantize(value) if is_integer and isinstance(info, TensorInfo) else value
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Sums of floating-point numbers depend on how threads share them: figures must not on the number of workers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+#: A sample: its number, the tensors that the model takes, and what it returns where no plan tells that.
+Item = tuple[int, list[Tensor], list[Any] | None]
+
+
+def run_all(job: Job, items: Sequence[Item], workers: int | None, mark: Callable[[Iterable[Any]], Any]) -> list[Found]:
+    """All samples in order.
+
+    Args:
+        workers: processes; None: as many as are worth it, or as ``joblib.parallel_config`` says.
+        mark: goes through what comes, with a progress bar or without.
+    """
+    plugin.library()  # an error, and the compiler, are better met before processes are started
+    found: dict[int, Found] = {}
+    for index, made in mark(_made(job, items, workers)):
+        found[index] = made
+    return [found[index] for index, *_ in items]
+
+
+def _made(job: Job, items: Sequence[Item], workers: int | None) -> Iterator[tuple[int, Found]]:
+    if workers == 1 or job.has_state or len(items) == 1:
+        runner = Runner(job)
+        yield from ((index, runner(inputs, expected)) for index, inputs, expected in items)
+        return
+    left = list(items)
+    if workers is None and not _configured():
+        runner = Runner(job)
+        start = time.perf_counter()
+        while left:
+            index, inputs, expected = left.pop(0)
+            yield index, runner(inputs, expected)
+            each = (time.perf_counter() - start) / (len(items) - len(left))
+            if joblib.cpu_count() > 1 and each * len(left) > _WORTH:
+                break
+    if left:
+        data = pickle.dumps(job, protocol=pickle.HIGHEST_PROTOCOL)
+        key, array = hashlib.sha256(data).hexdigest(), np.frombuffer(data, np.uint8)
+        with joblib.parallel_config(**({} if workers is None else {"n_jobs": workers})):
+            yield from in_parallel(run_item, ((key, array, item) for item in left))
+
+
+def _configured() -> bool:
+    """Whether the user says how to work in parallel."""
+    from joblib.parallel import get_active_backend
+
+    return get_active_backend()[1] is not None

@@ -1,0 +1,424 @@
+"""A captured program as steps that another process can take, in real numbers and as the program computes.
+
+fx's graphs travel badly: pickling one traces it anew, and PyTorch's operators cannot be pickled at all.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.aten.conditions import inline_conditions
+from arm_backend_core.aten.functionalize import functional
+from arm_backend_core.nodes import (
+    boundary_source,
+    is_dequantize,
+    is_float,
+    is_quantize,
+    modules_of,
+    operator_name,
+    overload_of,
+    source_line,
+)
+from arm_backend_core.ops.loops import LOOP_OUT
+from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.program import constants_of, copied, drop_assertions, store_of
+from arm_recipes.comparing.figures import Grid
+from arm_recipes.programs import inputs_of
+
+_USER = (OutputKind.USER_OUTPUT, OutputKind.USER_INPUT_MUTATION)
+
+
+class NoPlan(Exception):
+    """The program has what a plan cannot have; says what."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """The result of a step."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """A node: an operator with its operands, or a tensor that the program is given or holds, without operator."""
+
+    name: str
+    kind: str  # "given", "held", "quantize", "dequantize", "call"
+    target: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def sources(self) -> tuple[str, ...]:
+        """Steps that it reads."""
+        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
+        return tuple(dict.fromkeys(leaf.name for leaf in leaves if isinstance(leaf, Ref)))
+
+    def __call__(self, value_of: Callable[[str], Any]) -> Any:
+        """What the operator makes of its operands."""
+        args, kwargs = map_aggregate(
+            (self.args, dict(self.kwargs)), lambda x: value_of(x.name) if isinstance(x, Ref) else x
+        )
+        return _operator(self.target)(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "sources"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor that is compared.
+
+    Attributes:
+        name: of the step that has it; ``value``: of the one that has it in floating point, before it is quantized.
+        node: of the captured program, that computes it.
+        grid: the real numbers that it is rounded to, if it is quantized.
+        moves: it holds numbers of that grid already, in other places: nothing is lost.
+        dtype: of what the program holds.
+        operator, module, source: where it comes from: ATen operator, path of the submodule, line of the model; where
+            one with weights and its activation are one layer, both operators, and module and line of the first.
+        scope: the submodule that holds all of it.
+        weights: constants that are quantized and that only this row's operators read.
+    """
+
+    name: str
+    value: str
+    node: str
+    grid: Grid | None
+    moves: bool
+    dtype: str
+    operator: str
+    module: str
+    scope: str
+    source: str
+    weights: tuple[str, ...] = ()
+
+
+@dataclass
+class Plan:
+    """The steps of a program.
+
+    Attributes:
+        given: names of the tensors that it takes, in order.
+        held: parameters, buffers and constants.
+        floats: what some of these were before they were quantized.
+        outputs: what it returns, tensors as ``Ref``: new values of inputs that it writes come first.
+        writes: buffers, and what is written to them.
+        rows: tensors that can be compared, in program order.
+    """
+
+    steps: list[Step]
+    given: list[str]
+    held: dict[str, Tensor]
+    floats: dict[str, Tensor]
+    outputs: list[Any]
+    writes: dict[str, str]
+    rows: list[Row]
+
+    @staticmethod
+    def of(program: ExportedProgram, floats: Mapping[str, Tensor] | None = None) -> Plan:
+        """The plan of a program, which is left as it is.
+
+        Args:
+            floats: constants before they were quantized, by the name that the signature has for them.
+
+        Raises:
+            NoPlan: it has loops, or operators that are no more than a graph.
+        """
+        program = copied(program)
+        inline_conditions(program.graph_module, constants_of(program))
+        program = functional(program)
+        drop_assertions(program)
+        return _plan(program, floats or {})
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a sample changes what the next one gives."""
+        return bool(self.writes)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any tensor is rounded."""
+        return any(row.grid is not None for row in self.rows)
+
+
+def _plan(program: ExportedProgram, floats: Mapping[str, Tensor]) -> Plan:
+    signature = program.graph_signature
+    held, real = {}, {}
+    for spec in signature.input_specs:
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+            name = spec.arg.name
+            held[name] = store_of(program, str(spec.target))[str(spec.target)].detach()
+            if spec.target in floats:
+                real[name] = floats[str(spec.target)].detach()
+    steps = [_step(node, held) for node in program.graph.nodes if node.op != "output"]
+    results = pytree.tree_leaves(program.graph.output_node().args[0])
+    buffers = {name: graph_input for graph_input, name in signature.inputs_to_buffers.items()}
+    outputs, writes = [], {}
+    for spec, result in zip(signature.output_specs, results, strict=True):
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            writes[buffers[str(spec.target)]] = result.name
+        elif spec.kind in _USER:
+            outputs.append(Ref(result.name) if isinstance(result, Node) else result)
+    given = [node.name for node in inputs_of(program) if isinstance(node.meta.get("val"), Tensor)]
+    return Plan(steps, given, held, real, outputs, writes, _rows(program, real))
+
+
+def _step(node: Node, held: Mapping[str, Tensor]) -> Step:
+    if node.op == "placeholder":
+        return Step(node.name, "held" if node.name in held else "given")
+    if node.op != "call_function" or node.target is LOOP_OUT:
+        raise NoPlan("a loop" if node.target is LOOP_OUT else f"'{node.name}', a {node.op} of '{node.target}'")
+    kind = "quantize" if is_quantize(node) else "dequantize" if is_dequantize(node) else "call"
+    args, kwargs = map_aggregate((node.args, node.kwargs), _as_ref)
+    overload = overload_of(node.target)
+    if overload is None and getattr(node.target, "__module__", None) not in ("_operator", "builtins", "math"):
+        raise NoPlan(f"'{node.name}', a call of {node.target}")
+    target = str(overload) if overload is not None else node.target
+    return Step(node.name, kind, target, tuple(args), dict(kwargs))
+
+
+def _as_ref(x: Any) -> Any:
+    return Ref(x.name) if isinstance(x, Node) else x
+
+
+def _operator(target: Any) -> Callable[..., Any]:
+    if not isinstance(target, str):
+        found: Callable[..., Any] = target
+        return found
+    if target == "aten.view.default":  # attention lays its result out in another way than it was traced with
+        return torch.reshape
+    if target.startswith("quantized_decomposed."):
+        from torch.ao.quantization.fx import _decomposed  # noqa: F401  (registers them)
+    made: Callable[..., Any] = operator.attrgetter(target)(torch.ops)
+    return made
+
+
+def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[Row]:
+    """Of quantized tensors; of real ones those that are not on their way to be quantized, and those it returns."""
+    rows = []
+    inside: set[Node] = set()
+    for node in reversed(program.graph.nodes):
+        computes = node.op == "call_function" and not is_quantize(node) and not is_dequantize(node)
+        if computes and node.users and all(is_quantize(user) or user in inside for user in node.users):
+            inside.add(node)
+    for node in program.graph.nodes:
+        if node.op != "call_function" or is_dequantize(node) or node in inside:
+            continue
+        if is_quantize(node):
+            rows.append(_row(node, node.args[0], _grid(node), floats))
+        elif is_float(node) and isinstance(node.meta["val"], Tensor):
+            rows.append(_row(node, node, None, floats))
+    return rows
+
+
+def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor]) -> Row:
+    source = boundary_source(value)
+    made = source.args[0] if source.target is operator.getitem else source
+    assert isinstance(made, Node)
+    weights = _weights(value, floats)
+    reader = next(iter(weights.values()), made)  # what users call the layer, whatever its result goes through behind it
+    *_, module = ("", *modules_of(reader))
+    operators = [operator_name(node) for node in dict.fromkeys((reader, made))]
+    return Row(
+        name=node.name,
+        value=value.name,
+        node=source.name,
+        grid=grid,
+        moves=grid is not None and _moves(made, grid),
+        dtype=str(node.meta["val"].dtype).removeprefix("torch."),
+        operator="input" if made.op == "placeholder" else " + ".join(operators),
+        module=module,
+        scope=_common(module, ("", *modules_of(made))[-1]),
+        source=source_line(reader),
+        weights=tuple(weights),
+    )
+
+
+def _common(one: str, other: str) -> str:
+    """The path of the submodule that both are in."""
+    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one.split("."), other.split("."), strict=False))
+    return ".".join(part for part, _ in pairs)
+
+
+def _moves(node: Node, grid: Grid) -> bool:
+    """Whether all that it reads is on the grid of its result, and it computes nothing."""
+    record = find(node)
+    reads = [source for source in node.all_input_nodes if is_float(source)]
+    shares = record is not None and record.kind is Kind.SHARED
+    return shares and bool(reads) and all(is_dequantize(source) and _grid(source) == grid for source in reads)
+
+
+def _weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:
+    """Quantized constants that a row's operators read, those up to the next quantized tensors, and which reads each."""
+    found: dict[str, Node] = {}
+    seen, pending = {node}, [node] if floats else []
+    while pending:
+        reader = pending.pop()
+        for source in reader.all_input_nodes:
+            if is_dequantize(source):
+                value = source.args[0]
+                if isinstance(value, Node) and value.name in floats:
+                    found[value.name] = reader
+            elif source.op == "call_function" and not is_quantize(source) and source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return found
+
+
+def _grid(node: Node) -> Grid | None:
+    """None where a channel has a grid of its own, or one that is computed."""
+    args = node.args[1:5]
+    if "per_tensor" not in str(node.target) or any(isinstance(x, Node) for x in args):
+        return None
+    scale, zero_point, least, most = args
+    return Grid(float(scale), int(zero_point), int(least), int(most))  # type: ignore[arg-type]
+
+
+@dataclass
+class Values:
+    """What is known of one row for one sample.
+
+    Attributes:
+        right: in floating point.
+        unrounded: what quantized weights make of right inputs; None where there are none.
+        given: as the program has it; None where it was not asked for.
+    """
+
+    right: Tensor
+    unrounded: Tensor | None
+    given: Tensor | None
+
+
+class Evaluation:
+    """A plan under way from sample to sample.
+
+    Args:
+        known: names of the rows whose values the program itself tells; None: outputs of the model are all that is
+            asked for.
+    """
+
+    def __init__(self, plan: Plan, known: frozenset[str] | None) -> None:
+        self._plan, self._known, self._own = plan, known or frozenset(), known is not None
+        self._asked = frozenset() if known is None else _asked(plan, known)
+        self._rows = {row.name: row for row in plan.rows}
+        self._last = {source: step.name for step in plan.steps for source in step.sources}
+        kept = [ref.name for ref in plan.outputs if isinstance(ref, Ref)] + list(plan.writes.values())
+        for row in plan.rows:  # a row may be read later than its value
+            self._last[row.value] = max(self._last.get(row.value, row.name), row.name, key=self._place)
+        self._last |= dict.fromkeys(kept, "")
+        self._right: dict[str, Tensor] = {}
+        self._given: dict[str, Tensor] = {}
+        #: What the model returns for the last sample.
+        self.outputs: list[Any] = []
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        return {step.name: index for index, step in enumerate(self._plan.steps)}
+
+    def _place(self, name: str) -> int:
+        return self._places.get(name, -1)
+
+    def run(self, inputs: Sequence[Tensor], known: Mapping[str, Tensor]) -> Iterator[tuple[Row, Values]]:
+        """Take all steps for a sample; yields the rows as they come. ``known``: values as the program has them."""
+        plan = self._plan
+        right: dict[str, Any] = dict(zip(plan.given, (x.clone() for x in inputs), strict=True))
+        own: dict[str, Any] = {}
+        given: dict[str, Any] = dict(right) if self._asked else {}
+        for step in plan.steps:
+            if step.kind == "held":
+                before = plan.held[step.name]
+                right[step.name] = self._right.get(step.name, plan.floats.get(step.name, before))
+                if self._own and step.name in plan.floats:
+                    own[step.name] = before
+                given[step.name] = self._given.get(step.name, before)
+            elif step.kind != "given":
+                self._take(step, right, own, given, known)
+            row = self._rows.get(step.name)
+            if row is not None:
+                told = known[row.name] if row.name in self._known else given.get(row.name)
+                yield row, Values(right[row.value], own.get(row.value), told)
+            for source in step.sources:
+                if self._last.get(source) == step.name:
+                    for values in (right, own, given):
+                        values.pop(source, None)
+        self.outputs = [right[x.name] if isinstance(x, Ref) else x for x in plan.outputs]
+        self._right = {buffer: right[value] for buffer, value in plan.writes.items()}
+        self._given = {buffer: given[value] for buffer, value in plan.writes.items() if value in given}
+
+    def _take(
+        self,
+        step: Step,
+        right: dict[str, Any],
+        own: dict[str, Any],
+        given: dict[str, Any],
+        known: Mapping[str, Tensor],
+    ) -> None:
+        name = step.name
+        first = step.sources[0] if step.sources else ""
+        if step.kind == "quantize":  # real numbers on both sides: what follows reads them as such
+            right[name] = right[first]
+            if name in self._known:
+                given[name] = known[name]
+            elif name in self._asked:
+                given[name] = _rounded(step, given)
+            return
+        if step.kind == "dequantize":
+            right[name] = _dequantized(step, right)
+            if first in own:
+                own[name] = _dequantized(step, ChainMap(own, right))
+            if name in self._asked:
+                given[name] = _dequantized(step, given)
+            return
+        right[name] = step(right.__getitem__)
+        if self._own and any(source in own for source in step.sources):
+            own[name] = step(ChainMap(own, right).__getitem__)
+        if name in self._known:
+            given[name] = known[name]
+        elif name in self._asked:
+            given[name] = step(given.__getitem__)
+
+
+def dequantized(plan: Plan, name: str) -> tuple[Step, Tensor]:
+    """The step that makes real numbers of a quantized constant, and these."""
+    step = next(step for step in plan.steps if step.kind == "dequantize" and step.sources[0] == name)
+    return step, step(plan.held.__getitem__)
+
+
+def _asked(plan: Plan, known: frozenset[str]) -> frozenset[str]:
+    """Steps whose values as the program has them PyTorch must compute, as the program does not tell them."""
+    asked = {row.name for row in plan.rows} - known
+    if asked:
+        asked |= set(plan.writes.values()) - known
+    for step in reversed(plan.steps):
+        if step.name in asked:
+            asked.update(source for source in step.sources if source not in known)
+    return frozenset(asked)
+
+
+def _rounded(step: Step, values: Mapping[str, Any]) -> Any:
+    """The real number that a quantized tensor stands for."""
+    integers = step(values.__getitem__)
+    args = [values[x.name] if isinstance(x, Ref) else x for x in step.args[1:]]
+    name = str(step.target).replace(".quantize_", ".dequantize_")
+    return _operator(name)(integers, *args)
+
+
+def _dequantized(step: Step, values: Mapping[str, Any]) -> Any:
+    source = values[step.sources[0]]
+    return source if source.is_floating_point() else step(values.__getitem__)

@@ -1,0 +1,536 @@
+"""``compare``: figures beside those made by hand, layers, causes, labels, workers, two programs, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+from torch.fx import Interpreter
+from torch.utils.data import DataLoader, TensorDataset
+
+from arm_backend_core import get_symmetric_a16w8_quantization_config
+from arm_backend_core.tosa import reference
+from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
+from arm_recipes.comparing import worker
+from arm_recipes.comparing.compare import _side
+from arm_recipes.comparing.job import Job
+from arm_recipes.report import plain
+from arm_recipes.runtime import plugin
+from tests.recipes.models import Samples, Small, images, vectors
+from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small
+
+U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
+INT8, FP = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP
+WORDS, NARROW = ArmRecipeType.ETHOSU_U85_A16W8, ArmRecipeType.ETHOSU_U55_A8W4
+
+
+class Writing(nn.Module):
+    """Writes into its second input, and goes on from a buffer."""
+
+    state: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("state", torch.ones(1, 8))
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """See the class."""
+        self.state.copy_(0.5 * self.state + 0.5 * self.linear(x))
+        y.copy_(y * 0.5 + x)
+        return self.state + y
+
+
+class Stack(nn.Module):
+    """Three linear layers with relu between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.third = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores."""
+        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+class Looping(nn.Module):
+    """A loop whose rounds only the running program knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, count: Tensor) -> Tensor:
+        """Goes round ``count`` times."""
+        from torch._higher_order_ops import while_loop
+
+        start = (torch.zeros((), dtype=torch.int32), self.linear(x))
+        return while_loop(lambda i, y: i < count, lambda i, y: (i + 1, torch.tanh(y)), start)[1]
+
+
+class Choosing(nn.Module):
+    """Either of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """By the sign of the sum."""
+        return torch.cond(x.sum() > 0, self.first, self.second, (x,))
+
+
+def _rows(count: int = 16, size: int = 64, seed: int = 1) -> Samples:
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(1, size, generator=generator),) for _ in range(count)]
+
+
+def _pairs() -> Samples:
+    return [(x, torch.zeros(1, 8)) for (x,) in vectors()]
+
+
+def _decibels(right: Tensor, given: Tensor) -> float:
+    error = (given.double() - right.double()).square().sum()
+    return float(10 * torch.log10(right.double().square().sum() / error))
+
+
+@pytest.mark.parametrize("recipe", [U55, U85, WORDS, NARROW, INT8, FP])
+def test_layers_end_in_the_output(recipe: ArmRecipeType) -> None:
+    result = small(recipe)
+    found = result.compare(images(), workers=1, progress=False)
+    with torch.no_grad():
+        right = torch.cat([Small().eval()(*sample) for sample in images()])
+    given = torch.cat([result.run(*sample) for sample in images()])
+    gap = found.outputs[0].gap
+    assert gap is not None
+    assert found.sqnr == gap.sqnr == pytest.approx(_decibels(right, given), abs=0.02 if recipe is not FP else 3)
+    assert gap.max_error == pytest.approx(float((given - right).abs().max()), rel=0.01, abs=1e-7)
+    assert gap.cosine == pytest.approx(float(torch.cosine_similarity(right.flatten(), given.flatten(), 0)), abs=1e-5)
+    last = found.layers[-1]
+    assert (last.module, last.operator, last.told_by) == ("head", "aten.linear.default", "program")
+    assert last.gap.sqnr == pytest.approx(gap.sqnr, abs=1e-3 if recipe is not FP else 3)
+    assert last.gap.max_error == pytest.approx(gap.max_error, abs=1e-7)
+    assert {layer.told_by for layer in found.layers} == {"program"}
+    assert not [note for note in found.notes if "int16" not in note]
+
+
+def test_programs_that_take_and_give_integers_are_compared_in_real_numbers() -> None:
+    plain_io, integers = (small(INT8, quantized_io=flag).compare(images(), workers=1) for flag in (False, True))
+    assert integers.layers == plain_io.layers
+    assert integers.outputs == plain_io.outputs
+
+
+def test_layers_are_those_of_the_quantized_graph() -> None:
+    """Beside PyTorch's own run of it, which differs by a step here and there."""
+    result = small(U85)
+    program = result.exported_programs["forward"]
+    values: dict[str, list[Tensor]] = {}
+
+    class Recorder(Interpreter):
+        def run_node(self, n: torch.fx.Node) -> Any:
+            made = super().run_node(n)
+            if "dequantize" in n.name and isinstance(made, Tensor):
+                values.setdefault(n.name, []).append(made)
+            return made
+
+    module = program.module(check_guards=False)
+    for sample in images():
+        Recorder(module).run(*sample)
+    found = {layer.module or layer.name: layer for layer in result.compare(images(), workers=1).layers}
+    model = Small().eval()
+    with torch.no_grad():
+        right = torch.cat([model.body(x) for (x,) in images()])
+    body = next(torch.cat(made) for made in values.values() if torch.cat(made).shape == right.shape)
+    assert found["body.0"].operator == "aten.conv2d.default + aten.relu.default"
+    assert found["body.0"].gap.sqnr == pytest.approx(_decibels(right, body), abs=0.1)
+    assert found["x"].own is not None
+    assert found["x"].gap.sqnr == pytest.approx(found["x"].own.sqnr, abs=1e-6)  # nothing comes before it
+
+
+def test_operators_on_the_cpu_are_told_by_pytorch() -> None:
+    result = export(Between().eval(), ExportRecipe.get_recipe(U55), vectors())
+    found = result.compare(vectors(), workers=1)
+    assert {layer.told_by for layer in found.layers} == {"program", "PyTorch"}
+    assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
+    moved = next(layer for layer in found.layers if layer.operator == "aten.topk.default")
+    assert moved.own is None  # its numbers are on the grid already
+    assert moved.gap.sqnr < 40
+
+
+@pytest.mark.parametrize("recipe", [U55, FP])
+def test_state_goes_on_from_sample_to_sample(recipe: ArmRecipeType) -> None:
+    model = Writing().eval()
+    result = export(model, ExportRecipe.get_recipe(recipe), _pairs())
+    with torch.no_grad():
+        model(*_pairs()[0])  # the buffer of the user's model goes on; what is compared begins where the program does
+        fresh = Writing().eval()
+        right = torch.cat([fresh(x, y.clone()) for x, y in _pairs()])
+    for _ in range(2):
+        found = result.compare(_pairs(), workers=2)
+        assert [output.name for output in found.outputs] == ["y_written", "output1"]
+        program = result.program()
+        given = torch.cat([program.run(*sample)[-1] for sample in _pairs()])
+        gap = found.outputs[-1].gap
+        assert gap is not None
+        assert gap.sqnr == pytest.approx(_decibels(right, given), abs=0.05 if recipe is U55 else 3)
+
+
+def test_every_method_by_its_name() -> None:
+    models: dict[str, nn.Module] = {"count": Counting().eval(), "between": Between().eval()}
+    result = export(models, ExportRecipe.get_recipe(INT8), dict.fromkeys(models, vectors(3)))
+    alone = export(Between().eval(), ExportRecipe.get_recipe(INT8), vectors(3)).compare(vectors(3))
+    found = result.compare(vectors(3), method="between")
+    assert [layer.operator for layer in found.layers] == [layer.operator for layer in alone.layers]
+    assert found.sqnr == pytest.approx(alone.sqnr, abs=3)
+    with pytest.raises(ValueError, match=r"^method: the program has no 'forward'; it has: count, between$"):
+        result.compare(vectors(3))
+
+
+def test_one_method_for_each_size() -> None:
+    seq = torch.export.Dim("seq", min=1, max=16)
+    samples = [(torch.randn(4, 64),), (torch.randn(2, 64),)]
+    shapes: dict[str, Any] = {"dynamic_shapes": {"x": {0: seq}}, "sizes": {"seq": [2, 4]}}
+    result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), samples, **shapes)
+    with pytest.raises(ValueError, match=r"'forward'; it has a method for each size: forward__seq_2, forward__seq_4"):
+        result.compare(samples)
+    assert result.compare(samples[1:], method="forward__seq_2").layers
+
+
+def test_branches_are_compared_and_loops_by_their_outputs() -> None:
+    chosen = export(Choosing().eval(), ExportRecipe.get_recipe(INT8), vectors()).compare(vectors())
+    assert chosen.layers[-1].gap.sqnr == pytest.approx(chosen.sqnr, abs=1e-3)
+    samples = [(x, torch.tensor(3, dtype=torch.int32)) for (x,) in vectors()]
+    looping = export(Looping().eval(), ExportRecipe.get_recipe(FP, extensions=["cf"]), samples).compare(samples)
+    assert looping.layers == ()
+    assert looping.notes == ("layers are not compared: the captured program has a loop",)
+    assert looping.sqnr > 100
+
+
+def test_what_came_quantized_is_said() -> None:
+    program = small(INT8).exported_programs["forward"]
+    found = export(program, ExportRecipe.get_recipe(INT8), images()).compare(images(), workers=1)
+    assert any(note.startswith("the model came quantized") for note in found.notes)
+    assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
+
+
+# -- causes ----------------------------------------------------------------------------------------------------------
+
+
+def _worst(model: nn.Module, calibration: Samples, samples: Samples, recipe: ArmRecipeType = INT8) -> Any:
+    result = export(model.eval(), ExportRecipe.get_recipe(recipe), calibration)
+    layer = result.compare(samples, workers=1).worst[0]
+    assert layer.own is not None
+    assert layer.own.advice.sqnr > layer.own.sqnr + 3
+    return layer
+
+
+def test_weights_with_outliers_are_found_first() -> None:
+    model = Stack()
+    with torch.no_grad():
+        model.second.weight[:, 5] = 20.0 * torch.rand(64)
+    layer = _worst(model, _rows(), _rows(seed=2))
+    assert (layer.module, layer.own.advice.cause) == ("second", "weights")
+    assert "'second.weight' has" in layer.own.advice.text
+    assert "a few large weights stretch: bound them" in layer.own.advice.text
+    assert layer.weights[0].sqnr < 38
+
+
+def test_one_scale_for_all_channels_is_a_cause() -> None:
+    model = Stack()
+    with torch.no_grad():
+        model.second.weight[5] *= 50.0
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_A16W8, per_channel=False)
+    layers = export(model.eval(), recipe, _rows()).compare(_rows(seed=2), workers=1).layers
+    own = next(layer.own for layer in layers if layer.module == "second")
+    assert own is not None
+    assert own.advice.cause == "weights"
+    assert "with one scale for all channels: get_recipe(..., per_channel=True)" in own.advice.text
+
+
+def test_weights_of_four_bits_are_found_first() -> None:
+    layer = _worst(Stack(), _rows(), _rows(seed=2), ArmRecipeType.TOSA_A8W4)
+    assert layer.own.advice.cause == "weights"
+    assert "with 15 levels: a recipe with weights of int8" in layer.own.advice.text
+
+
+def test_samples_beyond_the_calibrated_range_are_a_cause() -> None:
+    wide = [(4 * x,) for (x,) in _rows(seed=2)]
+    result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), _rows())
+    found = result.compare(wide, workers=1)
+    assert {layer.own.advice.cause for layer in found.worst if layer.own} == {"clipping"}
+    layer = found.layers[0]
+    assert layer.own is not None
+    assert layer.scale is not None
+    assert (layer.name, layer.operator) == ("x", "input")
+    low, high = layer.own.range
+    values = torch.cat([x for (x,) in wide])
+    clipped = float(((values < low - layer.scale / 2) | (values > high + layer.scale / 2)).double().mean())
+    assert layer.own.clipped == pytest.approx(clipped)
+    assert layer.own.values == (float(values.min()), float(values.max()))
+    seen = torch.cat([x for (x,) in _rows()])
+    assert layer.own.calibrated == (float(seen.min()), float(seen.max()))
+    assert "of the values are clipped" in layer.own.advice.text
+    assert "calibrate with samples like these, get_recipe(..., calibration=samples)" in layer.own.advice.text
+
+
+def test_outliers_that_stretch_the_range_are_found_first() -> None:
+    samples = _rows(4, 1200)
+    samples[0][0][0, 7] = 200.0
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.linear = nn.Linear(1200, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x)
+
+    layer = _worst(First(), samples, samples)
+    assert (layer.name, layer.own.advice.cause) == ("x", "outliers")
+    assert "outliers stretch the range: 99.9 % of the values are within" in layer.own.advice.text
+    assert "int16" in layer.own.advice.text
+
+
+def test_the_advice_of_int16_for_one_module_helps_as_it_says() -> None:
+    """Its rounding is gone, and the loss that was computed for that is the one that is measured then."""
+    result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), _rows())
+    before = {layer.module: layer for layer in result.compare(_rows(seed=2), workers=1).layers}["third"]
+    recipe = ExportRecipe.get_recipe(INT8)
+    quantizer = recipe.quantization_recipe.quantizers[0]  # type: ignore[union-attr,index]
+    quantizer.set_module_name("third", get_symmetric_a16w8_quantization_config())
+    found = export(Stack().eval(), recipe, _rows()).compare(_rows(seed=2), workers=1)
+    after = {layer.module: layer for layer in found.layers}["third"]
+    assert before.own is not None
+    assert after.own is not None
+    assert (before.own.advice.cause, after.dtype) == ("rounding", "int16")
+    assert after.own.sqnr == pytest.approx(before.own.advice.sqnr, abs=1)
+
+
+# -- the task --------------------------------------------------------------------------------------------------------
+
+
+def _labelled() -> tuple[Tensor, Tensor]:
+    x = torch.cat([sample for (sample,) in images(10)])
+    return x, torch.arange(10) % 4
+
+
+@pytest.mark.parametrize("form", [list, torch.Tensor.numpy, lambda labels: labels, lambda labels: labels.split(1)])
+def test_accuracy_is_that_of_a_loop(form: Callable[[Tensor], Any]) -> None:
+    x, labels = _labelled()
+    result, model = small(INT8), Small().eval()
+    found = result.compare(images(10), form(labels), workers=1, layers=False).accuracy
+    with torch.no_grad():
+        right = torch.cat([model(one).argmax(1) for one in x.split(1)])
+    given = torch.cat([result.run(one).argmax(1) for one in x.split(1)])
+    assert found is not None
+    assert (found.metric, found.items, found.agreeing) == ("top-1 accuracy", 10, int((right == given).sum()))
+    assert found.reference == pytest.approx(float((right == labels).double().mean()))
+    assert found.program == pytest.approx(float((given == labels).double().mean()))
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_loader_brings_its_labels(batch: int) -> None:
+    x, labels = _labelled()
+    result = small(INT8)
+    loader = DataLoader(TensorDataset(x, labels), batch_size=batch)
+    found = result.compare(loader, workers=1, layers=False)
+    assert found.accuracy == result.compare(images(10), labels, workers=1, layers=False).accuracy
+
+
+def test_a_metric_gets_outputs_and_the_sample_as_it_was_given() -> None:
+    x, labels = _labelled()
+
+    def right(outputs: Tensor, sample: Any) -> float:
+        return float(outputs.argmax(1) == sample[1])
+
+    loader = DataLoader(TensorDataset(x, labels), batch_size=1)
+    result = small(INT8)
+    found = result.compare(loader, metric=right, workers=1, layers=False).accuracy
+    by_labels = result.compare(loader, workers=1, layers=False).accuracy
+    assert found is not None
+    assert by_labels is not None
+    assert (found.metric, found.items, found.agreeing) == ("right", 10, None)
+    assert (found.reference, found.program) == pytest.approx((by_labels.reference, by_labels.program))
+    with pytest.raises(ValueError, match=r"^metric: 3 batches of the DataLoader are 10 of the size that the program"):
+        result.compare(DataLoader(TensorDataset(x, labels), batch_size=4), metric=right)
+
+
+# -- workers ---------------------------------------------------------------------------------------------------------
+
+
+def test_workers_find_the_same() -> None:
+    result = small(U85)
+    alone, shared = (result.compare(images(), [0, 1, 2, 3], workers=count) for count in (1, 2))
+    assert (shared.outputs, shared.layers, shared.accuracy) == (alone.outputs, alone.layers, alone.accuracy)
+
+
+def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = small(INT8)
+    side, _ = _side(result, result.report.methods[0], True)
+    job = np.frombuffer(pickle.dumps(Job(side, None, True)), np.uint8)
+    read, loads = [], pickle.loads
+
+    def counted(data: bytes) -> Any:
+        read.append(len(data))
+        return loads(data)
+
+    monkeypatch.setattr(worker.pickle, "loads", counted)
+    for index, (x,) in enumerate(images()):
+        assert worker.run_item("job", job, (index, [x], None))[0] == index
+    assert read.count(len(job)) == 1
+
+
+# -- two programs ----------------------------------------------------------------------------------------------------
+
+
+def test_two_exports_layer_by_layer() -> None:
+    one, other = small(INT8, quantized_io=True), small(WORDS)
+    found = compare(one, other, images(), workers=1)
+    assert (found.reference, found.program) == ("TOSA_INT8", "ETHOSU_U85_A16W8")
+    assert [layer.name for layer in found.layers] == [x.name for x in other.compare(images(), workers=1).layers]
+    assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
+    assert {layer.own for layer in found.layers} == {None}
+    right = torch.cat([one.outputs[0].dequantize(one.run(one.inputs[0].quantize(x))) for (x,) in images()])
+    given = torch.cat([other.run(x) for (x,) in images()])
+    assert found.sqnr == pytest.approx(_decibels(right, given), abs=1e-3)
+
+
+def test_a_program_is_that_of_its_npu() -> None:
+    found = compare(small(U55), small(U85), images(), [0, 1, 2, 3], workers=1)
+    assert {layer.gap.sqnr for layer in found.layers} == {math.inf}
+    assert found.accuracy is not None
+    assert found.accuracy.agreeing == 4
+
+
+def test_saved_programs_by_their_outputs(tmp_path: Path) -> None:
+    path = small(INT8).save(tmp_path / "a.pte")
+    other = small(WORDS)
+    expected = compare(small(INT8), other, images(), workers=1)
+    for b in (other.buffer, other.program(), other):
+        found = compare(path, b, images(), [0, 1, 2, 3], workers=1)
+        assert found.outputs[0].gap == expected.outputs[0].gap
+        assert found.layers == ()
+        assert found.notes[-1].startswith("layers are not compared: that takes two exports")
+        assert found.accuracy is not None
+    by_name = compare(path, other.buffer, [{"x": x} for (x,) in images()])
+    assert by_name.outputs[0].gap == expected.outputs[0].gap
+
+
+def test_programs_that_differ_in_form_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^b: 'forward' takes 4 inputs, that of a takes 1: give two programs of one"):
+        compare(small(INT8), mixed(INT8), images())
+    with pytest.raises(ValueError, match=r"^a: must be what export returned, or a program: .* got int$"):
+        compare(3, small(INT8), images())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^samples\[0\] has 2 tensors, the program takes 1 \(x: float32"):
+        compare(small(INT8).buffer, small(INT8).buffer, [{"a": MIXED[0], "b": MIXED[1]}])
+
+
+# -- what it shows, and what it refuses ------------------------------------------------------------------------------
+
+
+def test_text_html_frame_and_json() -> None:
+    found = small(U85).compare(images(), [0, 1, 2, 3], workers=1)
+    text = str(found)
+    assert text.startswith("ETHOSU_U85_INT8 beside the model: 'forward', 4 samples in ")
+    for part in ("top-1 accuracy, 4 items", "predictions that agree", "Layers that lose most by themselves", "head"):
+        assert part in text
+    assert found._repr_html_().count("<table>") == len([line for line in text.splitlines() if line[0] != " "])
+    frame = found.frame()
+    assert [row["name"] for row in frame] if isinstance(frame, list) else list(frame["name"]) == _names(found)
+    read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert read["sqnr"] == found.sqnr
+    assert [layer["name"] for layer in read["layers"]] == _names(found)
+    assert read["worst"] == [layer.name for layer in found.worst]
+    assert len(found.worst) <= 5
+
+
+def _names(found: Comparison) -> list[str]:
+    return [layer.name for layer in found.layers]
+
+
+def test_what_is_exact_is_infinity_in_json() -> None:
+    found = mixed(INT8).compare([MIXED], workers=1)
+    assert found.sqnr == math.inf
+    assert "exact" in str(found)
+    read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert read["outputs"][0]["gap"]["sqnr"] == "Infinity"
+    assert float(read["outputs"][0]["gap"]["sqnr"]) == math.inf
+    assert plain([-math.inf, math.nan, 1.5]) == ["-Infinity", "NaN", 1.5]
+
+
+def test_a_model_without_layers_asked_for() -> None:
+    found = small(INT8).compare(images(), layers=False, workers=1)
+    assert found.layers == ()
+    assert found.outputs == small(INT8).compare(images(), workers=1).outputs
+
+
+def test_a_delegate_that_is_not_its_graph_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, result = reference.run, small(U85)
+    monkeypatch.setattr(reference, "run", lambda *given: [np.array(array) ^ 1 for array in run(*given)])
+    (note,) = [x for x in result.compare(images(), workers=1).notes if "int16 for one" not in x]
+    assert note.startswith("delegate 'arm_0' gives other numbers than its TOSA graph")
+
+
+Arguments = tuple[Any, dict[str, Any], str]
+WRONG: list[Arguments] = [
+    ([], {}, r"^samples: there are none; give a list of input tuples"),
+    (None, {}, r"^samples: there are none"),
+    (3, {}, r"^samples of method 'forward' must be a list of input tuples.*got int$"),
+    ([torch.zeros(1, 3, 8, 8)], {}, r"^samples\[0\] of method 'forward' must be a tuple of the model's inputs, got T"),
+    ([(torch.zeros(1, 3, 9, 9),)], {}, r"^samples\[0\], input 0 \('x'\) has shape \(1, 3, 9, 9\), the model takes"),
+    ([(torch.zeros(1, 3, 8, 8).int(),)], {}, r"^samples\[0\], input 0 \('x'\) is torch.int32, the model takes"),
+    (images(), {"labels": [1, 2]}, r"^labels: there are 2, and 4 samples have 4 items; give one for each item"),
+    (images(), {"labels": [0.5] * 4}, r"^labels: must be integers, numbers of classes; got torch.float32: use metric="),
+    (images(), {"labels": ["a"] * 4}, r"^labels: must be integers, one for each item, in a list, an array or a tensor"),
+    (images(), {"metric": 3}, r"^metric: 3 is not callable"),
+    (
+        images(),
+        {"metric": lambda outputs, sample: "x"},
+        r"^metric: <lambda>\(outputs, sample\) must give a number",
+    ),
+    (images(), {"method": "main"}, r"^method: the program has no 'main'; it has: forward$"),
+    (images(), {"workers": 0}, r"^workers: 0 is no number of processes"),
+]
+
+
+@pytest.mark.parametrize(("samples", "options", "message"), WRONG)
+def test_arguments_that_cannot_be_used(samples: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        small(INT8).compare(samples, **options)
+
+
+def test_labels_need_scores() -> None:
+    with pytest.raises(ValueError, match=r"^labels: the first output is torch\.int32\[4\], no scores of classes"):
+        mixed(INT8).compare([MIXED], labels=[1])
+
+
+def test_a_model_that_was_changed_is_refused() -> None:
+    model = Small().eval()
+    result: ExportResult = export(model, ExportRecipe.get_recipe(INT8), images())
+    with torch.no_grad():
+        model.head.weight.mul_(2)
+    with pytest.raises(ValueError, match=r"^the model has been changed since the export: 'head.weight' was written"):
+        result.compare(images())
+
+
+def test_a_machine_without_a_compiler_says_what_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise RuntimeUnavailable("no C++ compiler")
+
+    monkeypatch.setattr(plugin, "library", none)
+    with pytest.raises(RuntimeUnavailable, match="no C"):
+        small(INT8).compare(images())
