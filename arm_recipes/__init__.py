@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from executorch.export import ExportRecipe
 
     from arm_recipes.exporting import export
+    from arm_recipes.firmware.saving import Firmware, save_firmware
     from arm_recipes.messages import ArmRecipesWarning, ExportError
     from arm_recipes.provider import ArmRecipeProvider
     from arm_recipes.recipe_types import ArmRecipeType
@@ -32,6 +33,7 @@ __all__ = [
     "ExportError",
     "ExportRecipe",
     "ExportResult",
+    "Firmware",
     "Inputs",
     "Program",
     "ProgramError",
@@ -41,6 +43,7 @@ __all__ = [
     "export",
     "inspect",
     "load",
+    "save_firmware",
     "sweep",
 ]
 
@@ -49,6 +52,7 @@ _CHEAP = {
     "ArmRecipesWarning": "messages",
     "ExportError": "messages",
     "ExportResult": "result",
+    "Firmware": "firmware.saving",
     "Program": "runtime.program",
     "ProgramError": "runtime.pte",
     "RunError": "runtime.errors",
@@ -56,6 +60,7 @@ _CHEAP = {
     "Sweep": "sweeping.result",
     "inspect": "runtime.inspect",
     "load": "runtime.program",
+    "save_firmware": "firmware.saving",
 }
 _COSTLY = {
     "ArmRecipeProvider": "provider",

@@ -87,7 +87,8 @@ class Program:
         data: the ``.pte``.
 
     Attributes:
-        content: what the file holds.
+        data: the file.
+        content: what it holds.
         sized: methods that were exported in several sizes, by name.
         twin: the same program with its delegates as TOSA graphs, if there is one.
         records: what an export tells of delegates, by checksum: ``trace`` and errors take names from them.
@@ -107,7 +108,7 @@ class Program:
         self.sized = sized_methods(self.content)
         self.twin: Program | None = None
         self.records: Mapping[bytes, Delegate] = {}
-        self._data = data
+        self.data = data
         self._signatures = {name: signature(self.content, name) for name in self.content.methods}
         self._lock = threading.Lock()
 
@@ -286,9 +287,9 @@ class Program:
         _check_kernels(self.content.methods[name], runtime.operator_registry.operator_names)
         if not self._shares_state:
             # Methods that are loaded together lie in the same memory: one would overwrite the other's buffers.
-            return runtime.load_program(self._data).load_method(name)
+            return runtime.load_program(self.data).load_method(name)
         if self._shared is None:  # all methods now: to load one later would give the buffers their first values again
-            self._shared = runtime.load_program(self._data)
+            self._shared = runtime.load_program(self.data)
             self._methods |= {method: self._shared.load_method(method) for method in self.methods}
         return self._methods.get(name) or self._shared.load_method(name)
 
