@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from arm_recipes.comparing.compare import compare
     from arm_recipes.comparing.result import Comparison
     from arm_recipes.exporting import export
+    from arm_recipes.firmware.saving import Firmware, save_firmware
     from arm_recipes.messages import ArmRecipesWarning, ExportError
     from arm_recipes.provider import ArmRecipeProvider
     from arm_recipes.recipe_types import ArmRecipeType
@@ -35,6 +36,7 @@ __all__ = [
     "ExportError",
     "ExportRecipe",
     "ExportResult",
+    "Firmware",
     "Inputs",
     "Program",
     "ProgramError",
@@ -45,6 +47,7 @@ __all__ = [
     "export",
     "inspect",
     "load",
+    "save_firmware",
     "sweep",
 ]
 
@@ -54,6 +57,7 @@ _CHEAP = {
     "Comparison": "comparing.result",
     "ExportError": "messages",
     "ExportResult": "result",
+    "Firmware": "firmware.saving",
     "Program": "runtime.program",
     "ProgramError": "runtime.pte",
     "RunError": "runtime.errors",
@@ -61,6 +65,7 @@ _CHEAP = {
     "Sweep": "sweeping.result",
     "inspect": "runtime.inspect",
     "load": "runtime.program",
+    "save_firmware": "firmware.saving",
 }
 _COSTLY = {
     "ArmRecipeProvider": "provider",

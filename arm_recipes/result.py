@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from arm_recipes.comparing.compare import Metric
     from arm_recipes.comparing.original import Kept
     from arm_recipes.comparing.result import Comparison
+    from arm_recipes.firmware.saving import Firmware
     from arm_recipes.runtime.sized import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.sample import Inputs, Pattern
@@ -96,6 +97,24 @@ class ExportResult:
         if tosa:
             write(twin_path(target), self._twin())
         return target
+
+    def save_firmware(self, folder: str | Path, samples: Any = None) -> Firmware:
+        """Write what a firmware needs of a program for an Ethos-U, as a folder that builds; its README.md tells how.
+
+        The sizes of the pools are computed, and the program has run in exactly these on this machine.
+
+        Args:
+            folder: new, empty, or written by an earlier call; of that, all files are made anew.
+            samples: what the self-test runs, as ``example_inputs`` of ``export``. Each stands in flash, so give few;
+                without any, noise.
+
+        Raises:
+            ValueError: nothing can be written there, the program is for another target, or samples do not fit it.
+            RunError: the program does not run on this machine, or there is no compiler here.
+        """
+        from arm_recipes.firmware.saving import save_firmware
+
+        return save_firmware(self, folder, samples)
 
     def run(
         self,

@@ -1,7 +1,8 @@
-"""Compile the host plugin against the installed ExecuTorch, once; later uses take it from a cache.
+"""Compile the host plugin and the firmware's trial run against the installed ExecuTorch, once; later uses take them
+from a cache.
 
-There is no wheel of the plugin to install: it has to match the ExecuTorch library of this environment, and
-compiling it takes some seconds.
+There is no wheel of them to install: they have to match the ExecuTorch library of this environment, and compiling
+takes some seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +25,18 @@ from arm_recipes.runtime.errors import RuntimeUnavailable
 SOURCES = Path(__file__).parent / "cpp"
 _HOST, _EMULATOR = "host", "ethosu_emulator"
 _HOST_UNITS = ("host/plugin.cpp", "host/cortex_m_kernels.cpp")
+#: What a firmware has, with a simulated NPU, and the program that runs it in pools of given sizes.
+_FIRMWARE = ("ethosu", "ethosu_simulated", "firmware", "payload", _HOST)
+_FIRMWARE_UNITS = (
+    "firmware/pools.cpp",
+    "ethosu/ethosu_backend.cpp",
+    "ethosu/npu_driver.cpp",
+    "ethosu_simulated/driver.cpp",
+    "ethosu_simulated/emulator_in_library.cpp",
+    "payload/ethosu_payload.cpp",
+    "host/cortex_m_kernels.cpp",
+    "host/cortex_m_kernels_registered.cpp",
+)
 #: The emulator's loops are written to be vectorized, which takes -O3; -fno-math-errno lets the rounding of a quantize
 #: kernel be one instruction.
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall")
@@ -40,14 +54,32 @@ def plugin() -> Path:
         RuntimeUnavailable: there is no compiler, it failed, or the cache cannot be written.
     """
     executorch = _executorch()
-    target = cache_folder() / f"host_plugin-{_key(executorch)}.so"
+    link = ("-shared", f"-L{executorch / 'lib'}", "-lexecutorch")
+    target = cache_folder() / f"host_plugin-{_key(executorch, link=link)}.so"
     if not target.exists():
-        _compile(executorch, target)
+        _compile(executorch, target, units(), link)
+    return target
+
+
+def firmware_trial() -> Path:
+    """Path of ``runtime/firmware/pools.cpp``, compiled; as ``plugin``, which has the emulator of the NPU.
+
+    Raises:
+        RuntimeUnavailable: as ``plugin``.
+    """
+    executorch, emulator = _executorch(), plugin()
+    library = executorch / "lib"
+    # Kernels register themselves: nothing refers to their libraries.
+    kernels = ("-Wl,--no-as-needed", "-lexecutorch_kernels_optimized", "-lexecutorch_kernels_quantized")
+    link = (str(emulator), f"-L{library}", *kernels, "-lexecutorch", f"-Wl,-rpath,{library}")
+    target = cache_folder() / f"firmware_trial-{_key(executorch, _FIRMWARE, link)}"
+    if not target.exists():
+        _compile(executorch, target, [SOURCES / unit for unit in _FIRMWARE_UNITS], link)
     return target
 
 
 def units() -> list[Path]:
-    """The sources that are compiled."""
+    """The sources of the plugin."""
     return [*(SOURCES / unit for unit in _HOST_UNITS), *sorted((SOURCES / _EMULATOR).glob("*.cpp"))]
 
 
@@ -57,14 +89,14 @@ def _executorch() -> Path:
     return Path(executorch.runtime.__file__).parents[1]
 
 
-def _key(executorch: Path) -> str:
+def _key(executorch: Path, folders: Sequence[str] = (_HOST, _EMULATOR), link: Sequence[str] = ()) -> str:
     """Changes with everything that the library is made from."""
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(
         repr((version("executorch"), str(executorch), library.st_size, library.st_mtime_ns)).encode()
     )
-    digest.update(repr((_FLAGS, _DEFINES)).encode())
-    for source in sorted(path for folder in (_HOST, _EMULATOR) for path in (SOURCES / folder).iterdir()):
+    digest.update(repr((_FLAGS, _DEFINES, link)).encode())
+    for source in sorted(path for folder in folders for path in (SOURCES / folder).iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:24]
 
@@ -87,14 +119,13 @@ def _compiler() -> list[str]:
     )
 
 
-def _compile(executorch: Path, target: Path) -> None:
+def _compile(executorch: Path, target: Path, sources: Sequence[Path], link: Sequence[str]) -> None:
     include = executorch / "include"
     includes = [
-        *("-I", str(SOURCES), "-isystem", str(include)),
+        *("-I", str(SOURCES), "-isystem", str(SOURCES / "ethosu_simulated"), "-isystem", str(include)),
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
     ]
     command = [*_compiler(), *_FLAGS]
-    sources = units()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         # Under another name first: another process may build or load it at this moment.
@@ -108,7 +139,7 @@ def _compile(executorch: Path, target: Path) -> None:
             # Somebody waits for it: all processors at once.
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
                 list(pool.map(_run, jobs))
-            _run([*command, "-shared", *objects, f"-L{executorch / 'lib'}", "-lexecutorch", "-o", str(made)])
+            _run([*command, *objects, *link, "-o", str(made)])
             os.replace(made, target)
     except OSError as error:
         raise RuntimeUnavailable(

@@ -146,6 +146,11 @@ _DTYPES: Final = {
 }
 
 
+def dtype_number(name: str) -> int:
+    """How ``executorch::aten::ScalarType`` numbers a dtype."""
+    return next(number for number, known in _DTYPES.items() if known == name)
+
+
 class ProgramError(ValueError):
     """The bytes are no ExecuTorch program, only a part of one, or a damaged one."""
 

@@ -51,6 +51,7 @@ struct Program {
   FastScratch fast_scratch;
   FreeableBuffer weights;  // where methods share them
 };
+static_assert(sizeof(Program) == EthosUBackend::kLoadedBytes && alignof(Program) == 8);
 
 class ExecuteHooks {
  public:

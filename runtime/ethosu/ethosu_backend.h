@@ -33,6 +33,9 @@ namespace arm_runtime {
 // time for each method; executions of different methods wait for each other in the driver.
 class EthosUBackend final : public executorch::runtime::BackendInterface {
  public:
+  // Bytes of the method allocator that loading a payload takes, at a multiple of 8.
+  static constexpr size_t kLoadedBytes = sizeof(void*) == 4 ? 120 : 168;
+
   bool is_available() const override { return true; }
 
   // Errors: InvalidProgram where the payload is damaged, not that of its compile spec payload_crc32, or not

@@ -9,6 +9,8 @@ namespace arm_runtime {
 // What an Ethos-U reads through its bus starts at a multiple of this, in bytes.
 constexpr size_t kNpuAlignment = 16;
 constexpr size_t kPayloadRank = 6;
+// Of the blocks below; firmware compares it with that of a program that it was built with.
+constexpr int kPayloadFormat = 1;
 // More inputs or outputs than this are taken for corruption; it bounds the work of the overlap check.
 constexpr uint32_t kMaxPayloadTensors = 1024;
 

@@ -18,7 +18,7 @@ from arm_recipes import ArmRecipeType, export
 from tests.backends.tosa_programs import conv2d
 from tests.runtime.building import RUNTIME, executorch_directory, require, run
 
-_DRIVER_DOUBLE = RUNTIME / "tests/ethosu"
+_DRIVER_HEADER = RUNTIME / "ethosu_simulated"
 #: Symbols of the C and C++ libraries that allocate, throw or unwind.
 _FORBIDDEN = (
     "malloc",
@@ -42,7 +42,7 @@ def _configure(build: Path, *definitions: str) -> list[str]:
 def test_cross_compiles_without_heap_and_exceptions(tmp_path: Path, checks: bool) -> None:
     require("arm-none-eabi-g++", "gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib")
     toolchain = f"-DCMAKE_TOOLCHAIN_FILE={RUNTIME / 'cmake/cortex-m55.cmake'}"
-    driver = f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_DOUBLE}"
+    driver = f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_HEADER}"
     option = f"-DARM_RUNTIME_CHECK_PAYLOADS={'ON' if checks else 'OFF'}"
     run(_configure(tmp_path, toolchain, driver, option, "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"))
     run(["cmake", "--build", str(tmp_path)])
@@ -64,8 +64,8 @@ def test_cross_compiles_without_heap_and_exceptions(tmp_path: Path, checks: bool
         ([], "ETHOSU_DRIVER_INCLUDE_DIR"),
         (["-DETHOSU_DRIVER_INCLUDE_DIR=/nowhere"], "ETHOSU_DRIVER_INCLUDE_DIR"),
         (["-DEXECUTORCH_INCLUDE_DIR=/nowhere"], "EXECUTORCH_INCLUDE_DIR"),
-        ([f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_DOUBLE}", "-DARM_RUNTIME_ETHOSU_LINUX=ON"], "ETHOSU_LINUX_DRIVER_DIR"),
-        ([f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_DOUBLE}", "-DARM_RUNTIME_VGF=ON"], "VULKAN_HEADERS_DIR"),
+        ([f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_HEADER}", "-DARM_RUNTIME_ETHOSU_LINUX=ON"], "ETHOSU_LINUX_DRIVER_DIR"),
+        ([f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_HEADER}", "-DARM_RUNTIME_VGF=ON"], "VULKAN_HEADERS_DIR"),
     ],
 )
 def test_a_missing_path_is_named(tmp_path: Path, definitions: list[str], variable: str) -> None:
@@ -110,7 +110,7 @@ def test_logic_with_a_driver_double(tmp_path: Path) -> None:
     """See runtime/tests/ethosu/backend_test.cpp; with address and undefined-behaviour sanitizers."""
     files = _export(tmp_path)
     build = tmp_path / "build"
-    driver = f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_DOUBLE}"
+    driver = f"-DETHOSU_DRIVER_INCLUDE_DIR={_DRIVER_HEADER}"
     include = f"-DEXECUTORCH_INCLUDE_DIR={executorch_directory() / 'include'}"
     run(_configure(build, driver, include, "-DARM_RUNTIME_TESTS=ON", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"))
     run(["cmake", "--build", str(build)])

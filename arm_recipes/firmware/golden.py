@@ -1,0 +1,97 @@
+"""Inputs of the self-test, as the program takes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes.report import TensorInfo
+from arm_recipes.runtime.pte import PteTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+#: Of what is made up where there are no samples.
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a method: what it stands for, and how it lies in memory."""
+
+    info: TensorInfo
+    layout: PteTensor
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        import torch
+
+        size: int = getattr(torch, self.info.dtype).itemsize
+        return math.prod(self.info.shape) * size
+
+
+def made_up(inputs: Sequence[Port]) -> list[Tensor]:
+    """A sample for a program of which there are none: noise, and zeros where integers may be indices."""
+    import torch
+
+    generator = torch.Generator().manual_seed(_SEED)
+    values = []
+    for port in inputs:
+        shape, dtype = port.info.shape, getattr(torch, port.info.dtype)
+        if dtype.is_floating_point:
+            values.append(torch.randn(shape, generator=generator).to(dtype))
+        elif port.info.scale is not None:
+            limits = torch.iinfo(dtype)
+            values.append(torch.randint(limits.min, limits.max + 1, shape, generator=generator).to(dtype))
+        else:
+            values.append(torch.zeros(shape, dtype=dtype))
+    return values
+
+
+def checked(values: Sequence[Any], inputs: Sequence[Port], what: str) -> list[Tensor]:
+    """The tensors of a sample.
+
+    Raises:
+        ValueError: they are not what the program takes.
+    """
+    import torch
+
+    if len(values) != len(inputs):
+        raise ValueError(f"{what} has {len(values)} tensors, the program takes {len(inputs)}")
+    tensors = []
+    for value, port in zip(values, inputs, strict=True):
+        tensor = torch.as_tensor(value)
+        info = port.info
+        if tuple(tensor.shape) != info.shape or str(tensor.dtype) != f"torch.{info.dtype}":
+            given = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+            raise ValueError(f"{what}: '{info.name}' is {given}, the program takes {info.dtype}{list(info.shape)}")
+        tensors.append(tensor)
+    return tensors
+
+
+def content(tensor: Tensor, layout: PteTensor) -> bytes:
+    """The bytes in the order of memory."""
+    import torch
+
+    ordered = tensor.detach().permute(layout.dim_order).contiguous()
+    return bytes(ordered.reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def tensor(data: bytes, port: Port) -> Tensor:
+    """The other way round."""
+    import torch
+
+    order = port.layout.dim_order
+    flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, port.info.dtype))
+    inverse = [order.index(axis) for axis in range(len(order))]
+    return flat.reshape([port.info.shape[axis] for axis in order]).permute(inverse).contiguous()
+
+
+def by_method(samples: Any, main: str) -> Mapping[str, Any]:
+    """The samples of each method; given without names, they are those of the main one."""
+    if samples is None:
+        return {}
+    return samples if isinstance(samples, Mapping) else {main: samples}

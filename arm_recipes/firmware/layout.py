@@ -1,0 +1,160 @@
+"""What ExecuTorch's runtime takes of the method allocator, computed from a program for a width of pointers.
+
+The runtime takes it piece by piece while it loads a method, each at the alignment of its type; this follows its order.
+That it does is checked with each export: the figure for 64 bits must be the one that a run on this machine measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from executorch.exir import schema
+from executorch.exir.schema import TensorShapeDynamism
+
+#: Size and alignment of a type.
+Shape = tuple[int, int]
+#: Of a size, a dimension's place in memory, a truth value.
+_INT32, _BYTE, _INT64 = (4, 4), (1, 1), (8, 8)
+#: executorch::runtime::kTensorDimensionLimit
+_MOST_DIMENSIONS = 16
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes and alignments of the runtime's types.
+
+    Attributes:
+        named: by their names in C++, which a build of the firmware compares.
+        delegate, chain: of types that no header shows: a ``FreeableBuffer`` and two pointers; a pointer, a span and a
+            pointer.
+    """
+
+    bits: int
+    named: Mapping[str, Shape]
+    delegate: Shape
+    chain: Shape
+
+    @property
+    def pointer(self) -> Shape:
+        """Any."""
+        return self.bits // 8, self.bits // 8
+
+
+LAYOUTS = {
+    32: Layout(
+        32,
+        {
+            "executorch::runtime::EValue": (16, 8),
+            "executorch::aten::TensorImpl": (32, 4),
+            "executorch::aten::Tensor": (4, 4),
+            "std::optional<executorch::aten::Tensor>": (8, 4),
+            "executorch::runtime::BoxedEvalueList<int64_t>": (12, 4),
+            "executorch::aten::ArrayRef<double>": (8, 4),
+            "executorch::runtime::FreeableBuffer": (32, 8),
+            "executorch::runtime::CompileSpec": (12, 4),
+            "executorch::runtime::Span<uint8_t>": (8, 4),
+            "executorch::runtime::TensorMeta": (12, 4),
+        },
+        delegate=(40, 8),
+        chain=(16, 4),
+    ),
+    64: Layout(
+        64,
+        {
+            "executorch::runtime::EValue": (16, 8),
+            "executorch::aten::TensorImpl": (64, 8),
+            "executorch::aten::Tensor": (8, 8),
+            "std::optional<executorch::aten::Tensor>": (16, 8),
+            "executorch::runtime::BoxedEvalueList<int64_t>": (24, 8),
+            "executorch::aten::ArrayRef<double>": (16, 8),
+            "executorch::runtime::FreeableBuffer": (40, 8),
+            "executorch::runtime::CompileSpec": (24, 8),
+            "executorch::runtime::Span<uint8_t>": (16, 8),
+            "executorch::runtime::TensorMeta": (24, 8),
+        },
+        delegate=(56, 8),
+        chain=(32, 8),
+    ),
+}
+#: arm_runtime::EthosUBackend::kLoadedBytes
+LOADED_BYTES = {32: 120, 64: 168}
+
+
+def method_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
+    """Bytes of the method allocator that loading a method takes, from a multiple of 16 bytes on."""
+    used = 0
+    for size, alignment in _pieces(plan, bits):
+        used = -(-used // alignment) * alignment + size
+    return used
+
+
+def lookup_bytes(plan: schema.ExecutionPlan, bits: int) -> int:
+    """Bytes that the temp allocator must have for the runtime to look up kernels in it.
+
+    With less it takes the method allocator for that, and does not give back what it took.
+    """
+    size, _ = LAYOUTS[bits].named["executorch::runtime::TensorMeta"]
+    counts = [len(call.args) for call in _calls(plan) if isinstance(call, schema.KernelCall)]
+    return max(counts, default=0) * (size + _MOST_DIMENSIONS)
+
+
+def _calls(plan: schema.ExecutionPlan) -> Iterator[Any]:
+    for chain in plan.chains:
+        yield from (instruction.instr_args for instruction in chain.instructions)
+
+
+def _pieces(plan: schema.ExecutionPlan, bits: int) -> Iterator[Shape]:
+    """Size and alignment of each piece, in order."""
+    layout = LAYOUTS[bits]
+    yield _many(len(plan.values), layout.named["executorch::runtime::EValue"])
+    if plan.inputs:
+        yield _many(len(plan.inputs), _BYTE)  # which of them are set
+    for value in plan.values:
+        yield from _value(value.val, layout)
+    yield _many(len(plan.delegates), layout.delegate)
+    for delegate in plan.delegates:
+        yield _many(len(delegate.compile_specs), layout.named["executorch::runtime::CompileSpec"])
+        if delegate.id == "EthosUBackend":
+            yield LOADED_BYTES[bits], 8
+    yield _many(len(plan.chains), layout.chain)
+    for chain in plan.chains:
+        count = len(chain.instructions)
+        yield _many(count, layout.pointer)  # kernels
+        yield _many(count, layout.named["executorch::runtime::Span<uint8_t>"])  # lists of arguments
+        for instruction in chain.instructions:
+            call = instruction.instr_args
+            if isinstance(call, (schema.KernelCall, schema.DelegateCall)):
+                yield _many(len(call.args), layout.pointer)
+
+
+def _value(value: Any, layout: Layout) -> Iterable[Shape]:
+    boxed = layout.named["executorch::runtime::BoxedEvalueList<int64_t>"]
+    match value:
+        case schema.Tensor():
+            return _tensor(value, layout)
+        case schema.IntList():
+            return [_many(len(value.items), layout.pointer), _many(len(value.items), _INT64), boxed]
+        case schema.TensorList():
+            tensors = _many(len(value.items), layout.named["executorch::aten::Tensor"])
+            return [tensors, _many(len(value.items), layout.pointer), boxed]
+        case schema.OptionalTensorList():
+            tensors = _many(len(value.items), layout.named["std::optional<executorch::aten::Tensor>"])
+            return [_many(len(value.items), layout.pointer), tensors, boxed]
+        case schema.BoolList() | schema.DoubleList() | schema.String():
+            return [layout.named["executorch::aten::ArrayRef<double>"]]
+    return []
+
+
+def _tensor(tensor: schema.Tensor, layout: Layout) -> Iterator[Shape]:
+    rank = len(tensor.sizes)
+    if tensor.shape_dynamism != TensorShapeDynamism.STATIC:
+        yield _many(rank, _INT32)
+        yield _many(rank, _BYTE)
+    yield _many(rank, _INT32)  # strides
+    yield layout.named["executorch::aten::TensorImpl"]
+
+
+def _many(count: int, shape: Shape) -> Shape:
+    return count * shape[0], shape[1]

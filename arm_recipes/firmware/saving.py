@@ -1,0 +1,291 @@
+"""``save_firmware``: a folder that builds, with a program, its backend, its memory and its test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes.firmware.folder import check_folder, write_folder
+from arm_recipes.firmware.golden import Port, by_method, checked, content, made_up, tensor
+from arm_recipes.firmware.kernels import Kernels, kernels
+from arm_recipes.firmware.pools import Pools, measure
+from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, rendered
+from arm_recipes.firmware.trial import Case, trial
+from arm_recipes.report import Section, TensorInfo, as_html, as_text, plain, size
+from arm_recipes.runtime.build import SOURCES
+from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
+from arm_recipes.runtime.inspect import Inspection, inspect
+from arm_recipes.runtime.program import Program, load
+from arm_recipes.runtime.pte import PteMethod, PteTensor
+
+if TYPE_CHECKING:
+    from arm_recipes.result import ExportResult
+
+    #: The program's tensors of one sample, given the name of the method, its ports and what errors call the sample.
+    Convert = Callable[[str, Ports, Any, str], Sequence[Any]]
+
+#: What of ``runtime/`` the folder has, under ``backend/``.
+_BACKEND = (
+    "CMakeLists.txt",
+    "README.md",
+    "cmake/cortex-m55.cmake",
+    "ethosu/*",
+    "ethosu_emulator/*",
+    "ethosu_simulated/*",
+    "firmware/*.h",
+    "host/cortex_m_kernels*",
+    "payload/*",
+)
+_UNKNOWN = "not told"
+
+
+@dataclass(frozen=True)
+class Firmware:
+    """What ``save_firmware`` wrote: ``print`` it, show it in a notebook, or take ``to_dict()``.
+
+    Attributes:
+        folder: where the files are.
+        files: their paths in it.
+        pools: the memory that the program needs.
+        kernels: those that the CPU needs.
+        cases: executions that the self-test does.
+    """
+
+    folder: str
+    files: tuple[str, ...]
+    versions: Versions
+    pools: Pools
+    kernels: Kernels
+    cases: int
+    program_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, str and numbers, ready for JSON."""
+        result: dict[str, Any] = plain(self)
+        return result
+
+    def __str__(self) -> str:
+        return as_text(self._sections())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._sections())
+
+    def _sections(self) -> Iterator[Section]:
+        versions = self.versions
+        yield (
+            "Firmware",
+            [
+                ("folder", self.folder),
+                ("program", size(self.program_bytes)),
+                ("for", f"{versions.npu}, by Vela {versions.vela} and ExecuTorch {versions.executorch}"),
+                ("self-test", f"{self.cases} case{'s' * (self.cases != 1)}"),
+            ],
+        )
+        pools = self.pools
+        rows: list[tuple[str, ...]] = []
+        for method in pools.methods:
+            of = f" of '{method.name}'" if len(pools.methods) > 1 else ""
+            rows += [(f"method allocator{of}", size(method.pool)), (f"planned memory{of}", size(method.planned))]
+        rows += [("shared memory of the plan", size(count)) for count in pools.shared]
+        rows += [("temp allocator", size(pools.temp)), ("fast scratch", size(pools.fast_scratch))]
+        yield "Memory" if pools.exact else "Memory, at most", rows
+        names = [*self.kernels.ours, *self.kernels.portable, *self.kernels.others]
+        yield f"Kernels on the CPU: {len(names)}", [(name,) for name in names] or [("none",)]
+
+
+def save_firmware(
+    source: ExportResult | Program | str | Path | bytes, folder: str | Path, samples: Any = None
+) -> Firmware:
+    """Write what a firmware needs of a program for an Ethos-U; see ``ExportResult.save_firmware``.
+
+    Args:
+        source: what ``export`` returned; a loaded program, the path of a ``.pte`` or its bytes.
+        folder: new, empty, or written by an earlier call; of that, all files are made anew.
+        samples: what the self-test runs: for a result as ``example_inputs`` of ``export``, for a program lists of
+            the tensors that it takes; by method, where there are several. Each stands in flash. Where a method has
+            none, noise.
+
+    Raises:
+        ValueError: nothing can be written there, the program is for another target, or samples do not fit it.
+        RunError: the program does not run on this machine, or there is no compiler here.
+    """
+    target = check_folder(folder)
+    model = gathered(source, samples, target.name)
+    contents = {
+        **rendered(model),
+        **_backend(),
+        "model.pte": model.program,
+        "model.bpte": bundled(model.program, model.ports, model.golden),
+    }
+    saved = Firmware(
+        str(target),
+        tuple(sorted(contents)),
+        model.versions,
+        model.pools,
+        model.kernels,
+        len(model.golden.cases),
+        len(model.program),
+    )
+    told = {key: value for key, value in saved.to_dict().items() if key not in ("folder", "files")}
+    write_folder(target, contents, told)
+    return saved
+
+
+def gathered(source: ExportResult | Program | str | Path | bytes, samples: Any, name: str) -> Model:
+    """All that the files tell, of a program that ran in its pools; arguments and errors as ``save_firmware``."""
+    from arm_recipes.result import ExportResult
+
+    if isinstance(source, ExportResult):
+        return _gathered(Program(source.buffer), samples, _of_result(source), _made_here(), name)
+    program = source if isinstance(source, Program) else load(source)
+    return _gathered(program, samples, _of_program, (_UNKNOWN, version("executorch")), name)
+
+
+def _made_here() -> tuple[str, str]:
+    return version("ethos-u-vela"), version("executorch")
+
+
+def _of_result(result: ExportResult) -> Convert:
+    from arm_recipes.sample import as_inputs
+
+    reports = {method.name: method for method in result.report.methods}
+
+    def convert(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
+        return checked(result.program_inputs(reports[method], as_inputs(sample, what)), ports.inputs, what)
+
+    return convert
+
+
+def _of_program(method: str, ports: Ports, sample: Any, what: str) -> Sequence[Any]:
+    return checked(sample if isinstance(sample, (tuple, list)) else [sample], ports.inputs, what)
+
+
+def _gathered(program: Program, samples: Any, convert: Convert, made_with: tuple[str, str], name: str) -> Model:
+    inspection, methods = inspect(program.data), program.content.methods
+    _check(inspection)
+    ports = tuple(_ports(methods[method.name], method.inputs, method.outputs) for method in inspection.methods)
+    cases = tuple(_cases(ports, samples, convert))
+    pools = measure(program.data, inspection, [_first(cases, of.method) for of in ports])
+    return Model(
+        name=name,
+        program=program.data,
+        versions=_versions(inspection, program, *made_with),
+        pools=pools,
+        ports=ports,
+        kernels=kernels(operator for method in inspection.methods for operator in method.operators),
+        golden=Golden(cases, trial(program.data, pools.here(), cases).outputs),
+    )
+
+
+def _first(cases: Sequence[Case], method: str) -> Case:
+    return next(case for case in cases if case.method == method)
+
+
+def _check(inspection: Inspection) -> None:
+    """Firmware has ``EthosUBackend`` on Arm's driver for Cortex-M, and hands over tensors."""
+    for method in inspection.methods:
+        for delegate in method.delegates:
+            if delegate.backend != "EthosUBackend":
+                raise ValueError(
+                    f"save_firmware: method '{method.name}' has a delegate for {delegate.backend}; firmware runs those "
+                    "for an Ethos-U: export with one of the ETHOSU recipes"
+                )
+            if isinstance(delegate.payload, EthosUPayload) and delegate.payload.stream != "COP1":
+                raise ValueError(
+                    f"save_firmware: method '{method.name}' has a command stream of the form "
+                    f"{delegate.payload.stream}, for Direct Drive from Linux; the driver of firmware takes COP1: "
+                    "export without --cop-format=COP2"
+                )
+        for value in (*method.inputs, *method.outputs):
+            if not isinstance(value, TensorInfo):
+                raise ValueError(
+                    f"save_firmware: '{value.name}' of method '{method.name}' is no tensor but {value.kind}; "
+                    "firmware hands over tensors: make it a tensor, or a constant of the model"
+                )
+
+
+def _ports(method: PteMethod, inputs: Sequence[Any], outputs: Sequence[Any]) -> Ports:
+    def side(infos: Sequence[Any], layouts: Sequence[PteTensor | str]) -> tuple[Port, ...]:
+        pairs = zip(infos, layouts, strict=True)
+        return tuple(Port(info, layout) for info, layout in pairs if isinstance(layout, PteTensor))
+
+    return Ports(method.name, side(inputs, method.inputs), side(outputs, method.outputs))
+
+
+def _cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[Case]:
+    from arm_recipes.inputs import sample_list
+
+    names = [of.method for of in ports]
+    given = by_method(samples, "forward" if "forward" in names else names[0])
+    unknown = [name for name in given if name not in names]
+    if unknown:
+        raise ValueError(f"samples: no method '{unknown[0]}' in the program; it has {', '.join(names)}")
+    for of in ports:
+        try:
+            found = sample_list(of.method, given[of.method]) if of.method in given else []
+        except ValueError as error:
+            raise ValueError(str(error).replace("example_inputs", "samples")) from error
+        what = f"of method '{of.method}'"
+        converted = [convert(of.method, of, sample, f"samples[{i}] {what}") for i, sample in enumerate(found)]
+        for tensors in converted or [made_up(of.inputs)]:
+            pairs = zip(tensors, of.inputs, strict=True)
+            yield Case(of.method, tuple(content(given, port.layout) for given, port in pairs), len(of.outputs))
+
+
+def _versions(inspection: Inspection, program: Program, vela: str, executorch: str) -> Versions:
+    payloads = [
+        delegate.payload
+        for method in inspection.methods
+        for delegate in method.delegates
+        if isinstance(delegate.payload, EthosUPayload)
+    ]
+    npus = sorted({f"Ethos-U{payload.product}-{payload.macs}" for payload in payloads})
+    delegates = [delegate for method in program.content.methods.values() for delegate in method.delegates]
+    releases = sorted({_architecture(delegate.data) for delegate in delegates})
+    streams = sorted({payload.stream for payload in payloads})
+    return Versions(
+        executorch=executorch,
+        vela=vela if payloads else "none",
+        npu=", ".join(npus) or "no NPU",
+        stream=", ".join(streams) or "none",
+        architecture=", ".join(releases) or "none",
+    )
+
+
+def _architecture(payload: memoryview) -> str:
+    """Of the word behind the configuration in the stream's header: major 28-31, minor 20-27, patch 16-19."""
+    word = int.from_bytes(read_parts(payload).commands[12:16], "little")
+    return f"{word >> 28}.{word >> 20 & 0xFF}.{word >> 16 & 0xF}"
+
+
+def _backend() -> dict[str, bytes]:
+    """The sources of the backend, which match the program."""
+    paths = sorted(path for pattern in _BACKEND for path in SOURCES.glob(pattern) if path.is_file())
+    return {f"backend/{path.relative_to(SOURCES).as_posix()}": path.read_bytes() for path in paths}
+
+
+def bundled(program: bytes, ports: Sequence[Ports], golden: Golden) -> bytes:
+    """The program with the cases, as ExecuTorch's bundled program."""
+    import tempfile
+
+    from executorch.devtools import BundledProgram
+    from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
+    from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
+
+    suites = []
+    for of in ports:
+        tests = []
+        for case, outputs in zip(golden.cases, golden.outputs, strict=True):
+            if case.method == of.method:
+                given = [tensor(data, port) for data, port in zip(case.inputs, of.inputs, strict=True)]
+                expected = [tensor(data, port) for data, port in zip(outputs, of.outputs, strict=True)]
+                tests.append(MethodTestCase(inputs=given, expected_outputs=expected))
+        suites.append(MethodTestSuite(of.method, tests))
+    with tempfile.NamedTemporaryFile(suffix=".pte") as file:
+        file.write(program)
+        file.flush()
+        bundle = BundledProgram(None, suites, pte_file_path=file.name)
+        return bytes(serialize_from_bundled_program_to_flatbuffer(bundle))

@@ -1,0 +1,322 @@
+"""The files of a firmware folder that depend on the program: templates with their places filled."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import chain
+
+from arm_recipes.firmware.golden import Port
+from arm_recipes.firmware.kernels import Kernels
+from arm_recipes.firmware.layout import LAYOUTS, LOADED_BYTES
+from arm_recipes.firmware.pools import CACHE_LINE, Pools
+from arm_recipes.firmware.trial import Case
+from arm_recipes.runtime.pte import dtype_number
+
+#: Bytes of an array in a line of C.
+_LINE = 24
+_PLACE = re.compile(r"@([A-Z_0-9]+)@")
+#: Runs on the device and on this machine differ in nothing but the portable kernels' floating point.
+_TOLERANCE = 1e-5
+#: Of the payload reader in ``runtime/``: ``arm_runtime::kPayloadFormat``.
+PAYLOAD_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What a program was made with, as far as it is known.
+
+    Attributes:
+        npu: for example ``Ethos-U55-128``.
+        stream: form of the command streams.
+        architecture: release of the NPU's architecture that the streams tell the driver.
+    """
+
+    executorch: str
+    vela: str
+    npu: str
+    stream: str
+    architecture: str
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Inputs and outputs of a method."""
+
+    method: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+    @property
+    def prefix(self) -> str:
+        """How the names of its macros begin."""
+        return f"ARM_MODEL_{identifier(self.method).upper()}"
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The self-test: cases, and what they gave."""
+
+    cases: tuple[Case, ...]
+    outputs: tuple[tuple[bytes, ...], ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """All that the files tell."""
+
+    name: str
+    program: bytes
+    versions: Versions
+    pools: Pools
+    ports: tuple[Ports, ...]
+    kernels: Kernels
+    golden: Golden
+
+
+def identifier(text: str) -> str:
+    """A name for C: what is no ASCII letter or digit becomes its number."""
+    return re.sub(r"[^0-9A-Za-z_]", lambda found: f"u{ord(found[0]):x}", text)
+
+
+def rendered(model: Model) -> dict[str, bytes]:
+    """The files by their paths in the folder."""
+    places = {**_versions(model), **_memory(model.pools), **_build(model)}
+    places["TENSORS"] = "\n".join(chain.from_iterable(map(_macros, model.ports)))
+    own = {
+        "model.c": {
+            "PTE": array(model.program),
+            "TABLES": "\n".join(chain.from_iterable(map(_tables, model.ports))),
+            "METHODS": "\n".join(map(_method, model.ports)),
+        },
+        "golden.c": {
+            "TABLES": "\n".join(_golden_arrays(model.golden)),
+            "CASES": "\n".join(_golden_cases(model)),
+        },
+    }
+    root = files("arm_recipes.firmware") / "templates"
+    result = {}
+    for name in _TEMPLATES:
+        text = root.joinpath(*name.split("/")).read_text()
+        result[name] = _filled(text, {**places, **own.get(name, {})}).encode()
+    return result
+
+
+_TEMPLATES = (
+    "README.md",
+    "CMakeLists.txt",
+    "arm_model_layout.h",
+    "executorch_options.cmake",
+    "golden.c",
+    "golden.h",
+    "linker/arm_model.ld",
+    "model.c",
+    "model.h",
+    "self_test.cpp",
+    "zephyr/CMakeLists.txt",
+    "zephyr/Kconfig",
+    "zephyr/module.yml",
+)
+
+
+def _filled(text: str, places: Mapping[str, str]) -> str:
+    return _PLACE.sub(lambda found: places[found[1]], text)
+
+
+def array(data: bytes) -> str:
+    """The numbers between the braces of an array in C; braces must not be empty."""
+    data = data or b"\0"
+    return ",\n".join(",".join(map(str, data[at : at + _LINE])) for at in range(0, len(data), _LINE))
+
+
+def _versions(model: Model) -> dict[str, str]:
+    versions = model.versions
+    major, minor, *_ = versions.executorch.split(".")
+    return {
+        "NAME": model.name,
+        "EXECUTORCH": versions.executorch,
+        "EXECUTORCH_MAJOR": major,
+        "EXECUTORCH_MINOR": minor,
+        "VELA": versions.vela,
+        "NPU": versions.npu,
+        "STREAM": versions.stream,
+        "ARCHITECTURE": versions.architecture,
+        "PAYLOAD_FORMAT": str(PAYLOAD_FORMAT),
+        "PTE_SIZE": str(len(model.program)),
+        "PTE_CRC32": f"0x{zlib.crc32(model.program):08X}",
+        "ASSERTS": "\n".join(_asserts()),
+    }
+
+
+def _asserts() -> Iterator[str]:
+    """The types that the sizes count with, as a compiler for either width of pointers checks them."""
+    for bits, layout in LAYOUTS.items():
+        yield "#if UINTPTR_MAX > 0xFFFFFFFFu" if bits == 64 else "#if UINTPTR_MAX <= 0xFFFFFFFFu"
+        for name, (size, alignment) in layout.named.items():
+            yield f"ARM_MODEL_HAS_LAYOUT({size}, {alignment}, {name});"
+        text = '"model.h counts with another backend: build with the one in backend/"'
+        yield f"static_assert(arm_runtime::EthosUBackend::kLoadedBytes == {LOADED_BYTES[bits]}, {text});"
+        yield "#endif"
+
+
+def _memory(pools: Pools) -> dict[str, str]:
+    names = [f"ARM_MODEL_{identifier(method.name).upper()}" for method in pools.methods]
+    exact = "The figures of a Cortex-M are computed from the program and the runtime's types."
+    bound = "The figures of a Cortex-M are those of 64-bit pointers, which are never less: they could not be computed."
+    return {
+        "EXACT": exact if pools.exact else bound,
+        "ALIGNMENT": str(CACHE_LINE),
+        "TEMP": str(pools.temp),
+        "TEMP_64": str(pools.temp_64),
+        "FAST_SCRATCH": str(pools.fast_scratch),
+        "SHARED_COUNT": str(len(pools.shared)),
+        "SHARED": ", ".join(map(str, pools.shared)) or "0",
+        "METHOD_COUNT": str(len(pools.methods)),
+        "METHOD_POOLS": "\n".join(_method_pools(pools)),
+        "METHOD_POOL_LIST": ", ".join(f"{name}_POOL_SIZE" for name in names),
+        "PLANNED_LIST": ", ".join(f"{name}_PLANNED_SIZE" for name in names),
+    }
+
+
+def _method_pools(pools: Pools) -> Iterator[str]:
+    for method in pools.methods:
+        name = f"ARM_MODEL_{identifier(method.name).upper()}"
+        yield f"#ifndef {name}_POOL_SIZE"
+        yield "#if UINTPTR_MAX > 0xFFFFFFFFu"
+        yield f"#define {name}_POOL_SIZE {method.pool_64}u"
+        yield "#else"
+        yield f"#define {name}_POOL_SIZE {method.pool}u"
+        yield "#endif"
+        yield "#endif"
+        yield f"#ifndef {name}_PLANNED_SIZE"
+        yield f"#define {name}_PLANNED_SIZE {method.planned}u"
+        yield "#endif"
+
+
+def _macros(ports: Ports) -> Iterator[str]:
+    for side, which in (("INPUT", ports.inputs), ("OUTPUT", ports.outputs)):
+        yield f"#define {ports.prefix}_{side}_COUNT {len(which)}"
+        for index, port in enumerate(which):
+            info, name = port.info, f"{ports.prefix}_{side}{index}"
+            yield f"/* {_comment(f'{info.name}: {info}')} */"
+            yield f"#define {name}_SHAPE {{{', '.join(map(str, info.shape)) or '0'}}}"
+            yield f"#define {name}_BYTES {port.nbytes}u"
+            if info.scale is not None:
+                yield f"#define {name}_SCALE {_float(info.scale)}"
+                yield f"#define {name}_ZERO_POINT ({info.zero_point})"
+
+
+def _tables(ports: Ports) -> Iterator[str]:
+    for side, which in (("inputs", ports.inputs), ("outputs", ports.outputs)):
+        name = f"{identifier(ports.method)}_{side}"
+        rows = []
+        for index, port in enumerate(which):
+            info, layout = port.info, port.layout
+            shape, order = f"{name}_{index}_shape", f"{name}_{index}_order"
+            yield f"static const int32_t {shape}[] = {{{', '.join(map(str, info.shape)) or '0'}}};"
+            yield f"static const uint8_t {order}[] = {{{', '.join(map(str, layout.dim_order)) or '0'}}};"
+            number, rank = dtype_number(info.dtype), len(info.shape)
+            quantized = int(info.scale is not None)
+            scale, zero = _float(info.scale or 0.0), info.zero_point or 0
+            rows.append(
+                f'  {{"{_string(info.name)}", {number}, {rank}, {quantized}, {shape}, {order}, {port.nbytes}u, '
+                f"{scale}, {zero}}},"
+            )
+        if rows:
+            yield f"static const arm_model_tensor {name}[] = {{"
+            yield from rows
+            yield "};"
+
+
+def _method(ports: Ports) -> str:
+    name = identifier(ports.method)
+    sides = (("inputs", ports.inputs), ("outputs", ports.outputs))
+    tables = (f"{len(which)}, {f'{name}_{side}' if which else 'NULL'}" for side, which in sides)
+    return f'  {{"{_string(ports.method)}", {", ".join(tables)}}},'
+
+
+def _golden_arrays(golden: Golden) -> Iterator[str]:
+    for number, (case, outputs) in enumerate(zip(golden.cases, golden.outputs, strict=True)):
+        for side, contents in (("input", case.inputs), ("output", outputs)):
+            for index, content in enumerate(contents):
+                yield f"static const uint8_t case{number}_{side}{index}[] ALIGNED = {{\n{array(content)}}};"
+            if contents:
+                names = ", ".join(f"case{number}_{side}{index}" for index in range(len(contents)))
+                yield f"static const uint8_t *const case{number}_{side}s[] = {{{names}}};"
+
+
+def _golden_cases(model: Model) -> Iterator[str]:
+    names = [ports.method for ports in model.ports]
+    for number, case in enumerate(model.golden.cases):
+        sides = (("inputs", case.inputs), ("outputs", model.golden.outputs[number]))
+        tables = ", ".join(f"case{number}_{side}" if contents else "NULL" for side, contents in sides)
+        yield f"  {{{names.index(case.method)}, {tables}}},"
+
+
+def _build(model: Model) -> dict[str, str]:
+    kernels, pools = model.kernels, model.pools
+    why = "nothing of it is computed by kernels of which there are several."
+    if not kernels.only_ours:
+        why = "the kernels of this machine may be others than the firmware's."
+    if kernels.portable:
+        text = "Kernels that ExecuTorch's selective build has"
+        selected = f'set(EXECUTORCH_SELECT_OPS_LIST "{",".join(kernels.portable)}" CACHE STRING "{text}" FORCE)'
+    else:
+        selected = (
+            "# The program needs none of the portable kernels: link neither portable_ops_lib nor executorch_kernels.\n"
+            'set(EXECUTORCH_SELECT_OPS_LIST "" CACHE STRING "" FORCE)'
+        )
+    # The other way to say it, which must not be given too.
+    selected += '\nset(EXECUTORCH_SELECT_OPS_MODEL "" CACHE STRING "" FORCE)'
+    others = [f"#   {name}" for name in kernels.others]
+    if others:
+        others.insert(0, "# These are in other libraries of ExecuTorch (quantized_ops_lib, ...), or your own:")
+    return {
+        "CASE_COUNT": str(len(model.golden.cases)),
+        "TOLERANCE": "0.0" if kernels.only_ours else str(_TOLERANCE),
+        "WHY": why,
+        "OUR_KERNELS": "ON" if kernels.ours else "OFF",
+        "OUR_KERNELS_KCONFIG": "y" if kernels.ours else "n",
+        "SELECTED": selected,
+        "OTHERS": "\n".join(others),
+        "POOLS": "\n".join(_kconfig(pools)),
+        "DEFINITIONS": "\n    ".join(f"{name}=${{CONFIG_{name}}}" for name, _, _ in _sizes(pools)),
+        "SIZES": "\n".join(f"| {what} | `{name}` | {size:,} |" for name, what, size in _sizes(pools)),
+        "KERNELS": "\n".join(f"- `{name}`" for name in _all(kernels)) or "none",
+    }
+
+
+def _all(kernels: Kernels) -> Sequence[str]:
+    return [*kernels.ours, *kernels.portable, *kernels.others]
+
+
+def _sizes(pools: Pools) -> Iterable[tuple[str, str, int]]:
+    """Name, meaning and bytes of what a build may set."""
+    for method in pools.methods:
+        name = f"ARM_MODEL_{identifier(method.name).upper()}"
+        yield f"{name}_POOL_SIZE", f"Method allocator of '{method.name}'", method.pool
+        yield f"{name}_PLANNED_SIZE", f"Planned memory of '{method.name}'", method.planned
+    yield "ARM_MODEL_TEMP_POOL_SIZE", "Temp allocator, with the NPU's scratch", pools.temp
+    yield "ARM_MODEL_FAST_SCRATCH_SIZE", "Fast scratch of the NPU", pools.fast_scratch
+
+
+def _kconfig(pools: Pools) -> Iterator[str]:
+    for name, what, size in _sizes(pools):
+        yield f'config {name}\n\tint "{what}, in bytes"\n\tdefault {size}\n'
+
+
+def _float(value: float) -> str:
+    text = f"{value:.9g}"
+    return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
+
+
+def _string(text: str) -> str:
+    """Inside of a string of C: other characters than printable ASCII as their bytes."""
+    return "".join(chr(byte) if 32 <= byte < 127 and byte not in b'"\\?' else f"\\{byte:03o}" for byte in text.encode())
+
+
+def _comment(text: str) -> str:
+    return _string(text).replace("*/", "* /")

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The sizes in model.h count with these types of ExecuTorch @EXECUTORCH@. Where another has other ones, the sizes would
+// be wrong, so the build stops.
+#pragma once
+
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/evalue.h>
+#include <executorch/runtime/core/exec_aten/exec_aten.h>
+#include <executorch/runtime/core/freeable_buffer.h>
+#include <executorch/runtime/kernel/operator_registry.h>
+
+#include <optional>
+
+#include "ethosu/ethosu_backend.h"
+
+#define ARM_MODEL_HAS_LAYOUT(size, alignment, ...)                                         \
+  static_assert(sizeof(__VA_ARGS__) == (size) && alignof(__VA_ARGS__) == (alignment),      \
+                "the pool sizes in model.h were computed for another ExecuTorch: install " \
+                "@EXECUTORCH@, or export again with the ExecuTorch that the firmware has")
+
+@ASSERTS@
+
+#undef ARM_MODEL_HAS_LAYOUT

@@ -1,0 +1,88 @@
+"""The sizes that a firmware is told: it runs with exactly these, and with one byte less of any it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from arm_recipes import RunError
+from arm_recipes.firmware.golden import tensor
+from arm_recipes.firmware.saving import gathered
+from arm_recipes.firmware.sources import Model
+from arm_recipes.firmware.trial import Sizes, trial
+from tests.firmware.programs import PROGRAMS, program, samples
+
+pytestmark = pytest.mark.xdist_group("firmware")
+
+
+@cache
+def _model(name: str) -> Model:
+    return gathered(program(name), samples(name), name)
+
+
+def _one_less(sizes: Sizes) -> Iterator[tuple[str, Sizes]]:
+    """Each pool that is there, with one byte less."""
+    if sizes.fast_scratch:
+        yield "fast scratch", replace(sizes, fast_scratch=sizes.fast_scratch - 1)
+    assert sizes.temp is not None
+    if sizes.temp:
+        yield "temp", replace(sizes, temp=sizes.temp - 1)
+    for at, size in enumerate(sizes.shared):
+        shared = (*sizes.shared[:at], size - 1, *sizes.shared[at + 1 :])
+        yield f"shared {at}", replace(sizes, shared=shared)
+    for at, (name, pool, planned) in enumerate(sizes.methods):
+        assert pool is not None
+        for what, less in (("pool", (name, pool - 1, planned)), ("planned", (name, pool, planned - 1))):
+            if less[2] >= 0:
+                yield f"{what} of {name}", replace(sizes, methods=(*sizes.methods[:at], less, *sizes.methods[at + 1 :]))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_exactly_these_and_not_one_byte_less(name: str) -> None:
+    """In ExecuTorch's runtime, with the backend, the kernels and the memory that firmware has."""
+    model = _model(name)
+    sizes, cases = model.pools.here(), model.golden.cases
+    assert trial(model.program, sizes, cases).outputs == model.golden.outputs
+    tried = []
+    for what, less in _one_less(sizes):
+        with pytest.raises(RunError, match=r"cannot (load|execute) the method"):
+            trial(model.program, less, cases)
+        tried.append(what)
+    assert len(tried) >= 2 * len(sizes.methods) + 1
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_golden_outputs_are_those_of_run(name: str) -> None:
+    """By the plugin, which has another backend than firmware; state goes from one case to the next."""
+    model, result = _model(name), program(name).program()
+    for case, outputs in zip(model.golden.cases, model.golden.outputs, strict=True):
+        (ports,) = (ports for ports in model.ports if ports.method == case.method)
+        given = [tensor(data, port) for data, port in zip(case.inputs, ports.inputs, strict=True)]
+        seen: list[Tensor] = result.run(*given, method=case.method)
+        assert all(output.unique().numel() > 1 or output.numel() == 1 for output in seen)
+        for data, port, output in zip(outputs, ports.outputs, seen, strict=True):
+            assert torch.equal(tensor(data, port), output), port.info.name
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
+    """That the types have these sizes there is compiled in test_device.py."""
+    pools = _model(name).pools
+    assert pools.exact
+    assert all(0 < method.pool < method.pool_64 for method in pools.methods)
+    assert 0 <= pools.temp <= pools.temp_64
+
+
+def test_each_kind_of_memory_is_among_them() -> None:
+    """What ten and more programs together need."""
+    pools = [_model(name).pools for name in PROGRAMS]
+    assert len(pools) >= 10
+    assert any(each.shared and min(each.shared) > 0 for each in pools)
+    assert any(each.fast_scratch for each in pools)
+    assert any(len(each.methods) > 1 for each in pools)
+    assert any(each.temp < each.temp_64 for each in pools)
