@@ -42,6 +42,7 @@ class Delegate:
         operators: ATen operator of every delegated node, in program order.
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
         sources, modules: of each of them line and submodule of the user's model, where known.
+        handles: of each of them ExecuTorch's debug handles, those of the operators that it was made for.
         tosa: the flatbuffer that was compiled (TOSA 1.0).
         payload_bytes: size of what is stored in the ``.pte``.
         checksum: of the same, as its compile spec has it.
@@ -60,6 +61,7 @@ class Delegate:
     outputs: tuple[Io, ...]
     sources: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
+    handles: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass

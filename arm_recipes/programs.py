@@ -12,6 +12,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from arm_backend_core.nodes import handle_of
 from arm_recipes.runtime.whole import PREFIX
 
 if TYPE_CHECKING:
@@ -68,6 +69,16 @@ def _is_written(spec: pytree.TreeSpec) -> bool:
 def store_named_data(manager: EdgeProgramManager, key: str, data: bytes, alignment: int = 1) -> None:
     """Put data into the program that a runtime reads only when it is asked for ``key``."""
     manager._named_data_store.add_named_data(key, data, alignment)
+
+
+def restore_handles(program: ExportedProgram) -> None:
+    """Give what stays on the CPU debug handles as delegates have them: ExecuTorch has numbered it anew."""
+    for node in program.graph.nodes:
+        handle = handle_of(node)
+        if handle is not None:
+            node.meta["debug_handle"] = handle
+        else:
+            node.meta.pop("debug_handle", None)
 
 
 def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: list[CompileSpec]) -> None:
