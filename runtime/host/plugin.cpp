@@ -25,7 +25,6 @@ using executorch::runtime::DelegateHandle;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
 using executorch::runtime::EventTracer;
-using executorch::runtime::EventTracerDebugLogLevel;
 using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
@@ -167,13 +166,6 @@ int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* e
   }
   say(message, message_size, "the plugin has no backend '%s'", backend_id);
   return 1;
-}
-
-int32_t arm_host_traces(void) {
-  if (tracer == nullptr) {
-    return 0;
-  }
-  return tracer->event_tracer_debug_level() == EventTracerDebugLogLevel::kIntermediateOutputs ? 2 : 1;
 }
 
 int32_t arm_host_log_duration(int32_t id, uint64_t start, uint64_t end, const char* metadata, uint64_t metadata_size) {

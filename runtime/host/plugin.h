@@ -55,11 +55,8 @@ ARM_HOST_EXPORT int32_t arm_host_install(char* message, uint64_t message_size);
 ARM_HOST_EXPORT int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* executor,
                                               char* message, uint64_t message_size);
 
-// The three below are for an executor, while it executes a delegate, on the thread that it was called on.
+// The two below are for an executor, while it executes a delegate, on the thread that it was called on.
 //
-// What the program's event tracer (ETDump) wants: 0 where there is none, 1 for durations, 2 for results too.
-ARM_HOST_EXPORT int32_t arm_host_traces(void);
-
 // Logs that the operation `id` of the delegate took from `start` to `end`, in nanoseconds from the delegate's own start.
 // Returns 0, or 1 where there is no tracer.
 ARM_HOST_EXPORT int32_t arm_host_log_duration(int32_t id, uint64_t start, uint64_t end, const char* metadata,
