@@ -161,8 +161,8 @@ class ExportResult:
     def etdump(self, *inputs: Any, path: str | Path, method: str | None = None, **keywords: Any) -> Path:
         """Execute the program, loaded anew, and write what happened as ExecuTorch's ETDump.
 
-        Beside ``model.etdp`` is ``model.debug.bin``, the buffer with the tensors: for an ExecuTorch Inspector, with what
-        ``save(..., etrecord=True)`` writes. What is logged of each delegate see ``inspector``.
+        Beside ``model.etdp`` is ``model.debug.bin``, the buffer with the tensors. ExecuTorch's Inspector takes both,
+        with what ``save(..., etrecord=True)`` writes. What is logged of each delegate see ``inspector``.
 
         Args:
             path: of the ETDump, for example ``model.etdp``.
@@ -184,8 +184,8 @@ class ExportResult:
     def inspector(self, *inputs: Any, method: str | None = None, **keywords: Any) -> Inspector:
         """Execute the program, loaded anew, and give ExecuTorch's Inspector of the run, record included.
 
-        Each layer of a delegate for TOSA or an Ethos-U is an event with the tensor that it computes, as real numbers, so
-        that ``calculate_numeric_gap("SNR")`` compares it with PyTorch. Durations of operators on the CPU and of whole
+        Each layer of a delegate for TOSA or an Ethos-U is an event with the tensor that it computes, as real numbers:
+        ``calculate_numeric_gap("SNR")`` compares it with PyTorch. Durations of operators on the CPU and of whole
         delegates are this machine's, an emulator's for an Ethos-U. Those of its layers are Vela's estimate: cycles at
         the clock of the system configuration. Layers of TOSA have none. Of a VGF its outputs alone are known.
 

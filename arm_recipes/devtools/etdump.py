@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
 
     from arm_recipes.devtools.calls import Call
-    from arm_recipes.devtools.layers import Layer
 
     Array = np.ndarray[Any, Any]
 
@@ -38,35 +37,22 @@ class _Event:
     metadata: bytes = b""
 
 
-def events(call: Call, execution: plugin.Execution, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
-    """What happens inside of a delegate.
+def events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
+    """What happened inside of a delegate.
 
-    The Inspector takes the value of the first event with the handles of a layer, and fails where that has none: a
-    layer's value comes first, and of a layer without one nothing is told.
+    The Inspector takes the value of the first event that has the handles of a layer: that with the value comes first.
 
     Args:
-        expected: what PyTorch computes for the nodes of the layers.
+        expected: what PyTorch computes for the nodes of the layers, in the same run.
     """
-    made = reading.results(execution, call.record, call.operators, call.layers)
-    spans = reading.durations(call.record, call.operators)
+    left = reading.durations(call.record, call.operators)
     found: list[_Event] = []
-    left = dict(spans)
     for layer in call.layers:
-        own = [
-            left.pop(number) for number, handles in call.handles.items() if handles == layer.handles and number in left
-        ]
-        array = _value(layer, made, expected)
-        if array is not None:
-            found.append(_Event(layer.operation, array))
-            first = [span for span in own if span.operation == layer.operation]
-            found += [_event(call, span) for span in (*first, *(span for span in own if span not in first))]
+        candidates = reading.as_values(layer, call.results[layer.operation])
+        found.append(_Event(layer.operation, reading.in_order(candidates, expected[layer.node].numpy())))
+        own = [number for number in left if call.handles[number] == layer.handles]
+        found += [_event(call, left.pop(number)) for number in sorted(own, key=lambda x: (x != layer.operation, x))]
     return [*found, *(_event(call, span) for span in left.values())]
-
-
-def _value(layer: Layer, made: Mapping[int, list[Array]], expected: Mapping[str, torch.Tensor]) -> Array | None:
-    if layer.operation not in made or layer.node not in expected:
-        return None
-    return reading.in_order(reading.as_values(layer, made[layer.operation]), expected[layer.node].numpy())
 
 
 def _event(call: Call, span: reading.Span) -> _Event:

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 
 from arm_backend_core.nodes import handle_of, number
-from arm_backend_core.program import copied
+from arm_backend_core.program import copied, store_of
 from arm_recipes.programs import simplify_call
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def numbered(program: ExportedProgram) -> ExportedProgram:
 
     Nothing in it depends on the process that made it, so that its record is the same bytes each time.
     """
-    program = copied(program)
+    program = _with_buffers(program)
     simplify_call(program)
     number(program.graph, 1)
     for node in program.graph.nodes:
@@ -33,6 +33,15 @@ def numbered(program: ExportedProgram) -> ExportedProgram:
         if handle is not None:
             node.meta["debug_handle"] = handle
             _by_position(node)
+    return program
+
+
+def _with_buffers(program: ExportedProgram) -> ExportedProgram:
+    """A copy with buffers of its own: a run may write them."""
+    program = copied(program)
+    for name in program.graph_signature.inputs_to_buffers.values():
+        store = store_of(program, name)
+        store[name] = store[name].detach().clone()
     return program
 
 
@@ -68,7 +77,7 @@ class _Recorder(Interpreter):
 
 def values(program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]) -> dict[str, torch.Tensor]:
     """What nodes of a program give, computed by PyTorch."""
-    recorder = _Recorder(program.module(), names)  # type: ignore[arg-type]
+    recorder = _Recorder(_with_buffers(program).module(), names)  # type: ignore[arg-type]
     with torch.no_grad():
         recorder.run(*inputs)
     return recorder.kept

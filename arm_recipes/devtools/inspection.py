@@ -54,7 +54,6 @@ class Method:
         self._result, self._name = result, name
         self._report: MethodReport = known[name]
         self._program: ExportedProgram = numbered(result.exported_programs[name])
-        self._calls: list[Call] = calls(result.executorch_program, name, self._program)
 
     def dump(self, tensors: Sequence[torch.Tensor]) -> Dump:
         """Run the program, loaded anew, with ExecuTorch's event tracer.
@@ -62,28 +61,35 @@ class Method:
         Args:
             tensors: what the model takes, or the program.
         """
-        real = self._real(tensors)
-        nodes = {layer.node for call in self._calls for layer in call.layers}
-        expected = values(self._program, real, nodes)
-        taken = self._taken(tensors)
         # A run of its own: what it takes to look into delegates is none of the time that the events have.
-        program = self._result.program()  # its delegates live as long as it does
-        with plugin.observed() as executions:
-            program.run(*taken, method=self._name)
-        pairs = zip(self._calls, executions, strict=True)
-        found = iter([events(call, execution, expected) for call, execution in pairs])
-        room = buffer_bytes(self._result.executorch_program, self._name, expected)
+        found = self._calls(tensors)
+        real = self._real(tensors)
+        expected = values(self._program, real, {layer.node for call in found for layer in call.layers})
+        told = iter([events(call, expected) for call in found])
+        manager = self._result.executorch_program
         etdump, debug, outputs = self._result.program().etdump(
-            *taken, method=self._name, debug_bytes=room, listener=lambda _: log(next(found))
+            *self._taken(tensors),
+            method=self._name,
+            debug_bytes=buffer_bytes(manager, self._name, expected),
+            listener=lambda _: log(next(told)),
         )
-        return Dump(etdump, debug, self.record(tensors), tuple(outputs))
+        return Dump(etdump, debug, etrecord(manager, self._name, self._program, found, real), tuple(outputs))
 
     def record(
-        self, inputs: Sequence[torch.Tensor] | None = None, outputs: Sequence[Sequence[torch.Tensor]] | None = None
+        self, samples: Sequence[Sequence[torch.Tensor]] = (), outputs: Sequence[Sequence[torch.Tensor]] = ()
     ) -> ETRecord:
-        """ETRecord of the method; ``inputs`` and ``outputs`` are those of samples."""
-        real = None if inputs is None else self._real(inputs)
-        return etrecord(self._result.executorch_program, self._name, self._program, self._calls, real, outputs)
+        """ETRecord of the method, with samples and what the program gives for them."""
+        zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
+        found = self._calls(samples[0] if samples else zeros)
+        real = self._real(samples[0]) if samples else None
+        return etrecord(self._result.executorch_program, self._name, self._program, found, real, outputs or None)
+
+    def _calls(self, tensors: Sequence[torch.Tensor]) -> list[Call]:
+        """The delegates, and what their operations give in a run."""
+        program = self._result.program()  # its delegates live as long as it does
+        with plugin.observed() as executions:
+            program.run(*self._taken(tensors), method=self._name)
+        return calls(self._result.executorch_program, self._name, self._program, executions)
 
     def golden(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
         """What the program gives for each sample, loaded anew for each."""
@@ -155,7 +161,7 @@ def files(result: ExportResult, stem: str, etrecords: bool, bundled: Any) -> dic
         if samples is not None and outputs is not None:
             suites.append(method.bundled(samples, outputs))
         if etrecords:
-            record = method.record(None if samples is None else samples[0], outputs)
+            record = method.record(samples or (), outputs or ())
             found[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = written(record)
     if suites:
         found[f"{stem}.bpte"] = _bundle(result, suites)

@@ -29,8 +29,8 @@ class Layer:
 
     Attributes:
         operation: its number, the delegate debug identifier: the TOSA operator that the delegate was compiled from.
-        handles: debug handles of what is computed since the layers before; the last one is that of ``node``. Quantize and
-            dequantize operators that nothing computes have no part in it, they would hide the others.
+        handles: debug handles of what is computed since the layers before; the last one is that of ``node``. Quantize
+            and dequantize operators that nothing computes have no part in it, they would hide the others.
         node: whose value it is.
         scale, zero_point: the value is ``(integer - zero_point) * scale``; None where it is what the operation gives.
     """
@@ -70,19 +70,27 @@ def layers(
         given: numbers of those whose results can be had.
     """
     nodes = [node for node in program.graph.nodes if node.meta.get("debug_handle") in members]
-    last = {max(found): number for number, found in enumerate(handles) if found}
+    made: dict[int, list[int]] = {}
+    for number, found in enumerate(handles):
+        if found:
+            made.setdefault(max(found), []).append(number)
     moved = _moved(kinds, operators)
     places: dict[Node, int] = {}
     chosen: dict[Node, _Value] = {}
     for node in nodes:
-        number = last.get(_handle(node))
-        if number is None or node in chosen:
+        value = None if node in chosen else _value(node, set(nodes), made)
+        numbers = made.get(_handle(node), [])
+        while (
+            value is not None and numbers and kinds[numbers[-1]] in _MOVES and not _fits(value, operators[numbers[-1]])
+        ):
+            numbers.pop()  # for another reader
+        if value is None or not numbers or not _fits(value, operators[numbers[-1]]):
             continue
-        value = _value(node, set(nodes), last)
-        alike = [other for other in given if moved[other] == moved[number]]
-        if value is None or not alike or not _fits(value, operators[max(alike)]):
+        alike = [other for other in given if moved[other] == moved[numbers[-1]]]
+        place = numbers[-1] if numbers[-1] in given else max(alike, default=None)
+        if place is None or place in places.values():
             continue
-        places[value.node] = max(alike)
+        places[value.node] = place
         chosen |= dict.fromkeys(value.same, value)
     written = {handle for found in handles for handle in found}
     hidden = {node for node in nodes if (is_quantize(node) or is_dequantize(node)) and _handle(node) not in written}
@@ -125,7 +133,7 @@ def _moved(kinds: Sequence[str], operators: Sequence[Operator]) -> list[int]:
     return found
 
 
-def _value(node: Node, inside: set[Node], computed: Mapping[int, int]) -> _Value | None:
+def _value(node: Node, inside: set[Node], computed: Collection[int]) -> _Value | None:
     """What the last operation made for ``node`` gives: its value, or that value quantized."""
     same = [node]
     while not is_quantize(node) and not _quantized(node):
@@ -173,9 +181,6 @@ def _handle(node: Node) -> int:
 
 def handle_map(found: Iterable[Layer], handles: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
     """Debug handles by operation, as events have them: those of the whole layer that an operation is a part of."""
-    layer_of = {handle: layer for layer in found for handle in layer.handles}
-    mapped = {}
-    for number, own in enumerate(handles):
-        layer = layer_of.get(max(own)) if own else None
-        mapped[number] = () if layer is None else layer.handles
-    return mapped
+    layer_of = {handle: layer.handles for layer in found for handle in layer.handles}
+    mapped = {number: layer_of.get(max(own, default=0), ()) for number, own in enumerate(handles)}
+    return mapped | {layer.operation: layer.handles for layer in found}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,88 +23,108 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-
-def reads(backend: str) -> bool:
-    """Whether the operations of a backend's delegates can be seen on this machine."""
-    return backend in ("TOSABackend", "EthosUBackend")
+#: Ways to read one result.
+Results = tuple[Any, ...]
 
 
-def given(record: Delegate, operators: Sequence[Operator]) -> list[int]:
-    """Numbers of the operators whose results can be had: all of TOSA's, the last one of each layer of an Ethos-U."""
-    if record.backend != "EthosUBackend":
-        return list(range(len(operators))) if reads(record.backend) else []
-    number = {operator.result.name: index for index, operator in enumerate(operators)}
-    found = [number.get(layer.tensor) for layer in (record.vela.layers if record.vela is not None else ())]
-    return sorted({index for index in found if index is not None})
+def inside(execution: Execution, record: Delegate, operators: Sequence[Operator]) -> dict[int, Results]:
+    """What the operations of a delegate gave, by the number of the operator: one that is asked for by name, or arrays.
 
-
-def results(
-    execution: Execution, record: Delegate, operators: Sequence[Operator], layers: Sequence[Layer]
-) -> dict[int, list[Array]]:
-    """What operations gave, by number; where it was written in pieces, the ways in which they may belong together."""
+    Where an NPU wrote a result in pieces, these are the ways in which they may belong together.
+    """
     delegate = execution.delegate
     if isinstance(delegate, TosaDelegate):
-        numbers = [layer.operation for layer in layers]
-        made = delegate.inside(execution.inputs, [operators[number].result.name for number in numbers])
-        return {number: [array] for number, array in zip(numbers, made, strict=True)}
+        return dict.fromkeys(range(len(operators)), ())
     if isinstance(delegate, EthosUDelegate):
-        return _pieces(delegate, execution, record, operators)
+        pieces = _pieces(delegate, execution, record, operators)
+        found = {number: tuple(_joined(made, operators[number].result.shape)) for number, made in pieces.items()}
+        return {number: arrays for number, arrays in found.items() if arrays}
     return {}
+
+
+def taken(execution: Execution, operators: Sequence[Operator], numbers: Sequence[int]) -> dict[int, Results]:
+    """What operators of a TOSA graph gave."""
+    delegate = execution.delegate
+    if not isinstance(delegate, TosaDelegate):
+        return {}
+    made = delegate.inside(execution.inputs, [operators[number].result.name for number in numbers])
+    return {number: (array,) for number, array in zip(numbers, made, strict=True)}
 
 
 def _pieces(
     delegate: EthosUDelegate, execution: Execution, record: Delegate, operators: Sequence[Operator]
-) -> dict[int, list[Array]]:
-    number = {operator.result.name: index for index, operator in enumerate(operators)}
+) -> dict[int, dict[str, list[Array]]]:
+    """What operations of the NPU wrote, by the operator that they belong to and by their kind."""
+    numbers = _Numbers(operators)
     origins = Origins(record)
-    written: dict[int, list[Array]] = {}
+    written: dict[int, dict[str, list[Array]]] = {}
     for done in delegate.trace(execution.inputs):
         layer = origins.of(done.offset - delegate.header_bytes, indexed=done.indexed).estimate
-        if layer is None or not done.integers.size or (done.command == "NPU_OP_DMA_START" and not done.indexed):
+        number = None if layer is None else numbers.of(layer)
+        if number is not None and done.integers.size:
+            written.setdefault(number, {}).setdefault(done.command, []).append(done.integers)
+    return written
+
+
+def _joined(written: Mapping[str, Sequence[Array]], shape: tuple[int, ...]) -> Iterator[Array]:
+    """What was written as rows, columns and channels, and as it lies in memory: Vela chooses the former as it likes."""
+    for pieces in written.values():
+        if sum(piece.size for piece in pieces) != math.prod(shape):  # what it computes on the way
             continue
-        index = number.get(layer.tensor)
-        if index is not None:
-            written.setdefault(index, []).append(done.integers)
-    return {index: list(_joined(pieces)) for index, pieces in written.items()}
+        for axis in range(3) if len(pieces) > 1 else (0,):
+            if len({tuple(np.delete(piece.shape, axis)) for piece in pieces}) == 1:
+                array = np.concatenate(pieces, axis)
+                yield from (array, array.reshape(shape))
 
 
-def _joined(pieces: Sequence[Array]) -> Iterator[Array]:
-    if len(pieces) == 1:
-        yield pieces[0]
-        return
-    for axis in range(3):
-        others = [tuple(np.delete(piece.shape, axis)) for piece in pieces]
-        if len(set(others)) == 1:
-            yield np.concatenate(pieces, axis)
+class _Numbers:
+    """Of operators by the layers of Vela: that of the result, or that which Vela has replaced by more."""
+
+    def __init__(self, operators: Sequence[Operator]) -> None:
+        self._by_name = {operator.result.name: number for number, operator in enumerate(operators)}
+        self._by_place = {operator.place: number for number, operator in enumerate(operators)}
+
+    def of(self, layer: Estimate) -> int | None:
+        """None where Vela does not tell."""
+        number = self._by_name.get(layer.tensor)
+        return number if number is not None or layer.index is None else self._by_place.get(layer.index)
 
 
-def in_order(candidates: Sequence[Array], expected: Array) -> Array | None:
+def in_order(candidates: Sequence[Array], expected: Array) -> Array:
     """The array as PyTorch has it, of ways to read it: the one that is nearest to what PyTorch computes.
 
-    A layout of memory is chosen by the compiler and written down nowhere; a wrong one is far off. None if none fits.
+    A layout of memory is chosen by the compiler and written down nowhere; a wrong one is far off.
     """
     best: tuple[float, Array] | None = None
+    for array in _all_layouts(candidates, expected.shape):
+        distance = float(np.abs(array.astype(np.float64) - expected).sum())
+        if best is None or distance < best[0]:
+            best = distance, array
+    assert best is not None, "no layout"
+    return np.ascontiguousarray(best[1])
+
+
+def _all_layouts(candidates: Sequence[Array], shape: tuple[int, ...]) -> Iterator[Array]:
     for candidate in candidates:
-        for array in _layouts(candidate, expected.shape):
-            distance = float(np.abs(array.astype(np.float64) - expected).sum()) if array.size else 0.0
-            if best is None or distance < best[0]:
-                best = distance, array
-    return None if best is None else np.ascontiguousarray(best[1])
+        exact = list(_layouts(candidate, shape))
+        yield from exact or _joined_layouts(candidate, shape)
 
 
 def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
-    """All ways in which the dimensions of an array can be those of ``shape``; else its elements as they come."""
-    if array.size != np.prod(shape, dtype=np.int64):
-        return
+    """Ways in which the dimensions of an array are those of ``shape``."""
     wanted = [size for size in shape if size != 1]
     squeezed = array.reshape([size for size in array.shape if size != 1])
-    fits = False
     for order in itertools.permutations(range(squeezed.ndim)):
         if [squeezed.shape[axis] for axis in order] == wanted:
-            fits = True
             yield squeezed.transpose(order).reshape(shape)
-    if not fits:
-        yield array.reshape(shape)
+
+
+def _joined_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
+    """Ways in which dimensions of one are several of the other."""
+    for order in itertools.permutations(range(array.ndim)):
+        yield array.transpose(order).reshape(shape)
+    for order in itertools.permutations(range(len(shape))):
+        yield array.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
 
 
 def as_values(layer: Layer, candidates: Sequence[Array]) -> list[Array]:
@@ -128,11 +149,12 @@ def durations(record: Delegate, operators: Sequence[Operator]) -> dict[int, Span
     """Vela's estimates by operation, one after the other as they run; none for other targets."""
     if record.vela is None:
         return {}
-    number = {operator.result.name: index for index, operator in enumerate(operators)}
+    numbers = _Numbers(operators)
     grouped: dict[int, list[Estimate]] = {}
     for layer in record.vela.layers:
-        if layer.tensor in number:
-            grouped.setdefault(number[layer.tensor], []).append(layer)
+        number = numbers.of(layer)
+        if number is not None:
+            grouped.setdefault(number, []).append(layer)
     found, start, clock = {}, 0, record.vela.core_clock
     for index, parts in grouped.items():
         known: dict[str, Any] = {"operator": parts[0].npu_operator, "tensor": parts[0].tensor}
