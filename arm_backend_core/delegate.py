@@ -24,7 +24,7 @@ from arm_backend_core.culprit import culprit
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, FullDelegationError, fault
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import drop_unread, is_quantize, keep_reason, operator_name
+from arm_backend_core.nodes import drop_unread, handle_of, is_quantize, keep_reason, number, operator_name
 from arm_backend_core.ops.operands import dtype_of
 from arm_backend_core.permutation import Layout
 from arm_backend_core.program import (
@@ -65,7 +65,9 @@ def delegate(
         FullDelegationError: as asked for by ``require_full_delegation``.
         CompileError: Vela or the model converter failed.
     """
-    program = prepared(copied(program))
+    program = copied(program)
+    number(program.graph)
+    program = prepared(program)
     selection = select(program, spec.target, keep_on_cpu)
     for node, refusal in selection.refusals.items():
         keep_reason(node, refusal.reason)
@@ -80,6 +82,7 @@ def delegate(
             + "\n".join(lines)
         )
     parts = selection.parts()
+    _set_debug_handles(parts)
     graphs = selection.graphs(parts)
     splice(program, [_compiled(part, graph, spec, selection.walk) for part, graph in zip(parts, graphs, strict=True)])
     return program
@@ -126,12 +129,27 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         inputs=tuple(_io(node, value, walk) for node, value in zip(part.inputs, graph.inputs, strict=True)),
         outputs=tuple(_io(node, value, walk) for node, value in zip(part.outputs, graph.outputs, strict=True)),
         origins=tuple(tuple(op.origins.items()) for op in graph.walk()),
+        handles=_handles(part, graph),
     )
     log = events.current()
     if log is not None:
         log.delegates.append(record)
     execute = _executor(flatbuffer, [walk.entry(node)[1] for node in part.inputs], [x.dtype for x in graph.outputs])
-    return Compiled(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, {"arm_delegate": record})
+    meta = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
+    return Compiled(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, meta)
+
+
+def _set_debug_handles(parts: Sequence[Part]) -> None:
+    """What ExecuTorch knows nodes inside of delegates by."""
+    for node in (node for part in parts for node in part.nodes):
+        if (handle := handle_of(node)) is not None:
+            node.meta["debug_handle"] = handle
+
+
+def _handles(part: Part, graph: Graph) -> tuple[tuple[int, ...], ...]:
+    """Debug handles by TOSA operator: its number is what a runtime calls it by, for a compiled delegate too."""
+    known = {node.name: handle for node in part.nodes if (handle := handle_of(node)) is not None}
+    return tuple(tuple(sorted({known[o.node] for o in op.origins if o.node in known})) for op in graph.walk())
 
 
 def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) -> Payload:

@@ -43,6 +43,7 @@ class Delegate:
         operators: ATen operator of every delegated node, in program order.
         tosa_operators: TOSA operator of every node of the flatbuffer, in order.
         origins: of each of them where it comes from, with the work that it does for each: at least one.
+        handles: of each of them ExecuTorch's debug handles, those of the operators that it was made for.
         tosa: the flatbuffer that was compiled (TOSA 1.0).
         payload_bytes: size of what is stored in the ``.pte``.
         checksum: of the same, as its compile spec has it.
@@ -60,6 +61,7 @@ class Delegate:
     inputs: tuple[Io, ...]
     outputs: tuple[Io, ...]
     origins: tuple[tuple[tuple[Origin, int], ...], ...] = ()
+    handles: tuple[tuple[int, ...], ...] = ()
 
     @property
     def main_origins(self) -> tuple[Origin, ...]:

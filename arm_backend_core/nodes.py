@@ -133,11 +133,32 @@ BOUNDARY = "arm_boundary"
 REASON = "arm_reason"
 #: Key in a node's ``meta``: why its decomposition was not used.
 DECLINED = "arm_declined"
+#: Key in a node's ``meta["custom"]``: its number in the program as it was captured, see ``number``.
+HANDLE = "arm_handle"
+#: Above the debug handles that ExecuTorch gives to what stays on the CPU, in a flow that is not ours.
+_FIRST_HANDLE = 1_000_001
 
 
 def keep_reason(node: Node, reason: str) -> None:
     """Have ``node`` carry why it stays on the CPU; ExecuTorch decomposes and renames it, and copies this."""
     node.meta["custom"] = {**(node.meta.get("custom") or {}), REASON: reason}
+
+
+def number(graph: Graph, first: int = _FIRST_HANDLE) -> None:
+    """Give operators numbers in program order, unless they have some: ExecuTorch's debug handles come from these.
+
+    What an operator is decomposed into inherits its number, here and in ExecuTorch, as ``keep_reason`` has it.
+    """
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    if all(handle_of(node) is None for node in nodes):
+        for handle, node in enumerate(nodes, first):
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), HANDLE: handle}
+
+
+def handle_of(node: Node) -> int | None:
+    """The number of ``node``, or of the operator that it was made for; None for what only the compiler wants."""
+    handle: int | None = (node.meta.get("custom") or {}).get(HANDLE)
+    return handle
 
 
 def boundary_source(node: Node) -> Node:

@@ -162,7 +162,7 @@ def _lowered_module(program: ExportedProgram, delegate: Compiled) -> Any:
     stub = _Outputs([_as_delegated(node.meta["val"]) for node in delegate.part.outputs], delegate.execute)
     owned.module = lambda *_, **__: stub  # type: ignore[method-assign,assignment]
     lowered = _lowered_module_class()(owned, delegate.backend_id, delegate.payload, delegate.compile_specs)
-    lowered.meta = {"debug_handle_map": {}, **delegate.meta}
+    lowered.meta = dict(delegate.meta)
     return lowered
 
 

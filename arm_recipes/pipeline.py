@@ -31,7 +31,7 @@ from arm_recipes.failure import describe, is_told
 from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import ExportError, warn
 from arm_recipes.methods import check_state, name_state, with_shared_state
-from arm_recipes.programs import inputs_of, simplify_call, store_named_data
+from arm_recipes.programs import inputs_of, restore_handles, simplify_call, store_named_data
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.sample import Pattern
@@ -252,6 +252,7 @@ class Pipeline:
         return with_shared_state(config or ExecutorchBackendConfig())
 
     def _keep_programs(self) -> None:
+        from arm_backend_core.nodes import number
         from arm_backend_core.program import copied
 
         # Lowering edits the programs in place, and one may be the user's own.
@@ -264,6 +265,7 @@ class Pipeline:
             for constant, value in pattern.constants.items():
                 self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
             simplify_call(program)
+            number(program.graph, 1)
         self._shares_state = name_state(copies)
         self._artifact = self._artifact.copy_with_new_data(copies)
 
@@ -295,6 +297,7 @@ class Pipeline:
         published = manager._config_methods or {}
         for name in self._programs or sorted(manager.methods):
             program = manager.exported_program(name)
+            restore_handles(program)
             self._graphs[name] = copied_module(program.graph_module)
             self._patterns.setdefault(name, Pattern.of_program(program))
             self._out_specs.setdefault(name, program.call_spec.out_spec)

@@ -12,6 +12,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from arm_backend_core.nodes import handle_of
 from arm_recipes.runtime.whole import PREFIX
 
 if TYPE_CHECKING:
@@ -82,6 +83,16 @@ def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBa
         found = getattr(module, str(node.target), None)
         if "arm_delegate" in (getattr(found, "meta", None) or {}):
             yield found
+
+
+def restore_handles(program: ExportedProgram) -> None:
+    """Give what stays on the CPU debug handles as delegates have them: ExecuTorch has numbered it anew."""
+    for node in program.graph.nodes:
+        handle = handle_of(node)
+        if handle is not None:
+            node.meta["debug_handle"] = handle
+        else:
+            node.meta.pop("debug_handle", None)
 
 
 def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: list[CompileSpec]) -> None:

@@ -15,6 +15,7 @@ from arm_recipes.runtime.program import Program, twin_path
 from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
 
 if TYPE_CHECKING:
+    from executorch.devtools import Inspector
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
 
@@ -79,19 +80,37 @@ class ExportResult:
         methods = self.report.methods
         return next((method for method in methods if method.name == "forward"), methods[0])
 
-    def save(self, path: str | Path, *, tosa: bool = False) -> Path:
+    @property
+    def main_method(self) -> str:
+        """``forward``, or the first one where there is no such method."""
+        return self._main.name
+
+    def save(self, path: str | Path, *, tosa: bool = False, etrecord: bool = False, bundled: Any = None) -> Path:
         """Write the ``.pte``; an existing file is replaced only when the new one is complete.
 
         Args:
             tosa: write its TOSA twin beside it too, ``model.tosa.pte`` for ``model.pte``: the same program with
                 the graphs that the delegates were compiled from. With it, a program that ``arm_recipes.load``
                 reads can be compared with them, by ``run(..., via="tosa")``.
+            etrecord: write ``model.etrecord``, which ExecuTorch's Inspector needs beside an ETDump; of each further
+                method one of its own, ``model.NAME.etrecord``.
+            bundled: samples as for ``export``: write ``model.bpte``, ExecuTorch's bundled program, which holds them and
+                what the program gives for them on this machine, loaded anew for each. The record has them too.
 
         Raises:
-            ValueError: nothing can be written at ``path``; the message says why.
+            ValueError: nothing can be written at ``path``, or ``bundled`` is not what the model takes; the message says
+                why.
+            RunError: ``bundled``, and this machine cannot run the program.
         """
         target = check_writable(path)
+        beside: dict[str, bytes] = {}
+        if etrecord or bundled is not None:
+            from arm_recipes.devtools.inspection import files
+
+            beside = files(self, target.stem, etrecord, bundled)
         write(target, self.buffer)
+        for name, data in beside.items():
+            write(target.with_name(name), data)
         # Empty unless the recipe puts weights outside the program.
         self.executorch_program.write_tensor_data_to_file(str(target.parent))
         if tosa:
@@ -201,6 +220,49 @@ class ExportResult:
 
         return compare_with_model(self, samples, labels, metric, method, layers, workers, progress)
 
+    def etdump(self, *inputs: Any, path: str | Path, method: str | None = None, **keywords: Any) -> Path:
+        """Execute the program, loaded anew, and write what happened as ExecuTorch's ETDump.
+
+        Beside ``model.etdp`` is ``model.debug.bin``, the buffer with the tensors. ExecuTorch's Inspector takes both,
+        with what ``save(..., etrecord=True)`` writes. What is logged of each delegate see ``inspector``.
+
+        Args:
+            path: of the ETDump, for example ``model.etdp``.
+            method: by default ``main_method``.
+            inputs, keywords: as for ``run``.
+
+        Raises:
+            ValueError, RunError: as ``run``; or nothing can be written at ``path``.
+        """
+        from arm_recipes.devtools.inspection import Method
+
+        target = check_writable(path)
+        name = method or self.main_method
+        dump = Method(self, name).dump(self._tensors(name, inputs, keywords))
+        write(target.with_suffix(".debug.bin"), dump.debug)
+        write(target, dump.etdump)
+        return target
+
+    def inspector(self, *inputs: Any, method: str | None = None, **keywords: Any) -> Inspector:
+        """Execute the program, loaded anew, and give ExecuTorch's Inspector of the run, record included.
+
+        Each layer of a delegate for TOSA or an Ethos-U is an event with the tensor that it computes, as real numbers:
+        ``calculate_numeric_gap("SNR")`` compares it with PyTorch. Durations of operators on the CPU and of whole
+        delegates are this machine's, an emulator's for an Ethos-U. Those of its layers are Vela's estimate: cycles at
+        the clock of the system configuration. Layers of TOSA have none. Of a VGF its outputs alone are known.
+
+        Args:
+            method: by default ``main_method``; the Inspector calls it "forward".
+            inputs, keywords: as for ``run``.
+
+        Raises:
+            ValueError, RunError: as ``run``.
+        """
+        from arm_recipes.devtools.inspection import inspector
+
+        name = method or self.main_method
+        return inspector(self, self._tensors(name, inputs, keywords), name)
+
     def _loaded(self) -> Program:
         if self._program is None:
             self._program = self.program()
@@ -212,12 +274,22 @@ class ExportResult:
         program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
         return program
 
+    def tensors(self, method: str, sample: Inputs) -> list[Any]:
+        """Those of a sample of the model, without what is constant in the program.
+
+        Raises:
+            ValueError: there is no such method, or the sample is not what it takes.
+        """
+        return self._tensors(method, (sample,), {})
+
     def _tensors(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
         """What the program takes, of what the model takes."""
         import torch
 
         from arm_recipes.sample import Inputs, as_inputs
 
+        if method not in self._patterns:
+            raise ValueError(f"no method '{method}'; the program has: {', '.join(self._patterns)}")
         what = f"the call of '{method}'"
         given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs, **keywords)
         pattern = self._patterns[method]

@@ -274,7 +274,7 @@ class _Writer:
         copies = dict(zip(placeholders, operands, strict=True))
         inherited: dict[str, Any] = {
             key: self.origin.meta[key]
-            for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node")
+            for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "from_node", "custom")
             if key in self.origin.meta
         }
         with graph.inserting_before(self.origin):

@@ -66,6 +66,13 @@ class TosaDelegate:
 
         return reference.run(self._payload, arrays)
 
+    def inside(self, arrays: Sequence[Array], names: Sequence[str]) -> Sequence[Array]:
+        """What tensors of the graph are in one execution."""
+        from arm_backend_core.tosa import reference
+        from arm_recipes.runtime.tosa_graph import with_outputs
+
+        return reference.run(with_outputs(self._payload, names), arrays)
+
     def close(self) -> None:
         """See ``Delegate``."""
 

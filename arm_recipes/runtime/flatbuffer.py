@@ -115,6 +115,10 @@ class Table:
         self._buffer.spend(_U32.size * count)
         return tuple(_text(self._buffer, start + _U32.size * index) for index in range(count))
 
+    def place(self, field: int) -> int | None:
+        """Where the field itself is: the number, or the reference to what it holds; None if it is absent."""
+        return self._field(field)
+
     def tables(self, field: int) -> Tables:
         """A vector of tables, each read when it is taken."""
         return Tables(self._buffer, *self._vector(field, _U32.size))

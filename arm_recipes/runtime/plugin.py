@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,14 +96,41 @@ _observers = threading.local()
 
 
 @contextmanager
+def listening(listener: Callable[[Execution], None]) -> Iterator[None]:
+    """Call ``listener`` each time that a delegate has run on this thread, before the program goes on."""
+    before, _observers.listener = getattr(_observers, "listener", None), listener
+    try:
+        yield
+    finally:
+        _observers.listener = before
+
+
+@contextmanager
 def observed() -> Iterator[list[Execution]]:
     """Collect what delegates that run on this thread are given and give."""
     executions: list[Execution] = []
-    before, _observers.executions = getattr(_observers, "executions", None), executions
-    try:
+    with listening(executions.append):
         yield executions
-    finally:
-        _observers.executions = before
+
+
+def log_output(operation: int, array: Array) -> None:
+    """Tell the event tracer of the program that runs what an operation of the delegate gave, from a listener.
+
+    Raises:
+        RunError: it has no room for it.
+    """
+    sizes = (ctypes.c_int32 * max(array.ndim, 1))(*array.shape)
+    order = (ctypes.c_uint8 * max(array.ndim, 1))(*range(array.ndim))
+    code = next(code for code, name in _SCALAR_TYPES.items() if name == array.dtype.name)
+    tensor = _Tensor(array.ctypes.data, array.nbytes, sizes, order, array.ndim, code)
+    if library().arm_host_log_output(ctypes.c_int32(operation), ctypes.byref(tensor)) != 0:
+        raise RunError(f"ETDump: the debug buffer has no room for operation {operation}, {array.nbytes:,} bytes")
+
+
+def log_duration(operation: int, start: int, end: int, metadata: bytes) -> None:
+    """Tell the event tracer, from a listener, when an operation ran: nanoseconds from the delegate's start on."""
+    span = ctypes.c_uint64(start), ctypes.c_uint64(end)
+    library().arm_host_log_duration(ctypes.c_int32(operation), *span, metadata, ctypes.c_uint64(len(metadata)))
 
 
 class _Executor:
@@ -153,10 +180,10 @@ class _Executor:
             results = delegate.run(given)
             for target, result in zip(targets, results, strict=True):
                 target[...] = result.reshape(target.shape)
-            executions: list[Execution] | None = getattr(_observers, "executions", None)
-            if executions is not None:
+            listener: Callable[[Execution], None] | None = getattr(_observers, "listener", None)
+            if listener is not None:
                 inputs, outputs = (tuple(array.copy() for array in side) for side in (given, targets))
-                executions.append(Execution(delegate, self._checksums[handle], inputs, outputs))
+                listener(Execution(delegate, self._checksums[handle], inputs, outputs))
             return 0
         except BaseException as error:
             _failures.error = error

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.messages import warn
@@ -257,14 +259,50 @@ class Program:
             for index, (value, kind, tensor) in enumerate(zip(expected.inputs, described, tensors, strict=True))
         ]
 
+    def etdump(
+        self,
+        *tensors: Any,
+        method: str = "forward",
+        debug_bytes: int,
+        listener: Callable[[plugin.Execution], None],
+    ) -> tuple[bytes, bytes, list[Any]]:
+        """Execute a method of the program, loaded anew, with ExecuTorch's event tracer.
+
+        Args:
+            tensors: one for each input.
+            debug_bytes: room for the tensors that are logged; the runtime ends the process where it does not suffice.
+            listener: is told of each delegate that has run, and may log what happened inside.
+
+        Returns:
+            ETDump, debug buffer, outputs.
+
+        Raises:
+            ValueError, RunError: as ``run``.
+        """
+        given = self._checked(method, self.signature(method), tensors)
+        with self._lock, self._told(method), plugin.loading(self.content.named_data), plugin.listening(listener):
+            program = self._runtime(method).load_program(self._data, enable_etdump=True, debug_buffer_size=debug_bytes)
+            outputs = list(program.load_method(method).execute(given))
+        with TemporaryDirectory() as folder:
+            paths = Path(folder, "etdump"), Path(folder, "debug")
+            program.write_etdump_result_to_file(*map(str, paths))
+            etdump, debug = (path.read_bytes() for path in paths)
+        return etdump, debug, outputs
+
     def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
-        method = self._methods.get(name)
-        plugin.take_failure()
-        try:
+        with self._told(name):
+            method = self._methods.get(name)
             if method is None:
                 with plugin.loading(self.content.named_data):
                     method = self._methods[name] = self._load(name)
             return list(method.execute(inputs))
+
+    @contextmanager
+    def _told(self, name: str) -> Iterator[None]:
+        """What fails in the runtime, with what a delegate says of it."""
+        plugin.take_failure()
+        try:
+            yield
         except (RuntimeError, MemoryError) as error:
             cause = plugin.take_failure()
             if cause is None:
@@ -277,13 +315,18 @@ class Program:
             said = named(cause, self.records) if isinstance(cause, RunError) else cause
             raise kind(f"'{name}' cannot be run: {said}") from cause
 
-    def _load(self, name: str) -> Any:
+    def _runtime(self, name: str) -> Any:
+        """ExecuTorch's, with all that a method takes."""
         from executorch.runtime import Runtime
 
         plugin.install()
         runtime = Runtime.get()
         _check_backends(self.content.methods[name], runtime.backend_registry.registered_backend_names)
         _check_kernels(self.content.methods[name], runtime.operator_registry.operator_names)
+        return runtime
+
+    def _load(self, name: str) -> Any:
+        runtime = self._runtime(name)
         if not self._shares_state:
             # Methods that are loaded together lie in the same memory: one would overwrite the other's buffers.
             return runtime.load_program(self.data).load_method(name)

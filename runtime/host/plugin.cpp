@@ -2,6 +2,8 @@
 #include "host/plugin.h"
 
 #include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/event_tracer.h>
+#include <executorch/runtime/platform/platform.h>
 
 #include <cinttypes>
 #include <cstdio>
@@ -22,6 +24,7 @@ using executorch::runtime::CompileSpec;
 using executorch::runtime::DelegateHandle;
 using executorch::runtime::Error;
 using executorch::runtime::EValue;
+using executorch::runtime::EventTracer;
 using executorch::runtime::FreeableBuffer;
 using executorch::runtime::Result;
 using executorch::runtime::Span;
@@ -31,6 +34,28 @@ void say(char* message, uint64_t size, const char* text, const char* name) {
     std::snprintf(message, size, text, name);
   }
 }
+
+// The tracer of the program that runs on this thread, while one of its delegates does, and when that began.
+thread_local EventTracer* tracer = nullptr;
+thread_local et_timestamp_t began = 0;
+
+class Tracing {
+ public:
+  explicit Tracing(EventTracer* of) : tracer_(tracer), began_(began) {
+    tracer = of;
+    began = of == nullptr ? 0 : et_pal_current_ticks();
+  }
+  ~Tracing() {
+    tracer = tracer_;
+    began = began_;
+  }
+  Tracing(const Tracing&) = delete;
+  Tracing& operator=(const Tracing&) = delete;
+
+ private:
+  EventTracer* tracer_;
+  et_timestamp_t began_;
+};
 
 // A backend of the runtime whose work is done by an executor outside.
 class HostBackend final : public BackendInterface {
@@ -63,7 +88,8 @@ class HostBackend final : public BackendInterface {
     return reinterpret_cast<DelegateHandle*>(static_cast<intptr_t>(handle));
   }
 
-  Error execute(BackendExecutionContext&, DelegateHandle* handle, Span<EValue*> args) const override {
+  Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
+    const Tracing tracing(context.event_tracer());
     std::vector<arm_host_tensor> tensors;
     tensors.reserve(args.size());
     for (size_t index = 0; index < args.size(); ++index) {
@@ -140,4 +166,27 @@ int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* e
   }
   say(message, message_size, "the plugin has no backend '%s'", backend_id);
   return 1;
+}
+
+int32_t arm_host_log_duration(int32_t id, uint64_t start, uint64_t end, const char* metadata, uint64_t metadata_size) {
+  if (tracer == nullptr) {
+    return 1;
+  }
+  tracer->log_profiling_delegate(nullptr, id, began + start, began + end, metadata, metadata_size);
+  return 0;
+}
+
+int32_t arm_host_log_output(int32_t id, const arm_host_tensor* output) {
+  if (tracer == nullptr) {
+    return 1;
+  }
+  std::vector<executorch::aten::SizesType> sizes(output->sizes, output->sizes + output->rank);
+  std::vector<executorch::aten::DimOrderType> order(output->dim_order, output->dim_order + output->rank);
+  std::vector<executorch::aten::StridesType> strides(sizes.size(), 1);
+  for (size_t axis = sizes.size(); axis-- > 1;) {
+    strides[order[axis - 1]] = strides[order[axis]] * sizes[order[axis]];
+  }
+  executorch::aten::TensorImpl tensor(static_cast<executorch::aten::ScalarType>(output->dtype), output->rank,
+                                      sizes.data(), output->data, order.data(), strides.data());
+  return tracer->log_intermediate_output_delegate(nullptr, id, executorch::aten::Tensor(&tensor)).ok() ? 0 : 1;
 }

@@ -54,4 +54,15 @@ ARM_HOST_EXPORT int32_t arm_host_install(char* message, uint64_t message_size);
 // Returns 0, or 1 with the reason in `message`.
 ARM_HOST_EXPORT int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* executor,
                                               char* message, uint64_t message_size);
+
+// The two below are for an executor, while it executes a delegate, on the thread that it was called on.
+//
+// Logs that the operation `id` of the delegate took from `start` to `end`, in nanoseconds from the delegate's own start.
+// Returns 0, or 1 where there is no tracer.
+ARM_HOST_EXPORT int32_t arm_host_log_duration(int32_t id, uint64_t start, uint64_t end, const char* metadata,
+                                              uint64_t metadata_size);
+
+// Logs what the operation `id` gave; the tracer copies it.
+// Returns 0, or 1 where there is no tracer or it has no room left.
+ARM_HOST_EXPORT int32_t arm_host_log_output(int32_t id, const arm_host_tensor* output);
 }

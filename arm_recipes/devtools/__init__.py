@@ -1,0 +1,1 @@
+"""What ExecuTorch's developer tools take of an export: ETRecord, ETDump and bundled programs."""

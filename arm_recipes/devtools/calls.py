@@ -1,0 +1,73 @@
+"""The delegates of a method, in the order in which the runtime calls them, with what the Inspector is told of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from executorch.exir.delegate import executorch_call_delegate
+
+from arm_recipes.devtools.layers import Layer, handle_map, layers
+from arm_recipes.devtools.reading import inside, taken
+from arm_recipes.runtime.tosa_graph import Operator, operators
+
+if TYPE_CHECKING:
+    from executorch.exir import ExecutorchProgramManager
+    from torch.export import ExportedProgram
+
+    from arm_backend_core.events import Delegate
+    from arm_recipes.devtools.reading import Results
+    from arm_recipes.runtime.plugin import Execution
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a delegate of ours.
+
+    Attributes:
+        instruction: its number in the method.
+        record: what the compiler tells of the delegate.
+        operators: of its TOSA graph; none where that holds graphs itself.
+        layers: values that its operations give.
+        handles: debug handles by operation.
+        results: what the operations of the layers gave in the run that was looked at.
+    """
+
+    instruction: int
+    record: Delegate
+    operators: tuple[Operator, ...]
+    layers: tuple[Layer, ...]
+    handles: dict[int, tuple[int, ...]]
+    results: Mapping[int, Results]
+
+
+def calls(
+    manager: ExecutorchProgramManager, method: str, program: ExportedProgram, executions: Sequence[Execution]
+) -> list[Call]:
+    """The calls of a method.
+
+    Args:
+        program: what was lowered, from ``numbered``.
+        executions: of one run of the method. Which results can be seen does not depend on its inputs.
+    """
+    module = manager.exported_program(method).graph_module
+    found = []
+    left = list(executions)
+    for node in module.graph.find_nodes(op="call_function", target=executorch_call_delegate):
+        lowered = getattr(module, node.args[0].target)
+        record: Delegate | None = (lowered.meta or {}).get("arm_delegate")
+        if record is None:  # another backend's
+            continue
+        execution = left.pop(0)
+        made = tuple(operators(record.tosa))
+        members = {
+            inner.meta["debug_handle"] for inner in lowered.original_module.graph.nodes if "debug_handle" in inner.meta
+        }
+        kinds, handles = record.tosa_operators[: len(made)], record.handles[: len(made)]
+        results = inside(execution, record, made)
+        values = layers(program, members, kinds, handles, made, results)
+        results |= taken(execution, made, [layer.operation for layer in values])
+        mapped = handle_map(values, handles)
+        found.append(Call(node.meta["debug_handle"], record, made, tuple(values), mapped, results))
+    return found

@@ -1,0 +1,102 @@
+"""ETDump: a run in ExecuTorch's runtime with its events, those inside of delegates too."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes.devtools import reading
+from arm_recipes.runtime import plugin
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from executorch.exir import ExecutorchProgramManager
+
+    from arm_recipes.devtools.calls import Call
+
+    Array = np.ndarray[Any, Any]
+
+#: What the tracer aligns a tensor to.
+_ALIGNMENT = 64
+#: Room beside the tensors that are known to be logged.
+_SPARE = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Event:
+    """What is logged of an operation: what it gave, or from when to when it ran and what else is known of it."""
+
+    operation: int
+    output: Array | None = None
+    start: int = 0
+    end: int = 0
+    metadata: bytes = b""
+
+
+def events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
+    """What happened inside of a delegate.
+
+    The Inspector takes the value of the first event that has the handles of a layer: that with the value comes first.
+
+    Args:
+        expected: what PyTorch computes for the nodes of the layers, in the same run.
+    """
+    left = reading.durations(call.record, call.operators)
+    found: list[_Event] = []
+    for layer in call.layers:
+        candidates = reading.as_values(layer, call.results[layer.operation])
+        found.append(_Event(layer.operation, reading.in_order(candidates, expected[layer.node].numpy())))
+        own = [number for number in left if call.handles[number] == layer.handles]
+        found += [_event(call, left.pop(number)) for number in sorted(own, key=lambda x: (x != layer.operation, x))]
+    return [*found, *(_event(call, span) for span in left.values())]
+
+
+def _event(call: Call, span: reading.Span) -> _Event:
+    number, record = span.operation, call.record
+    told = {**span.known, "tosa": record.tosa_operators[number]}
+    told |= {"module": record.main_origins[number].module, "source": record.main_origins[number].source}
+    return _Event(number, None, span.start, span.end, json.dumps(told).encode())
+
+
+def log(found: Sequence[_Event]) -> None:
+    """Tell the event tracer of the program that runs, while it executes the delegate."""
+    for event in found:
+        if event.output is not None:
+            plugin.log_output(event.operation, event.output)
+        else:
+            plugin.log_duration(event.operation, event.start, event.end, event.metadata)
+
+
+def metadata(entries: list[str]) -> dict[str, Any]:
+    """What is known of an operation beside its duration: ``delegate_metadata_parser`` of ExecuTorch's Inspector."""
+    known: dict[str, Any] = json.loads(entries[0]) if entries and entries[0] else {}
+    return known
+
+
+def buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mapping[str, torch.Tensor]) -> int:
+    """Room for all tensors that the runtime logs, and for ``expected``: without it the runtime ends the process."""
+    (plan,) = (plan for plan in manager.executorch_program.execution_plan if plan.name == method)
+    logged = [index for chain in plan.chains for instruction in chain.instructions for index in _arguments(instruction)]
+    sizes = [_bytes(plan.values, index) for index in (*logged, *plan.outputs)]
+    sizes += [tensor.numel() * max(tensor.element_size(), 4) for tensor in expected.values()]
+    return sum(size + _ALIGNMENT for size in sizes) + _SPARE
+
+
+def _arguments(instruction: Any) -> Iterator[int]:
+    yield from getattr(instruction.instr_args, "args", ())
+
+
+def _bytes(values: Sequence[Any], index: int) -> int:
+    from executorch.exir import schema
+    from executorch.exir.tensor import get_scalar_type
+
+    value = values[index].val
+    if isinstance(value, schema.Tensor):
+        return int(math.prod(value.sizes)) * get_scalar_type(value.scalar_type).itemsize
+    if isinstance(value, (schema.TensorList, schema.OptionalTensorList)):
+        return sum(_bytes(values, item) + _ALIGNMENT for item in value.items if item >= 0)
+    return 0

@@ -1,0 +1,71 @@
+"""ETRecord: what ExecuTorch's Inspector needs of an export to tell what a runtime's events are about."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes.devtools.calls import Call
+
+if TYPE_CHECKING:
+    import torch
+    from executorch.devtools import ETRecord
+    from executorch.exir import ExecutorchProgramManager
+    from torch.export import ExportedProgram
+
+#: The Inspector reads no other method.
+_METHOD = "forward"
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def etrecord(
+    manager: ExecutorchProgramManager,
+    method: str,
+    program: ExportedProgram,
+    calls: Sequence[Call],
+    inputs: Sequence[torch.Tensor] | None = None,
+    outputs: Sequence[Sequence[torch.Tensor]] | None = None,
+) -> ETRecord:
+    """The record of a method, under the name that the Inspector reads.
+
+    Its graph is the captured program: that of the edge dialect has delegates in it already.
+
+    Args:
+        program: what was lowered, from ``numbered``.
+        inputs: what the Inspector runs the graph on, to compare with events.
+        outputs: what the program gives, for each of some samples.
+    """
+    from executorch.devtools import ETRecord
+
+    delegates: dict[int, Any] = dict(manager.delegate_map[method])
+    results: dict[int, Any] = dict(manager.instruction_id_to_num_outs_map[method])
+    for call in calls:
+        mapped = {str(operation): list(handles) for operation, handles in call.handles.items()}
+        delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
+        if call.layers:
+            results[call.instruction] = 1  # the Inspector takes it for each event inside, too
+    return ETRecord(
+        edge_dialect_program=program,
+        _debug_handle_map={_METHOD: _by_text(manager.debug_handle_map[method])},  # type: ignore[dict-item]
+        _delegate_map={_METHOD: _by_text(delegates)},
+        _instruction_id_to_num_outs_map={_METHOD: _by_text(results)},
+        _representative_inputs=None if inputs is None else list(inputs),
+        _reference_outputs=None if outputs is None else {_METHOD: [list(each) for each in outputs]},  # type: ignore[dict-item]
+    )
+
+
+def _by_text(entries: Mapping[int, Any]) -> dict[Any, Any]:
+    """As a record is read: a key of JSON is a text."""
+    return {str(key): value for key, value in entries.items()}
+
+
+def written(record: ETRecord) -> bytes:
+    """The file. ``ETRecord.save`` writes the time into it, so that no two are the same."""
+    original, result = io.BytesIO(), io.BytesIO()
+    record.save(original)
+    with zipfile.ZipFile(original) as source, zipfile.ZipFile(result, "w") as target:
+        for name in source.namelist():
+            target.writestr(zipfile.ZipInfo(name, _DATE), source.read(name))
+    return result.getvalue()

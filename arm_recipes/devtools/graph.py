@@ -1,0 +1,83 @@
+"""The captured program as ExecuTorch's Inspector reads it, and what PyTorch computes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Interpreter, Node
+
+from arm_backend_core.nodes import handle_of, number
+from arm_backend_core.program import copied, store_of
+from arm_recipes.programs import simplify_call
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+_KEPT = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack")
+
+
+def numbered(program: ExportedProgram) -> ExportedProgram:
+    """A copy of a program as it was lowered, with the debug handles that delegates and events have.
+
+    Nothing in it depends on the process that made it, so that its record is the same bytes each time.
+    """
+    program = _with_buffers(program)
+    simplify_call(program)
+    number(program.graph, 1)
+    for node in program.graph.nodes:
+        handle = handle_of(node)
+        node.meta = {key: node.meta[key] for key in _KEPT if key in node.meta}
+        if handle is not None:
+            node.meta["debug_handle"] = handle
+            _by_position(node)
+    return program
+
+
+def _with_buffers(program: ExportedProgram) -> ExportedProgram:
+    """A copy with buffers of its own: a run may write them."""
+    program = copied(program)
+    for name in program.graph_signature.inputs_to_buffers.values():
+        store = store_of(program, name)
+        store[name] = store[name].detach().clone()
+    return program
+
+
+def _by_position(node: Node) -> None:
+    """Give operands by position where the operator takes them so: the Inspector's graph leaves out the others."""
+    if not isinstance(node.target, OpOverload) or not node.kwargs:
+        return
+    args, kwargs = list(node.args), dict(node.kwargs)
+    for argument in node.target._schema.arguments[len(args) :]:
+        if argument.kwarg_only or not (argument.name in kwargs or argument.has_default_value()):
+            break
+        if not kwargs.keys() - {other.name for other in node.target._schema.arguments if other.kwarg_only}:
+            break
+        args.append(kwargs.pop(argument.name, argument.default_value))
+    node.args, node.kwargs = tuple(args), kwargs
+
+
+class _Recorder(Interpreter):
+    """Runs a graph and keeps what some of its nodes give."""
+
+    def __init__(self, module: GraphModule, names: Collection[str]) -> None:
+        super().__init__(module)
+        self._names = names
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def run_node(self, n: Node) -> Any:
+        """One node."""
+        value = super().run_node(n)
+        if n.name in self._names and isinstance(value, torch.Tensor):
+            self.kept[n.name] = value.detach().clone()
+        return value
+
+
+def values(program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]) -> dict[str, torch.Tensor]:
+    """What nodes of a program give, computed by PyTorch."""
+    recorder = _Recorder(_with_buffers(program).module(), names)  # type: ignore[arg-type]
+    with torch.no_grad():
+        recorder.run(*inputs)
+    return recorder.kept

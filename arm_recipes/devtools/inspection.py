@@ -1,0 +1,203 @@
+"""ETDump, ETRecord and bundled programs of an ``ExportResult``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from arm_recipes.devtools.calls import Call, calls
+from arm_recipes.devtools.etdump import buffer_bytes, events, log
+from arm_recipes.devtools.etrecord import etrecord, written
+from arm_recipes.devtools.graph import numbered, values
+from arm_recipes.inputs import sample_list
+from arm_recipes.runtime import plugin
+from arm_recipes.sample import Inputs, as_inputs
+
+if TYPE_CHECKING:
+    from executorch.devtools import ETRecord, Inspector
+    from torch.export import ExportedProgram
+
+    from arm_recipes.report import MethodReport, TensorInfo
+    from arm_recipes.result import ExportResult
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A run with its events.
+
+    Attributes:
+        etdump, debug: ExecuTorch's ETDump, and the buffer with the tensors that it tells of.
+        record: of the method, with the inputs of this run.
+        outputs: of the program.
+    """
+
+    etdump: bytes
+    debug: bytes
+    record: ETRecord
+    outputs: tuple[torch.Tensor, ...]
+
+
+class Method:
+    """What the developer tools need of a method.
+
+    Raises:
+        ValueError: there is no such method, or it has no program that was lowered.
+    """
+
+    def __init__(self, result: ExportResult, name: str) -> None:
+        known = {method.name: method for method in result.report.methods}
+        if name not in known or name not in result.exported_programs:
+            raise ValueError(f"no method '{name}'; the program has: {', '.join(known)}")
+        self._result, self._name = result, name
+        self._report: MethodReport = known[name]
+        self._program: ExportedProgram = numbered(result.exported_programs[name])
+
+    def dump(self, tensors: Sequence[torch.Tensor]) -> Dump:
+        """Run the program, loaded anew, with ExecuTorch's event tracer.
+
+        Args:
+            tensors: what the model takes, or the program.
+        """
+        # A run of its own: what it takes to look into delegates is none of the time that the events have.
+        found = self._calls(tensors)
+        real = self._real(tensors)
+        expected = values(self._program, real, {layer.node for call in found for layer in call.layers})
+        told = iter([events(call, expected) for call in found])
+        manager = self._result.executorch_program
+        etdump, debug, outputs = self._result.program().etdump(
+            *self._taken(tensors),
+            method=self._name,
+            debug_bytes=buffer_bytes(manager, self._name, expected),
+            listener=lambda _: log(next(told)),
+        )
+        return Dump(etdump, debug, etrecord(manager, self._name, self._program, found, real), tuple(outputs))
+
+    def record(
+        self, samples: Sequence[Sequence[torch.Tensor]] = (), outputs: Sequence[Sequence[torch.Tensor]] = ()
+    ) -> ETRecord:
+        """ETRecord of the method, with samples and what the program gives for them."""
+        zeros = [torch.zeros(info.shape, dtype=getattr(torch, info.dtype)) for info in self._report.inputs]
+        found = self._calls(samples[0] if samples else zeros)
+        real = self._real(samples[0]) if samples else None
+        return etrecord(self._result.executorch_program, self._name, self._program, found, real, outputs or None)
+
+    def _calls(self, tensors: Sequence[torch.Tensor]) -> list[Call]:
+        """The delegates, and what their operations give in a run."""
+        program = self._result.program()  # its delegates live as long as it does
+        with plugin.observed() as executions:
+            program.run(*self._taken(tensors), method=self._name)
+        return calls(self._result.executorch_program, self._name, self._program, executions)
+
+    def golden(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """What the program gives for each sample, loaded anew for each."""
+        return [
+            [output.clone() for output in self._result.program().run(*self._taken(tensors), method=self._name)]
+            for tensors in samples
+        ]
+
+    def _real(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the model takes."""
+        return [
+            info.dequantize(tensor) if _is_quantized(info) and not tensor.is_floating_point() else tensor
+            for info, tensor in zip(self._report.inputs, tensors, strict=True)
+        ]
+
+    def _taken(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the program takes."""
+        return [
+            info.quantize(tensor) if _is_quantized(info) and tensor.is_floating_point() else tensor
+            for info, tensor in zip(self._report.inputs, tensors, strict=True)
+        ]
+
+    def bundled(self, samples: Sequence[Sequence[torch.Tensor]], outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
+        """ExecuTorch's ``MethodTestSuite``."""
+        from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
+
+        pairs = zip(samples, outputs, strict=True)
+        return MethodTestSuite(self._name, [MethodTestCase(self._taken(given), list(made)) for given, made in pairs])
+
+
+def _is_quantized(info: TensorInfo) -> bool:
+    return info.scale is not None
+
+
+def inspector(result: ExportResult, tensors: Sequence[torch.Tensor], method: str) -> Inspector:
+    """ExecuTorch's Inspector of one run."""
+    import tempfile
+    from pathlib import Path
+
+    from executorch.devtools import Inspector
+
+    from arm_recipes.devtools.etdump import metadata
+
+    dump = Method(result, method).dump(tensors)
+    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+        Path(file.name).write_bytes(dump.debug)
+        return Inspector(
+            etdump_data=dump.etdump,
+            etrecord=dump.record,
+            debug_buffer_path=file.name,
+            delegate_metadata_parser=metadata,
+        )
+
+
+def files(result: ExportResult, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
+    """Content of the files beside a program, by name.
+
+    Raises:
+        ValueError: the samples are not what the model takes, or the program's results cannot be bundled.
+    """
+    given = {} if bundled is None else _samples(result, bundled)
+    main = result.main_method
+    found: dict[str, bytes] = {}
+    suites = []
+    for name in [method.name for method in result.report.methods] if etrecords else list(given):
+        method = Method(result, name)
+        samples = given.get(name)
+        outputs = None if samples is None else method.golden(samples)
+        if samples is not None and outputs is not None:
+            suites.append(method.bundled(samples, outputs))
+        if etrecords:
+            record = method.record(samples or (), outputs or ())
+            found[f"{stem}.etrecord" if name == main else f"{stem}.{name}.etrecord"] = written(record)
+    if suites:
+        found[f"{stem}.bpte"] = _bundle(result, suites)
+    return found
+
+
+def _samples(result: ExportResult, bundled: Any) -> dict[str, list[list[torch.Tensor]]]:
+    names = [method.name for method in result.report.methods]
+    is_by_method = isinstance(bundled, Mapping) and bundled.keys() <= set(names)
+    by_method: Mapping[str, Any] = bundled if is_by_method else {result.main_method: bundled}
+    found = {}
+    for name, samples in by_method.items():
+        if not isinstance(samples, Iterable) and not callable(samples):
+            raise ValueError(
+                f"bundled: give a list of samples, [(x,)], or a dict of such lists by method; got {samples!r}"
+            )
+        listed = sample_list(name, samples)
+        if not listed:
+            raise ValueError(f"bundled: there are no samples of '{name}': give a list of input tuples, [(x,)]")
+        inputs = [as_inputs(sample, f"bundled[{index}]", f" of '{name}'") for index, sample in enumerate(listed)]
+        found[name] = [_tensors(result, name, sample) for sample in inputs]
+    return found
+
+
+def _tensors(result: ExportResult, method: str, sample: Inputs) -> list[torch.Tensor]:
+    return list(result.tensors(method, sample))
+
+
+def _bundle(result: ExportResult, suites: Sequence[Any]) -> bytes:
+    """The program with its samples: the one that ``save`` writes, with its seal."""
+    from executorch.devtools import BundledProgram
+    from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
+
+    try:
+        bundle = BundledProgram(result.executorch_program, suites)
+    except AssertionError as error:
+        raise ValueError(f"bundled: ExecuTorch's bundled programs cannot hold these samples: {error}") from error
+    bundle.serialize_to_schema().program = result.buffer
+    return bytes(serialize_from_bundled_program_to_flatbuffer(bundle))

@@ -1,0 +1,165 @@
+"""What the operations of a delegate give while a program runs, in PyTorch's order of dimensions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from arm_recipes.runtime.delegates import TosaDelegate
+from arm_recipes.runtime.ethosu import EthosUDelegate
+from arm_recipes.runtime.ethosu_origins import Origins
+
+if TYPE_CHECKING:
+    from arm_backend_core.backends.payload import Layer as Estimate
+    from arm_backend_core.events import Delegate
+    from arm_recipes.devtools.layers import Layer
+    from arm_recipes.runtime.plugin import Execution
+    from arm_recipes.runtime.tosa_graph import Operator
+
+    Array = np.ndarray[Any, Any]
+
+#: Ways to read one result.
+Results = tuple[Any, ...]
+
+
+def inside(execution: Execution, record: Delegate, operators: Sequence[Operator]) -> dict[int, Results]:
+    """What the operations of a delegate gave, by the number of the operator: one that is asked for by name, or arrays.
+
+    Where an NPU wrote a result in pieces, these are the ways in which they may belong together.
+    """
+    delegate = execution.delegate
+    if isinstance(delegate, TosaDelegate):
+        return dict.fromkeys(range(len(operators)), ())
+    if isinstance(delegate, EthosUDelegate):
+        pieces = _pieces(delegate, execution, record, operators)
+        found = {number: tuple(_joined(made, operators[number].result.shape)) for number, made in pieces.items()}
+        return {number: arrays for number, arrays in found.items() if arrays}
+    return {}
+
+
+def taken(execution: Execution, operators: Sequence[Operator], numbers: Sequence[int]) -> dict[int, Results]:
+    """What operators of a TOSA graph gave."""
+    delegate = execution.delegate
+    if not isinstance(delegate, TosaDelegate):
+        return {}
+    made = delegate.inside(execution.inputs, [operators[number].result.name for number in numbers])
+    return {number: (array,) for number, array in zip(numbers, made, strict=True)}
+
+
+def _pieces(
+    delegate: EthosUDelegate, execution: Execution, record: Delegate, operators: Sequence[Operator]
+) -> dict[int, dict[str, list[Array]]]:
+    """What operations of the NPU wrote, by the operator that they belong to and by their kind."""
+    numbers = _Numbers(operators)
+    origins = Origins(record)
+    written: dict[int, dict[str, list[Array]]] = {}
+    for done in delegate.trace(execution.inputs):
+        layer = origins.of(done.offset - delegate.header_bytes, indexed=done.indexed).estimate
+        number = None if layer is None else numbers.of(layer)
+        if number is not None and done.integers.size:
+            written.setdefault(number, {}).setdefault(done.command, []).append(done.integers)
+    return written
+
+
+def _joined(written: Mapping[str, Sequence[Array]], shape: tuple[int, ...]) -> Iterator[Array]:
+    """What was written as rows, columns and channels, and as it lies in memory: Vela chooses the former as it likes."""
+    for pieces in written.values():
+        if sum(piece.size for piece in pieces) != math.prod(shape):  # what it computes on the way
+            continue
+        for axis in range(3) if len(pieces) > 1 else (0,):
+            if len({tuple(np.delete(piece.shape, axis)) for piece in pieces}) == 1:
+                array = np.concatenate(pieces, axis)
+                yield from (array, array.reshape(shape))
+
+
+class _Numbers:
+    """Of operators by the layers of Vela: that of the result, or that which Vela has replaced by more."""
+
+    def __init__(self, operators: Sequence[Operator]) -> None:
+        self._by_name = {operator.result.name: number for number, operator in enumerate(operators)}
+        self._by_place = {operator.place: number for number, operator in enumerate(operators)}
+
+    def of(self, layer: Estimate) -> int | None:
+        """None where Vela does not tell."""
+        number = self._by_name.get(layer.tensor)
+        return number if number is not None or layer.index is None else self._by_place.get(layer.index)
+
+
+def in_order(candidates: Sequence[Array], expected: Array) -> Array:
+    """The array as PyTorch has it, of ways to read it: the one that is nearest to what PyTorch computes.
+
+    A layout of memory is chosen by the compiler and written down nowhere; a wrong one is far off.
+    """
+    best: tuple[float, Array] | None = None
+    for array in _all_layouts(candidates, expected.shape):
+        distance = float(np.abs(array.astype(np.float64) - expected).sum())
+        if best is None or distance < best[0]:
+            best = distance, array
+    assert best is not None, "no layout"
+    return np.ascontiguousarray(best[1])
+
+
+def _all_layouts(candidates: Sequence[Array], shape: tuple[int, ...]) -> Iterator[Array]:
+    for candidate in candidates:
+        exact = list(_layouts(candidate, shape))
+        yield from exact or _joined_layouts(candidate, shape)
+
+
+def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
+    """Ways in which the dimensions of an array are those of ``shape``."""
+    wanted = [size for size in shape if size != 1]
+    squeezed = array.reshape([size for size in array.shape if size != 1])
+    for order in itertools.permutations(range(squeezed.ndim)):
+        if [squeezed.shape[axis] for axis in order] == wanted:
+            yield squeezed.transpose(order).reshape(shape)
+
+
+def _joined_layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:
+    """Ways in which dimensions of one are several of the other."""
+    for order in itertools.permutations(range(array.ndim)):
+        yield array.transpose(order).reshape(shape)
+    for order in itertools.permutations(range(len(shape))):
+        yield array.reshape([shape[axis] for axis in order]).transpose(np.argsort(order))
+
+
+def as_values(layer: Layer, candidates: Sequence[Array]) -> list[Array]:
+    """The real numbers that integers stand for, where the layer's value is real."""
+    if layer.scale is None or layer.zero_point is None:
+        return list(candidates)
+    scale, zero_point = np.float32(layer.scale), layer.zero_point
+    return [(array.astype(np.int32) - zero_point).astype(np.float32) * scale for array in candidates]
+
+
+@dataclass(frozen=True)
+class Span:
+    """Vela's estimate for an operation: when it begins and ends, in nanoseconds from the delegate's start on."""
+
+    operation: int
+    start: int
+    end: int
+    known: dict[str, Any]
+
+
+def durations(record: Delegate, operators: Sequence[Operator]) -> dict[int, Span]:
+    """Vela's estimates by operation, one after the other as they run; none for other targets."""
+    if record.vela is None:
+        return {}
+    numbers = _Numbers(operators)
+    grouped: dict[int, list[Estimate]] = {}
+    for layer in record.vela.layers:
+        number = numbers.of(layer)
+        if number is not None:
+            grouped.setdefault(number, []).append(layer)
+    found, start, clock = {}, 0, record.vela.core_clock
+    for index, parts in grouped.items():
+        known: dict[str, Any] = {"operator": parts[0].npu_operator, "tensor": parts[0].tensor}
+        known |= {name: sum(getattr(part, name) for part in parts) for name in ("cycles", "npu_cycles", "macs")}
+        end = start + known["cycles"]
+        found[index] = Span(index, round(start / clock * 1e9), round(end / clock * 1e9), known)
+        start = end
+    return found
