@@ -88,9 +88,9 @@ def _body(report: Report, networks: Sequence[dict[str, Any]], comparisons: Seque
         yield _heading("Cycles by module", "Click a module to see what is in it, its head to go back.")
         yield '<div id="modules"></div>'
         yield f"<details><summary>All layers</summary>{_table(_LAYERS, map(_row, report.layers))}</details>"
-    for number, told in enumerate(networks):
+    for number, graph in enumerate(networks):
         yield _heading(
-            f"Network: {told['name']}",
+            f"Network: {graph['name']}",
             "What goes from layer to layer, as wide as its bytes; the darker a layer, the more cycles it takes. "
             "Click one for its facts.",
         )

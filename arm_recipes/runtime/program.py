@@ -281,7 +281,7 @@ class Program:
         """
         given = self._checked(method, self.signature(method), tensors)
         with self._lock, self._told(method), plugin.loading(self.content.named_data), plugin.listening(listener):
-            program = self._runtime(method).load_program(self._data, enable_etdump=True, debug_buffer_size=debug_bytes)
+            program = self._runtime(method).load_program(self.data, enable_etdump=True, debug_buffer_size=debug_bytes)
             outputs = list(program.load_method(method).execute(given))
         with TemporaryDirectory() as folder:
             paths = Path(folder, "etdump"), Path(folder, "debug")
