@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from arm_recipes.report import TensorInfo
+    from arm_recipes.runtime.program import Program
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -45,9 +47,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", type=Path, help="file written by torch.export.save")
 
 
-def add_recipe(parser: argparse.ArgumentParser) -> None:
+def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """A recipe with its options."""
-    parser.add_argument("--recipe", required=True, type=recipe, metavar="NAME", help="see arm-recipes recipes")
+    parser.add_argument("--recipe", required=required, type=recipe, metavar="NAME", help="see arm-recipes recipes")
     for option in options.OPTIONS.values():
         if option.name == "calibration":
             add_samples(parser, "--calibration", "to calibrate with, instead of the inputs in the model's file")
@@ -150,6 +152,27 @@ def read(given: argparse.Namespace, name: str, slots: Sequence[TensorInfo]) -> A
     """
     images = Images(given.mean or (0.0,), given.std or (1.0,))
     return read_samples(getattr(given, name), f"--{name.replace('_', '-')}", slots, images)
+
+
+def program_slots(program: Program, method: str) -> Sequence[TensorInfo]:
+    """The inputs of a method.
+
+    Raises:
+        ValueError: one is no tensor.
+    """
+    from arm_recipes.report import TensorInfo
+
+    slots = []
+    for value in program.signature(method).inputs:
+        if not isinstance(value, TensorInfo):
+            raise ValueError(f"'{method}' takes '{value.name}' ({value}), which is no tensor: use it from Python")
+        slots.append(value)
+    return slots
+
+
+def wrote(path: Path) -> None:
+    """Say what was written, where it does not get in the way of the result."""
+    print(f"wrote {path}", file=sys.stderr)
 
 
 def show(result: Any, *, as_json: bool) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arm_recipes.commands import arguments
+from arm_recipes.commands.samples import check_source
 from arm_recipes.files import check_writable
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ def add(commands: Commands) -> None:
     parser.add_argument("-o", "--output", type=Path, help="default: the model's name with .pte")
     arguments.add_recipe(parser)
     parser.add_argument("--tosa", action="store_true", help="write the TOSA twin too: model.tosa.pte")
+    parser.add_argument("--etrecord", action="store_true", help="write ExecuTorch's record too: model.etrecord")
+    arguments.add_samples(parser, "--bundled", "write a bundled program too, model.bpte, with what these give")
+    parser.add_argument("--html", type=Path, help="write the report as a page there (needs Plotly)")
     parser.add_argument("--verify", action="store_true", help="run what Vela compiled, against its TOSA graph")
     arguments.add_json(parser)
     parser.set_defaults(call=_export)
@@ -34,10 +37,16 @@ def add(commands: Commands) -> None:
 def _export(given: argparse.Namespace) -> None:
     chosen = arguments.chosen(given)
     output = check_writable(given.output or given.model.with_suffix(".pte"))
+    page = None if given.html is None else check_writable(given.html)
+    if given.bundled is not None:
+        check_source(given.bundled, "--bundled")
     from arm_recipes import export
 
     program = arguments.load_model(given.model)
     result = export(program, arguments.made_recipe(given, chosen, program), verify=given.verify)
-    result.save(output, tosa=given.tosa)
+    bundled = arguments.model_samples(given, "bundled", program)
+    result.save(output, tosa=given.tosa, etrecord=given.etrecord, bundled=bundled)
     arguments.show(result.report, as_json=given.json)
-    print(f"wrote {output}", file=sys.stderr)
+    arguments.wrote(output)
+    if page is not None:
+        arguments.wrote(result.report.save_html(page))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ from arm_recipes.files import check_writable
 
 if TYPE_CHECKING:
     from arm_recipes.commands.arguments import Commands
-    from arm_recipes.runtime.program import Program
 
 #: Numbers of an output that are printed.
 _FIRST = 8
@@ -47,7 +45,7 @@ def _run(given: argparse.Namespace) -> None:
 
     program = load(given.program)
     names = [value.name for value in program.signature(given.method).outputs]
-    samples = arguments.read(given, "inputs", _slots(program, given.method))
+    samples = arguments.read(given, "inputs", arguments.program_slots(program, given.method))
     found = list(program.run_batch(samples() if callable(samples) else samples, method=given.method, via=given.via))
     rows = list(_rows(names, found))
     if given.json:
@@ -59,22 +57,7 @@ def _run(given: argparse.Namespace) -> None:
             print(f"sample {row['sample']}  {row['name']}  {shape}  {row['min']:.6g} to {row['max']:.6g}: {values}")
     if output is not None:
         _write(output, names, found)
-        print(f"wrote {output}", file=sys.stderr)
-
-
-def _slots(program: Program, method: str) -> Any:
-    """The inputs of a method.
-
-    Raises:
-        ValueError: one is no tensor.
-    """
-    from arm_recipes.report import TensorInfo
-
-    inputs = program.signature(method).inputs
-    for value in inputs:
-        if not isinstance(value, TensorInfo):
-            raise ValueError(f"'{method}' takes '{value.name}' ({value}), which is no tensor: run it from Python")
-    return inputs
+        arguments.wrote(output)
 
 
 def _rows(names: Sequence[str], found: Sequence[Sequence[Any]]) -> Iterator[dict[str, Any]]:

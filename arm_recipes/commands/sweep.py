@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,5 +66,5 @@ def _sweep(given: argparse.Namespace) -> None:
     )
     if picture is not None:
         found.plot().write_html(str(picture))
-        print(f"wrote {picture}", file=sys.stderr)
+        arguments.wrote(picture)
     arguments.show(found, as_json=given.json)

@@ -21,8 +21,10 @@ from arm_recipes.report import Section, as_html, size
 if TYPE_CHECKING:
     from arm_recipes.comparing.result import Comparison, LayerGap
     from arm_recipes.layers import LayerCost
+    from arm_recipes.memory import LiveTensor, MemoryOverTime
     from arm_recipes.report import Report
 
+_LIVE = ("bytes", "what", "layer", "line")
 _LAYERS = ("layer", "line", "cycles", "share", "MACs", "MACs used", "read", "written", "bound by", "what")
 
 
@@ -43,6 +45,7 @@ def save_html(report: Report, path: str | Path, comparisons: Sequence[Comparison
     data = {
         "networks": networks,
         "layers": [_cost(cost) for cost in report.layers],
+        "memory": [_memory(report, used) for used in report.memory],
         "accuracy": [{"layers": [_gap(layer) for layer in told.layers]} for told in comparisons],
     }
     made = Template(_resource("page.html")).substitute(
@@ -96,6 +99,13 @@ def _body(report: Report, networks: Sequence[dict[str, Any]], comparisons: Seque
         )
         yield f'<div class="network" data-number="{number}"><div class="controls"></div>'
         yield '<div class="wide"><div class="picture"></div></div><div class="facts"></div></div>'
+    for number, used in enumerate(report.memory):
+        yield _heading(
+            f"{used.memory.upper()} of {used.delegate} over time",
+            f"In use while each operation runs. The memory must have {size(used.bytes)}. Below is what lies there when "
+            "most is in use.",
+        )
+        yield f'<div id="memory{number}"></div>{_table(_LIVE, map(_live, used.peak))}'
     for number, told in enumerate(comparisons):
         yield _heading(f"Accuracy of '{told.method}' by layer", f"{told.program} against {told.reference}.")
         yield f'<div id="accuracy{number}"></div>{_sections(told._sections())}'
@@ -137,6 +147,24 @@ def _row(cost: LayerCost) -> tuple[str, ...]:
 def _cost(cost: LayerCost) -> dict[str, Any]:
     names = ("name", "module", "source", "kind", "cycles", "share", "utilization", "bound", "reason")
     return {name: getattr(cost, name) for name in names} | {"operators": list(cost.operators)}
+
+
+def _live(tensor: LiveTensor) -> tuple[str, ...]:
+    return size(tensor.bytes), tensor.kind, tensor.module or tensor.name, tensor.source
+
+
+def _memory(report: Report, used: MemoryOverTime) -> dict[str, Any]:
+    """``limit``: of the SRAM that the memory mode grants."""
+    velas = [d.vela for m in report.methods for d in m.delegates if (m.name, d.name) == (used.method, used.delegate)]
+    limit = velas[0].sram_limit if velas and velas[0] is not None and used.memory == "Sram" else None
+    moments = used.moments
+    # A limit far above would leave nothing to see.
+    shown = limit is not None and limit < 4 * used.bytes
+    return {
+        "limit": limit if shown else None,
+        "bytes": [moment.bytes for moment in moments],
+        "layers": [moment.module or moment.tensor for moment in moments],
+    }
 
 
 def _gap(layer: LayerGap) -> dict[str, Any]:

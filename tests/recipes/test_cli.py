@@ -103,6 +103,56 @@ def test_sweep_takes_several_of_each(small: Path, capsys: pytest.CaptureFixture[
     assert "plotly" in picture.read_text()
 
 
+def test_export_writes_what_is_asked_for(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(small.with_name("x.npy"), images(2)[0][0].numpy())
+    page = small.with_name("report.html")
+    more = ["--etrecord", "--bundled", str(small.with_name("x.npy")), "--html", str(page), "--sram-budget", "1MiB"]
+    assert main(["export", str(small), "--recipe", "ethosu_u55_int8", *more]) == 0
+    assert f"wrote {page}" in capsys.readouterr().err
+    for suffix in (".pte", ".etrecord", ".bpte"):
+        assert small.with_suffix(suffix).stat().st_size > 0
+    assert "plotly" in page.read_text()
+
+
+def test_a_budget_that_is_not_kept_exits_with_1(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(small), "--recipe", "ethosu_u55_int8", "--sram-budget", "16"]) == 1
+    assert "sram_budget" in capsys.readouterr().err
+    assert not small.with_suffix(".pte").exists()
+
+
+def test_compare_with_the_model_and_with_another_program(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays, labels, page = small.with_name("x.npz"), small.with_name("labels.npy"), small.with_name("page.html")
+    samples = images(4)
+    np.savez(arrays, np.concatenate([sample[0].numpy() for sample in samples]))
+    result = export(str(small), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8))
+    outputs = [result.run(*sample).flatten(1) for sample in samples]
+    np.save(labels, torch.cat(outputs).argmax(1).numpy())
+    given = ["--samples", str(arrays), "--json"]
+    told = ["compare", str(small), "--recipe", "tosa-int8", *given, "--html", str(page)]
+    assert main(told) == 0
+    found = json.loads(capsys.readouterr().out)
+    expected = result.compare(samples, workers=1)
+    assert found["samples"] == 4
+    assert found["sqnr"] == pytest.approx(expected.sqnr)
+    assert [layer["name"] for layer in found["layers"]] == [layer.name for layer in expected.layers]
+    assert "Accuracy of" in page.read_text()
+    a, b = small.with_name("a.pte"), small.with_name("b.pte")
+    result.save(a)
+    export(str(small), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP)).save(b)
+    assert main(["compare", str(a), str(b), *given]) == 0
+    assert json.loads(capsys.readouterr().out)["sqnr"] == pytest.approx(found["sqnr"], abs=3)
+
+
+def test_firmware_writes_a_folder(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, folder, arrays = small.with_suffix(".pte"), small.with_name("firmware"), small.with_name("x.npy")
+    export(str(small), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8)).save(program)
+    np.save(arrays, images(1)[0][0].numpy())
+    assert main(["firmware", str(program), "-o", str(folder), "--samples", str(arrays), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["cases"] == 1
+    assert sorted([*told["files"], "firmware.json"]) == sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())
+
+
 def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
@@ -238,6 +288,10 @@ def test_help_and_errors_do_not_wait_for_pytorch(small: Path, tmp_path: Path) ->
         (["operators"], 0),  # kept from above
         (["run", "/nowhere/model.pte", "--inputs", str(tmp_path)], 2),
         (["run", model, "--inputs", "module:function", "-o", "/nowhere/out.npz"], 2),
+        (["compare", model, "--samples", "a:b"], 2),
+        (["compare", model, model, "--samples", "a:b", "--recipe", "TOSA_INT8"], 2),
+        (["compare", model, "--samples", "nowhere", "--recipe", "TOSA_INT8"], 2),
+        (["firmware", "/nowhere/model.pte", "-o", str(tmp_path / "firmware")], 2),
         (["sweep", model, "--recipe", "TOSA_INT8"], 2),
         (["sweep", model, "--macs", "100"], 2),
         (["sweep", model, "--samples", "nowhere"], 2),

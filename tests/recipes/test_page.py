@@ -87,6 +87,22 @@ def test_links_are_the_tensors_between_layers() -> None:
     assert ("head", "output 0") in pairs
 
 
+def test_memory_and_accuracy_are_on_it(tmp_path: Path) -> None:
+    result = _result()
+    samples = [(torch.randn(1, 3, 32, 32),) for _ in range(2)]
+    found = result.compare(samples, workers=1)
+    page = result.report.save_html(tmp_path / "report.html", found).read_text()
+    data = _data(page)
+    (used,) = result.report.memory
+    assert data["memory"][0]["bytes"] == [moment.bytes for moment in used.moments]
+    (told,) = data["accuracy"]
+    assert [layer["name"] for layer in told["layers"]] == [layer.name for layer in found.layers]
+    assert told["layers"][-1]["sqnr"] == found.sqnr
+    assert f"{found.sqnr:.1f} dB" in page
+    for tensor in used.peak:
+        assert tensor.module in page
+
+
 def test_nothing_is_asked_of_the_network(tmp_path: Path) -> None:
     page = _page(tmp_path)
     assert "default-src 'none'" in page
