@@ -150,7 +150,9 @@ def test_firmware_writes_a_folder(small: Path, capsys: pytest.CaptureFixture[str
     assert main(["firmware", str(program), "-o", str(folder), "--samples", str(arrays), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["cases"] == 1
-    assert sorted([*told["files"], "firmware.json"]) == sorted(str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file())
+    assert sorted([*told["files"], "firmware.json"]) == sorted(
+        str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()
+    )
 
 
 def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
