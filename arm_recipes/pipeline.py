@@ -205,7 +205,8 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        return ExportResult(record, self._programs, self._patterns, self._out_specs, manager, self._sized)
+        parts = self._programs, self._patterns, self._out_specs, manager, self._sized
+        return ExportResult(record, *parts, self._recipe)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
