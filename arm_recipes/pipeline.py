@@ -210,7 +210,8 @@ class Pipeline:
             notes=(*notes, *self._capture.notes, *self._notes),
         )
         made = kept(self._programs, self._originals, self._recipe)
-        return ExportResult(record, self._programs, self._patterns, self._out_specs, manager, self._sized, made)
+        parts = self._programs, self._patterns, self._out_specs, manager, self._sized
+        return ExportResult(record, *parts, made, self._recipe)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe

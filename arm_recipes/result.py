@@ -17,8 +17,10 @@ from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
 if TYPE_CHECKING:
     from executorch.devtools import Inspector
     from executorch.exir import ExecutorchProgramManager
+    from executorch.export import ExportRecipe
     from torch.export import ExportedProgram
 
+    from arm_recipes.advising.result import AdviceList
     from arm_recipes.comparing.compare import Metric
     from arm_recipes.comparing.original import Kept
     from arm_recipes.comparing.result import Comparison
@@ -47,12 +49,14 @@ class ExportResult:
         executorch_program: ExecutorchProgramManager,
         sized: Mapping[str, Sized],
         kept: Kept,
+        recipe: ExportRecipe | None = None,
     ) -> None:
         self.report = report
         self.exported_programs = exported_programs
         self.executorch_program = executorch_program
         self._patterns, self._out_specs, self._sized = patterns, out_specs, sized
         self._kept = kept
+        self._recipe = recipe
         self._program: Program | None = None
 
     @cached_property
@@ -262,6 +266,19 @@ class ExportResult:
 
         name = method or self.main_method
         return inspector(self, self._tensors(name, inputs, keywords), name)
+
+    def advice(self) -> AdviceList:
+        """What would need fewer cycles or less SRAM, each change compiled by Vela; programs for Ethos-U.
+
+        Tried are the other memory modes, ``--optimise Size``, weights with one scale a tensor, and layers without the
+        channels that they have beyond a multiple of 16 (each alone). It takes some seconds.
+
+        Raises:
+            ValueError: the recipe is not for an Ethos-U.
+        """
+        from arm_recipes.advising.advise import advise
+
+        return advise(self._recipe, self.report.delegates, self.exported_programs)
 
     def _loaded(self) -> Program:
         if self._program is None:

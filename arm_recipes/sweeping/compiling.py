@@ -69,10 +69,10 @@ def compile_units(
             found.append(payload.vela)
     except ArmBackendError as error:
         return index, str(error)
-    return index, _together(found)
+    return index, together(found)
 
 
-def _together(delegates: Sequence[VelaFigures]) -> Figures:
+def together(delegates: Sequence[VelaFigures]) -> Figures:
     """Delegates run one after the other: time and constants add up, working memory in the SRAM does not."""
     return Figures(
         cycles=sum(vela.total_cycles for vela in delegates),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -72,30 +72,35 @@ class Precision:
     def lowered(self, target: Target) -> Lowered | str:
         """The program for an NPU, or why there is none."""
         if target not in self._lowered:
-            try:
-                self._lowered[target] = self._lower(target)
-            except (ArmBackendError, ExportError) as error:
-                self._lowered[target] = str(error)
-            except Exception as error:  # a row tells it, and the others go on
-                self._lowered[target] = f"{type(error).__name__}: {error}"
+            below = lowered(self._simplified, target)
+            if isinstance(below, Lowered):
+                pairs = zip(below.units, below.flatbuffers, strict=True)
+                arrays = tuple(self._flatbuffers.setdefault(unit.digest, array) for unit, array in pairs)
+                below = replace(below, flatbuffers=arrays)
+            self._lowered[target] = below
         return self._lowered[target]
 
-    def _lower(self, target: Target) -> Lowered | str:
-        spec = TosaCompileSpec()  # the payload is the flatbuffer: what Vela would be given
-        spec.target = target
+
+def lowered(program: ExportedProgram, target: Target) -> Lowered | str:
+    """A quantized program, as lowering takes it, for an NPU; or why there is none."""
+    spec = TosaCompileSpec()  # the payload is the flatbuffer: what Vela would be given
+    spec.target = target
+    try:
         with events.record() as log:
-            delegate(self._simplified, spec)
-        if not log.delegates:
-            reasons = dict.fromkeys(f"{refused.operator}: {refused.reason}" for refused in log.rejected)
-            return f"{target.name} runs none of the model's operators: " + "; ".join(reasons)
-        units = tuple(_unit(record) for record in log.delegates)
-        for unit, record in zip(units, log.delegates, strict=True):
-            self._flatbuffers.setdefault(unit.digest, np.frombuffer(record.tosa, np.uint8))
-        arrays = tuple(self._flatbuffers[unit.digest] for unit in units)
-        return Lowered(units, arrays, len(log.rejected))
+            delegate(program, spec)
+    except (ArmBackendError, ExportError) as error:
+        return str(error)
+    except Exception as error:  # a row tells it, and the others go on
+        return f"{type(error).__name__}: {error}"
+    if not log.delegates:
+        reasons = dict.fromkeys(f"{refused.operator}: {refused.reason}" for refused in log.rejected)
+        return f"{target.name} runs none of the model's operators: " + "; ".join(reasons)
+    arrays = tuple(np.frombuffer(record.tosa, np.uint8) for record in log.delegates)
+    return Lowered(tuple(map(unit_of, log.delegates)), arrays, len(log.rejected))
 
 
-def _unit(record: events.Delegate) -> Unit:
+def unit_of(record: events.Delegate) -> Unit:
+    """What a worker is told of a delegate."""
     return Unit(
         name=record.name,
         digest=hashlib.sha256(record.tosa).hexdigest(),

@@ -1,0 +1,115 @@
+"""Advice: every figure is what an export with that change gives, and only what is better is told."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, ExportResult, export
+from arm_recipes.advising.result import Advice, AdviceList, Cost
+from arm_recipes.advising.weights import with_scales_per_tensor
+from tests.recipes.models import Small, images
+
+U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
+
+
+class Odd(nn.Module):
+    """Convolutions of 17 and 32 channels, and of 10 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.odd = nn.Conv2d(3, 17, 3, padding=1)
+        self.even = nn.Conv2d(17, 32, 3, stride=2, padding=1)
+        self.classes = nn.Linear(32, 17)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores of images."""
+        return self.classes(torch.relu(self.even(torch.relu(self.odd(x)))).mean((2, 3)))
+
+
+SAMPLES = [(torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)),)]
+
+
+def _export(recipe: ArmRecipeType, **options: Any) -> ExportResult:
+    return export(Odd().eval(), ExportRecipe.get_recipe(recipe, **options), SAMPLES, progress=False)
+
+
+def _cost(result: ExportResult) -> Cost:
+    (delegate,) = result.report.delegates
+    vela = delegate.vela
+    assert vela is not None
+    return Cost(vela.total_cycles, vela.sram_bytes, vela.dram_bytes, vela.flash_bytes)
+
+
+@pytest.mark.parametrize("recipe", [U55, U85], ids=lambda recipe: recipe.name)
+def test_advice_is_what_an_export_with_the_change_gives(recipe: ArmRecipeType) -> None:
+    result = _export(recipe)
+    advice = result.advice()
+    assert advice.tried > len(advice) > 1 or recipe is U55
+    changes = {item.change: item for item in advice}
+    small = changes.pop("extra_flags=['--optimise', 'Size']")
+    assert small.now == _cost(result)
+    assert small.then == _cost(_export(recipe, extra_flags=["--optimise", "Size"]))
+    assert small.then.sram_bytes < small.now.sram_bytes
+    for change, item in changes.items():
+        if change.startswith("memory_mode="):
+            assert item.then == _cost(_export(recipe, memory_mode=change.split("'")[1]))
+            assert "constants in" in item.note
+    (fewer,) = [item for change, item in changes.items() if "channels" in change]
+    assert (fewer.change, fewer.module) == ("16 channels in place of 17", "odd")
+    assert "test_advice.py:" in fewer.source
+    assert fewer.then.cycles < 0.9 * fewer.now.cycles
+    assert json.loads(json.dumps(advice.to_dict()))["items"][0]["then"]["cycles"] == advice.items[0].then.cycles
+    assert "16 channels in place of 17" in str(advice)
+    assert "<table>" in advice._repr_html_()
+
+
+def test_what_is_there_already_is_not_tried() -> None:
+    advice = _export(U55, extra_flags=["--optimise=Size"], memory_mode="Sram_Only").advice()
+    assert not any("optimise" in item.change or "Sram_Only" in item.change for item in advice)
+
+
+def test_scales_per_tensor_hold_the_weights() -> None:
+    model = Odd().eval()
+    program = export(model, ExportRecipe.get_recipe(U55), SAMPLES, progress=False).exported_programs["forward"]
+    changed = with_scales_per_tensor(program)
+    assert changed is not None
+    targets = [str(node.target) for node in changed.graph.nodes]
+    assert not any("per_channel" in target for target in targets)
+    # Weights and biases of three layers; the program keeps its own.
+    (before, after) = ({**each.state_dict, **each.constants} for each in (program, changed))
+    assert len([name for name in before if not before[name].equal(after[name])]) == 6
+    expected, found = (each.module(check_guards=False)(*SAMPLES[0]) for each in (program, changed))
+    assert (expected - found).abs().max() < 0.1 * expected.abs().max()
+    assert with_scales_per_tensor(changed) is None
+
+
+@pytest.mark.parametrize(
+    ("then", "better"),
+    [
+        (Cost(99, 100, 0, 0), True),
+        (Cost(200, 90, 0, 0), True),
+        (Cost(100, 100, 0, 0), False),
+        (Cost(99_999, 100_000, 0, 0), False),
+        (Cost(101, 100, 0, -5), False),
+    ],
+)
+def test_better_is_fewer_cycles_or_less_memory(then: Cost, better: bool) -> None:
+    scale = 1000 if then.cycles > 1000 else 1
+    assert Advice("x", Cost(100 * scale, 100 * scale, 0, 0), then).better is better
+
+
+def test_no_advice_says_so() -> None:
+    assert str(AdviceList((), 3, ("x: why",))) == "0 of 3 changes are better\n  none\nNot tried\n  x: why"
+
+
+def test_other_recipes_have_none() -> None:
+    result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), images(), progress=False)
+    with pytest.raises(ValueError, match="advice is for programs of Ethos-U recipes"):
+        result.advice()
