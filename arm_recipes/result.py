@@ -99,7 +99,7 @@ class ExportResult:
             etrecord: write ``model.etrecord``, which ExecuTorch's Inspector needs beside an ETDump; of each further
                 method one of its own, ``model.NAME.etrecord``.
             bundled: samples as for ``export``: write ``model.bpte``, ExecuTorch's bundled program, which holds them and
-                what the program gives for them on this machine, loaded anew for each. The record has them too.
+                what the program, loaded anew, gives for one after the other on this machine. The record has them too.
 
         Raises:
             ValueError: nothing can be written at ``path``, or ``bundled`` is not what the model takes; the message says

@@ -15,6 +15,7 @@ from arm_recipes.runtime.tosa_graph import Operator, operators
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
     from torch.export import ExportedProgram
+    from torch.fx import Graph
 
     from arm_backend_core.events import Delegate
     from arm_recipes.devtools.reading import Results
@@ -27,6 +28,7 @@ class Call:
 
     Attributes:
         instruction: its number in the method.
+        whole: debug handles of all that it computes, its outputs last and in order: so the Inspector takes them.
         record: what the compiler tells of the delegate.
         operators: of its TOSA graph; none where that holds graphs itself.
         layers: values that its operations give.
@@ -35,6 +37,7 @@ class Call:
     """
 
     instruction: int
+    whole: tuple[int, ...]
     record: Delegate
     operators: tuple[Operator, ...]
     layers: tuple[Layer, ...]
@@ -61,13 +64,17 @@ def calls(
             continue
         execution = left.pop(0)
         made = tuple(operators(record.tosa))
-        members = {
-            inner.meta["debug_handle"] for inner in lowered.original_module.graph.nodes if "debug_handle" in inner.meta
-        }
+        whole = _whole(lowered.original_module.graph)
         kinds, handles = record.tosa_operators[: len(made)], record.handles[: len(made)]
         results = inside(execution, record, made)
-        values = layers(program, members, kinds, handles, made, results)
+        values = layers(program, whole, kinds, handles, made, results)
         results |= taken(execution, made, [layer.operation for layer in values])
         mapped = handle_map(values, handles)
-        found.append(Call(node.meta["debug_handle"], record, made, tuple(values), mapped, results))
+        found.append(Call(node.meta["debug_handle"], whole, record, made, tuple(values), mapped, results))
     return found
+
+
+def _whole(graph: Graph) -> tuple[int, ...]:
+    nodes = [*graph.nodes, *graph.output_node().all_input_nodes]
+    handles = [node.meta["debug_handle"] for node in nodes if "debug_handle" in node.meta]
+    return tuple(dict.fromkeys(reversed(handles)))[::-1]

@@ -40,19 +40,21 @@ def etrecord(
     from executorch.devtools import ETRecord
 
     delegates: dict[int, Any] = dict(manager.delegate_map[method])
+    handles: dict[int, Any] = dict(manager.debug_handle_map[method])
     results: dict[int, Any] = dict(manager.instruction_id_to_num_outs_map[method])
     for call in calls:
+        handles[call.instruction] = list(call.whole)
         mapped = {str(operation): list(handles) for operation, handles in call.handles.items()}
         delegates[call.instruction] = {**delegates[call.instruction], "delegate_map": mapped}
         if call.layers:
             results[call.instruction] = 1  # the Inspector takes it for each event inside, too
     return ETRecord(
         edge_dialect_program=program,
-        _debug_handle_map={_METHOD: _by_text(manager.debug_handle_map[method])},  # type: ignore[dict-item]
+        _debug_handle_map={_METHOD: _by_text(handles)},
         _delegate_map={_METHOD: _by_text(delegates)},
         _instruction_id_to_num_outs_map={_METHOD: _by_text(results)},
         _representative_inputs=None if inputs is None else list(inputs),
-        _reference_outputs=None if outputs is None else {_METHOD: [list(each) for each in outputs]},  # type: ignore[dict-item]
+        _reference_outputs=None if outputs is None else {_METHOD: [list(each) for each in outputs]},
     )
 
 

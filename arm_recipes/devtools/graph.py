@@ -77,7 +77,7 @@ class _Recorder(Interpreter):
 
 def values(program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]) -> dict[str, torch.Tensor]:
     """What nodes of a program give, computed by PyTorch."""
-    recorder = _Recorder(_with_buffers(program).module(), names)  # type: ignore[arg-type]
+    recorder = _Recorder(_with_buffers(program).module(), names)
     with torch.no_grad():
         recorder.run(*inputs)
     return recorder.kept

@@ -13,6 +13,7 @@ from arm_recipes.devtools.etdump import buffer_bytes, events, log
 from arm_recipes.devtools.etrecord import etrecord, written
 from arm_recipes.devtools.graph import numbered, values
 from arm_recipes.inputs import sample_list
+from arm_recipes.messages import quiet
 from arm_recipes.runtime import plugin
 from arm_recipes.sample import Inputs, as_inputs
 
@@ -92,11 +93,10 @@ class Method:
         return calls(self._result.executorch_program, self._name, self._program, executions)
 
     def golden(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """What the program gives for each sample, loaded anew for each."""
-        return [
-            [output.clone() for output in self._result.program().run(*self._taken(tensors), method=self._name)]
-            for tensors in samples
-        ]
+        """What the program gives for samples, one after the other: buffers that it writes go on."""
+        program = self._result.program()
+        runs = (program.run(*self._taken(tensors), method=self._name) for tensors in samples)
+        return [[output.clone() for output in outputs] for outputs in runs]
 
     def _real(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the model takes."""
@@ -134,7 +134,7 @@ def inspector(result: ExportResult, tensors: Sequence[torch.Tensor], method: str
     from arm_recipes.devtools.etdump import metadata
 
     dump = Method(result, method).dump(tensors)
-    with tempfile.NamedTemporaryFile(suffix=".bin") as file:
+    with quiet(), tempfile.NamedTemporaryFile(suffix=".bin") as file:
         Path(file.name).write_bytes(dump.debug)
         return Inspector(
             etdump_data=dump.etdump,

@@ -45,7 +45,7 @@ def inside(execution: Execution, record: Delegate, operators: Sequence[Operator]
 def taken(execution: Execution, operators: Sequence[Operator], numbers: Sequence[int]) -> dict[int, Results]:
     """What operators of a TOSA graph gave."""
     delegate = execution.delegate
-    if not isinstance(delegate, TosaDelegate):
+    if not isinstance(delegate, TosaDelegate) or not numbers:
         return {}
     made = delegate.inside(execution.inputs, [operators[number].result.name for number in numbers])
     return {number: (array,) for number, array in zip(numbers, made, strict=True)}

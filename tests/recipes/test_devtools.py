@@ -1,0 +1,301 @@
+"""ExecuTorch's developer tools on our programs: Inspector, ETRecord, ETDump and bundled programs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from executorch.devtools import Inspector
+from executorch.devtools.bundled_program.serialize import deserialize_from_flatbuffer_to_bundled_program
+from executorch.devtools.etrecord import parse_etrecord
+from executorch.extension.pybindings import portable_lib
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, load
+from arm_recipes.devtools.reading import in_order
+from arm_recipes.runtime import plugin
+from arm_recipes.runtime.tosa_graph import operators, with_outputs
+from tests.recipes.models import Small, Sorting, images, vectors
+
+FP, INT8, A16W8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8
+U55, U85, VGF = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.VGF_FP
+#: What the CPU and delegates of floating point may differ by, in dB.
+_ROUNDING = 100.0
+#: One step of int8 here and there.
+_STEPS = 35.0
+
+
+class Block(nn.Module):
+    """Convolutions, attention, a residual, functions that become one table; two results; counts its calls."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm = nn.LayerNorm(8)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of an image."""
+        y = nn.functional.hardswish(self.conv(x)).flatten(2).transpose(1, 2)
+        y = self.norm(y + self.attention(y, y, y)[0])
+        self.calls.add_(1)
+        return y.mean(1), self.calls * y
+
+
+class Branches(nn.Module):
+    """A condition on data, which is a COND_IF where a target has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One of two."""
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,)) - 3
+
+
+SAMPLES = [(torch.linspace(-1, 1, 48).reshape(1, 3, 4, 4) * factor,) for factor in (1, 2)]
+
+
+def _exported(model: nn.Module, kind: ArmRecipeType, samples: Any, **options: Any) -> ExportResult:
+    return export(model.eval(), ExportRecipe.get_recipe(kind, **options), samples)
+
+
+def _inside(inspector: Inspector) -> list[Any]:
+    return [event for block in inspector.event_blocks for event in block.events if event.is_delegated_op]
+
+
+def _gaps(inspector: Inspector, metric: str = "SNR") -> pd.DataFrame:
+    return inspector.calculate_numeric_gap(metric)
+
+
+def _worst(gaps: pd.DataFrame) -> float:
+    return min(itertools.chain.from_iterable(gaps["gap"]))
+
+
+def _node(result: ExportResult, name: str) -> int:
+    nodes = [node.name for node in result.exported_programs["forward"].graph.nodes if node.op == "call_function"]
+    return nodes.index(name) + 1
+
+
+# Debug handles.
+
+
+@pytest.mark.parametrize("kind", [FP, INT8, U85, VGF], ids=lambda kind: kind.name)
+def test_every_operator_of_a_delegate_has_a_handle(kind: ArmRecipeType) -> None:
+    result = _exported(Small(), kind, images())
+    (delegate,) = result.executorch_program.delegate_map["forward"].values()
+    handles = delegate["delegate_map"]
+    (record,) = result.report.delegates
+    assert list(handles) == list(range(len(record.tosa_operators)))
+    convolutions = [index for index, name in enumerate(record.tosa_operators) if name == "CONV2D"]
+    first = "batch_norm" if kind in (FP, VGF) else "conv2d"  # which it is folded into
+    assert _node(result, first) in handles[convolutions[0]]
+    assert _node(result, "linear") in handles[convolutions[-1]]
+
+
+def test_the_cpu_has_handles_of_the_same_program() -> None:
+    result = _exported(Sorting(), INT8, vectors())
+    handles = result.executorch_program.debug_handle_map["forward"]
+    assert _node(result, "topk") in handles.values()
+    inside = [handle for handle in handles.values() if isinstance(handle, list)]
+    assert [_node(result, name) in found for name, found in zip(("linear", "linear_1"), inside, strict=True)] == [
+        True
+    ] * 2
+
+
+# The Inspector.
+
+
+@pytest.mark.parametrize(
+    ("kind", "least"),
+    [(FP, _ROUNDING), (INT8, _STEPS), (A16W8, _STEPS), (U55, _STEPS), (U85, _STEPS), (VGF, _ROUNDING)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_layers_are_what_pytorch_computes(kind: ArmRecipeType, least: float) -> None:
+    result = _exported(Block(), kind, SAMPLES)
+    inspector = result.inspector(*SAMPLES[1])
+    gaps = _gaps(inspector)
+    assert _worst(gaps) > least
+    inside = [event for event in _inside(inspector) if event.debug_data]
+    assert len(inside) >= (0 if kind is VGF else 12)
+    assert {"conv2d", "layer_norm"} <= set(itertools.chain.from_iterable(gaps["aot_ops"]))
+    traces = [trace for found in gaps["stacktraces"] for trace in found.values() if trace]
+    assert any("self.norm(y + self.attention(y, y, y)[0])" in trace for trace in traces)
+
+
+@pytest.mark.parametrize("kind", [INT8, U55, U85], ids=lambda kind: kind.name)
+def test_integers_without_rounding_differences_are_exact(kind: ArmRecipeType) -> None:
+    result = _exported(Small(), kind, images())
+    gaps = _gaps(result.inspector(*images()[0]))
+    assert len(gaps) == 5
+    assert _worst(gaps) == math.inf
+
+
+def test_a_layer_that_differs_is_found() -> None:
+    """The program is another one than PyTorch's from the linear layer on."""
+    result = _exported(Small(), FP, images())
+    with torch.no_grad():
+        result.exported_programs["forward"].state_dict["head.weight"].mul_(1.5)
+    gaps = _gaps(result.inspector(*images()[0]))
+    found = {names[-1]: gap[0] for names, gap in zip(gaps["aot_ops"], gaps["gap"], strict=True)}
+    assert found.pop("linear") < 20
+    assert min(found.values()) > _ROUNDING
+
+
+@pytest.mark.parametrize("kind", [U55, U85], ids=lambda kind: kind.name)
+def test_cycles_of_layers_are_vela_s(kind: ArmRecipeType) -> None:
+    result = _exported(Block(), kind, SAMPLES)
+    inside = [event for event in _inside(result.inspector(*SAMPLES[0])) if event.perf_data is not None]
+    figures = [delegate.vela for delegate in result.report.delegates if delegate.vela is not None]
+    known = [event.delegate_debug_metadatas for event in inside]
+    assert sum(entry["cycles"] for entry in known) == sum(each.total_cycles for each in figures)
+    assert sum(entry["macs"] for entry in known) == sum(each.macs for each in figures)
+    seconds = sum(each.inference_seconds for each in figures)
+    assert sum(event.perf_data.avg for event in inside) == pytest.approx(seconds * 1e3, rel=1e-3)
+    assert {"conv", "attention", "norm"} <= {entry["module"].split(".")[0] for entry in known}
+    assert all(Path(__file__).name in entry["source"] for entry in known if entry["module"] == "conv")
+
+
+def test_several_delegates_and_the_cpu_between_them() -> None:
+    result = _exported(Sorting(), U85, vectors())
+    inspector = result.inspector(*vectors()[0])
+    gaps = _gaps(inspector)
+    assert [names[0] for names in gaps["aot_ops"]].count("linear") == 1
+    assert _worst(gaps) == math.inf
+    assert {event.name for block in inspector.event_blocks for event in block.events} >= {"native_call_topk.values"}
+
+
+def test_integers_as_inputs_are_those_of_the_program() -> None:
+    result = _exported(Small(), U85, images(), quantized_io=True)
+    (x,) = images()[0]
+    for given in (x, result.inputs[0].quantize(x)):
+        gaps = _gaps(result.inspector(given))
+        assert _worst(gaps) == math.inf
+        assert len(gaps) == 3
+
+
+def test_graphs_inside_of_operators_are_a_whole() -> None:
+    result = _exported(Branches(), FP, [(torch.ones(4),)], extensions=["cf"])
+    assert "COND_IF" in result.report.delegates[0].tosa_operators
+    assert not [event for event in _inside(result.inspector(torch.ones(4))) if event.debug_data]
+
+
+def test_a_run_leaves_the_model_as_it_was() -> None:
+    result = _exported(Block(), FP, SAMPLES)
+    for _ in range(2):
+        assert _worst(_gaps(result.inspector(*SAMPLES[0]))) > _ROUNDING
+    assert result.exported_programs["forward"].state_dict["calls"].item() == 0
+
+
+def test_another_method() -> None:
+    models = {"encode": Small().eval(), "decode": Sorting().eval()}
+    result = export(models, ExportRecipe.get_recipe(INT8), {"encode": images(), "decode": vectors()})
+    gaps = _gaps(result.inspector(*vectors()[0], method="decode"))
+    assert "linear_1" in set(itertools.chain.from_iterable(gaps["aot_ops"]))
+    with pytest.raises(ValueError, match="no method 'forward'; the program has: encode, decode"):
+        result.inspector(*vectors()[0], method="forward")
+
+
+# Files.
+
+
+def test_files_are_what_executorch_reads(tmp_path: Path) -> None:
+    result = _exported(Block(), U85, SAMPLES)
+    result.save(tmp_path / "model.pte", etrecord=True, bundled=SAMPLES)
+    dump = result.etdump(*SAMPLES[0], path=tmp_path / "model.etdp")
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "model.pte",
+        "model.etrecord",
+        "model.bpte",
+        "model.etdp",
+        "model.debug.bin",
+    }
+    inspector = Inspector(
+        etdump_path=str(dump),
+        debug_buffer_path=str(tmp_path / "model.debug.bin"),
+        etrecord=str(tmp_path / "model.etrecord"),
+    )
+    assert _worst(_gaps(inspector)) > _STEPS
+    event = next(event for event in _inside(inspector) if event.perf_data is not None)
+    assert json.loads(event.raw_delegate_debug_metadatas[0])["cycles"] > 0
+
+
+def test_bundled_programs_verify(tmp_path: Path) -> None:
+    result = _exported(Block(), INT8, SAMPLES)
+    result.save(tmp_path / "model.pte", bundled=SAMPLES)
+    data = (tmp_path / "model.bpte").read_bytes()
+    held = deserialize_from_flatbuffer_to_bundled_program(data)
+    assert bytes(held.program) == (tmp_path / "model.pte").read_bytes()
+    plugin.install()
+    module = portable_lib._load_bundled_program_from_buffer(data)
+    for index in range(len(SAMPLES)):  # the model counts them
+        module.verify_result_with_bundled_expected_output("forward", index, 0.0, 0.0)
+    with pytest.raises(RuntimeError, match="verification failed"):
+        module.verify_result_with_bundled_expected_output("forward", 0, 0.0, 0.0)
+
+
+def test_several_methods_have_a_record_each(tmp_path: Path) -> None:
+    models = {"encode": Small().eval(), "decode": Sorting().eval()}
+    samples = {"encode": images(), "decode": vectors()}
+    result = export(models, ExportRecipe.get_recipe(INT8), samples)
+    result.save(tmp_path / "model.pte", etrecord=True, bundled={"decode": vectors(2)})
+    record = parse_etrecord(str(tmp_path / "model.decode.etrecord"))
+    assert torch.equal(record._representative_inputs[0], vectors()[0][0])
+    (expected,) = load(tmp_path / "model.pte").run(*vectors()[1], method="decode")
+    assert torch.equal(record._reference_outputs["forward"][1][0], expected)
+    assert parse_etrecord(str(tmp_path / "model.etrecord"))._representative_inputs is None
+
+
+@pytest.mark.parametrize(
+    ("bundled", "message"),
+    [
+        (3, "bundled: give a list of samples"),
+        ([], "bundled: there are no samples of 'forward'"),
+        ([(torch.ones(2),)], r"input 0 \('x'\) must be float32\[1, 3, 8, 8\]"),
+        ([("text",)], "of type str, not a tensor"),
+    ],
+)
+def test_samples_that_cannot_be_bundled(bundled: Any, message: str, tmp_path: Path) -> None:
+    result = _exported(Small(), INT8, images())
+    with pytest.raises(ValueError, match=message):
+        result.save(tmp_path / "model.pte", bundled=bundled)
+    assert not list(tmp_path.iterdir())
+
+
+# Their parts.
+
+
+def test_any_tensor_of_a_tosa_graph_can_leave_it() -> None:
+    from arm_backend_core.tosa import reference
+
+    result = _exported(Small(), INT8, images())
+    (record,) = result.report.delegates
+    inputs = [np.zeros(io.shape, io.dtype) for io in record.inputs]
+    found = operators(record.tosa)
+    found = [operator for operator in found if operator.result.dtype != "int48"]  # for which NumPy has no type
+    made = reference.run(with_outputs(record.tosa, [operator.result.name for operator in found]), inputs)
+    assert [array.shape for array in made] == [operator.result.shape for operator in found]
+    (expected,) = reference.run(record.tosa, inputs)
+    assert np.array_equal(made[-1], expected)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        lambda x: x.transpose(0, 2, 3, 1),
+        lambda x: x.transpose(1, 0, 3, 2),
+        lambda x: x.transpose(2, 3, 0, 1).reshape(3, 4, -1),
+        lambda x: x.reshape(-1),
+    ],
+)
+def test_layouts_are_found(stored: Any) -> None:
+    x = np.random.default_rng(0).normal(size=(2, 2, 3, 4))
+    assert np.array_equal(in_order([stored(x)], x), x)
