@@ -6,12 +6,15 @@ from dataclasses import dataclass
 
 from arm_recipes.comparing.figures import Grid, Losses, decibels
 
-#: A range that is this many times as wide as what 99.9 % of the values need is that of a few outliers.
+#: A range that is this many times as wide as what 99.9 % of the values need is too wide.
 _STRETCHED = 4.0
+#: Values this far beyond what calibration saw, as a part of that, are others than those that it saw.
+_BEYOND = 0.1
 #: SQNR of weights of int8 that have no outliers, for a normal distribution about 42 dB.
-_USUAL = 38.0
-#: int16 has 256 steps for each of int8: errors of 2**-8, squares of 2**-16.
-_INT16, _FINER = 2**16, 2.0**16
+_GOOD = 38.0
+#: Integers of a type, less one. int16 has 256 steps for each of int8: errors of 2**-8, squares of 2**-16.
+_INT8, _INT16, _FINER = 2**8 - 1, 2**16 - 1, 2.0**16
+_BOUND = "bound them in the model (clamp, ReLU6)"
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Advice:
     """The main cause of a layer's loss, and what helps.
 
     Attributes:
-        cause: "clipping", "outliers", "rounding" or "weights".
+        cause: "clipping", "outliers", "range" (wider than the samples need), "rounding" or "weights".
         share: of the loss that is the cause's.
         text: the facts, and what to do.
         sqnr: of the layer by itself, if the cause were gone; computed from what was measured.
@@ -48,79 +51,106 @@ class Advice:
     sqnr: float
 
 
-def advice(
-    losses: Losses, grid: Grid, seen: tuple[float, float] | None, weights: tuple[Weights, ...], module: str
-) -> Advice:
-    """For one layer.
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a quantized layer.
 
-    Args:
-        seen: the least and the largest value that calibration saw.
+    Attributes:
+        losses: what it loses by itself, on samples.
+        grid: of its result; ``is_fixed``: it is that of the operator, whatever calibration saw.
+        seen: the least and the largest value that calibration saw, if that is known.
+        weights: constants that it reads.
+        module: the submodule that all of it is in.
     """
-    parts = {"clipping": losses.clipping, "rounding": losses.rounding, "weights": losses.weights}
-    total = sum(parts.values())
-    cause = max(parts, key=lambda name: parts[name])
-    rest = losses.noise * (1 - parts[cause] / total) if total else 0.0
-    share = parts[cause] / total if total else 0.0
-    if cause == "clipping":
-        return Advice(cause, share, _clipping(losses, grid, seen, module), decibels(losses.signal, rest))
-    if cause == "weights":
-        return Advice(cause, share, _weights(weights, module), decibels(losses.signal, rest))
-    sqnr = decibels(losses.signal, rest + losses.rounding / _FINER)
-    text, stretched = _rounding(losses, grid, module)
-    return Advice("outliers" if stretched else cause, share, text, sqnr)
 
+    losses: Losses
+    grid: Grid
+    is_fixed: bool
+    seen: tuple[float, float] | None
+    weights: tuple[Weights, ...]
+    module: str
 
-def _clipping(losses: Losses, grid: Grid, seen: tuple[float, float] | None, module: str) -> str:
-    low, high = grid.bounds
-    text = (
-        f"{_percent(losses.clipped, losses.count)} of the values are clipped: they reach from {losses.low:.4g} to "
-        f"{losses.high:.4g}, the program has a range from {low:.4g} to {high:.4g}"
-    )
-    beyond = seen is None or losses.low < seen[0] or losses.high > seen[1]
-    if beyond:
-        known = "" if seen is None else f" (calibration saw {seen[0]:.4g} to {seen[1]:.4g})"
-        return f"{text}{known}: calibrate with samples like these, get_recipe(..., calibration=samples)"
-    return (
-        f"{text}; 99.9 % are within {losses.usual:.4g}, and calibration leaves such outliers out, as it errs least so: "
-        f"bound them in the model (clamp, ReLU6), or {_wider(module)}"
-    )
+    @property
+    def advice(self) -> Advice:
+        """The main cause of the loss, and what helps."""
+        losses = self.losses
+        parts = {"clipping": losses.clipping, "rounding": losses.rounding, "weights": losses.weights}
+        total = sum(parts.values()) or 1.0
+        cause = max(parts, key=lambda name: parts[name])
+        share = parts[cause] / total
+        rest = losses.noise * (1 - share)
+        if cause == "clipping":
+            return Advice(cause, share, self._clipping(), decibels(losses.signal, rest))
+        if cause == "weights":
+            return Advice(cause, share, self._weights(), decibels(losses.signal, rest))
+        kind, text = self._rounding()
+        finer = _FINER if kind != "range" else (self._width / self._used) ** 2
+        return Advice(kind, share, text, decibels(losses.signal, rest + losses.rounding / finer))
 
+    @property
+    def _width(self) -> float:
+        low, high = self.grid.bounds
+        return high - low
 
-def _rounding(losses: Losses, grid: Grid, module: str) -> tuple[str, bool]:
-    """The advice, and whether outliers are the reason."""
-    low, high = grid.bounds
-    reach = max(-low, high)
-    if grid.steps > 255:
-        return f"steps of {grid.scale:.3g} are too coarse, and it has int16 already: scale the model's values", False
-    if losses.usual and reach / losses.usual > _STRETCHED:
-        used = max(round(2 * losses.usual / grid.scale), 1)
+    @property
+    def _used(self) -> float:
+        """The part of the range that the samples' values are in, 0 included."""
+        low, high = self.grid.bounds
+        used = min(max(self.losses.high, 0.0), high) - max(min(self.losses.low, 0.0), low)
+        return max(used, self.grid.scale)
+
+    def _clipping(self) -> str:
+        losses, (low, high) = self.losses, self.grid.bounds
+        text = (
+            f"{100 * losses.clipped / max(losses.count, 1):.2g} % of the values are clipped: they reach from "
+            f"{losses.low:.4g} to {losses.high:.4g}, the program has a range from {low:.4g} to {high:.4g}"
+        )
+        seen = self.seen or (low, high)
+        margin = _BEYOND * (seen[1] - seen[0])
+        if losses.low < seen[0] - margin or losses.high > seen[1] + margin:
+            known = "" if self.seen is None else f" (calibration saw {seen[0]:.4g} to {seen[1]:.4g})"
+            return f"{text}{known}: calibrate with samples like these, get_recipe(..., calibration=samples)"
         return (
-            f"outliers stretch the range: 99.9 % of the values are within {losses.usual:.4g}, and the range reaches to "
-            f"{reach:.4g}, so that they have about {used} of {grid.steps + 1} steps: bound them in the model (clamp, "
-            f"ReLU6), or {_wider(module)}"
-        ), True
-    return f"its values fill the range, and {grid.steps + 1} steps give no more: {_wider(module)}", False
+            f"{text}; 99.9 % are within {losses.usual:.4g}, and calibration leaves such outliers out, as it errs least "
+            f"so: {_BOUND}, or {self._wider()}"
+        )
 
+    def _rounding(self) -> tuple[str, str]:
+        """The cause, and the advice."""
+        losses, grid, (low, high) = self.losses, self.grid, self.grid.bounds
+        if grid.steps > _INT8:
+            return "rounding", f"steps of {grid.scale:.3g} are too coarse, and it has int16 already"
+        usual = min(high, losses.usual) + min(-low, losses.usual)
+        if not losses.usual or self._width / max(usual, grid.scale) <= _STRETCHED:
+            return "rounding", f"its values fill the range, and {grid.steps + 1} steps give no more: {self._wider()}"
+        steps = f"so that they have about {max(round(usual / grid.scale), 1)} of {grid.steps + 1} steps"
+        most = f"99.9 % of the values are within {losses.usual:.4g}"
+        if self.is_fixed:
+            return "rounding", f"{most}, and the operator's range is {low:.4g} to {high:.4g}, {steps}: {self._wider()}"
+        if self._width / self._used > _STRETCHED:
+            return "range", (
+                f"{most}, and calibration made the range {low:.4g} to {high:.4g}, {steps}: calibrate with samples like "
+                "these, get_recipe(..., calibration=samples)"
+            )
+        return "outliers", (
+            f"outliers stretch the range: {most}, and it is {low:.4g} to {high:.4g}, {steps}: {_BOUND}, or "
+            f"{self._wider()}"
+        )
 
-def _weights(weights: tuple[Weights, ...], module: str) -> str:
-    narrow = [weight for weight in weights if weight.levels <= _INT16]  # biases are int32
-    if not narrow:
-        return "its constants are rounded"
-    worst = min(narrow, key=lambda weight: weight.sqnr)
-    text = f"'{worst.name}' has {worst.sqnr:.1f} dB"
-    if worst.levels < 255:
-        return f"{text} with {worst.levels} levels: a recipe with weights of int8 in place of A8W4"
-    if not worst.per_channel:
-        return f"{text} with one scale for all channels: get_recipe(..., per_channel=True)"
-    if worst.sqnr > _USUAL:
-        return f"{text}, as int8 has for weights that fill it: train the model with quantization, if that is too little"
-    return f"{text} with a scale for each channel, which a few large weights stretch: bound them in training"
+    def _weights(self) -> str:
+        narrow = [weight for weight in self.weights if weight.levels - 1 <= _INT16]  # biases are int32
+        if not narrow:
+            return "its constants are rounded"
+        worst = min(narrow, key=lambda weight: weight.sqnr)
+        text = f"'{worst.name}' has {worst.sqnr:.1f} dB"
+        if worst.levels < _INT8:
+            return f"{text} with {worst.levels} levels: a recipe with weights of int8 in place of A8W4"
+        if not worst.per_channel:
+            return f"{text} with one scale for all channels: get_recipe(..., per_channel=True)"
+        if worst.sqnr > _GOOD:
+            return f"{text}, as int8 has for weights that fill it; if that is too little, train with quantization"
+        return f"{text} with a scale for each channel, which a few large weights stretch: bound them in training"
 
-
-def _wider(module: str) -> str:
-    where = f" for '{module}' alone, or" if module else ""
-    return f"int16{where} by a recipe A16W8"
-
-
-def _percent(part: int, of: int) -> str:
-    return f"{100 * part / max(of, 1):.2g} %"
+    def _wider(self) -> str:
+        where = f" for '{self.module}' alone, or" if self.module else ""
+        return f"int16{where} by a recipe A16W8"

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from arm_recipes.comparing.accuracy import Accuracy, Metric, by_labels, by_metric
-from arm_recipes.comparing.advice import Weights, advice
+from arm_recipes.comparing.advice import Facts, Weights
 from arm_recipes.comparing.figures import Sums, added, decibels, lost
 from arm_recipes.comparing.job import Found, Item, Job, Side, run_all
 from arm_recipes.comparing.original import Original
@@ -320,7 +320,7 @@ def _layers(side: Side, found: Sequence[Found], original: Original | None) -> li
                 values=(losses.low, losses.high),
                 calibrated=seen,
                 usual=losses.usual,
-                advice=advice(losses, row.grid, seen, weights, row.scope),
+                advice=Facts(losses, row.grid, row.is_fixed, seen, weights, row.scope).advice,
             )
             layer = replace(layer, own=own, weights=weights)
         made.append(layer)

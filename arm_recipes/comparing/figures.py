@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from torch import Tensor
-
-#: Share of the values that ``Spread.usual`` bounds.
-_USUAL = 0.999
+#: Share of the values that ``Losses.usual`` bounds, and how many are enough to find it.
+_USUAL, _MANY = 0.999, 1 << 16
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,13 @@ class Sums:
     @staticmethod
     def of(right: Tensor, given: Tensor) -> Sums:
         """Of one tensor."""
-        x, y = right.double(), given.double()
+        if not right.numel():
+            return Sums()
+        x, y = _flat(right), _flat(given)
+        if x.dtype is not y.dtype:
+            x, y = x.double(), y.double()
         error = y - x
-        largest = float(error.abs().max()) if error.numel() else 0.0
-        return Sums(_energy(x), _energy(error), _energy(y), float((x * y).sum()), largest)
+        return Sums(_product(x, x), _product(error, error), _product(y, y), _product(x, y), _reach(error))
 
     @property
     def gap(self) -> Gap:
@@ -72,7 +76,7 @@ class Losses:
         signal, count, clipped: the values' squares, their number, and how many lie beyond the range.
         largest: loss of a value.
         low, high: extremes of the values.
-        usual: what 99.9 % of them do not exceed; the largest of all samples.
+        usual: what 99.9 % of their sizes do not exceed, in the sample where that is most.
     """
 
     noise: float = 0.0
@@ -94,28 +98,29 @@ class Losses:
         Args:
             unrounded: what integers as weights make of right inputs; None where that is ``right``.
         """
-        x = right.double()
-        if not x.numel():
+        if not right.numel():
             return Losses()
+        x = _flat(right)
         low, high = grid.bounds
-        inside = x.clamp(low, high)
-        mine = x if unrounded is None else unrounded.double()
-        error = grid.rounded(mine) - x
-        size = x.abs().flatten()
-        place = max(math.ceil(_USUAL * size.numel()), 1)
+        least, most = map(float, torch.aminmax(x))
+        half = grid.scale / 2  # so far out a value is rounded to the end of the range, not cut off
+        clips = least < low - half or most > high + half
+        inside = x.clamp(low, high) if clips else x
+        rounding = grid.rounded(inside) - inside
+        error = rounding if unrounded is None and not clips else grid.rounded(x if unrounded is None else unrounded)
+        error = error if error is rounding else error.reshape(-1).sub_(x)
         return Losses(
             noise=_energy(error),
-            weights=0.0 if unrounded is None else _energy(mine - x),
-            rounding=_energy(grid.rounded(inside) - inside),
-            clipping=_energy(inside - x),
+            weights=0.0 if unrounded is None else _energy(_flat(unrounded) - x),
+            rounding=_energy(rounding),
+            clipping=_energy(inside - x) if clips else 0.0,
             signal=_energy(x),
             count=x.numel(),
-            # Half a step further out is rounded to the end of the range, not cut off.
-            clipped=int(((x < low - grid.scale / 2) | (x > high + grid.scale / 2)).sum()),
-            largest=float(error.abs().max()),
-            low=float(x.min()),
-            high=float(x.max()),
-            usual=float(size.kthvalue(place).values),
+            clipped=int(((x < low - half) | (x > high + half)).sum()) if clips else 0,
+            largest=_reach(error),
+            low=least,
+            high=most,
+            usual=_usual(x),
         )
 
 
@@ -140,8 +145,8 @@ class Grid:
 
     def rounded(self, x: Tensor) -> Tensor:
         """The nearest of them."""
-        steps = (x / self.scale).round() + self.zero_point
-        return (steps.clamp(self.least, self.most) - self.zero_point) * self.scale
+        first, last = self.least - self.zero_point, self.most - self.zero_point
+        return (x / self.scale).round_().clamp_(first, last).mul_(self.scale)
 
 
 def added(parts: Iterable[Sums]) -> Sums:
@@ -172,5 +177,27 @@ def decibels(signal: float, noise: float) -> float:
     return 10 * math.log10(signal / noise) if signal else -math.inf
 
 
+def _flat(x: Tensor) -> Tensor:
+    """In a row, as float32 where it is that: a sum of squares so is good to a millionth, in a tenth of the time."""
+    return x.reshape(-1) if x.dtype is torch.float32 else x.reshape(-1).double()
+
+
 def _energy(x: Tensor) -> float:
-    return float((x * x).sum())
+    return _product(x, x)
+
+
+def _product(x: Tensor, y: Tensor) -> float:
+    """The sum of products; in float64 where float32 might not hold it."""
+    found = abs(made := float(torch.dot(x, y)))
+    return made if 1e-25 < found < 1e30 or x.dtype is torch.float64 else float(torch.dot(x.double(), y.double()))
+
+
+def _reach(x: Tensor) -> float:
+    least, most = map(float, torch.aminmax(x))
+    return max(-least, most)
+
+
+def _usual(x: Tensor) -> float:
+    """What 99.9 % of the sizes do not exceed; of some of many."""
+    sizes = x[:: x.numel() // _MANY | 1].abs() if x.numel() > _MANY else x.abs()
+    return float(sizes.kthvalue(max(math.ceil(_USUAL * sizes.numel()), 1)).values)

@@ -89,6 +89,7 @@ class Row:
         node: of the captured program, that computes it.
         grid: the real numbers that it is rounded to, if it is quantized.
         moves: it holds numbers of that grid already, in other places: nothing is lost.
+        is_fixed: the grid is that of the operator, whatever calibration saw.
         dtype: of what the program holds.
         operator, module, source: where it comes from: ATen operator, path of the submodule, line of the model; where
             one with weights and its activation are one layer, both operators, and module and line of the first.
@@ -101,6 +102,7 @@ class Row:
     node: str
     grid: Grid | None
     moves: bool
+    is_fixed: bool
     dtype: str
     operator: str
     module: str
@@ -241,6 +243,7 @@ def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor
         node=source.name,
         grid=grid,
         moves=grid is not None and _moves(made, grid),
+        is_fixed=getattr(find(made), "fixed_range", None) is not None,
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
         operator="input" if made.op == "placeholder" else " + ".join(operators),
         module=module,

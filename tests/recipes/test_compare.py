@@ -305,6 +305,30 @@ def test_outliers_that_stretch_the_range_are_found_first() -> None:
     assert "int16" in layer.own.advice.text
 
 
+def test_a_range_that_samples_do_not_need_is_a_cause() -> None:
+    narrow = [(x / 20,) for (x,) in _rows(seed=2)]
+    result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), _rows())
+    layer = result.compare(narrow, workers=1).layers[0]
+    assert layer.own is not None
+    assert layer.own.advice.cause == "range"
+    assert "and calibration made the range" in layer.own.advice.text
+    fitting = export(Stack().eval(), ExportRecipe.get_recipe(INT8), narrow).compare(narrow, workers=1).layers[0]
+    assert fitting.own is not None
+    assert fitting.own.sqnr == pytest.approx(layer.own.advice.sqnr, abs=1.5)
+
+
+def test_a_fixed_range_is_no_affair_of_calibration() -> None:
+    class Soft(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.softmax(x, 1)
+
+    samples = _rows(4, 300)
+    layer = export(Soft().eval(), ExportRecipe.get_recipe(INT8), samples).compare(samples, workers=1).layers[-1]
+    assert layer.own is not None
+    assert layer.own.advice.cause == "rounding"
+    assert "and the operator's range is 0 to 0.9961" in layer.own.advice.text
+
+
 def test_the_advice_of_int16_for_one_module_helps_as_it_says() -> None:
     """Its rounding is gone, and the loss that was computed for that is the one that is measured then."""
     result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), _rows())
