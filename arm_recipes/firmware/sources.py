@@ -136,7 +136,7 @@ def _versions(model: Model) -> dict[str, str]:
     versions = model.versions
     major, minor, *_ = versions.executorch.split(".")
     return {
-        "NAME": model.name,
+        "NAME": re.sub(r"[^\w .+-]", "_", model.name),
         "EXECUTORCH": versions.executorch,
         "EXECUTORCH_MAJOR": major,
         "EXECUTORCH_MINOR": minor,
@@ -283,8 +283,11 @@ def _build(model: Model) -> dict[str, str]:
         "SELECTED": selected,
         "OTHERS": "\n".join(others),
         "POOLS": "\n".join(_kconfig(pools)),
-        "DEFINITIONS": "\n    ".join(f"{name}=${{CONFIG_{name}}}" for name, _, _ in _sizes(pools)),
-        "SIZES": "\n".join(f"| {what} | `{name}` | {size:,} |" for name, what, size in _sizes(pools)),
+        "DEFINITIONS": "\n    ".join(f"{name}=${{CONFIG_{name}}}" for name, *_ in _sizes(pools)),
+        "SIZES": "\n".join(f"| {what} | `{name}` | {size:,} |" for name, what, size, _ in _sizes(pools)),
+        "SHARED_ROWS": "".join(
+            f"| Memory {at} of the plan, shared | | {size:,} |\n" for at, size in enumerate(pools.shared, 2)
+        ),
         "KERNELS": "\n".join(f"- `{name}`" for name in _all(kernels)) or "none",
     }
 
@@ -293,19 +296,20 @@ def _all(kernels: Kernels) -> Sequence[str]:
     return [*kernels.ours, *kernels.portable, *kernels.others]
 
 
-def _sizes(pools: Pools) -> Iterable[tuple[str, str, int]]:
-    """Name, meaning and bytes of what a build may set."""
+def _sizes(pools: Pools) -> Iterable[tuple[str, str, int, int]]:
+    """Name, meaning and bytes of what a build may set, with pointers of 32 bits and of 64."""
     for method in pools.methods:
         name = f"ARM_MODEL_{identifier(method.name).upper()}"
-        yield f"{name}_POOL_SIZE", f"Method allocator of '{method.name}'", method.pool
-        yield f"{name}_PLANNED_SIZE", f"Planned memory of '{method.name}'", method.planned
-    yield "ARM_MODEL_TEMP_POOL_SIZE", "Temp allocator, with the NPU's scratch", pools.temp
-    yield "ARM_MODEL_FAST_SCRATCH_SIZE", "Fast scratch of the NPU", pools.fast_scratch
+        yield f"{name}_POOL_SIZE", f"Method allocator of '{method.name}'", method.pool, method.pool_64
+        yield f"{name}_PLANNED_SIZE", f"Planned memory of '{method.name}'", method.planned, method.planned
+    yield "ARM_MODEL_TEMP_POOL_SIZE", "Temp allocator, with the NPU's scratch", pools.temp, pools.temp_64
+    yield "ARM_MODEL_FAST_SCRATCH_SIZE", "Fast scratch of the NPU", pools.fast_scratch, pools.fast_scratch
 
 
 def _kconfig(pools: Pools) -> Iterator[str]:
-    for name, what, size in _sizes(pools):
-        yield f'config {name}\n\tint "{what}, in bytes"\n\tdefault {size}\n'
+    for name, what, size, size_64 in _sizes(pools):
+        other = f"\tdefault {size_64} if 64BIT\n" if size_64 != size else ""
+        yield f'config {name}\n\tint "{what}, in bytes"\n{other}\tdefault {size}\n'
 
 
 def _float(value: float) -> str:

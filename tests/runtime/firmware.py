@@ -53,6 +53,23 @@ class Run:
     outputs: tuple[Tensor, ...]
 
 
+def start(image: Path, directory: Path) -> tuple[bool, str]:
+    """Execute an image, which sees a folder, to its end: whether it ended well, and what it printed."""
+    qemu = [require("qemu-system-arm", "qemu-system-arm"), "-M", "mps3-an547", "-display", "none"]
+    qemu += ["-monitor", "none", "-serial", "none", "-semihosting-config", "enable=on,target=native"]
+    done = subprocess.run(
+        [*qemu, "-kernel", str(image)],
+        cwd=directory,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=_TIMEOUT,
+    )
+    return done.returncode == 0, done.stdout
+
+
 class Firmware:
     """A program for the device in a folder, where the firmware finds it."""
 
@@ -60,9 +77,9 @@ class Firmware:
         self._image, self._directory = image, directory
         self._program: Program = deserialize_pte_binary(program).program
         # Beside the method there are others, which return how its inputs and outputs are quantized.
-        (self._plan,) = [plan for plan in self._program.execution_plan if plan.name == "forward"]
+        (self.plan,) = [plan for plan in self._program.execution_plan if plan.name == "forward"]
         self.payloads: list[bytes] = []
-        for delegate in self._plan.delegates:
+        for delegate in self.plan.delegates:
             self.payloads.append(self._program.backend_delegate_data[delegate.processed.index].data)
         npu = read_parts(self.payloads[0]).payload
         #: What the device has.
@@ -74,24 +91,13 @@ class Firmware:
             (self._directory / f"payload{number}").write_bytes(payload)
         for number, tensor in enumerate(inputs):
             (self._directory / f"input{number}").write_bytes(tensor.contiguous().numpy().tobytes())
-        (self._directory / "method").write_text("\n".join(self._listing()) + "\n")
-        qemu = [require("qemu-system-arm", "qemu-system-arm"), "-M", "mps3-an547", "-display", "none"]
-        qemu += ["-monitor", "none", "-serial", "none", "-semihosting-config", "enable=on,target=native"]
-        done = subprocess.run(
-            [*qemu, "-kernel", str(self._image)],
-            cwd=self._directory,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-            timeout=_TIMEOUT,
-        )
-        ok = done.returncode == 0
-        return Run(ok, done.stdout, tuple(self._outputs()) if ok else ())
+        (self._directory / "method").write_text("\n".join(self.listing()) + "\n")
+        ok, printed = start(self._image, self._directory)
+        return Run(ok, printed, tuple(self._outputs()) if ok else ())
 
-    def _listing(self) -> Iterator[str]:
-        plan = self._plan
+    def listing(self) -> Iterator[str]:
+        """The method, a step a line, as runtime/tests/firmware/firmware.cpp describes it."""
+        plan = self.plan
         yield f"npu {self.npu[0]} {self.npu[1]}"
         yield from (_value(value.val) for value in plan.values)
         for number, delegate in enumerate(plan.delegates):
@@ -103,8 +109,8 @@ class Firmware:
         yield from (f"output {value} output{number}" for number, value in enumerate(plan.outputs))
 
     def _outputs(self) -> Iterator[Tensor]:
-        for number, index in enumerate(self._plan.outputs):
-            value = self._plan.values[index].val
+        for number, index in enumerate(self.plan.outputs):
+            value = self.plan.values[index].val
             assert isinstance(value, TensorValue)
             content = bytearray((self._directory / f"output{number}").read_bytes())
             yield torch.frombuffer(content, dtype=_DTYPES[value.scalar_type]).reshape(value.sizes)

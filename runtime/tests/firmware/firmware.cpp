@@ -26,12 +26,11 @@
 #include "emulated_npu.h"
 #include "ethosu/ethosu_backend.h"
 #include "ethosu/npu_driver.h"
+#include "listing.h"
 #include "tests/ethosu/driver_double.h"
 #include "tests/recording_tracer.h"
 
-using executorch::aten::ScalarType;
 using executorch::aten::Tensor;
-using executorch::aten::TensorImpl;
 using executorch::runtime::BackendExecutionContext;
 using executorch::runtime::BackendInitContext;
 using executorch::runtime::BackendInterface;
@@ -50,47 +49,6 @@ alignas(arm_runtime::kCacheLine) __attribute__((section(".npu"))) unsigned char 
 
 RecordingTracer tracer;
 
-[[noreturn]] void fail(const char* what, const std::string& name, int number = 0) {
-  std::printf("firmware: %s %s (%d)\n", what, name.c_str(), number);
-  std::exit(1);
-}
-
-std::FILE* open(const std::string& name, const char* mode) {
-  std::FILE* file = std::fopen(name.c_str(), mode);
-  if (file == nullptr) {
-    fail("cannot open", name);
-  }
-  return file;
-}
-
-// The words of the listing.
-class Listing {
- public:
-  bool next(std::string* word) {
-    char text[128];
-    const bool read = std::fscanf(file_, "%127s", text) == 1;
-    *word = read ? text : "";
-    return read;
-  }
-  std::string word() {
-    std::string word;
-    return next(&word) ? word : (fail("the listing is cut off", word), word);
-  }
-  int64_t number() { return std::strtoll(word().c_str(), nullptr, 10); }
-  double real() { return std::strtod(word().c_str(), nullptr); }
-  template <typename T>
-  std::vector<T> numbers(size_t count) {
-    std::vector<T> all;
-    for (size_t i = 0; i < count; ++i) {
-      all.push_back(static_cast<T>(number()));
-    }
-    return all;
-  }
-
- private:
-  std::FILE* file_ = open("method", "r");
-};
-
 // Bytes of a file at a multiple of 16, where the NPU reads them.
 struct Bytes {
   explicit Bytes(const std::string& name) {
@@ -107,36 +65,6 @@ struct Bytes {
 
   uint8_t* data;
   size_t size;
-};
-
-// A tensor with all that it points to.
-class OwnTensor {
- public:
-  explicit OwnTensor(Listing* listing)
-      : type_(static_cast<ScalarType>(listing->number())),
-        rank_(static_cast<size_t>(listing->number())),
-        sizes_(listing->numbers<int32_t>(rank_)),
-        order_(listing->numbers<uint8_t>(rank_)),
-        strides_(rank_, 1),
-        impl_(type_, static_cast<ssize_t>(rank_), sizes_.data(), nullptr, order_.data(), strides_.data()),
-        bytes_(impl_.nbytes()) {
-    for (size_t i = rank_; i-- > 1;) {
-      strides_[order_[i - 1]] = strides_[order_[i]] * sizes_[order_[i]];
-    }
-    impl_.set_data(bytes_.data());
-  }
-  OwnTensor(const OwnTensor&) = delete;
-
-  Tensor tensor() { return Tensor(&impl_); }
-
- private:
-  ScalarType type_;
-  size_t rank_;
-  std::vector<int32_t> sizes_;
-  std::vector<uint8_t> order_;
-  std::vector<int32_t> strides_;
-  TensorImpl impl_;
-  std::vector<uint8_t> bytes_;
 };
 
 // A delegate that is loaded. Its temp allocator has what runtime/README.md says: the scratch in whole cache lines, and
@@ -206,6 +134,7 @@ class Method {
         init_npu(product, static_cast<uint32_t>(listing_.number()));
       } else if (step == "tensor") {
         tensors_.push_back(std::make_unique<OwnTensor>(&listing_));
+        tensors_.back()->own();
         values_.push_back(std::make_unique<EValue>(tensors_.back()->tensor()));
       } else if (step == "double") {
         values_.push_back(std::make_unique<EValue>(listing_.real()));

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// In the place of ExecuTorch's loader and executor, whose sources are not in its Python package: what a firmware's
+// self-test calls of Program and Method, from the listing of firmware.cpp with these steps beside or in the place of
+// its own:
+//
+//   place VALUE MEMORY OFFSET              a value's tensor lies there in the memory plan; memories count from 0
+//   delegate BACKEND OFFSET SIZE COUNT {KEY NUMBER}...   loads a payload that is in the program, with compile specs
+//   input VALUE, output VALUE              in order
+//
+// The memory plan, the temp allocator, registries, backend and kernels are the real ones. The method allocator only
+// serves the backend: what the runtime itself would take is not taken.
+#include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/executor/method.h>
+#include <executorch/runtime/executor/program.h>
+#include <executorch/runtime/kernel/kernel_runtime_context.h>
+#include <executorch/runtime/kernel/operator_registry.h>
+#include <executorch/runtime/platform/runtime.h>
+
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "listing.h"
+
+namespace executorch {
+namespace runtime {
+namespace {
+
+// An instruction: a kernel, or a delegate by its number.
+struct Step {
+  OpFunction kernel;
+  size_t delegate;
+  std::vector<size_t> arguments;
+};
+
+struct LoadedDelegate {
+  BackendInterface* backend;
+  FreeableBuffer payload;
+  DelegateHandle* handle;
+};
+
+}  // namespace
+
+// Named as what Method points to; this one holds all of it.
+struct Chain {
+  std::vector<std::unique_ptr<OwnTensor>> tensors;
+  std::vector<std::unique_ptr<EValue>> values;
+  std::vector<std::unique_ptr<LoadedDelegate>> delegates;
+  std::vector<Step> steps;
+  std::vector<size_t> inputs, outputs;
+
+  OwnTensor* tensor_of(size_t value) { return tensors.at(value).get(); }
+  void add(std::unique_ptr<OwnTensor> tensor) {
+    values.push_back(std::make_unique<EValue>(tensor->tensor()));
+    tensors.push_back(std::move(tensor));
+  }
+  void add(const EValue& value) {
+    values.push_back(std::make_unique<EValue>(value));
+    tensors.push_back(nullptr);
+  }
+};
+
+namespace {
+
+std::vector<size_t> arguments(Listing* listing) {
+  return listing->numbers<size_t>(static_cast<size_t>(listing->number()));
+}
+
+Error load_delegate(Listing* listing, DataLoader* loader, MemoryAllocator* allocator, Chain* chain) {
+  const std::string name = listing->word();
+  const auto offset = static_cast<size_t>(listing->number());
+  const auto size = static_cast<size_t>(listing->number());
+  const auto count = static_cast<size_t>(listing->number());
+  std::vector<std::string> keys(count);
+  std::vector<uint32_t> numbers(count);
+  std::vector<CompileSpec> specs;
+  for (size_t i = 0; i < count; ++i) {
+    keys[i] = listing->word();
+    numbers[i] = static_cast<uint32_t>(listing->number());
+    specs.push_back({keys[i].c_str(), {&numbers[i], sizeof(uint32_t)}});
+  }
+  auto payload = loader->load(offset, size, DataLoader::SegmentInfo(DataLoader::SegmentInfo::Type::Backend, 0));
+  BackendInterface* backend = get_backend_class(name.c_str());
+  if (!payload.ok() || backend == nullptr) {
+    return Error::NotFound;
+  }
+  chain->delegates.push_back(
+      std::make_unique<LoadedDelegate>(LoadedDelegate{backend, std::move(*payload), nullptr}));
+  LoadedDelegate& added = *chain->delegates.back();
+  BackendInitContext context(allocator);
+  const auto handle = backend->init(context, &added.payload, {specs.data(), specs.size()});
+  added.handle = handle.ok() ? *handle : nullptr;
+  return handle.ok() ? Error::Ok : handle.error();
+}
+
+Error read_step(const std::string& step, Listing* listing, DataLoader* loader, MemoryManager* memory, Chain* chain) {
+  if (step == "tensor") {
+    chain->add(std::make_unique<OwnTensor>(listing));
+  } else if (step == "double") {
+    chain->add(EValue(listing->real()));
+  } else if (step == "int") {
+    chain->add(EValue(listing->number()));
+  } else if (step == "place") {
+    OwnTensor* tensor = chain->tensor_of(static_cast<size_t>(listing->number()));
+    const auto which = static_cast<uint32_t>(listing->number());
+    const auto offset = static_cast<size_t>(listing->number());
+    const auto place = memory->planned_memory()->get_offset_address(which, offset, tensor->nbytes());
+    if (!place.ok()) {
+      return place.error();
+    }
+    tensor->place(*place);
+  } else if (step == "delegate") {
+    return load_delegate(listing, loader, memory->method_allocator(), chain);
+  } else if (step == "input" || step == "output") {
+    (step == "input" ? chain->inputs : chain->outputs).push_back(static_cast<size_t>(listing->number()));
+  } else if (step == "kernel") {
+    const auto kernel = get_op_function_from_registry(listing->word().c_str());
+    if (!kernel.ok()) {
+      return kernel.error();
+    }
+    chain->steps.push_back({*kernel, 0, arguments(listing)});
+  } else if (step == "call") {
+    const auto delegate = static_cast<size_t>(listing->number());
+    chain->steps.push_back({nullptr, delegate, arguments(listing)});
+  } else {
+    return Error::InvalidProgram;
+  }
+  return Error::Ok;
+}
+
+}  // namespace
+
+void runtime_init() {}
+
+Result<Program> Program::load(DataLoader* loader, Verification) {
+  const auto head = loader->load(0, 8, DataLoader::SegmentInfo(DataLoader::SegmentInfo::Type::Program));
+  if (!head.ok() || std::memcmp(static_cast<const uint8_t*>(head->data()) + 4, "ET12", 4) != 0) {
+    return Error::InvalidProgram;
+  }
+  return Program(loader, 1, FreeableBuffer(), nullptr, FreeableBuffer(), std::nullopt);
+}
+
+Result<Method> Program::load_method(const char*, MemoryManager* memory, EventTracer* tracer, const NamedDataMap*,
+                                    const LoadBackendOptionsMap*, Span<const Kernel>) const {
+  Method method(this, memory, tracer, memory->temp_allocator());
+  method.chains_ = new Chain;
+  Listing listing;
+  for (std::string step; listing.next(&step);) {
+    const Error error = read_step(step, &listing, loader_, memory, method.chains_);
+    if (error != Error::Ok) {
+      return error;
+    }
+  }
+  return Result<Method>(std::move(method));
+}
+
+Method::~Method() {
+  if (chains_ != nullptr) {
+    for (const auto& delegate : chains_->delegates) {
+      delegate->backend->destroy(delegate->handle);
+    }
+    delete chains_;
+  }
+}
+
+Error Method::set_input(const EValue& given, size_t index) {
+  const aten::Tensor from = given.toTensor();
+  OwnTensor& to = *chains_->tensor_of(chains_->inputs.at(index));
+  if (from.nbytes() != to.nbytes()) {
+    return Error::InvalidArgument;
+  }
+  if (to.tensor().const_data_ptr() == nullptr) {
+    to.place(from.mutable_data_ptr());
+  } else {
+    std::memcpy(to.tensor().mutable_data_ptr(), from.const_data_ptr(), from.nbytes());
+  }
+  return Error::Ok;
+}
+
+const EValue& Method::get_output(size_t index) const { return *chains_->values.at(chains_->outputs.at(index)); }
+
+Error Method::execute() {
+  for (const Step& step : chains_->steps) {
+    std::vector<EValue*> given;
+    for (const size_t value : step.arguments) {
+      given.push_back(chains_->values.at(value).get());
+    }
+    Error error = Error::Ok;
+    if (step.kernel != nullptr) {
+      KernelRuntimeContext context(event_tracer_, temp_allocator_);
+      step.kernel(context, {given.data(), given.size()});
+      error = context.failure_state();
+    } else {
+      const LoadedDelegate& delegate = *chains_->delegates.at(step.delegate);
+      BackendExecutionContext context(event_tracer_, temp_allocator_);
+      error = delegate.backend->execute(context, delegate.handle, {given.data(), given.size()});
+    }
+    if (error != Error::Ok) {
+      return error;
+    }
+    temp_allocator_->reset();
+  }
+  return Error::Ok;
+}
+
+namespace internal {
+
+// Of a class that Program may have a member of.
+Result<FreeableBuffer> PteDataMap::get_data(std::string_view) const { return Error::NotFound; }
+Result<uint32_t> PteDataMap::get_num_keys() const { return 0; }
+Result<const char*> PteDataMap::get_key(uint32_t) const { return Error::NotFound; }
+
+}  // namespace internal
+}  // namespace runtime
+}  // namespace executorch

@@ -1,0 +1,61 @@
+"""A folder of ``save_firmware``, built for a Cortex-M55 and executed by QEMU; see ``runtime/tests/firmware/saved``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from executorch.exir.schema import Tensor
+
+from tests.runtime.building import RUNTIME, require, run
+from tests.runtime.firmware import _TOOLCHAIN, Firmware, start
+
+#: As runtime/cmake/cortex-m55.cmake compiles.
+TARGET = ["-mcpu=cortex-m55", "-mthumb", "-mfloat-abi=hard", "-fno-exceptions", "-fno-rtti"]
+
+
+def build(folder: Path, directory: Path, *definitions: str) -> Path:
+    """Compile and link the firmware of a folder."""
+    require("arm-none-eabi-g++", _TOOLCHAIN)
+    options = [
+        f"-DMODEL_FOLDER={folder}",
+        f"-DCMAKE_TOOLCHAIN_FILE={RUNTIME / 'cmake/cortex-m55.cmake'}",
+        f"-DPython3_EXECUTABLE={sys.executable}",
+        "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON",
+    ]
+    source = str(RUNTIME / "tests/firmware/saved")
+    run([require("cmake", "cmake"), "-S", source, "-B", str(directory), *options, *definitions])
+    run(["cmake", "--build", str(directory), "-j", "2"])
+    return directory / "arm_saved_firmware.elf"
+
+
+def execute(image: Path, program: bytes, directory: Path) -> tuple[bool, str]:
+    """Run the self-test, with what stands in for ExecuTorch's loader reading a listing of the method."""
+    (directory / "method").write_text("\n".join(_listing(program, Firmware(image, program, directory))) + "\n")
+    return start(image, directory)
+
+
+def _listing(program: bytes, firmware: Firmware) -> Iterator[str]:
+    """See runtime/tests/firmware/program_stub.cpp."""
+    places = list(_places(firmware))
+    payloads = iter(firmware.payloads)
+    for line in firmware.listing():
+        what, *words = line.split(" ")
+        if what == "delegate":
+            # The values come before it.
+            yield from places
+            places.clear()
+            payload = next(payloads)
+            yield " ".join([what, words[0], str(program.index(payload)), str(len(payload)), *words[2:]])
+        elif what in ("input", "output"):
+            yield f"{what} {words[0]}"
+        elif what != "npu":
+            yield line
+
+
+def _places(firmware: Firmware) -> Iterator[str]:
+    for number, value in enumerate(firmware.plan.values):
+        place = value.val.allocation_info if isinstance(value.val, Tensor) else None
+        if place is not None:
+            yield f"place {number} {place.memory_id - 1} {place.memory_offset_low}"

@@ -1,0 +1,97 @@
+"""Folders built and executed: on this machine by themselves, and for a Cortex-M55 in QEMU."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from arm_recipes import Firmware
+from arm_recipes.firmware.layout import LOADED_BYTES
+from tests.firmware.device import build, execute
+from tests.firmware.programs import program, samples
+from tests.runtime.building import require, run
+
+pytestmark = pytest.mark.xdist_group("firmware")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each test exports into the folder of the one before it and builds it where that was built."""
+    return tmp_path_factory.mktemp("firmware")
+
+
+def _saved(name: str, root: Path) -> Firmware:
+    return program(name).save_firmware(root / "folder", samples(name))
+
+
+def _built(root: Path, *definitions: str) -> list[str]:
+    """The self-test on this machine."""
+    directory = root / "here"
+    options = [f"-DPython3_EXECUTABLE={sys.executable}", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON"]
+    options.append(f"-DARM_MODEL_DEFINITIONS={';'.join(definitions)}")
+    run([require("cmake", "cmake"), "-S", str(root / "folder"), "-B", str(directory), *options])
+    run(["cmake", "--build", str(directory), "-j", "2"])
+    return [str(directory / "arm_model_self_test")]
+
+
+# First without the kernels of the next.
+@pytest.mark.parametrize("name", ["quantized_u85", "fast_scratch_u65", "decoder_u85"])
+def test_a_folder_builds_and_runs_by_itself(root: Path, name: str) -> None:
+    """In ExecuTorch's runtime, with the emulator."""
+    firmware = _saved(name, root)
+    printed = run(_built(root))
+    for method in firmware.pools.methods:
+        assert f"method {method.name} used {method.pool_64} of {method.pool_64} bytes of its pool" in printed
+    assert f"of {firmware.pools.temp_64} bytes of the temp pool" in printed
+    assert printed.endswith(f"self-test: ok, {firmware.cases} cases\n")
+
+
+def test_it_fails_with_one_byte_less_and_says_so(root: Path) -> None:
+    """By the macros that a build may set."""
+    pools = _saved("fast_scratch_u65", root).pools
+    (method,) = pools.methods
+    for name, size, what in (
+        ("FORWARD_POOL_SIZE", method.pool_64, "load"),
+        ("FORWARD_PLANNED_SIZE", method.planned, "load"),
+        ("FAST_SCRATCH_SIZE", pools.fast_scratch, "load"),
+        ("TEMP_POOL_SIZE", pools.temp_64, "run"),
+    ):
+        with pytest.raises(AssertionError, match=f"cannot {what} the method forward: error 0x21"):
+            run(_built(root, f"ARM_MODEL_{name}={size - 1}"))
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("model.c", "arm_model_pte", "build or flash all files of one export"),
+        ("golden.c", "case1_output0", "case 1: output output0 differs from what it was"),
+    ],
+)
+def test_files_of_different_exports_are_told(root: Path, name: str, array: str, message: str) -> None:
+    """The program in memory is compared with model.h; results with what they were. One byte is another."""
+    _saved("float_u55", root)
+    path = root / "folder" / name
+    text = path.read_text()
+    first = re.search(rf"{array}\[[^{{]*{{\n(\d+)", text)
+    assert first is not None
+    path.write_text(f"{text[: first.start(1)]}{int(first[1]) ^ 1}{text[first.end(1) :]}")
+    try:
+        with pytest.raises(AssertionError, match=message):
+            run(_built(root))
+    finally:
+        path.write_text(text)
+
+
+@pytest.mark.parametrize("name", ["quantized_u85", "float_u55", "fast_scratch_u65"])
+def test_the_self_test_on_a_cortex_m55(tmp_path: Path, root: Path, name: str) -> None:
+    """What is real and what stands in: runtime/tests/firmware/program_stub.cpp and runtime/README.md."""
+    firmware = _saved(name, root)
+    image = build(root / "folder", root / "device")
+    ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
+    assert ok, printed
+    assert f"{firmware.pools.temp} of {firmware.pools.temp} bytes of the temp pool" in printed
+    assert f"self-test: ok, {firmware.cases} cases\n" in printed
+    assert f"used {LOADED_BYTES[32]} of {firmware.pools.methods[0].pool} bytes" in printed

@@ -1,0 +1,93 @@
+"""Where the files go: a folder is ours or empty, and what cannot be done is said before anything is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+
+from arm_recipes import ArmRecipeType, export, save_firmware
+from arm_recipes.firmware.folder import MANIFEST, check_folder, write_folder
+from tests.firmware.programs import program
+from tests.runtime.host_programs import MIXED, Mixed, small
+
+pytestmark = pytest.mark.xdist_group("firmware")
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_of_an_earlier_call_are_replaced(tmp_path: Path) -> None:
+    folder = check_folder(tmp_path / "made")
+    write_folder(folder, {"a": b"1", "deep/er/b": b"2", "deep/c": b"3"}, {"name": "first"})
+    assert _names(folder) == {"a", "deep/er/b", "deep/c", MANIFEST}
+    write_folder(check_folder(folder), {"a": b"4", "deep/c": b"3"}, {"name": "second"})
+    assert _names(folder) == {"a", "deep/c", MANIFEST}
+    assert (folder / "a").read_bytes() == b"4"
+    assert not (folder / "deep/er").exists()
+    write_folder(check_folder(folder), {"a": b"4"}, {})
+    assert not (folder / "deep").exists()
+
+
+def test_what_was_broken_off_can_be_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = check_folder(tmp_path / "made")
+    write_folder(folder, {"a": b"1", "b": b"1"}, {})
+    real = Path.mkdir
+
+    def broken(path: Path, *arguments: object, **options: object) -> None:
+        if path.name == "deep":
+            raise OSError("no space")
+        real(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "mkdir", broken)
+    with pytest.raises(OSError, match="no space"):
+        write_folder(check_folder(folder), {"a": b"2", "deep/b": b"2"}, {})
+    monkeypatch.undo()
+    write_folder(check_folder(folder), {"a": b"2", "deep/b": b"2"}, {})
+    assert _names(folder) == {"a", "deep/b", MANIFEST}
+
+
+def test_other_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"folder: '.*' has 'notes.txt', which save_firmware did not write"):
+        save_firmware(b"", tmp_path)
+    folder = check_folder(tmp_path / "made")
+    write_folder(folder, {"a": b"1"}, {})
+    (folder / "a").write_text("changed")
+    with pytest.raises(ValueError, match=r"'.*made' has 'a', which has been changed since save_firmware wrote it"):
+        check_folder(folder)
+    with pytest.raises(ValueError, match=r"'.*a' is a file; give the folder"):
+        check_folder(folder / "a")
+    with pytest.raises(ValueError, match=r"cannot make '.*': there is no directory"):
+        check_folder(tmp_path / "none" / "made")
+
+
+def test_programs_for_other_targets(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"method 'forward' has a delegate for TOSABackend; .* the ETHOSU recipes"):
+        small(ArmRecipeType.TOSA_INT8).save_firmware(tmp_path / "firmware")
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, extra_flags=["--cop-format=COP2"])
+    result = export(Mixed().eval(), recipe, [MIXED, MIXED])
+    with pytest.raises(ValueError, match=r"a command stream of the form COP2, for Direct Drive .* without --cop"):
+        result.save_firmware(tmp_path / "firmware")
+    assert not (tmp_path / "firmware").exists()
+
+
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        ([(torch.zeros(1, 3, 8, 9),)], r"samples\[0\] of method 'forward'"),
+        ({"other": []}, "samples: no method 'other' in the program; it has forward"),
+        ([torch.zeros(1, 3, 8, 8)], r"samples\[0\] of method 'forward' must be a tuple of the model's inputs"),
+    ],
+    ids=["shape", "method", "no tuple"],
+)
+def test_samples_that_do_not_fit(tmp_path: Path, samples: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        program("float_u55").save_firmware(tmp_path / "firmware", samples)
+    assert not (tmp_path / "firmware").exists()
+    quantized = program("quantized_u55").buffer
+    with pytest.raises(ValueError, match=r"'x' is float32\[1, 3, 8, 8\], the program takes int8\[1, 3, 8, 8\]"):
+        save_firmware(quantized, tmp_path / "firmware", [(torch.zeros(1, 3, 8, 8),)])

@@ -1,0 +1,176 @@
+"""The files of a firmware folder: what they tell, and that compilers take them."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from arm_recipes import ExportResult, Firmware, save_firmware
+from arm_recipes.firmware.layout import LAYOUTS
+from arm_recipes.firmware.sources import PAYLOAD_FORMAT, array, identifier
+from tests.firmware.device import TARGET
+from tests.firmware.programs import program, samples
+from tests.runtime.building import RUNTIME, executorch_include_flags, require, run
+
+pytestmark = pytest.mark.xdist_group("firmware")
+#: Of C that others compile with their own flags.
+_STRICT = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Wshadow", "-Werror", "-c"]
+_LANGUAGES = {"c11": ["-x", "c", "-std=c11"], "c++17": ["-x", "c++", "-std=c++17"]}
+_CPP = ["-std=c++17", f"-I{RUNTIME}", *executorch_include_flags()]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Firmware]:
+    """Folders of programs of several forms."""
+    root = tmp_path_factory.mktemp("saved")
+    names = ("float_u55", "quantized_u85", "mixed_u85", "methods_u55", "fast_scratch_u65", "cpu_between_u85")
+    return {name: program(name).save_firmware(root / name, samples(name)) for name in names}
+
+
+def _text(firmware: Firmware, name: str) -> str:
+    return (Path(firmware.folder) / name).read_text()
+
+
+def _define(text: str, name: str) -> str:
+    """What a macro of model.h stands for."""
+    return re.findall(rf"^#define {name} (.*)$", text, re.M)[-1]
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "arm-none-eabi-gcc"])
+@pytest.mark.parametrize("language", _LANGUAGES)
+@pytest.mark.parametrize("name", ["float_u55", "quantized_u85", "mixed_u85", "methods_u55"])
+def test_c_compiles_without_a_warning(
+    saved: dict[str, Firmware], tmp_path: Path, name: str, language: str, compiler: str
+) -> None:
+    tool = require(compiler, "gcc" if compiler == "gcc" else "gcc-arm-none-eabi")
+    for source in ("model.c", "golden.c"):
+        path = str(Path(saved[name].folder) / source)
+        run([tool, *_LANGUAGES[language], *_STRICT, path, "-o", str(tmp_path / "object.o")])
+
+
+@pytest.mark.parametrize("compiler", ["g++", "arm-none-eabi-g++"])
+def test_the_self_test_compiles_and_the_types_have_the_sizes_that_were_counted_with(
+    saved: dict[str, Firmware], tmp_path: Path, compiler: str
+) -> None:
+    """arm_model_layout.h asserts them, for pointers of 32 and 64 bits."""
+    tool = require(compiler, "g++" if compiler == "g++" else "gcc-arm-none-eabi")
+    flags = [*_CPP, *_STRICT, "-Wno-unused-parameter", *(TARGET if compiler != "g++" else [])]
+    for firmware in saved.values():
+        run([tool, *flags, f"{firmware.folder}/self_test.cpp", "-o", str(tmp_path / "object.o")])
+    asserts = _text(saved["float_u55"], "arm_model_layout.h")
+    assert asserts.count("ARM_MODEL_HAS_LAYOUT(") - 1 == sum(len(layout.named) for layout in LAYOUTS.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "message"),
+    [
+        ("arm_model_layout.h", "(16, 8, executorch::runtime::EV", "(24, 8, executorch::runtime::EV", "install 1."),
+        ("model.h", "EXECUTORCH_MINOR 5", "EXECUTORCH_MINOR 99", "exported with another minor version of ExecuTorch"),
+        ("model.h", f"PAYLOAD_FORMAT {PAYLOAD_FORMAT}", "PAYLOAD_FORMAT 99", "payloads of another format"),
+        ("arm_model_layout.h", "kLoadedBytes == 168", "kLoadedBytes == 8", "build with the one in backend/"),
+    ],
+    ids=["types", "executorch", "payload", "backend"],
+)
+def test_another_version_does_not_compile(
+    saved: dict[str, Firmware], tmp_path: Path, name: str, old: str, new: str, message: str
+) -> None:
+    firmware = saved["float_u55"]
+    for header in ("model.h", "golden.h", "self_test.cpp", "arm_model_layout.h"):
+        (tmp_path / header).write_text(_text(firmware, header))
+    text = _text(firmware, name)
+    assert old in text
+    (tmp_path / name).write_text(text.replace(old, new))
+    built_with = ["-DARM_MODEL_BUILT_WITH_MAJOR=1", "-DARM_MODEL_BUILT_WITH_MINOR=5"]
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        run([require("g++", "g++"), *_CPP, *built_with, "-fsyntax-only", str(tmp_path / "self_test.cpp")])
+
+
+def test_model_h_tells_what_the_program_is(saved: dict[str, Firmware]) -> None:
+    firmware = saved["quantized_u85"]
+    text, info = _text(firmware, "model.h"), program("quantized_u85").inputs[0]
+    content = (Path(firmware.folder) / "model.pte").read_bytes()
+    assert content == program("quantized_u85").buffer
+    assert _define(text, "ARM_MODEL_NPU") == '"Ethos-U85-256"'
+    assert _define(text, "ARM_MODEL_STREAM_FORMAT") == '"COP1"'
+    assert _define(text, "ARM_MODEL_VELA_VERSION").startswith('"5.1.')
+    assert _define(text, "ARM_MODEL_EXECUTORCH_VERSION").startswith('"1.5.')
+    assert _define(text, "ARM_MODEL_STREAM_ARCHITECTURE") == '"2.0.0"'
+    assert _define(text, "ARM_MODEL_PTE_SIZE") == f"{len(content)}u"
+    assert _define(text, "ARM_MODEL_PTE_CRC32") == f"0x{zlib.crc32(content):08X}u"
+    assert info.scale is not None
+    scale = float(_define(text, "ARM_MODEL_FORWARD_INPUT0_SCALE").removesuffix("f"))
+    assert torch.tensor(scale) == torch.tensor(info.scale)
+    assert _define(text, "ARM_MODEL_FORWARD_INPUT0_ZERO_POINT") == f"({info.zero_point})"
+    assert _define(text, "ARM_MODEL_FORWARD_INPUT0_SHAPE") == "{1, 3, 8, 8}"
+    assert _define(text, "ARM_MODEL_FORWARD_OUTPUT0_BYTES") == "4u"
+    assert _define(text, "ARM_MODEL_TEMP_POOL_SIZE") == f"{firmware.pools.temp}u"
+
+
+@pytest.mark.parametrize(
+    ("name", "selected", "ours"),
+    [("float_u55", "", "ON"), ("quantized_u85", "", "OFF"), ("cpu_between_u85", "aten::topk.values", "ON")],
+)
+def test_kernels_are_options_of_the_build(saved: dict[str, Firmware], name: str, selected: str, ours: str) -> None:
+    options = _text(saved[name], "executorch_options.cmake")
+    assert re.findall(r'^set\(EXECUTORCH_SELECT_OPS_LIST "(.*?)"', options, re.M) == [selected]
+    assert f"set(ARM_RUNTIME_CORTEX_M_KERNELS {ours})" in _text(saved[name], "CMakeLists.txt")
+    assert f"default {'y' if ours == 'ON' else 'n'}\n" in _text(saved[name], "zephyr/Kconfig")
+
+
+def test_the_manifest_and_the_printed_form(saved: dict[str, Firmware]) -> None:
+    firmware = saved["methods_u55"]
+    manifest = json.loads(_text(firmware, "firmware.json"))
+    assert manifest["pools"] == firmware.to_dict()["pools"]
+    assert sorted(manifest["sha256"]) == list(firmware.files)
+    for shown in (str(firmware), firmware._repr_html_()):
+        for text in ("Ethos-U55-128", "method allocator of 'between'", "aten::topk.values", "5 cases"):
+            assert text in shown.replace("&#x27;", "'")
+
+
+def test_text_in_c_is_escaped() -> None:
+    assert identifier("näme 1") == "nu e4meu201".replace(" ", "")
+    assert array(b"") == "0"
+    assert array(bytes(range(3))) == "0,1,2"
+
+
+def test_zephyr_sources_compile(saved: dict[str, Firmware], tmp_path: Path) -> None:
+    """With functions of Zephyr's CMake that do the same for one library; Zephyr itself is not here."""
+    firmware = saved["mixed_u85"]
+    folder = Path(firmware.folder)
+    module = yaml.safe_load((folder / "zephyr/module.yml").read_text())
+    assert module["name"] == "arm_model"
+    assert (folder / module["build"]["kconfig"]).is_file()
+    kconfig = (folder / "zephyr/Kconfig").read_text()
+    sizes = re.findall(r"^config (ARM_MODEL_\w+_SIZE)\n(?:\t.*\n)*?\tdefault (\d+)\n", kconfig, re.M)
+    assert ("ARM_MODEL_TEMP_POOL_SIZE", str(firmware.pools.temp)) in sizes
+    options = [f"-DCONFIG_{name}={size}" for name, size in sizes]
+    options += [f"-DCONFIG_ARM_MODEL{name}=y" for name in ("", "_SELF_TEST", "_CORTEX_M_KERNELS")]
+    options += [f"-DMODULE={folder / module['build']['cmake']}", f"-DRUNTIME={RUNTIME}"]
+    options += [f"-DCMAKE_TOOLCHAIN_FILE={RUNTIME / 'cmake/cortex-m55.cmake'}", f"-DINCLUDE={_include()}"]
+    source = Path(__file__).parent / "zephyr"
+    run([require("cmake", "cmake"), "-S", str(source), "-B", str(tmp_path), *options])
+    run(["cmake", "--build", str(tmp_path), "-j", "2"])
+    symbols = run(["arm-none-eabi-nm", "-C", str(tmp_path / "libarm_model.a")])
+    for symbol in ("T arm_model_self_test", "R arm_model_pte", "arm_runtime_ethosu_registered"):
+        assert symbol in symbols
+
+
+def _include() -> Path:
+    return Path(executorch_include_flags()[2])
+
+
+def test_a_loaded_program_needs_no_result(tmp_path: Path) -> None:
+    """Of which nobody knows with which Vela it was made."""
+    result: ExportResult = program("quantized_u85")
+    path = result.save(tmp_path / "model.pte")
+    sample = result.inputs[0].quantize(torch.ones(1, 3, 8, 8))
+    firmware = save_firmware(path, tmp_path / "firmware", [(sample,)])
+    assert firmware.pools == save_firmware(result, tmp_path / "other").pools
+    assert firmware.versions.vela == "not told"
+    assert array(sample.numpy().tobytes()) in _text(firmware, "golden.c")
