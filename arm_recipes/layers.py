@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+from arm_backend_core.tosa.graph import COPY
 from arm_recipes.runtime.payloads import read_graph
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ Kind = Literal["layer", "boundary", "transpose", "conversion", "rest"]
 _Key = TypeVar("_Key")
 
 #: Operators that name another type, or other parameters, for what there is.
-_CONVERSIONS = ("quantized_decomposed.", "aten._to_copy", "aten.to.", "output")
+_CONVERSIONS = ("quantized_decomposed.", "aten._to_copy", "aten.to.")
 #: Operators of a model that say in which order the dimensions are.
 _PERMUTES = ("permute", "transpose", "movedim", "swapaxes", "swapdims", "moveaxis", "t", "numpy_T", "mT", "adjoint")
 #: TOSA operators that move nothing.
@@ -255,6 +256,8 @@ class Traced:
     # -- what an operator is there for ---------------------------------------------------------------------------
 
     def _place(self, i: int, origin: Origin) -> _Place:
+        if origin.operator == COPY:
+            return _Place("", "", "boundary", _COPIED)
         operator = origin.operator.removeprefix("aten.").split(".")[0]
         if not origin.moves and not origin.operator.startswith(_CONVERSIONS):
             return _Place(origin.module, origin.source, "layer", "" if origin.module else "the model's own forward")
@@ -303,4 +306,5 @@ _ORDERS = {
     "input": "lies in memory in another order than it is computed with: samples in torch.channels_last save this",
     "output": "is computed with the channels last: to return it permuted to that order saves this",
 }
+_COPIED = "an input or a constant is returned as it is: leave it out of what the model returns"
 _TYPE = "changes its type or scale: quantized_io=True, and int32 in place of int64, save this"

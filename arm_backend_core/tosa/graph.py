@@ -32,6 +32,8 @@ class Origin:
     moves: bool = False
 
 
+#: The operator of what no node asks for: an input or a constant that is returned as it is.
+COPY = "copy"
 #: Origins of one operator, each with the work (``Op.work``) that it had there: the shares of what the operator costs.
 Origins = Mapping[Origin, int]
 

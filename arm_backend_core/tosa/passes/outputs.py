@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Origin, Value
+from arm_backend_core.tosa.graph import Graph, Value
 
 
 def make_outputs_distinct(graph: Graph, target: Target) -> None:
@@ -13,6 +13,5 @@ def make_outputs_distinct(graph: Graph, target: Target) -> None:
     seen: set[Value] = set()
     for i, value in enumerate(graph.outputs):
         if value.producer is None or value in seen:
-            build.origins = {} if value.producer else {Origin(value.name, "output"): 1}
             graph.outputs[i] = build.emit("IDENTITY", (value,), value.shape, value.dtype)
         seen.add(graph.outputs[i])
