@@ -20,10 +20,7 @@ _KEPT = ("val", "stack_trace", "nn_module_stack", "torch_fn", "source_fn_stack")
 
 
 def numbered(program: ExportedProgram) -> ExportedProgram:
-    """A copy of a program as it was lowered, with the debug handles that delegates and events have.
-
-    Nothing in it depends on the process that made it, so that its record is the same bytes each time.
-    """
+    """A copy of a program as it was lowered, with the debug handles that delegates and events have."""
     program = _with_buffers(program)
     simplify_call(program)
     number(program.graph, 1)
@@ -33,6 +30,7 @@ def numbered(program: ExportedProgram) -> ExportedProgram:
         if handle is not None:
             node.meta["debug_handle"] = handle
             _by_position(node)
+            node.args = tuple(list(arg) if isinstance(arg, tuple) else arg for arg in node.args)
     return program
 
 

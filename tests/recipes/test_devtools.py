@@ -15,9 +15,12 @@ import torch
 from executorch.devtools import Inspector
 from executorch.devtools.bundled_program.serialize import deserialize_from_flatbuffer_to_bundled_program
 from executorch.devtools.etrecord import parse_etrecord
+from executorch.exir import to_edge_transform_and_lower
 from executorch.extension.pybindings import portable_lib
 from torch import Tensor, nn
 
+from arm_backend_core.partitioner import TOSAPartitioner
+from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, load
 from arm_recipes.devtools.reading import in_order
 from arm_recipes.runtime import plugin
@@ -111,6 +114,19 @@ def test_the_cpu_has_handles_of_the_same_program() -> None:
     ] * 2
 
 
+def test_executorch_s_own_flow_keeps_handles_apart() -> None:
+    """There ExecuTorch numbers what is left on the CPU, from 1 on."""
+    program = torch.export.export(Sorting().eval(), vectors()[0])
+    partitioner = TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP"), [lambda node: "topk" in node.name])
+    manager = to_edge_transform_and_lower(program, partitioner=[partitioner]).to_executorch()
+    handles = manager.debug_handle_map["forward"]
+    inside = {handle for found in handles.values() if isinstance(found, list) for handle in found}
+    assert len(inside) == 2
+    assert inside.isdisjoint({found for found in handles.values() if isinstance(found, int)})
+    maps = [found["delegate_map"] for found in manager.delegate_map["forward"].values()]
+    assert {handle for found in maps for own in found.values() for handle in own} == inside
+
+
 # The Inspector.
 
 
@@ -185,7 +201,9 @@ def test_integers_as_inputs_are_those_of_the_program() -> None:
 def test_graphs_inside_of_operators_are_a_whole() -> None:
     result = _exported(Branches(), FP, [(torch.ones(4),)], extensions=["cf"])
     assert "COND_IF" in result.report.delegates[0].tosa_operators
-    assert not [event for event in _inside(result.inspector(torch.ones(4))) if event.debug_data]
+    inspector = result.inspector(torch.ones(4))
+    assert not [event for event in _inside(inspector) if event.debug_data]
+    assert _worst(_gaps(inspector)) > _ROUNDING
 
 
 def test_a_run_leaves_the_model_as_it_was() -> None:
@@ -268,6 +286,18 @@ def test_samples_that_cannot_be_bundled(bundled: Any, message: str, tmp_path: Pa
     with pytest.raises(ValueError, match=message):
         result.save(tmp_path / "model.pte", bundled=bundled)
     assert not list(tmp_path.iterdir())
+
+
+def test_two_exports_give_the_same_bytes(tmp_path: Path) -> None:
+    for model, samples, kind, options in (
+        (Block, SAMPLES, INT8, {}),
+        (Branches, [(torch.ones(4),)], FP, {"extensions": ["cf"]}),
+    ):
+        found = []
+        for _ in range(2):
+            _exported(model(), kind, samples, **options).save(tmp_path / "model.pte", etrecord=True, bundled=samples)
+            found.append([(tmp_path / name).read_bytes() for name in ("model.etrecord", "model.bpte")])
+        assert found[0] == found[1]
 
 
 # Their parts.

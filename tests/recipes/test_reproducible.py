@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, export
+from arm_recipes.devtools.inspection import files
 
 
 class Everything(nn.Module):
@@ -34,13 +35,13 @@ class Everything(nn.Module):
 
 
 def programs(dump_dir: str | None) -> list[bytes]:
-    """The program for TOSA and that for an Ethos-U, and the latter's twin."""
+    """The program for TOSA and that for an Ethos-U, with their twins and records."""
     samples = [(torch.linspace(-1, 1, 48).reshape(1, 3, 4, 4) * factor,) for factor in (1, 2)]
     found = []
     for kind in (ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U85_INT8):
         recipe = ExportRecipe.get_recipe(kind, dump_dir=dump_dir)
         result = export(Everything().eval(), recipe, samples, constant_methods={"b": 1, "a": 2.5})
-        found += [result.buffer, result._twin()]
+        found += [result.buffer, result._twin(), *files(result, "model", True, None).values()]
     return found
 
 
