@@ -240,6 +240,7 @@ def _made(job: Job, items: Sequence[Item], workers: int | None) -> Iterator[tupl
 
 def _configured() -> bool:
     """Whether the user says how to work in parallel."""
-    from joblib.parallel import get_active_backend
+    from joblib.parallel import LokyBackend, get_active_backend
 
-    return get_active_backend()[1] is not None
+    backend, jobs = get_active_backend()
+    return jobs is not None or not isinstance(backend, LokyBackend)

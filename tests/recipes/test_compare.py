@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -400,6 +401,18 @@ def test_workers_find_the_same() -> None:
     result = small(U85)
     alone, shared = (result.compare(images(), [0, 1, 2, 3], workers=count) for count in (1, 2))
     assert (shared.outputs, shared.layers, shared.accuracy) == (alone.outputs, alone.layers, alone.accuracy)
+
+
+def test_on_a_dask_cluster() -> None:
+    from distributed import Client, LocalCluster
+
+    result = small(U85)
+    settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+    with LocalCluster(**settings) as cluster, Client(cluster) as client, joblib.parallel_config(backend="dask"):
+        found = result.compare(images(8))
+        workers = client.run(lambda: len(worker._runners))
+    assert found.layers == result.compare(images(8), workers=1).layers
+    assert list(workers.values()) == [1, 1]
 
 
 def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
