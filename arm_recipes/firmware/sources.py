@@ -165,7 +165,7 @@ def _asserts() -> Iterator[str]:
 def _memory(pools: Pools) -> dict[str, str]:
     names = [f"ARM_MODEL_{identifier(method.name).upper()}" for method in pools.methods]
     exact = "The figures of a Cortex-M are computed from the program and the runtime's types."
-    bound = "The figures of a Cortex-M are those of 64-bit pointers, which are never less: they could not be computed."
+    bound = "Not all figures of a Cortex-M could be computed: those are of 64-bit pointers, which are never less."
     return {
         "EXACT": exact if pools.exact else bound,
         "ALIGNMENT": str(CACHE_LINE),

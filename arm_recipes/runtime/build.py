@@ -55,7 +55,7 @@ def plugin() -> Path:
     """
     executorch = _executorch()
     link = ("-shared", f"-L{executorch / 'lib'}", "-lexecutorch")
-    target = cache_folder() / f"host_plugin-{_key(executorch, link=link)}.so"
+    target = cache_folder() / f"host_plugin-{_key(executorch)}.so"
     if not target.exists():
         _compile(executorch, target, units(), link)
     return target
@@ -95,7 +95,7 @@ def _key(executorch: Path, folders: Sequence[str] = (_HOST, _EMULATOR), link: Se
     digest = hashlib.sha256(
         repr((version("executorch"), str(executorch), library.st_size, library.st_mtime_ns)).encode()
     )
-    digest.update(repr((_FLAGS, _DEFINES, link)).encode())
+    digest.update(repr((_FLAGS, _DEFINES, *link)).encode())
     for source in sorted(path for folder in folders for path in (SOURCES / folder).iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:24]

@@ -13,7 +13,7 @@ from torch import Tensor
 from arm_recipes import RunError
 from arm_recipes.firmware.golden import tensor
 from arm_recipes.firmware.saving import gathered
-from arm_recipes.firmware.sources import Model
+from arm_recipes.firmware.sources import Model, rendered
 from arm_recipes.firmware.trial import Sizes, trial
 from tests.firmware.programs import PROGRAMS, program, samples
 
@@ -73,9 +73,22 @@ def test_the_golden_outputs_are_those_of_run(name: str) -> None:
 def test_figures_of_a_cortex_m_are_computed_and_less(name: str) -> None:
     """That the types have these sizes there is compiled in test_device.py."""
     pools = _model(name).pools
-    assert pools.exact
+    # What kernels take is measured, and nothing tells what of it are pointers.
+    assert pools.exact is (name != "kernels_memory")
     assert all(0 < method.pool < method.pool_64 for method in pools.methods)
     assert 0 <= pools.temp <= pools.temp_64
+
+
+def test_where_it_is_not_as_computed_the_figures_of_this_machine_bound_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a runtime that takes other pieces than those we know of."""
+    exact = _model("float_u55")
+    monkeypatch.setattr("arm_recipes.firmware.pools.method_bytes", lambda plan, bits: 100 + bits)
+    bound = gathered(program("float_u55"), None, "bound")
+    (method,) = bound.pools.methods
+    assert (method.pool, method.pool_64) == (exact.pools.methods[0].pool_64,) * 2
+    assert not bound.pools.exact
+    assert "Not all figures of a Cortex-M could be computed" in rendered(bound)["model.h"].decode()
+    assert "are computed from the program" in rendered(exact)["model.h"].decode()
 
 
 def test_each_kind_of_memory_is_among_them() -> None:
@@ -86,3 +99,4 @@ def test_each_kind_of_memory_is_among_them() -> None:
     assert any(each.fast_scratch for each in pools)
     assert any(len(each.methods) > 1 for each in pools)
     assert any(each.temp < each.temp_64 for each in pools)
+    assert _model("kernels_memory").pools.temp == 200 * 16

@@ -203,9 +203,12 @@ def test_the_wheel_has_the_sources(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
-    for folder in ("host", "ethosu_emulator"):
+    for folder in ("host", "ethosu_emulator", *build._FIRMWARE):
         for source in (ROOT / "runtime" / folder).iterdir():
             assert f"arm_recipes/runtime/cpp/{folder}/{source.name}" in names
+    templates = [path for path in (ROOT / "arm_recipes/firmware/templates").rglob("*") if path.is_file()]
+    assert len(templates) > 10
+    assert all(path.relative_to(ROOT).as_posix() in names for path in templates)
     units = [unit.relative_to(build.SOURCES) for unit in build.units()]
     assert len(units) > 10
     assert all(f"arm_recipes/runtime/cpp/{unit}" in names for unit in units)
