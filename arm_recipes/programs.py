@@ -12,7 +12,6 @@ from torch.export.graph_signature import ConstantArgument, InputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import handle_of
 from arm_recipes.runtime.whole import PREFIX
 
 if TYPE_CHECKING:
@@ -87,6 +86,8 @@ def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBa
 
 def restore_handles(program: ExportedProgram) -> None:
     """Give what stays on the CPU debug handles as delegates have them: ExecuTorch has numbered it anew."""
+    from arm_backend_core.nodes import handle_of
+
     for node in program.graph.nodes:
         handle = handle_of(node)
         if handle is not None:
