@@ -293,6 +293,7 @@ def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
         dtype=row.dtype,
         scale=row.grid.scale if row.grid else None,
         zero_point=row.grid.zero_point if row.grid else None,
+        moves=row.moves,
         told_by="program" if row.name in told else "PyTorch",
         gap=added(parts).gap,
     )

@@ -88,7 +88,7 @@ class Row:
         name: of the step that has it; ``value``: of the one that has it in floating point, before it is quantized.
         node: of the captured program, that computes it.
         grid: the real numbers that it is rounded to, if it is quantized.
-        moves: it holds numbers of that grid already, in other places: nothing is lost.
+        moves: it holds numbers that it read, in other places: nothing is lost.
         is_fixed: the grid is that of the operator, whatever calibration saw.
         dtype: of what the program holds.
         operator, module, source: where it comes from: ATen operator, path of the submodule, line of the model; where
@@ -219,8 +219,11 @@ def _rows(program: ExportedProgram, floats: Mapping[str, Tensor]) -> list[Row]:
         computes = node.op == "call_function" and not is_quantize(node) and not is_dequantize(node)
         if computes and node.users and all(is_quantize(user) or user in inside for user in node.users):
             inside.add(node)
+    varying = set(program.graph.find_nodes(op="placeholder")) - constants_of(program).keys()
     for node in program.graph.nodes:
-        if node.op != "call_function" or is_dequantize(node) or node in inside:
+        if not varying.isdisjoint(node.all_input_nodes):
+            varying.add(node)
+        if node.op != "call_function" or is_dequantize(node) or node in inside or node not in varying:
             continue
         if is_quantize(node):
             rows.append(_row(node, node.args[0], _grid(node), floats))
@@ -242,7 +245,7 @@ def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor
         value=value.name,
         node=source.name,
         grid=grid,
-        moves=grid is not None and _moves(made, grid),
+        moves=_moves(made, grid),
         is_fixed=getattr(find(made), "fixed_range", None) is not None,
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
         operator="input" if made.op == "placeholder" else " + ".join(operators),
@@ -259,12 +262,13 @@ def _common(one: str, other: str) -> str:
     return ".".join(part for part, _ in pairs)
 
 
-def _moves(node: Node, grid: Grid) -> bool:
-    """Whether all that it reads is on the grid of its result, and it computes nothing."""
+def _moves(node: Node, grid: Grid | None) -> bool:
+    """Whether it computes nothing, and all that it reads is on the grid of its result."""
     record = find(node)
     reads = [source for source in node.all_input_nodes if is_float(source)]
     shares = record is not None and record.kind is Kind.SHARED
-    return shares and bool(reads) and all(is_dequantize(source) and _grid(source) == grid for source in reads)
+    same = grid is None or all(is_dequantize(source) and _grid(source) == grid for source in reads)
+    return shares and bool(reads) and same
 
 
 def _weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:

@@ -67,10 +67,11 @@ class LayerGap:
             what is fused to it are one layer: both operators, and module and line of the first.
         dtype: as the program has it.
         scale, zero_point: None where it is not quantized.
+        moves: it only brings numbers to other places.
         told_by: "program": the number that the delegate computes; "PyTorch": what PyTorch computes of these, of
             operators on the CPU and delegates that tell nothing.
         gap: as the program runs, errors of the layers before included.
-        own: what it loses by itself; None where it is not quantized, only moved, and between two programs.
+        own: what it loses by itself; None where it is not quantized, or ``moves``, and between two programs.
         weights: quantized constants that it reads.
     """
 
@@ -81,6 +82,7 @@ class LayerGap:
     dtype: str
     scale: float | None
     zero_point: int | None
+    moves: bool
     told_by: str
     gap: Gap
     own: OwnLoss | None = None
@@ -176,15 +178,16 @@ class Comparison:
         for layer in chosen:
             mine = (_decibels(layer.own.sqnr) if layer.own else "",) if own else ()
             table.append((*_place(layer), layer.dtype, *mine, *_cells(layer.gap), layer.told_by))
-        listed = "" if len(chosen) == len(self.layers) else f", {len(chosen)} of them evenly; all are in frame()"
+        listed = "" if len(chosen) == len(self.layers) else f", {len(chosen)} of them here; all are in frame()"
         yield f"Layers, as the program runs: {len(self.layers)}{listed}", table
 
 
 def _chosen(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
-    """Some layers from the first to the last one."""
-    if len(layers) <= _LISTED:
-        return list(layers)
-    return [layers[round(index * (len(layers) - 1) / (_LISTED - 1))] for index in range(_LISTED)]
+    """Some layers from the first to the last one; of many, those that compute."""
+    found = [layer for layer in layers[:-1] if not layer.moves or len(layers) <= _LISTED] + list(layers[-1:])
+    if len(found) <= _LISTED:
+        return found
+    return [found[round(index * (len(found) - 1) / (_LISTED - 1))] for index in range(_LISTED)]
 
 
 def _accuracy_rows(accuracy: Accuracy, reference: str) -> list[tuple[str, ...]]:
