@@ -52,7 +52,6 @@ _CHEAP = {
     "ArmRecipesWarning": "messages",
     "ExportError": "messages",
     "ExportResult": "result",
-    "Firmware": "firmware.saving",
     "Program": "runtime.program",
     "ProgramError": "runtime.pte",
     "RunError": "runtime.errors",
@@ -60,14 +59,15 @@ _CHEAP = {
     "Sweep": "sweeping.result",
     "inspect": "runtime.inspect",
     "load": "runtime.program",
-    "save_firmware": "firmware.saving",
 }
 _COSTLY = {
     "ArmRecipeProvider": "provider",
     "ArmRecipeType": "provider",
     "ExportRecipe": "provider",
+    "Firmware": "firmware.saving",
     "Inputs": "sample",
     "export": "exporting",
+    "save_firmware": "firmware.saving",
     "sweep": "sweeping.sweep",
 }
 

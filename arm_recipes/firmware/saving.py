@@ -12,7 +12,7 @@ from arm_recipes.firmware.folder import check_folder, write_folder
 from arm_recipes.firmware.golden import Port, by_method, checked, content, made_up, tensor
 from arm_recipes.firmware.kernels import Kernels, kernels
 from arm_recipes.firmware.pools import Pools, measure
-from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, rendered
+from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, rendered
 from arm_recipes.firmware.trial import Case, trial
 from arm_recipes.report import Section, TensorInfo, as_html, as_text, plain, size
 from arm_recipes.runtime.build import SOURCES
@@ -186,6 +186,14 @@ def _first(cases: Sequence[Case], method: str) -> Case:
 
 def _check(inspection: Inspection) -> None:
     """Firmware has ``EthosUBackend`` on Arm's driver for Cortex-M, and hands over tensors."""
+    macros: dict[str, str] = {}
+    for method in inspection.methods:
+        other = macros.setdefault(identifier(method.name).upper(), method.name)
+        if other != method.name:
+            raise ValueError(
+                f"save_firmware: methods '{other}' and '{method.name}' have one name in capitals, which the macros of "
+                "model.h have: give one of them another name"
+            )
     for method in inspection.methods:
         for delegate in method.delegates:
             _check_delegate(delegate, f"save_firmware: method '{method.name}' has")

@@ -79,6 +79,14 @@ def test_programs_for_other_targets(tmp_path: Path) -> None:
     assert not (tmp_path / "firmware").exists()
 
 
+def test_methods_with_one_name_in_macros(tmp_path: Path) -> None:
+    models = {name: Small().eval() for name in ("run", "Run")}
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8)
+    result = export(models, recipe, dict.fromkeys(models, images(2)))
+    with pytest.raises(ValueError, match=r"methods '.un' and '.un' have one name in capitals"):
+        result.save_firmware(tmp_path / "firmware")
+
+
 def test_two_calls_write_the_same_bytes(tmp_path: Path) -> None:
     contents = []
     for parent in ("first", "second"):
