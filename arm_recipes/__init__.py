@@ -57,7 +57,6 @@ _CHEAP = {
     "Comparison": "comparing.result",
     "ExportError": "messages",
     "ExportResult": "result",
-    "Firmware": "firmware.saving",
     "Program": "runtime.program",
     "ProgramError": "runtime.pte",
     "RunError": "runtime.errors",
@@ -65,15 +64,16 @@ _CHEAP = {
     "Sweep": "sweeping.result",
     "inspect": "runtime.inspect",
     "load": "runtime.program",
-    "save_firmware": "firmware.saving",
 }
 _COSTLY = {
     "ArmRecipeProvider": "provider",
     "ArmRecipeType": "provider",
     "ExportRecipe": "provider",
+    "Firmware": "firmware.saving",
     "Inputs": "sample",
     "compare": "comparing.compare",
     "export": "exporting",
+    "save_firmware": "firmware.saving",
     "sweep": "sweeping.sweep",
 }
 

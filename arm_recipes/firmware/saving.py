@@ -12,12 +12,12 @@ from arm_recipes.firmware.folder import check_folder, write_folder
 from arm_recipes.firmware.golden import Port, by_method, checked, content, made_up, tensor
 from arm_recipes.firmware.kernels import Kernels, kernels
 from arm_recipes.firmware.pools import Pools, measure
-from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, rendered
+from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, rendered
 from arm_recipes.firmware.trial import Case, trial
 from arm_recipes.report import Section, TensorInfo, as_html, as_text, plain, size
 from arm_recipes.runtime.build import SOURCES
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
-from arm_recipes.runtime.inspect import Inspection, inspect
+from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect
 from arm_recipes.runtime.program import Program, load
 from arm_recipes.runtime.pte import PteMethod, PteTensor
 
@@ -186,25 +186,44 @@ def _first(cases: Sequence[Case], method: str) -> Case:
 
 def _check(inspection: Inspection) -> None:
     """Firmware has ``EthosUBackend`` on Arm's driver for Cortex-M, and hands over tensors."""
+    macros: dict[str, str] = {}
+    for method in inspection.methods:
+        other = macros.setdefault(identifier(method.name).upper(), method.name)
+        if other != method.name:
+            raise ValueError(
+                f"save_firmware: methods '{other}' and '{method.name}' have one name in capitals, which the macros of "
+                "model.h have: give one of them another name"
+            )
     for method in inspection.methods:
         for delegate in method.delegates:
-            if delegate.backend != "EthosUBackend":
-                raise ValueError(
-                    f"save_firmware: method '{method.name}' has a delegate for {delegate.backend}; firmware runs those "
-                    "for an Ethos-U: export with one of the ETHOSU recipes"
-                )
-            if isinstance(delegate.payload, EthosUPayload) and delegate.payload.stream != "COP1":
-                raise ValueError(
-                    f"save_firmware: method '{method.name}' has a command stream of the form "
-                    f"{delegate.payload.stream}, for Direct Drive from Linux; the driver of firmware takes COP1: "
-                    "export without --cop-format=COP2"
-                )
+            _check_delegate(delegate, f"save_firmware: method '{method.name}' has")
         for value in (*method.inputs, *method.outputs):
             if not isinstance(value, TensorInfo):
                 raise ValueError(
                     f"save_firmware: '{value.name}' of method '{method.name}' is no tensor but {value.kind}; "
                     "firmware hands over tensors: make it a tensor, or a constant of the model"
                 )
+
+
+def _check_delegate(delegate: DelegateInspection, has: str) -> None:
+    payload = delegate.payload
+    if delegate.backend != "EthosUBackend":
+        raise ValueError(
+            f"{has} a delegate for {delegate.backend}; firmware runs those for an Ethos-U: export with one of the "
+            "ETHOSU recipes"
+        )
+    if not isinstance(payload, EthosUPayload):
+        raise ValueError(f"{has} a payload that cannot be read: {delegate.problem}: export it again")
+    if payload.stream != "COP1":
+        raise ValueError(
+            f"{has} a command stream of the form {payload.stream}, for Direct Drive from Linux; the driver of firmware "
+            "takes COP1: export without direct_drive"
+        )
+    if payload.fast_scratch_bytes is None:
+        raise ValueError(
+            f"{has} a payload of another exporter, which does not tell how much fast scratch it needs: export it with "
+            "arm_recipes"
+        )
 
 
 def _ports(method: PteMethod, inputs: Sequence[Any], outputs: Sequence[Any]) -> Ports:

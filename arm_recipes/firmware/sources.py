@@ -269,7 +269,9 @@ def _build(model: Model) -> dict[str, str]:
             "# The program needs none of the portable kernels: link neither portable_ops_lib nor executorch_kernels.\n"
             'set(EXECUTORCH_SELECT_OPS_LIST "" CACHE STRING "" FORCE)'
         )
-    # The other way to say it, which must not be given too.
+    selected += (
+        "\n# The other way to say it, by the file, takes ExecuTorch's Python package where it is built: model.pte."
+    )
     selected += '\nset(EXECUTORCH_SELECT_OPS_MODEL "" CACHE STRING "" FORCE)'
     others = [f"#   {name}" for name in kernels.others]
     if others:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from executorch.exir.schema import Tensor
 
-from tests.runtime.building import RUNTIME, require, run
+from tests.runtime.building import RUNTIME, executorch_directory, require, run
 from tests.runtime.firmware import _TOOLCHAIN, Firmware, start
 
 #: As runtime/cmake/cortex-m55.cmake compiles.
@@ -21,8 +20,10 @@ def build(folder: Path, directory: Path, *definitions: str) -> Path:
     options = [
         f"-DMODEL_FOLDER={folder}",
         f"-DCMAKE_TOOLCHAIN_FILE={RUNTIME / 'cmake/cortex-m55.cmake'}",
-        f"-DPython3_EXECUTABLE={sys.executable}",
         "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON",
+        "-DPLACED=ON",
+        f"-DLINKER_SCRIPT={RUNTIME / 'tests/firmware/an547.ld'}",
+        f"-DEXECUTORCH={executorch_directory()}",
     ]
     source = str(RUNTIME / "tests/firmware/saved")
     run([require("cmake", "cmake"), "-S", source, "-B", str(directory), *options, *definitions])

@@ -12,7 +12,7 @@ from arm_recipes import Firmware
 from arm_recipes.firmware.layout import LOADED_BYTES
 from tests.firmware.device import build, execute
 from tests.firmware.programs import program, samples
-from tests.runtime.building import require, run
+from tests.runtime.building import RUNTIME, require, run
 
 pytestmark = pytest.mark.xdist_group("firmware")
 
@@ -95,3 +95,21 @@ def test_the_self_test_on_a_cortex_m55(tmp_path: Path, root: Path, name: str) ->
     assert f"{firmware.pools.temp} of {firmware.pools.temp} bytes of the temp pool" in printed
     assert f"self-test: ok, {firmware.cases} cases\n" in printed
     assert f"used {LOADED_BYTES[32]} of {firmware.pools.methods[0].pool} bytes" in printed
+
+
+def test_pieces_of_a_linker_script(tmp_path: Path, root: Path) -> None:
+    """In front of a board's own, for sections by the names that they have if nobody names others."""
+    _saved("fast_scratch_u65", root)
+    pieces = (root / "folder/linker/arm_model.ld").read_text().replace("> FLASH_OR_DDR", "> SRAM")
+    assert pieces.count("> SRAM") == 3
+    script = (RUNTIME / "tests/firmware/an547.ld").read_text()
+    assert script.count("SECTIONS\n{\n") == 1
+    (tmp_path / "board.ld").write_text(script.replace("SECTIONS\n{\n", f"SECTIONS\n{{\n{pieces}\n"))
+    image = build(root / "folder", root / "device", "-DPLACED=OFF", f"-DLINKER_SCRIPT={tmp_path / 'board.ld'}")
+    ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
+    assert ok, printed
+    # Without them the NPU of this board reaches neither program nor pools.
+    image = build(root / "folder", root / "device", "-DPLACED=OFF")
+    ok, printed = execute(image, (root / "folder/model.pte").read_bytes(), tmp_path)
+    assert not ok
+    assert "in memory that no NPU of this device reaches" in printed

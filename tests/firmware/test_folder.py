@@ -11,7 +11,8 @@ from executorch.export import ExportRecipe
 from arm_recipes import ArmRecipeType, export, save_firmware
 from arm_recipes.firmware.folder import MANIFEST, check_folder, write_folder
 from tests.firmware.programs import program
-from tests.runtime.host_programs import MIXED, Mixed, small
+from tests.recipes.models import Small, images
+from tests.runtime.host_programs import small, untracked
 
 pytestmark = pytest.mark.xdist_group("firmware")
 
@@ -68,11 +69,32 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
 def test_programs_for_other_targets(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"method 'forward' has a delegate for TOSABackend; .* the ETHOSU recipes"):
         small(ArmRecipeType.TOSA_INT8).save_firmware(tmp_path / "firmware")
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, extra_flags=["--cop-format=COP2"])
-    result = export(Mixed().eval(), recipe, [MIXED, MIXED])
-    with pytest.raises(ValueError, match=r"a command stream of the form COP2, for Direct Drive .* without --cop"):
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, direct_drive=True)
+    result = export(Small().eval(), recipe, images())
+    with pytest.raises(ValueError, match=r"a command stream of the form COP2, .* export without direct_drive"):
         result.save_firmware(tmp_path / "firmware")
+    foreign = untracked(program("quantized_u55").buffer).replace(b"fast_scratch_size", b"fast_scratch_else")
+    with pytest.raises(ValueError, match=r"of another exporter, which does not tell how much fast scratch it needs"):
+        save_firmware(foreign, tmp_path / "firmware")
     assert not (tmp_path / "firmware").exists()
+
+
+def test_methods_with_one_name_in_macros(tmp_path: Path) -> None:
+    models = {name: Small().eval() for name in ("run", "Run")}
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8)
+    result = export(models, recipe, dict.fromkeys(models, images(2)))
+    with pytest.raises(ValueError, match=r"methods '.un' and '.un' have one name in capitals"):
+        result.save_firmware(tmp_path / "firmware")
+
+
+def test_two_calls_write_the_same_bytes(tmp_path: Path) -> None:
+    contents = []
+    for parent in ("first", "second"):
+        (tmp_path / parent).mkdir()
+        firmware = program("float_u55").save_firmware(tmp_path / parent / "firmware")
+        names = [*firmware.files, MANIFEST]
+        contents.append({name: (tmp_path / parent / "firmware" / name).read_bytes() for name in names})
+    assert contents[0] == contents[1]
 
 
 @pytest.mark.parametrize(

@@ -60,21 +60,24 @@ constexpr size_t aligned(size_t size) {
   return (size + ARM_MODEL_POOL_ALIGNMENT - 1) / ARM_MODEL_POOL_ALIGNMENT * ARM_MODEL_POOL_ALIGNMENT;
 }
 
-constexpr size_t sum(const size_t* sizes, size_t count) {
-  size_t all = ARM_MODEL_POOL_ALIGNMENT;  // never an array of nothing
+// For an array, which is never of nothing.
+constexpr size_t room(size_t size) { return size == 0 ? ARM_MODEL_POOL_ALIGNMENT : aligned(size); }
+
+constexpr size_t room(const size_t* sizes, size_t count) {
+  size_t all = 0;
   for (size_t i = 0; i < count; ++i) {
     all += aligned(sizes[i]);
   }
-  return all;
+  return room(all);
 }
 
-ARM_MODEL_PLACED(ARM_MODEL_TEMP_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t temp_pool[aligned(ARM_MODEL_TEMP_POOL_SIZE + 1)];
-ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t pools[sum(kPoolSizes, kMethods)];
-ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t planned[sum(kPlannedSizes, kMethods)];
-ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t shared[sum(kSharedSizes, kShared)];
+ARM_MODEL_PLACED(ARM_MODEL_TEMP_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t temp_pool[room(ARM_MODEL_TEMP_POOL_SIZE)];
+ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t pools[room(kPoolSizes, kMethods)];
+ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t planned[room(kPlannedSizes, kMethods)];
+ARM_MODEL_PLACED(ARM_MODEL_POOL_SECTION, ARM_MODEL_POOL_ALIGNMENT) uint8_t shared[room(kSharedSizes, kShared)];
 #if ARM_MODEL_FAST_SCRATCH_SIZE > 0
 ARM_MODEL_PLACED(ARM_MODEL_FAST_SCRATCH_SECTION, ARM_MODEL_POOL_ALIGNMENT)
-uint8_t fast_scratch[aligned(ARM_MODEL_FAST_SCRATCH_SIZE)];
+uint8_t fast_scratch[room(ARM_MODEL_FAST_SCRATCH_SIZE)];
 #endif
 
 ModelMethod::Bytes memories[kMethods][kShared + 1];
