@@ -91,7 +91,7 @@ function network(place, graph) {
         color: c.line, customdata: [...links.values()].map(bytes),
         hovertemplate: "%{source.label} → %{target.label}: %{customdata}<extra></extra>",
       },
-    }], layout({ width: Math.max(place.clientWidth - 4, 95 * depth(groups.length, ends)), height: 420 }), config);
+    }], layout({ width: Math.max(place.clientWidth - 4, 120 * depth(groups.length, ends)), height: 420 }), config);
     picture.on("plotly_click", (event) => {
       const point = event.points[0];
       if (!("source" in point)) show(groups[point.pointNumber]);
@@ -107,13 +107,19 @@ function network(place, graph) {
   }
 
   const inside = (key) => (typeof key === "string" ? members.get(key) : [key]);
-  const label = (key) => typeof key === "string" ? key + " ▸" : graph.nodes[key].module || graph.nodes[key].source.split("/").at(-1) || "(model)";
-  const hover = (key, n) => label(key) + (total ? "<br>" + count(n) + " cycles, " + percent(n / total) : "");
+  const short = (module) => { // names stand close together: the end of a long one, from a dot on
+    if (module.length <= 18) return module;
+    const end = module.slice(-18);
+    return "…" + end.slice(Math.max(end.indexOf("."), 0));
+  };
+  const label = (key) => typeof key === "string" ? short(key) + " ▸" : short(graph.nodes[key].module) || graph.nodes[key].source.split("/").at(-1) || "(model)";
+  const whole = (key) => (typeof key === "string" ? key : graph.nodes[key].module || label(key));
+  const hover = (key, n) => whole(key) + (total ? "<br>" + count(n) + " cycles, " + percent(n / total) : "");
 
   function show(key) {
     facts.replaceChildren();
     const nodes = inside(key).map((i) => graph.nodes[i]);
-    add(facts, "strong", label(key));
+    add(facts, "strong", whole(key));
     const buttons = add(facts, "div", undefined, { className: "controls" });
     if (typeof key === "string") add(buttons, "button", "Unfold", { onclick: () => { open.add(key); draw(); show(inside(key)[0]); } });
     const around = typeof key === "string" ? ancestors(key).slice(0, -1) : ancestors(nodes[0].module);
@@ -178,7 +184,7 @@ pictures("modules", (place) => {
     parent: id ? id.split(".").slice(0, -1).join(".") || "model" : "", cycles: s.cycles }));
   const all = [...modules, ...leaf.map((l) => ({ ...l, parent: l.parent || "model" }))];
   Plotly.react(place, [{
-    type: "icicle", branchvalues: "total", maxdepth: 4, tiling: { orientation: "v" },
+    type: "icicle", branchvalues: "total", maxdepth: 6, tiling: { orientation: "v" },
     ids: all.map((x) => x.id), labels: all.map((x) => x.label), parents: all.map((x) => x.parent), values: all.map((x) => x.cycles),
     texttemplate: "%{label}<br>%{percentRoot}", hovertemplate: "%{label}<br>%{value:,} cycles, %{percentRoot}<extra></extra>",
   }], layout({ height: 420, iciclecolorway: [bright, "#b4539b", "#3d8b57", "#8a6d1f"] }), config);
