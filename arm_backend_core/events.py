@@ -63,11 +63,6 @@ class Delegate:
     origins: tuple[tuple[tuple[Origin, int], ...], ...] = ()
     handles: tuple[tuple[int, ...], ...] = ()
 
-    @property
-    def main_origins(self) -> tuple[Origin, ...]:
-        """Of each TOSA operator where most of its work comes from."""
-        return tuple(max(origins, key=lambda each: each[1])[0] for origins in self.origins)
-
 
 @dataclass
 class Log:

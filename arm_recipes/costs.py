@@ -66,10 +66,7 @@ def memory_sections(memories: Sequence[MemoryOverTime], of: str) -> Iterator[Sec
     for used in memories:
         peak = max(used.moments, key=lambda moment: moment.bytes)
         rows: list[tuple[str, ...]] = [("over time", "", "", _bars([moment.bytes for moment in used.moments]))]
-        rows += [
-            (size(tensor.bytes), tensor.kind, tensor.module or tensor.name, tensor.source)
-            for tensor in used.peak[:_LARGEST]
-        ]
+        rows += [(size(tensor.bytes), tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_LARGEST]]
         if len(used.peak) > _LARGEST:
             rest = sum(tensor.bytes for tensor in used.peak[_LARGEST:])
             rows.append((size(rest), f"in {len(used.peak) - _LARGEST} more", "", ""))

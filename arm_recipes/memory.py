@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from arm_backend_core.backends.ethosu_weights import KEPT
 from arm_recipes.layers import Traced, Unit
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ class LiveTensor:
     module: str
     source: str
     bytes: int
+
+    @property
+    def where(self) -> str:
+        """The module, or what stands for it."""
+        return self.name if self.kind == "input" else self.module or "(model)"
 
 
 @dataclass(frozen=True)
@@ -92,9 +98,10 @@ class _Tenants:
     def memories(self) -> Iterator[MemoryOverTime]:
         for memory in dict.fromkeys(placed.memory for placed in self.vela.placed):
             placed = [tensor for tensor in self.vela.placed if tensor.memory == memory]
-            uses = [_used(alive) for alive in _alive(placed)]
+            alive = _alive(placed)
+            uses = list(map(_used, alive))
             peak = max(range(len(uses)), key=uses.__getitem__)
-            there = sorted(_alive(placed)[peak], key=lambda tensor: -tensor.bytes)
+            there = sorted(alive[peak], key=lambda tensor: -tensor.bytes)
             yield MemoryOverTime(
                 self.traced.method,
                 self.traced.record.name,
@@ -119,7 +126,8 @@ class _Tenants:
         starts: dict[str, int] = {}
         cascades = set()
         for tensor in self.vela.placed:
-            starts[tensor.name] = max(tensor.start, starts.get(tensor.name, 0))
+            if tensor.usage != KEPT:
+                starts[tensor.name] = max(tensor.start, starts.get(tensor.name, 0))
             if tensor.usage == _CASCADE:
                 cascades.add(tensor.start)
         now = -2
@@ -137,15 +145,19 @@ class _Tenants:
         buffer = _BUFFER.search(tensor.name)
         if buffer is not None and int(buffer[1]) < len(self.units):
             return LiveTensor(tensor.name, "weights", *self._origin(self.units[int(buffer[1])]), tensor.bytes)
+        kind: Literal["result", "weights"] = "weights" if tensor.usage == KEPT else "result"
         named = (unit for unit in self.units if tensor.name in {row.tensor for row in unit.rows})
         running = self.units[bisect.bisect_right(self.times, tensor.start) - 1]  # for what Vela puts in between
-        return LiveTensor(tensor.name, "result", *self._origin(next(named, running)), tensor.bytes)
+        return LiveTensor(tensor.name, kind, *self._origin(next(named, running)), tensor.bytes)
 
 
 def _alive(placed: Sequence[Placed]) -> list[list[Placed]]:
     """The tensors that are there at each moment."""
-    last = max(tensor.end for tensor in placed)
-    return [[tensor for tensor in placed if tensor.start <= now <= tensor.end] for now in range(last + 1)]
+    alive: list[list[Placed]] = [[] for _ in range(max(tensor.end for tensor in placed) + 1)]
+    for tensor in placed:
+        for there in alive[tensor.start : tensor.end + 1]:
+            there.append(tensor)
+    return alive
 
 
 def _used(alive: Sequence[Placed]) -> int:

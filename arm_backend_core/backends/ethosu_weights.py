@@ -13,6 +13,8 @@ from arm_backend_core.workers.vela import Configuration
 _CONVOLUTIONS, _REGIONS = (2, 3), (296, 297)  # regions of weights and of scales
 _BASES = (0x420, 0x490, 0x422, 0x492)  # of weights, then of scales, of up to two cores; lengths are in the next ones
 _UNASKED = 256 << 10  # bytes of SRAM that copies take where nobody says how many there are
+#: What a copy of weights is for, in Vela's table of tensors.
+KEPT = "Kept"
 _Span = tuple[int, int]
 
 
@@ -39,6 +41,7 @@ def keep_weights(answer: dict[str, Any], configuration: Configuration) -> None:
                 words += encoded(number, value)
             words.append(DMA_START)
             copies[span], end = end, end + length
+            _place(answer, next(iter(who)), copies[span], length)
     if copies:
         copied = {at: (span[0], copies[span]) for at, span in reads.items() if span in copies}
         for at, place in _rewrite(stream, copied, region, words).items():
@@ -46,6 +49,16 @@ def keep_weights(answer: dict[str, Any], configuration: Configuration) -> None:
                 layers[at][0] = str(4 * place)
         answer["command_stream"], answer["scratch"] = packed(stream, words), (end, region)
         memories["Sram"]["peak"] += end - size
+
+
+def _place(answer: dict[str, Any], layer: str, address: int, length: int) -> None:
+    """Tell that a copy for a layer, and later ones, is in SRAM all the time."""
+    (header, rows), (columns, layers) = answer["tables"]["tensors"], answer["tables"]["perf"]
+    name = next(row[columns.index("name")] for row in layers if row[0] == layer)
+    last = max(int(row[header.index("end_time")]) for row in rows)
+    told = {"name": name, "memory": "Sram", "usage": KEPT, "start_time": 0, "end_time": last}
+    told |= {"start_address": address, "size": length}
+    rows.append([str(told.get(column, "")) for column in header])
 
 
 def _save(answer: dict[str, Any], flash: str, layers: list[str], length: int) -> bool:

@@ -113,7 +113,10 @@ class Op:
 
 def together(ops: Iterable[Op]) -> Origins:
     """The origins of what stands for all of these."""
-    return sum((Counter(op.origins) for op in ops), Counter())
+    found: Counter[Origin] = Counter()
+    for op in ops:
+        found.update(op.origins)
+    return found
 
 
 def constant(data: np.ndarray[Any, Any], dtype: DType, name: str = "") -> Value:

@@ -13,6 +13,7 @@ from arm_recipes.runtime.payloads import read_graph
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import Layer
     from arm_backend_core.events import Delegate
+    from arm_backend_core.tosa.graph import Origin as TosaOrigin
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,17 @@ class Origins:
         return self._indexed.get(end, origin) if indexed else origin
 
 
+def main_origin(record: Delegate, number: int) -> TosaOrigin:
+    """Where most of the work of a TOSA operator comes from."""
+    return max(record.origins[number], key=lambda each: each[1])[0]
+
+
 def _origin(record: Delegate, layer: Layer, places: Sequence[int]) -> Origin:
     """``places``: of the operators of the record, as Vela counts them."""
     if layer.index not in places:
         return Origin(layer.operator, layer.tensor, estimate=layer)
     number = places.index(layer.index)
-    origin = record.main_origins[number]
+    origin = main_origin(record, number)
     return Origin(record.tosa_operators[number], layer.tensor, origin.module, origin.source, layer)
 
 

@@ -82,8 +82,7 @@ def _sram(method: str, record: Delegate, vela: VelaFigures, budget: int) -> str:
     sections: list[Section] = []
     if used is not None:
         rows: list[tuple[str, ...]] = [
-            (f"{tensor.bytes:,} B", tensor.kind, tensor.module or tensor.name, tensor.source)
-            for tensor in used.peak[:_NAMED]
+            (f"{tensor.bytes:,} B", tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_NAMED]
         ]
         sections.append(("In it where most is in use:", rows))
     sections.append(

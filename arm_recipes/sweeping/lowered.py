@@ -19,6 +19,7 @@ from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes.messages import ExportError
 from arm_recipes.pipeline import Pipeline
+from arm_recipes.runtime.ethosu_origins import main_origin
 from arm_recipes.sample import Inputs
 from arm_recipes.sweeping.compiling import Unit
 
@@ -106,8 +107,6 @@ def unit_of(record: events.Delegate) -> Unit:
         digest=hashlib.sha256(record.tosa).hexdigest(),
         result_bytes=tuple(int(np.prod(io.shape)) * DType(io.dtype).bytes for io in record.outputs),
         sources=tuple(
-            dict.fromkeys(
-                (kind, origin.source) for kind, origin in zip(record.tosa_operators, record.main_origins, strict=True)
-            )
+            dict.fromkeys((kind, main_origin(record, i).source) for i, kind in enumerate(record.tosa_operators))
         ),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,48 @@ def test_sram_that_is_just_enough() -> None:
     _export(Small(), images(), U55, sram_budget=needed)
     with pytest.raises(BudgetError):
         _export(Small(), images(), U55, sram_budget=f"{needed - 1} B")
+
+
+def test_weights_that_are_kept_are_in_memory_all_the_time() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.cell = nn.LSTM(16, 32, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.cell(x)[0]
+
+    report = _export(Recurrent(), [(torch.randn(1, 10, 16),) for _ in range(2)], U55).report
+    (used,), (delegate,) = report.memory, report.delegates
+    assert delegate.vela is not None
+    assert used.bytes == delegate.vela.sram_bytes
+    kept = [tensor for tensor in used.peak if tensor.kind == "weights"]
+    assert (kept[0].module, max(kept, key=lambda tensor: tensor.bytes)) == ("cell", used.peak[0])
+    assert min(moment.bytes for moment in used.moments) > used.peak[0].bytes
+
+
+@pytest.mark.parametrize(
+    ("options", "memories"),
+    [({"extra_flags": ["--optimise", "Size"]}, {"Sram"}), ({"memory_mode": "Dedicated_Sram_384KB"}, {"Sram", "Dram"})],
+)
+def test_memory_of_layers_that_run_in_turns_and_of_caches(options: dict[str, Any], memories: set[str]) -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            widths = [3, 16, 16, 16, 8]
+            self.layers = nn.Sequential(*(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(x)
+
+    report = _export(Deep(), [(torch.randn(1, 3, 64, 64),) for _ in range(2)], U85, **options).report
+    (delegate,) = report.delegates
+    assert delegate.vela is not None
+    assert {used.memory for used in report.memory} == memories
+    for used in report.memory:
+        assert max(moment.bytes for moment in used.moments) == used.peak_bytes
+        modules = [moment.module for moment in used.moments]
+        assert list(dict.fromkeys(modules)) == [f"layers.{i}" for i in range(4)]
+    assert next(used.bytes for used in report.memory if used.memory == "Sram") == delegate.vela.sram_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
@@ -75,7 +75,7 @@ def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
     if replaced:
         graph.remove_dead()
-        _hand_on(made, old, set(graph.ops))
+        _hand_on(made, set(graph.ops))
     return bool(replaced)
 
 
@@ -83,40 +83,40 @@ def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
 _PLACES = ("IDENTITY", "RESHAPE", "TRANSPOSE")
 
 
-def _hand_on(made: Mapping[Op, Sequence[Op]], old: Iterable[Op], live: Collection[Op]) -> None:
+def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op]) -> None:
     """What died for others gives its origins to what stands for them: to those of its kind, or else to all.
 
     What a rule writes has the origins of the operator that it is for; where it stands for others of its own kind, only
     theirs: f(TRANSPOSE(x)) becomes TRANSPOSE(f(x)), and both keep what they have.
 
     Args:
-        made: by the operators that were replaced, what was written for each.
-        old: all operators before, in execution order.
+        made: by the operators that were replaced, in execution order, what was written for each.
     """
-    seen = [each for op in old for each in (op, *made.get(op, ()))]
-    read = {value for ops in made.values() for op in ops for value in op.inputs}
-    readers: dict[Value, list[Op]] = {}
-    sources: dict[Value, set[Value]] = {}  # of what is dead: the values that are not
-    for op in seen:
-        found = [sources.get(value, {value}) for value in op.inputs if value.data is None]
-        sources[op.output] = {op.output} if op in live else set().union(*found)
-        for value in op.inputs:
-            readers.setdefault(value, []).append(op)
-    heirs: dict[Op, dict[Op, None]] = {}
-    given: dict[Op, list[Op]] = {}
-    for op in reversed(seen):
-        after = made[op] if op in made else readers.get(op.output, ())
-        heirs[op] = {op: None} if op in live else {heir: None for each in after for heir in heirs[each]}
-        if op in live or op in made or read.isdisjoint(sources[op.output]):  # the last: it was not needed
-            continue
-        alike = [heir for heir in heirs[op] if heir.kind == op.kind]
-        for heir in alike or (() if op.kind in _PLACES else heirs[op]):
-            given.setdefault(heir, []).append(op)
     for replaced, ops in made.items():
-        for op in ops:
-            others = given.get(op, [])
-            own = [] if op.kind != replaced.kind and op.kind in {other.kind for other in others} else [op]
-            op.origins = together([*own, *others])
+        given: dict[Op, list[Op]] = {}
+        for gone in _between({value for op in ops for value in op.inputs}, replaced, live):
+            alike = [op for op in ops if op.kind == gone.kind]
+            for heir in alike or (() if gone.kind in _PLACES else ops):
+                given.setdefault(heir, []).append(gone)
+        for heir, others in given.items():
+            moved = heir.kind != replaced.kind and heir.kind in {other.kind for other in others}
+            heir.origins = together(others if moved else [heir, *others])
+
+
+def _between(read: Collection[Value], replaced: Op, live: Collection[Op]) -> list[Op]:
+    """Dead operators that lead from values that are ``read`` now to the one that was replaced."""
+    found: dict[Op, None] = {}
+    waiting = list(replaced.inputs)
+    while waiting:
+        value = waiting.pop()
+        if value not in read and (op := value.producer) is not None and op not in live and op not in found:
+            found[op] = None
+            waiting += op.inputs
+    reached, known = set(read), -1
+    while len(reached) > known:
+        known = len(reached)
+        reached |= {op.output for op in found if not reached.isdisjoint(op.inputs)}
+    return [op for op in found if op.output in reached]
 
 
 def settle(graph: Graph, target: Target, rules: Rules) -> None:
