@@ -8,8 +8,10 @@ one behind it whose value an operation of the delegate gives.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 
 import torch
 from torch.export import ExportedProgram
@@ -71,9 +73,8 @@ def layers(
     """
     nodes = [node for node in program.graph.nodes if node.meta.get("debug_handle") in members]
     made: dict[int, list[int]] = {}
-    for number, found in enumerate(handles):
-        if found:
-            made.setdefault(max(found), []).append(number)
+    for number, found in enumerate(_latest(nodes, handles, operators)):
+        made.setdefault(found, []).append(number)
     moved = _moved(kinds, operators)
     places: dict[Node, int] = {}
     chosen: dict[Node, _Value] = {}
@@ -95,6 +96,27 @@ def layers(
     written = {handle for found in handles for handle in found}
     hidden = {node for node in nodes if (is_quantize(node) or is_dequantize(node)) and _handle(node) not in written}
     return _divided(nodes, chosen, places, hidden)
+
+
+def _latest(nodes: Sequence[Node], handles: Sequence[tuple[int, ...]], operators: Sequence[Operator]) -> Iterator[int]:
+    """For each operator the last node that it is a part of; 0 for none.
+
+    Passes move arithmetic forward, a MUL past a RESHAPE: what follows gives the result of both, and its own node's not.
+    """
+    behind: dict[int, int] = {}  # by node those that depend on it, as bits: a graph may have thousands
+    for node in reversed(nodes):
+        users = [_handle(user) for user in node.users if "debug_handle" in user.meta]
+        behind[_handle(node)] = _union(1 << user | behind.get(user, 0) for user in users)
+    reached: dict[str, int] = {}  # by tensor all nodes that it is made for
+    for own, operator in zip(handles, operators, strict=True):
+        before = _union(reached.get(name, 0) for name in operator.inputs)
+        last = max(own, default=0)
+        yield max(last, (before & behind.get(last, 0)).bit_length() - 1)
+        reached[operator.result.name] = before | _union(1 << handle for handle in own)
+
+
+def _union(bits: Iterable[int]) -> int:
+    return reduce(or_, bits, 0)
 
 
 def _divided(
