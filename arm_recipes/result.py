@@ -198,7 +198,7 @@ class ExportResult:
         *,
         metric: Metric | None = None,
         method: str = "forward",
-        layers: bool = True,
+        layers: bool | int = True,
         workers: int | None = None,
         progress: bool = True,
     ) -> Comparison:
@@ -212,7 +212,8 @@ class ExportResult:
                 Without them, integers that stand behind a ``DataLoader``'s inputs are taken.
             metric: ``metric(outputs, sample)`` gives a number; its means are set beside each other. ``sample`` is as it
                 was given, outputs are real numbers in the model's structure.
-            layers: compare what is inside delegates too: it takes the time of the TOSA reference model.
+            layers: compare what is inside delegates too: it takes the time of the TOSA reference model. A number: with
+                as many samples, the first ones.
             workers: processes; None: as many as are worth it, or as ``joblib.parallel_config`` says.
             progress: show a progress bar if standard error is a terminal.
 

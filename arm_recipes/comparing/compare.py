@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 from arm_recipes.comparing.accuracy import Accuracy, Metric, by_labels, by_metric
 from arm_recipes.comparing.advice import Facts, Weights
 from arm_recipes.comparing.figures import Sums, added, decibels, lost
-from arm_recipes.comparing.job import Found, Item, Job, Side, run_all
+from arm_recipes.comparing.job import Found, Item, Job, Side, effects_of, run_all
 from arm_recipes.comparing.original import Original
 from arm_recipes.comparing.plan import Evaluation, NoPlan, Plan, Row, dequantized
-from arm_recipes.comparing.result import Comparison, LayerGap, OutputGap, OwnLoss
+from arm_recipes.comparing.result import WORST, Comparison, LayerGap, OutputGap, OwnLoss
 from arm_recipes.comparing.samples import Samples, samples_of, samples_of_program
 from arm_recipes.messages import marked, quiet
 from arm_recipes.report import MethodReport
@@ -27,6 +27,8 @@ from arm_recipes.runtime.program import Program, load
 
 __all__ = ["Metric", "compare", "compare_with_model"]
 
+#: Samples that show what a layer alone does to the output.
+_FEW = 4
 #: The graph that is compared with is that of the model rewritten, which errs in the last bits of float32.
 _SAME = 80.0
 
@@ -37,33 +39,36 @@ def compare_with_model(
     labels: Any,
     metric: Metric | None,
     method: str,
-    layers: bool,
+    layers: bool | int,
     workers: int | None,
     progress: bool,
 ) -> Comparison:
     """See ``ExportResult.compare``."""
     start = time.perf_counter()
-    _check(metric, workers)
+    _check(metric, layers, workers)
     with quiet():
         record = _method(result, method)
         _check_unchanged(result, method)
         given = samples_of(result._patterns[method], method, samples, labels, metric)
         side, notes = _side(result, record, layers)
         expected: Sequence[list[Any] | None] = [None] * len(given.inputs)
+        count = _count(layers, side.plan is not None, len(given.inputs))
         original = result._kept.originals.get(method)
         if side.plan is None:
             expected = _outputs_of_model(result, method, given)
         else:
             notes += _differences_of_graph(side.plan, original, given)
-        items: list[Item] = [(i, *pair) for i, pair in enumerate(zip(given.inputs, expected, strict=True))]
-        found = _run(Job(side, None, layers and side.plan is not None), items, workers, progress)
-    rows = _layers(side, found, original) if side.plan is not None else []
+        pairs = zip(given.inputs, expected, strict=True)
+        items = [Item(index, inputs, index < count, right) for index, (inputs, right) in enumerate(pairs)]
+        found = _run(Job(side, None), items, workers, progress)
+        rows = _layers(side, found, original, given.inputs[:count])
     names = [info.name for info in record.outputs]
     return Comparison(
         program=_short(result.report.recipe),
         reference="the model",
         method=method,
         samples=len(items),
+        layer_samples=count,
         outputs=_outputs(names, found),
         layers=tuple(rows),
         accuracy=_accuracy(given, labels, metric, found, result._out_specs.get(method)),
@@ -80,7 +85,7 @@ def compare(
     *,
     metric: Metric | None = None,
     method: str = "forward",
-    layers: bool = True,
+    layers: bool | int = True,
     workers: int | None = None,
     progress: bool = True,
 ) -> Comparison:
@@ -97,7 +102,7 @@ def compare(
         RunError: this machine cannot run one of them.
     """
     start = time.perf_counter()
-    _check(metric, workers)
+    _check(metric, layers, workers)
     with quiet():
         (one, first), (other, second) = (_program(x, name, method, layers) for x, name in ((a, "a"), (b, "b")))
         _check_alike(one, other)
@@ -106,9 +111,10 @@ def compare(
             given = samples_of_program(one.inputs, method, samples, labels, metric)
         else:
             given = samples_of(export._patterns[method], method, samples, labels, metric)
-        items: list[Item] = [(index, inputs, None) for index, inputs in enumerate(given.inputs)]
-        both = layers and one.plan is not None and other.plan is not None
-        found = _run(Job(other, one, both), items, workers, progress)
+        both = one.plan is not None and other.plan is not None
+        count = _count(layers, both, len(given.inputs))
+        items = [Item(index, inputs, index < count) for index, inputs in enumerate(given.inputs)]
+        found = _run(Job(other, one), items, workers, progress)
     names = [info.name for info in other.outputs]
     notes = list(dict.fromkeys((*first, *second, *_notes(found))))
     if layers and not both:
@@ -118,6 +124,7 @@ def compare(
         reference=_name(a),
         method=method,
         samples=len(items),
+        layer_samples=count,
         outputs=_outputs(names, found),
         layers=tuple(_layers_of_both(other, found)),
         accuracy=_accuracy(given, labels, metric, found, export._out_specs.get(method) if export else None),
@@ -126,7 +133,16 @@ def compare(
     )
 
 
-def _check(metric: Any, workers: Any) -> None:
+def _count(layers: bool | int, can: bool, samples: int) -> int:
+    """How many samples layers are compared with."""
+    if not can:
+        return 0
+    return samples if layers is True else min(layers, samples)
+
+
+def _check(metric: Any, layers: Any, workers: Any) -> None:
+    if not isinstance(layers, int) or layers < 0:
+        raise ValueError(f"layers: {layers!r} is neither a bool nor a number of samples")
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
@@ -160,7 +176,7 @@ def _method(result: ExportResult, method: str) -> MethodReport:
     raise ValueError(f"method: the program has no '{method}'; {hint}")
 
 
-def _side(result: ExportResult, record: MethodReport, layers: bool) -> tuple[Side, list[str]]:
+def _side(result: ExportResult, record: MethodReport, layers: bool | int) -> tuple[Side, list[str]]:
     """The program with what is known of its layers, and notes."""
     from arm_backend_core.partitioner import _ArmPartitioner
 
@@ -188,7 +204,7 @@ def _side(result: ExportResult, record: MethodReport, layers: bool) -> tuple[Sid
     return side, notes
 
 
-def _program(given: Any, argument: str, method: str, layers: bool) -> tuple[Side, list[str]]:
+def _program(given: Any, argument: str, method: str, layers: bool | int) -> tuple[Side, list[str]]:
     if isinstance(given, ExportResult):
         return _side(given, _method(given, method), layers)
     if not isinstance(given, (Program, str, Path, bytes)):
@@ -248,9 +264,9 @@ def _differences_of_graph(plan: Plan, original: Original | None, given: Samples)
         return []
     outputs = []
     for one in (captured, plan):
-        evaluation = Evaluation(one, None)
+        evaluation = Evaluation(one)
         with torch.no_grad():
-            for _ in evaluation.run(given.inputs[0], {}):
+            for _ in evaluation.run(given.inputs[0]):
                 pass
         outputs.append(evaluation.outputs)
     gaps = [Sums.of(x, y).gap.sqnr for x, y in zip(*outputs, strict=True) if isinstance(x, torch.Tensor)]
@@ -280,10 +296,6 @@ def _notes(found: Sequence[Found]) -> list[str]:
     ]
 
 
-def _told(side: Side) -> frozenset[str]:
-    return frozenset().union(*(tap.known for tap in side.taps))
-
-
 def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
     return LayerGap(
         name=row.node,
@@ -299,10 +311,14 @@ def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
     )
 
 
-def _layers(side: Side, found: Sequence[Found], original: Original | None) -> list[LayerGap]:
+def _layers(
+    side: Side, found: Sequence[Found], original: Original | None, inputs: Sequence[Sequence[torch.Tensor]]
+) -> list[LayerGap]:
     plan = side.plan
-    assert plan is not None
-    told, ranges = _told(side), original.ranges if original is not None else {}
+    if plan is None:
+        return []
+    effects = _effects(plan, found, inputs)
+    told, ranges = side.told, original.ranges if original is not None else {}
     made = []
     for row in plan.rows:
         parts = [one.layers[row.name] for one in found if row.name in one.layers]
@@ -321,11 +337,26 @@ def _layers(side: Side, found: Sequence[Found], original: Original | None) -> li
                 values=(losses.low, losses.high),
                 calibrated=seen,
                 usual=losses.usual,
+                output=effects.get(row.name),
                 advice=Facts(losses, row.grid, row.is_fixed, seen, weights, row.scope).advice,
             )
             layer = replace(layer, own=own, weights=weights)
         made.append(layer)
     return made
+
+
+def _effects(plan: Plan, found: Sequence[Found], inputs: Sequence[Sequence[torch.Tensor]]) -> dict[str, float]:
+    """SQNR of the first output where only one layer is quantized, for those that lose most by themselves."""
+    if plan.has_state:
+        return {}
+    lost_by = {row: lost(one.losses[row.name] for one in found if row.name in one.losses) for row in plan.rows}
+    own = {row: decibels(losses.signal, losses.noise) for row, losses in lost_by.items() if losses.count}
+    rows = sorted(own, key=lambda row: own[row])[:WORST]
+    sums: dict[str, list[Sums]] = {row.name: [] for row in rows}
+    for sample in inputs[:_FEW]:
+        for name, part in effects_of(plan, rows, sample).items():
+            sums[name].append(part)
+    return {name: added(parts).gap.sqnr for name, parts in sums.items() if parts}
 
 
 def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
@@ -341,7 +372,7 @@ def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
 
 
 def _layers_of_both(side: Side, found: Sequence[Found]) -> list[LayerGap]:
-    made, told = {}, _told(side)
+    made, told = {}, side.told
     for row in side.plan.rows if side.plan is not None else ():
         parts = [one.layers[row.node] for one in found if row.node in one.layers]
         if parts:

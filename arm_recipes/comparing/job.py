@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from arm_recipes.comparing.figures import Losses, Sums
-from arm_recipes.comparing.plan import Evaluation, Plan
+from arm_recipes.comparing.plan import Evaluation, Plan, Row
 from arm_recipes.comparing.taps import Taps, in_order
 from arm_recipes.comparing.worker import run_item
 from arm_recipes.report import TensorInfo
@@ -46,6 +46,11 @@ class Side:
     plan: Plan | None
     taps: tuple[Taps, ...]
 
+    @property
+    def told(self) -> frozenset[str]:
+        """Rows whose values delegates tell."""
+        return frozenset().union(*(tap.known for tap in self.taps))
+
 
 @dataclass(frozen=True)
 class Job:
@@ -53,13 +58,29 @@ class Job:
 
     program: Side
     reference: Side | None
-    layers: bool
 
     @property
     def has_state(self) -> bool:
         """Whether samples must be taken one after the other."""
         sides = [self.program] + ([] if self.reference is None else [self.reference])
         return any(side.plan is None or side.plan.has_state for side in sides)
+
+
+@dataclass(frozen=True)
+class Item:
+    """A sample.
+
+    Attributes:
+        index: its number.
+        inputs: the tensors that the model takes.
+        layers: look inside of the program.
+        expected: outputs of the model, where the program has no plan that could give them.
+    """
+
+    index: int
+    inputs: list[Tensor]
+    layers: bool
+    expected: list[Any] | None = None
 
 
 @dataclass
@@ -85,35 +106,29 @@ class Runner:
     """A job under way; buffers go on from sample to sample."""
 
     def __init__(self, job: Job) -> None:
-        self._job = job
-        self._program = _Running(job.program, job.layers)
-        self._reference = None if job.reference is None else _Running(job.reference, job.layers)
+        self._program = _Running(job.program)
+        self._reference = None if job.reference is None else _Running(job.reference)
 
-    def __call__(self, inputs: Sequence[Tensor], expected: list[Any] | None) -> Found:
-        """One sample.
-
-        Args:
-            expected: outputs of the model, where the program has no plan that could give them.
-        """
+    def __call__(self, item: Item) -> Found:
+        """One sample."""
         with _one_thread(), torch.no_grad():
-            given = self._program.outputs(inputs)
-            if self._reference is None:
-                found = self._beside_model(inputs, given, expected)
-            else:
-                found = self._beside_program(inputs, given)
+            given = self._program.outputs(item.inputs)
+            beside = self._beside_model if self._reference is None else self._beside_program
+            found = beside(item, given)
         for index, (right, other) in enumerate(zip(found.right, found.given, strict=True)):
             if isinstance(right, Tensor) and isinstance(other, Tensor) and right.shape == other.shape:
                 found.sums[index] = Sums.of(right, other)
         return found
 
-    def _beside_model(self, inputs: Sequence[Tensor], given: list[Any], expected: list[Any] | None) -> Found:
+    def _beside_model(self, item: Item, given: list[Any]) -> Found:
         running, found = self._program, Found([], given)
         if running.evaluation is None:
-            assert expected is not None
-            found.right = expected
+            assert item.expected is not None
+            found.right = item.expected
             return found
-        for row, values in running.evaluation.run(inputs, running.known()):
-            if not self._job.layers or values.given is None:
+        known = running.known() if item.layers else None
+        for row, values in running.evaluation.run(item.inputs, known, own=item.layers):
+            if not item.layers or values.given is None:
                 continue
             found.layers[row.name] = Sums.of(values.right, values.given)
             if row.grid is not None and not row.moves:
@@ -121,11 +136,11 @@ class Runner:
         found.right, found.different = running.evaluation.outputs, running.different
         return found
 
-    def _beside_program(self, inputs: Sequence[Tensor], given: list[Any]) -> Found:
+    def _beside_program(self, item: Item, given: list[Any]) -> Found:
         assert self._reference is not None
-        found = Found(self._reference.outputs(inputs), given)
-        if self._job.layers:
-            right, other = (running.rows(inputs) for running in (self._reference, self._program))
+        found = Found(self._reference.outputs(item.inputs), given)
+        if item.layers:
+            right, other = (running.rows(item.inputs) for running in (self._reference, self._program))
             for name in right.keys() & other.keys():
                 if right[name].shape == other[name].shape:
                     found.layers[name] = Sums.of(right[name], other[name])
@@ -136,14 +151,13 @@ class Runner:
 class _Running:
     """A program that runs."""
 
-    def __init__(self, side: Side, layers: bool) -> None:
+    def __init__(self, side: Side) -> None:
         self._side, self._program = side, Program(side.data)
         self._executions: list[plugin.Execution] = []
         self.different: tuple[str, ...] = ()
         self.evaluation: Evaluation | None = None
         if side.plan is not None:
-            known = frozenset().union(*(tap.known for tap in side.taps)) if layers else None
-            self.evaluation = Evaluation(side.plan, known)
+            self.evaluation = Evaluation(side.plan, side.told)
 
     def outputs(self, inputs: Sequence[Tensor]) -> list[Any]:
         """What the program returns for inputs of the model, as real numbers."""
@@ -177,6 +191,30 @@ class _Running:
         return {row.node: values.given for row, values in rows if values.given is not None}
 
 
+def effects_of(plan: Plan, rows: Sequence[Row], inputs: Sequence[Tensor]) -> dict[str, Sums]:
+    """What a sample's first output is where one row alone is what the program's grid and weights make of right inputs.
+
+    Returns:
+        by the name of the row; none if there is no real output.
+    """
+    with _one_thread(), torch.no_grad():
+        evaluation, names = Evaluation(plan), {row.name for row in rows}
+        rounded = {}
+        for row, values in evaluation.run(inputs, own=True):
+            if row.name in names and row.grid is not None:
+                rounded[row.name] = row.grid.rounded(values.right if values.unrounded is None else values.unrounded)
+        right = evaluation.outputs
+        place = next((i for i, x in enumerate(right) if isinstance(x, Tensor) and x.is_floating_point()), None)
+        found: dict[str, Sums] = {}
+        if place is None:
+            return found
+        for name, value in rounded.items():
+            for _ in evaluation.run(inputs, replaced={name: value}):
+                pass
+            found[name] = Sums.of(right[place], evaluation.outputs[place])
+    return found
+
+
 def _quantized(info: Value, tensor: Tensor) -> Tensor:
     is_real = isinstance(info, TensorInfo) and info.scale is not None and tensor.is_floating_point()
     return info.quantize(tensor) if is_real and isinstance(info, TensorInfo) else tensor
@@ -198,10 +236,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-#: A sample: its number, the tensors that the model takes, and what it returns where no plan tells that.
-Item = tuple[int, list[Tensor], list[Any] | None]
-
-
 def run_all(job: Job, items: Sequence[Item], workers: int | None, mark: Callable[[Iterable[Any]], Any]) -> list[Found]:
     """All samples in order.
 
@@ -213,21 +247,21 @@ def run_all(job: Job, items: Sequence[Item], workers: int | None, mark: Callable
     found: dict[int, Found] = {}
     for index, made in mark(_made(job, items, workers)):
         found[index] = made
-    return [found[index] for index, *_ in items]
+    return [found[item.index] for item in items]
 
 
 def _made(job: Job, items: Sequence[Item], workers: int | None) -> Iterator[tuple[int, Found]]:
     if workers == 1 or job.has_state or len(items) == 1:
         runner = Runner(job)
-        yield from ((index, runner(inputs, expected)) for index, inputs, expected in items)
+        yield from ((item.index, runner(item)) for item in items)
         return
     left = list(items)
     if workers is None and not _configured():
         runner = Runner(job)
         start = time.perf_counter()
         while left:
-            index, inputs, expected = left.pop(0)
-            yield index, runner(inputs, expected)
+            item = left.pop(0)
+            yield item.index, runner(item)
             each = (time.perf_counter() - start) / (len(items) - len(left))
             if joblib.cpu_count() > 1 and each * len(left) > _WORTH:
                 break

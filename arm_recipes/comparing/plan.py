@@ -316,89 +316,106 @@ class Evaluation:
     """A plan under way from sample to sample.
 
     Args:
-        known: names of the rows whose values the program itself tells; None: outputs of the model are all that is
-            asked for.
+        known: names of the rows whose values the program itself tells.
     """
 
-    def __init__(self, plan: Plan, known: frozenset[str] | None) -> None:
-        self._plan, self._known, self._own = plan, known or frozenset(), known is not None
-        self._asked = frozenset() if known is None else _asked(plan, known)
+    def __init__(self, plan: Plan, known: frozenset[str] = frozenset()) -> None:
+        self._plan, self._asked = plan, _asked(plan, known)
         self._rows = {row.name: row for row in plan.rows}
-        self._last = {source: step.name for step in plan.steps for source in step.sources}
-        kept = [ref.name for ref in plan.outputs if isinstance(ref, Ref)] + list(plan.writes.values())
-        for row in plan.rows:  # a row may be read later than its value
-            self._last[row.value] = max(self._last.get(row.value, row.name), row.name, key=self._place)
-        self._last |= dict.fromkeys(kept, "")
+        self._freed = _freed(plan)
         self._right: dict[str, Tensor] = {}
         self._given: dict[str, Tensor] = {}
         #: What the model returns for the last sample.
         self.outputs: list[Any] = []
 
-    @cached_property
-    def _places(self) -> dict[str, int]:
-        return {step.name: index for index, step in enumerate(self._plan.steps)}
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        known: Mapping[str, Tensor] | None = None,
+        *,
+        own: bool = False,
+        replaced: Mapping[str, Tensor] | None = None,
+    ) -> Iterator[tuple[Row, Values]]:
+        """Take all steps for a sample; yields the rows as they come.
 
-    def _place(self, name: str) -> int:
-        return self._places.get(name, -1)
-
-    def run(self, inputs: Sequence[Tensor], known: Mapping[str, Tensor]) -> Iterator[tuple[Row, Values]]:
-        """Take all steps for a sample; yields the rows as they come. ``known``: values as the program has them."""
-        plan = self._plan
-        right: dict[str, Any] = dict(zip(plan.given, (x.clone() for x in inputs), strict=True))
-        own: dict[str, Any] = {}
-        given: dict[str, Any] = dict(right) if self._asked else {}
+        Args:
+            known: values as the program has them; None: those of the program are not asked for.
+            own: compute what layers make of right inputs.
+            replaced: values of rows that stand in for the right ones.
+        """
+        plan, asked = self._plan, frozenset() if known is None else self._asked
+        at = _Sample(known or {}, asked, own, replaced or {})
+        at.right.update(zip(plan.given, (x.clone() for x in inputs), strict=True))
+        at.given.update(at.right)
         for step in plan.steps:
             if step.kind == "held":
                 before = plan.held[step.name]
-                right[step.name] = self._right.get(step.name, plan.floats.get(step.name, before))
-                if self._own and step.name in plan.floats:
-                    own[step.name] = before
-                given[step.name] = self._given.get(step.name, before)
+                at.right[step.name] = self._right.get(step.name, plan.floats.get(step.name, before))
+                at.given[step.name] = self._given.get(step.name, before)
+                if own and step.name in plan.floats:
+                    at.own[step.name] = before
             elif step.kind != "given":
-                self._take(step, right, own, given, known)
+                at.take(step)
             row = self._rows.get(step.name)
             if row is not None:
-                told = known[row.name] if row.name in self._known else given.get(row.name)
-                yield row, Values(right[row.value], own.get(row.value), told)
-            for source in step.sources:
-                if self._last.get(source) == step.name:
-                    for values in (right, own, given):
-                        values.pop(source, None)
-        self.outputs = [right[x.name] if isinstance(x, Ref) else x for x in plan.outputs]
-        self._right = {buffer: right[value] for buffer, value in plan.writes.items()}
-        self._given = {buffer: given[value] for buffer, value in plan.writes.items() if value in given}
+                yield row, Values(at.right[row.value], at.own.get(row.value), at.given.get(row.name))
+            for name in self._freed.get(step.name, ()):
+                for values in (at.right, at.own, at.given):
+                    values.pop(name, None)
+        self.outputs = [at.right[x.name] if isinstance(x, Ref) else x for x in plan.outputs]
+        self._right = {buffer: at.right[value] for buffer, value in plan.writes.items()}
+        self._given = {buffer: at.given[value] for buffer, value in plan.writes.items() if value in at.given}
 
-    def _take(
-        self,
-        step: Step,
-        right: dict[str, Any],
-        own: dict[str, Any],
-        given: dict[str, Any],
-        known: Mapping[str, Tensor],
-    ) -> None:
-        name = step.name
-        first = step.sources[0] if step.sources else ""
-        if step.kind == "quantize":  # real numbers on both sides: what follows reads them as such
-            right[name] = right[first]
-            if name in self._known:
-                given[name] = known[name]
-            elif name in self._asked:
-                given[name] = _rounded(step, given)
-            return
-        if step.kind == "dequantize":
-            right[name] = _dequantized(step, right)
-            if first in own:
-                own[name] = _dequantized(step, ChainMap(own, right))
-            if name in self._asked:
-                given[name] = _dequantized(step, given)
-            return
-        right[name] = step(right.__getitem__)
-        if self._own and any(source in own for source in step.sources):
-            own[name] = step(ChainMap(own, right).__getitem__)
-        if name in self._known:
-            given[name] = known[name]
-        elif name in self._asked:
-            given[name] = step(given.__getitem__)
+
+@dataclass
+class _Sample:
+    """What is known while the steps of one sample are taken.
+
+    Attributes:
+        known, replaced: see ``Evaluation.run``; ``asked``: steps whose values in the program are computed here.
+        right, own, given: see ``Values``.
+    """
+
+    known: Mapping[str, Tensor]
+    asked: frozenset[str]
+    wants_own: bool
+    replaced: Mapping[str, Tensor]
+    right: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, step: Step) -> None:
+        """Compute a step. Quantized tensors are real numbers here, as what follows reads them."""
+        name, first = step.name, step.sources[0] if step.sources else ""
+        make: Callable[[Mapping[str, Any]], Any] = {
+            "quantize": lambda values: _rounded(step, values),
+            "dequantize": lambda values: _dequantized(step, values),
+            "call": lambda values: step(values.__getitem__),
+        }[step.kind]
+        if name in self.replaced:
+            self.right[name] = self.replaced[name]
+        else:
+            self.right[name] = self.right[first] if step.kind == "quantize" else make(self.right)
+        if self.wants_own and step.kind != "quantize" and not self.own.keys().isdisjoint(step.sources):
+            self.own[name] = make(ChainMap(self.own, self.right))
+        if name in self.known:
+            self.given[name] = self.known[name]
+        elif name in self.asked:
+            self.given[name] = make(self.given)
+
+
+def _freed(plan: Plan) -> dict[str, list[str]]:
+    """What need not be kept behind each step."""
+    place = {step.name: index for index, step in enumerate(plan.steps)}
+    last = {source: step.name for step in plan.steps for source in step.sources}
+    for row in plan.rows:  # a row may be read later than its value
+        last[row.value] = max(last.get(row.value, row.name), row.name, key=place.__getitem__)
+    kept = {ref.name for ref in plan.outputs if isinstance(ref, Ref)} | set(plan.writes.values())
+    freed: dict[str, list[str]] = {}
+    for source, step in last.items():
+        if source not in kept:
+            freed.setdefault(step, []).append(source)
+    return freed
 
 
 def dequantized(plan: Plan, name: str) -> tuple[Step, Tensor]:

@@ -13,7 +13,7 @@ from arm_recipes.comparing.figures import Gap
 from arm_recipes.report import Section, as_html, as_text, plain
 
 #: Layers that the printed comparison has advice for, and those that it lists.
-_WORST, _LISTED = 5, 16
+WORST, _LISTED = 5, 16
 #: SQNR from which on there is nothing to better: that of float32 itself.
 _EXACT = 120.0
 #: How to have int16 where the advice says so.
@@ -44,6 +44,8 @@ class OwnLoss:
         clipped: share of the values that lie beyond the range of the program.
         range: of the program; ``values``: of the samples; ``calibrated``: of calibration, where that is known.
         usual: what 99.9 % of the values do not exceed.
+        output: SQNR of the first output if this layer alone is quantized, measured with the first samples; for the five
+            layers of ``Comparison.worst``, where the model has no state.
         advice: the main cause, and what could be done.
     """
 
@@ -54,6 +56,7 @@ class OwnLoss:
     values: tuple[float, float]
     calibrated: tuple[float, float] | None
     usual: float
+    output: float | None
     advice: Advice
 
 
@@ -98,7 +101,7 @@ class Comparison:
     Attributes:
         program, reference: what is compared with what.
         method: of the program.
-        samples: how many.
+        samples: how many; ``layer_samples``: of these, how many layers were compared with.
         outputs: in the program's order.
         layers: in the program's order; the last one before an output has the figures of this.
         accuracy: of the task, where labels or a metric were given.
@@ -110,6 +113,7 @@ class Comparison:
     reference: str
     method: str
     samples: int
+    layer_samples: int
     outputs: tuple[OutputGap, ...]
     layers: tuple[LayerGap, ...]
     accuracy: Accuracy | None
@@ -126,9 +130,9 @@ class Comparison:
         """The five layers that lose most by themselves, the worst first; between programs, those farthest apart."""
         own = [layer for layer in self.layers if layer.own is not None and layer.own.sqnr < _EXACT]
         if own:
-            return tuple(sorted(own, key=lambda layer: layer.own.sqnr if layer.own else 0.0)[:_WORST])
+            return tuple(sorted(own, key=lambda layer: layer.own.sqnr if layer.own else 0.0)[:WORST])
         found = [layer for layer in self.layers if layer.gap.sqnr < _EXACT]
-        return tuple(sorted(found, key=lambda layer: layer.gap.sqnr)[:_WORST])
+        return tuple(sorted(found, key=lambda layer: layer.gap.sqnr)[:WORST])
 
     def frame(self) -> Any:
         """A ``pandas.DataFrame`` with a line for each layer; a list of dicts where there is no pandas."""
@@ -167,11 +171,12 @@ class Comparison:
         own = any(layer.own is not None for layer in self.layers)
         worst = self.worst
         what = "lose most by themselves" if own else "are farthest apart"
-        rows: list[tuple[str, ...]] = []
+        rows: list[tuple[str, ...]] = [("own", "output", "", "", "") if own else ("", "", "", "")]
         for layer in worst:
-            rows.append((_decibels(layer.own.sqnr if layer.own else layer.gap.sqnr), *_place(layer), _advice(layer)))
-        if rows:
-            yield f"Layers that {what}", rows
+            cells = (_decibels(layer.own.sqnr), _output(layer.own)) if layer.own else (_decibels(layer.gap.sqnr),)
+            rows.append((*cells, *_place(layer), _advice(layer)))
+        if worst:
+            yield f"Layers that {what}{', and the output with only this one quantized' * own}", rows
         chosen = _chosen(self.layers)
         heads = ("", "operator", "type", *(("own",) if own else ()), "SQNR", "cosine", "largest error", "told by")
         table = [heads]
@@ -179,7 +184,8 @@ class Comparison:
             mine = (_decibels(layer.own.sqnr) if layer.own else "",) if own else ()
             table.append((*_place(layer), layer.dtype, *mine, *_cells(layer.gap), layer.told_by))
         listed = "" if len(chosen) == len(self.layers) else f", {len(chosen)} of them here; all are in frame()"
-        yield f"Layers, as the program runs: {len(self.layers)}{listed}", table
+        of = "" if self.layer_samples == self.samples else f", {self.layer_samples} samples"
+        yield f"Layers, as the program runs: {len(self.layers)}{of}{listed}", table
 
 
 def _chosen(layers: tuple[LayerGap, ...]) -> list[LayerGap]:
@@ -207,6 +213,10 @@ def _line(layer: LayerGap) -> dict[str, Any]:
     own = layer.own
     line |= {"own_sqnr": own and own.sqnr, "clipped": own and own.clipped, "cause": own and own.advice.cause}
     return line
+
+
+def _output(own: OwnLoss) -> str:
+    return "" if own.output is None else _decibels(own.output)
 
 
 def _place(layer: LayerGap) -> tuple[str, str]:

@@ -28,5 +28,4 @@ def run_item(key: str, job: np.ndarray[Any, Any], item: Item) -> tuple[int, Foun
 
             _runners.clear()
             _runners[key] = Runner(pickle.loads(job.tobytes()))
-        index, inputs, expected = item
-        return index, _runners[key](inputs, expected)
+        return item.index, _runners[key](item)

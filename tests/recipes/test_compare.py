@@ -23,7 +23,7 @@ from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
 from arm_recipes.comparing import worker
 from arm_recipes.comparing.compare import _side
-from arm_recipes.comparing.job import Job
+from arm_recipes.comparing.job import Item, Job
 from arm_recipes.report import plain
 from arm_recipes.runtime import plugin
 from tests.recipes.models import Samples, Small, images, vectors
@@ -427,7 +427,7 @@ def test_on_a_dask_cluster() -> None:
 def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> None:
     result = small(INT8)
     side, _ = _side(result, result.report.methods[0], True)
-    job = np.frombuffer(pickle.dumps(Job(side, None, True)), np.uint8)
+    job = np.frombuffer(pickle.dumps(Job(side, None)), np.uint8)
     read, loads = [], pickle.loads
 
     def counted(data: bytes) -> Any:
@@ -436,7 +436,7 @@ def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(worker.pickle, "loads", counted)
     for index, (x,) in enumerate(images()):
-        assert worker.run_item("job", job, (index, [x], None))[0] == index
+        assert worker.run_item("job", job, Item(index, [x], True))[0] == index
     assert read.count(len(job)) == 1
 
 
@@ -524,6 +524,37 @@ def test_a_model_without_layers_asked_for() -> None:
     assert found.outputs == small(INT8).compare(images(), workers=1).outputs
 
 
+@pytest.mark.parametrize("model", [Small, Counting])
+def test_layers_of_the_first_samples(model: type[nn.Module]) -> None:
+    samples = images() if model is Small else vectors()
+    result = export(model().eval(), ExportRecipe.get_recipe(INT8), samples)
+    found, everything = result.compare(samples, layers=2, workers=1), result.compare(samples, workers=1)
+    assert found.outputs == everything.outputs
+    assert found.layers == result.compare(samples[:2], workers=1).layers
+    assert (found.samples, found.layer_samples, everything.layer_samples) == (4, 2, 4)
+    assert ", 2 samples" in str(found)
+
+
+def test_what_a_layer_alone_does_to_the_output() -> None:
+    """The last one is the output; the effect of another is that of a model with this layer's numbers."""
+    found = small(INT8).compare(images(), workers=1)
+    own = {layer.module or layer.name: layer.own for layer in found.layers}
+    head, mean = own["head"], own["mean"]
+    assert head is not None
+    assert mean is not None
+    assert head.output == pytest.approx(head.sqnr, abs=1e-3)
+    model = Small().eval()
+    layer = next(layer for layer in found.layers if layer.name == "mean")
+    assert layer.scale is not None
+    assert layer.zero_point is not None
+    with torch.no_grad():
+        means = torch.cat([model.body(x).mean((2, 3)) for (x,) in images()])
+        steps = (means / layer.scale).round() + layer.zero_point
+        rounded = (steps.clamp(-128, 127) - layer.zero_point) * layer.scale
+        expected = _decibels(model.head(means), model.head(rounded))
+    assert mean.output == pytest.approx(expected, abs=0.01)
+
+
 def test_a_delegate_that_is_not_its_graph_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     run, result = reference.run, small(U85)
     monkeypatch.setattr(reference, "run", lambda *given: [np.array(array) ^ 1 for array in run(*given)])
@@ -549,6 +580,7 @@ WRONG: list[Arguments] = [
         r"^metric: <lambda>\(outputs, sample\) must give a number",
     ),
     (images(), {"method": "main"}, r"^method: the program has no 'main'; it has: forward$"),
+    (images(), {"layers": -1}, r"^layers: -1 is neither a bool nor a number of samples$"),
     (images(), {"workers": 0}, r"^workers: 0 is no number of processes"),
 ]
 
