@@ -132,6 +132,13 @@ def test_the_manifest_and_the_printed_form(saved: dict[str, Firmware]) -> None:
             assert text in shown.replace("&#x27;", "'")
 
 
+def test_no_place_of_a_template_is_left(saved: dict[str, Firmware]) -> None:
+    for firmware in saved.values():
+        for name in firmware.files:
+            if not name.endswith(("pte", "cpp", "hpp")):
+                assert not re.findall(r"@[A-Z_0-9]+@", _text(firmware, name)), name
+
+
 def test_text_in_c_is_escaped() -> None:
     assert identifier("näme 1") == "nu e4meu201".replace(" ", "")
     assert array(b"") == "0"
