@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes.devtools import reading
 from arm_recipes.runtime import plugin
+from arm_recipes.runtime.ethosu_origins import main_origin
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +59,8 @@ def events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
 def _event(call: Call, span: reading.Span) -> _Event:
     number, record = span.operation, call.record
     told = {**span.known, "tosa": record.tosa_operators[number]}
-    told |= {"module": record.main_origins[number].module, "source": record.main_origins[number].source}
+    origin = main_origin(record, number)
+    told |= {"module": origin.module, "source": origin.source}
     return _Event(number, None, span.start, span.end, json.dumps(told).encode())
 
 

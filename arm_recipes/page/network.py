@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes.runtime.ethosu_origins import main_origin
 from arm_recipes.runtime.payloads import read_graph
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any]:
     for name, key in zip(graph.inputs, _ends("input", delegate.inputs), strict=True):
         of[name] = key
         nodes[key] = _Node(*key)
-    for operator, kind, origin in zip(graph.operators, delegate.tosa_operators, delegate.main_origins, strict=True):
+    for number, (operator, kind) in enumerate(zip(graph.operators, delegate.tosa_operators, strict=True)):
+        origin = main_origin(delegate, number)
         key = (origin.module, origin.source)
         node = nodes.setdefault(key, _Node(*key))
         node.operators.setdefault(origin.operator)
@@ -49,7 +51,7 @@ def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any]:
     for name, key in zip(graph.outputs, _ends("output", delegate.outputs), strict=True):
         nodes[key] = _Node(*key)
         links[of[name], key] += graph.bytes.get(name, 0)
-    number = {key: index for index, key in enumerate(nodes)}
+    place = {key: index for index, key in enumerate(nodes)}
     by_place: dict[tuple[str, str], list[LayerCost]] = {}
     for cost in costs:
         by_place.setdefault((cost.module, cost.source), []).append(cost)
@@ -57,7 +59,7 @@ def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any]:
         "name": delegate.name,
         "backend": delegate.backend,
         "nodes": [_told(node, by_place.get(key, [])) for key, node in nodes.items()],
-        "links": [[number[a], number[b], max(count, 1)] for (a, b), count in links.items()],
+        "links": [[place[a], place[b], max(count, 1)] for (a, b), count in links.items()],
     }
 
 
