@@ -18,6 +18,7 @@
 #include <executorch/runtime/executor/method_meta.h>
 #include <executorch/runtime/platform/runtime.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -50,7 +51,7 @@ class Pool {
  public:
   explicit Pool(long long size) : size_(size < 0 ? kMost : static_cast<size_t>(size)) {
     void* data = nullptr;
-    if (posix_memalign(&data, arm_runtime::kCacheLine, size_ + 1) != 0) {
+    if (posix_memalign(&data, arm_runtime::kCacheLine, std::max<size_t>(size_, 1)) != 0) {
       fail("no memory for a pool", size);
     }
     data_.reset(static_cast<uint8_t*>(data));
