@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
-from torch.fx import Node
+from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
 from arm_recipes.runtime.whole import PREFIX
@@ -85,15 +85,30 @@ def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBa
 
 
 def restore_handles(program: ExportedProgram) -> None:
-    """Give what stays on the CPU debug handles as delegates have them: ExecuTorch has numbered it anew."""
+    """Give what stays on the CPU, and others' delegates, debug handles as ours have them: ExecuTorch numbers anew."""
+    from executorch.exir.lowered_backend_module import get_lowered_backend_modules
+
+    _restore(program.graph)
+    for module in get_lowered_backend_modules(program.graph_module):
+        if "arm_delegate" in (module.meta or {}):
+            continue
+        ours = _restore(module.original_module.graph)
+        told = (module.meta or {}).get("debug_handle_map") or {}
+        for operation, handles in told.items():
+            told[operation] = tuple(sorted({new for handle in handles for new in ours.get(handle, ())}))
+
+
+def _restore(graph: Graph) -> dict[int, set[int]]:
+    """Returns handles of the program by what nodes had in their place."""
     from arm_backend_core.nodes import handle_of
 
-    for node in program.graph.nodes:
-        handle = handle_of(node)
+    restored: dict[int, set[int]] = {}
+    for node in graph.nodes:
+        before, handle = node.meta.pop("debug_handle", None), handle_of(node)
         if handle is not None:
             node.meta["debug_handle"] = handle
-        else:
-            node.meta.pop("debug_handle", None)
+            restored.setdefault(before, set()).add(handle)
+    return restored
 
 
 def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: list[CompileSpec]) -> None:

@@ -69,7 +69,7 @@ def expanded(
     Raises:
         ValueError: a name or a size is none of the dimensions'.
     """
-    given = dynamic_shapes if set(dynamic_shapes or ()) <= set(models) and isinstance(dynamic_shapes, Mapping) else None
+    given = dynamic_shapes if isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys() else None
     by_method = given if given is not None else {"forward": dynamic_shapes}
     found: dict[str, Sized] = {}
     all_models: dict[str, Model] = {}

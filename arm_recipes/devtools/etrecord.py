@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.nodes import first_result
 from arm_recipes.devtools.calls import Call
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def etrecord(
 
     delegates: dict[int, Any] = dict(manager.delegate_map[method])
     handles: dict[int, Any] = dict(manager.debug_handle_map[method])
+    for instruction in _laid_out_otherwise(manager, method):
+        handles.pop(instruction, None)
     results: dict[int, Any] = dict(manager.instruction_id_to_num_outs_map[method])
     for call in calls:
         handles[call.instruction] = list(call.whole)
@@ -57,6 +60,20 @@ def etrecord(
         _representative_inputs=None if inputs is None else list(inputs),
         _reference_outputs=None if outputs is None else {_METHOD: [list(each) for each in outputs]},
     )
+
+
+def _laid_out_otherwise(manager: ExecutorchProgramManager, method: str) -> list[int]:
+    """Operators on the CPU whose results are channels_last: ETDump does not tell, the Inspector would misread them."""
+    from executorch.exir.delegate import executorch_call_delegate
+
+    return [
+        node.meta["debug_handle"]
+        for node in manager.exported_program(method).graph.nodes
+        if "debug_handle" in node.meta
+        and node.target is not executorch_call_delegate
+        and (made := first_result(node)) is not None
+        and not made.is_contiguous()
+    ]
 
 
 def _by_text(entries: Mapping[int, Any]) -> dict[Any, Any]:

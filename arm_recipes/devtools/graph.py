@@ -23,6 +23,7 @@ def numbered(program: ExportedProgram) -> ExportedProgram:
     """A copy of a program as it was lowered, with the debug handles that delegates and events have."""
     program = _with_buffers(program)
     simplify_call(program)
+    program._example_inputs = None  # which have what is constant in the program
     number(program.graph, 1)
     for node in program.graph.nodes:
         handle = handle_of(node)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arm_recipes.runtime.delegates import TosaDelegate
-from arm_recipes.runtime.ethosu import EthosUDelegate
+from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUOperation
 from arm_recipes.runtime.ethosu_origins import Origins
 
 if TYPE_CHECKING:
@@ -53,25 +53,28 @@ def taken(execution: Execution, operators: Sequence[Operator], numbers: Sequence
 
 def _pieces(
     delegate: EthosUDelegate, execution: Execution, record: Delegate, operators: Sequence[Operator]
-) -> dict[int, dict[str, list[Array]]]:
-    """What operations of the NPU wrote, by the operator that they belong to and by their kind."""
+) -> dict[int, dict[str, list[EthosUOperation]]]:
+    """Operations of the NPU that wrote something, by the operator that they belong to and by their kind."""
     numbers = _Numbers(operators)
     origins = Origins(record)
-    written: dict[int, dict[str, list[Array]]] = {}
+    written: dict[int, dict[str, list[EthosUOperation]]] = {}
     for done in delegate.trace(execution.inputs):
         layer = origins.of(done.offset - delegate.header_bytes, indexed=done.indexed).estimate
         number = None if layer is None else numbers.of(layer)
         if number is not None and done.integers.size:
-            written.setdefault(number, {}).setdefault(done.command, []).append(done.integers)
+            written.setdefault(number, {}).setdefault(done.command, []).append(done)
     return written
 
 
-def _joined(written: Mapping[str, Sequence[Array]], shape: tuple[int, ...]) -> Iterator[Array]:
+def _joined(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, ...]) -> Iterator[Array]:
     """What was written as rows, columns and channels, and as it lies in memory: Vela chooses the former as it likes."""
-    for pieces in written.values():
-        if sum(piece.size for piece in pieces) != math.prod(shape):  # what it computes on the way
+    for done in written.values():
+        if sum(each.integers.size for each in done) != math.prod(shape):  # what it computes on the way
             continue
-        for axis in range(3) if len(pieces) > 1 else (0,):
+        # Parts of a buffer that is used in turn follow in time, inputs of a CONCAT in memory.
+        orders = [done, sorted(done, key=lambda each: each.address)] if len(done) > 1 else [done]
+        for order, axis in itertools.product(orders, range(3) if len(done) > 1 else (0,)):
+            pieces = [each.integers for each in order]
             if len({tuple(np.delete(piece.shape, axis)) for piece in pieces}) == 1:
                 array = np.concatenate(pieces, axis)
                 yield from (array, array.reshape(shape))

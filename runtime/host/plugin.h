@@ -57,7 +57,7 @@ ARM_HOST_EXPORT int32_t arm_host_set_executor(const char* backend_id, const arm_
 
 // The two below are for an executor, while it executes a delegate, on the thread that it was called on.
 //
-// Logs that the operation `id` of the delegate took from `start` to `end`, in nanoseconds from the delegate's own start.
+// Logs that the operation `id` of the delegate ran from `start` to `end`, in nanoseconds from the delegate's start on.
 // Returns 0, or 1 where there is no tracer.
 ARM_HOST_EXPORT int32_t arm_host_log_duration(int32_t id, uint64_t start, uint64_t end, const char* metadata,
                                               uint64_t metadata_size);

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from executorch.backends.xnnpack.recipes import XNNPackRecipeType
 from executorch.devtools import Inspector
 from executorch.devtools.bundled_program.serialize import deserialize_from_flatbuffer_to_bundled_program
 from executorch.devtools.etrecord import parse_etrecord
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from arm_backend_core.partitioner import TOSAPartitioner
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
-from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, load
+from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, Inputs, export, load
 from arm_recipes.devtools.reading import in_order
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.tosa_graph import operators, with_outputs
@@ -62,6 +63,21 @@ class Branches(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """One of two."""
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,)) - 3
+
+
+class Joined(nn.Module):
+    """A CONCAT, which an NPU writes in parts, and inputs by name of which one is a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.down, self.up = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.ConvTranspose2d(8, 4, 2, stride=2)
+        self.last = nn.Conv2d(7, 2, 1)
+
+    def forward(self, x: Tensor, scale: float, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Of an image."""
+        y = torch.cat([self.up(torch.relu(self.down(x))), x], 1)
+        return {"y": self.last(torch.nn.functional.pad(y, (1, 1, 1, 1))) * scale}
 
 
 SAMPLES = [(torch.linspace(-1, 1, 48).reshape(1, 3, 4, 4) * factor,) for factor in (1, 2)]
@@ -196,6 +212,34 @@ def test_integers_as_inputs_are_those_of_the_program() -> None:
         gaps = _gaps(result.inspector(given))
         assert _worst(gaps) == math.inf
         assert len(gaps) == 3
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("kind", [FP, U55, U85], ids=lambda kind: kind.name)
+def test_what_is_written_in_parts(kind: ArmRecipeType, layout: torch.memory_format) -> None:
+    sample = Inputs(images()[0][0].to(memory_format=layout), scale=0.5, mask=None)
+    gaps = _gaps(_exported(Joined(), kind, [sample]).inspector(sample))
+    assert _worst(gaps) > (_ROUNDING if kind is FP else _STEPS)
+    found = set(itertools.chain.from_iterable(gaps["aot_ops"]))
+    assert {"conv2d", "cat", "conv2d_1"} <= found
+    # ETDump does not tell that the CPU's result is channels_last: nothing is said in place of something wrong.
+    assert ("quantize_per_tensor_default" in found) == (kind is not FP and layout is torch.contiguous_format)
+
+
+def test_delegates_of_others_beside_ours() -> None:
+    xnnpack = ExportRecipe.get_recipe(XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)
+    recipe = ExportRecipe.combine([ExportRecipe.get_recipe(INT8), xnnpack])
+    gaps = _gaps(export(Sorting().eval(), recipe, vectors()).inspector(*vectors()[0]))
+    assert _worst(gaps) == math.inf
+
+
+def test_sizes_are_methods_of_their_own() -> None:
+    samples = {"batch": [1, 2]}
+    shapes = ({0: torch.export.Dim("batch")},)
+    result = export(Small().eval(), ExportRecipe.get_recipe(FP), images(), dynamic_shapes=shapes, sizes=samples)
+    with pytest.raises(ValueError, match="no method 'forward'; the program has: "):
+        result.inspector(*images()[0], method="forward")
+    assert _worst(_gaps(result.inspector(*images()[0], method=result.report.methods[0].name))) > _ROUNDING
 
 
 def test_graphs_inside_of_operators_are_a_whole() -> None:
