@@ -99,7 +99,8 @@ def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op]) -> None:
             for heir in alike or (() if gone.kind in _PLACES else ops):
                 given.setdefault(heir, []).append(gone)
         for heir, others in given.items():
-            moved = heir.kind != replaced.kind and heir.kind in {other.kind for other in others}
+            exchanged = replaced.kind in {op.kind for op in ops}
+            moved = exchanged and heir.kind != replaced.kind and heir.kind in {other.kind for other in others}
             heir.origins = together(others if moved else [heir, *others])
 
 
