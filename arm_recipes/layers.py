@@ -14,13 +14,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from arm_backend_core.tosa.graph import COPY
-from arm_recipes.runtime.payloads import read_graph
+from arm_recipes.runtime.tosa_graph import read_graph
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import Layer, VelaFigures
     from arm_backend_core.events import Delegate
     from arm_backend_core.tosa.graph import Origin
-    from arm_recipes.runtime.payloads import TosaGraph
+    from arm_recipes.runtime.tosa_graph import TosaGraph
 
 Kind = Literal["layer", "boundary", "transpose", "conversion", "rest"]
 _Key = TypeVar("_Key")

@@ -10,7 +10,7 @@ from executorch.exir.delegate import executorch_call_delegate
 
 from arm_recipes.devtools.layers import Layer, handle_map, layers
 from arm_recipes.devtools.reading import inside, taken
-from arm_recipes.runtime.tosa_graph import Operator, operators
+from arm_recipes.runtime.tosa_graph import TosaOperator, read_graph
 
 if TYPE_CHECKING:
     from executorch.exir import ExecutorchProgramManager
@@ -39,7 +39,7 @@ class Call:
     instruction: int
     whole: tuple[int, ...]
     record: Delegate
-    operators: tuple[Operator, ...]
+    operators: tuple[TosaOperator, ...]
     layers: tuple[Layer, ...]
     handles: dict[int, tuple[int, ...]]
     results: Mapping[int, Results]
@@ -63,7 +63,7 @@ def calls(
         if record is None:  # another backend's
             continue
         execution = left.pop(0)
-        made = tuple(operators(record.tosa))
+        made = read_graph(memoryview(record.tosa)).operators
         whole = _whole(lowered.original_module.graph)
         kinds, handles = record.tosa_operators[: len(made)], record.handles[: len(made)]
         results = inside(execution, record, made)

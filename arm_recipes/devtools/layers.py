@@ -18,7 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core.nodes import first_result, is_dequantize, is_quantize
-from arm_recipes.runtime.tosa_graph import Operator
+from arm_recipes.runtime.tosa_graph import TosaOperator
 
 #: TOSA operators that give what they read, in another order or shape.
 _MOVES = ("RESHAPE", "TRANSPOSE", "IDENTITY")
@@ -60,7 +60,7 @@ def layers(
     members: Collection[int],
     kinds: Sequence[str],
     handles: Sequence[tuple[int, ...]],
-    operators: Sequence[Operator],
+    operators: Sequence[TosaOperator],
     given: Collection[int],
 ) -> list[Layer]:
     """The layers of a delegate, in the order of the program.
@@ -98,7 +98,9 @@ def layers(
     return _divided(nodes, chosen, places, hidden)
 
 
-def _latest(nodes: Sequence[Node], handles: Sequence[tuple[int, ...]], operators: Sequence[Operator]) -> Iterator[int]:
+def _latest(
+    nodes: Sequence[Node], handles: Sequence[tuple[int, ...]], operators: Sequence[TosaOperator]
+) -> Iterator[int]:
     """For each operator the last node that it is a part of; 0 for none.
 
     Passes move arithmetic forward, a MUL past a RESHAPE: what follows gives the result of both, and its own node's not.
@@ -145,7 +147,7 @@ def _divided(
     ]
 
 
-def _moved(kinds: Sequence[str], operators: Sequence[Operator]) -> list[int]:
+def _moved(kinds: Sequence[str], operators: Sequence[TosaOperator]) -> list[int]:
     """For each operator the one whose elements it gives, behind those that only move them."""
     number = {operator.result.name: index for index, operator in enumerate(operators)}
     found: list[int] = []
@@ -190,7 +192,7 @@ def _quantized(node: Node) -> bool:
     return bool(users) and all(is_quantize(user) and user.args[1:] == users[0].args[1:] for user in users)
 
 
-def _fits(value: _Value, operator: Operator) -> bool:
+def _fits(value: _Value, operator: TosaOperator) -> bool:
     made = first_result(value.node)
     size = -1 if made is None else made.numel()
     return operator.result.dtype == value.dtype and math.prod(operator.result.shape) == size

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
     from arm_recipes.devtools.layers import Layer
     from arm_recipes.runtime.plugin import Execution
-    from arm_recipes.runtime.tosa_graph import Operator
+    from arm_recipes.runtime.tosa_graph import TosaOperator
 
     Array = np.ndarray[Any, Any]
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Results = tuple[Any, ...]
 
 
-def inside(execution: Execution, record: Delegate, operators: Sequence[Operator]) -> dict[int, Results]:
+def inside(execution: Execution, record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, Results]:
     """What the operations of a delegate gave, by the number of the operator: one that is asked for by name, or arrays.
 
     Where an NPU wrote a result in pieces, these are the ways in which they may belong together.
@@ -42,7 +42,7 @@ def inside(execution: Execution, record: Delegate, operators: Sequence[Operator]
     return {}
 
 
-def taken(execution: Execution, operators: Sequence[Operator], numbers: Sequence[int]) -> dict[int, Results]:
+def taken(execution: Execution, operators: Sequence[TosaOperator], numbers: Sequence[int]) -> dict[int, Results]:
     """What operators of a TOSA graph gave."""
     delegate = execution.delegate
     if not isinstance(delegate, TosaDelegate) or not numbers:
@@ -52,7 +52,7 @@ def taken(execution: Execution, operators: Sequence[Operator], numbers: Sequence
 
 
 def _pieces(
-    delegate: EthosUDelegate, execution: Execution, record: Delegate, operators: Sequence[Operator]
+    delegate: EthosUDelegate, execution: Execution, record: Delegate, operators: Sequence[TosaOperator]
 ) -> dict[int, dict[str, list[EthosUOperation]]]:
     """Operations of the NPU that wrote something, by the operator that they belong to and by their kind."""
     numbers = _Numbers(operators)
@@ -83,7 +83,7 @@ def _joined(written: Mapping[str, Sequence[EthosUOperation]], shape: tuple[int, 
 class _Numbers:
     """Of operators by the layers of Vela: that of the result, or that which Vela has replaced by more."""
 
-    def __init__(self, operators: Sequence[Operator]) -> None:
+    def __init__(self, operators: Sequence[TosaOperator]) -> None:
         self._by_name = {operator.result.name: number for number, operator in enumerate(operators)}
         self._by_place = {operator.place: number for number, operator in enumerate(operators)}
 
@@ -148,7 +148,7 @@ class Span:
     known: dict[str, Any]
 
 
-def durations(record: Delegate, operators: Sequence[Operator]) -> dict[int, Span]:
+def durations(record: Delegate, operators: Sequence[TosaOperator]) -> dict[int, Span]:
     """Vela's estimates by operation, one after the other as they run; none for other targets."""
     if record.vela is None:
         return {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime.ethosu_origins import main_origin
-from arm_recipes.runtime.payloads import read_graph
+from arm_recipes.runtime.tosa_graph import read_graph
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Delegate, Io
@@ -25,13 +25,15 @@ class _Node:
     tosa: Counter[str] = field(default_factory=Counter)
 
 
-def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any]:
-    """Nodes, with what they cost, and links, with their bytes, ready for JSON.
+def network(delegate: Delegate, costs: Iterable[LayerCost]) -> dict[str, Any] | None:
+    """Nodes, with what they cost, and links, with their bytes, ready for JSON; None where operators hold graphs.
 
     Args:
         costs: layers of this delegate, for an Ethos-U.
     """
     graph = read_graph(memoryview(delegate.tosa))
+    if len(graph.operators) != len(delegate.tosa_operators):
+        return None
     nodes: dict[tuple[str, str], _Node] = {}
     of: dict[str, tuple[str, str]] = {}
     links: Counter[tuple[tuple[str, str], tuple[str, str]]] = Counter()

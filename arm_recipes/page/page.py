@@ -35,20 +35,21 @@ def save_html(report: Report, path: str | Path, comparisons: Sequence[Comparison
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ImportError("save_html() needs Plotly: pip install 'arm-recipes[pictures]'") from error
-    networks = [
+    made = [
         network(
             delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (method.name, delegate.name)]
         )
         for method in report.methods
         for delegate in method.delegates
     ]
+    networks = [graph for graph in made if graph is not None]
     data = {
         "networks": networks,
         "layers": [_cost(cost) for cost in report.layers],
         "memory": [_memory(report, used) for used in report.memory],
         "accuracy": [{"layers": [_gap(layer) for layer in told.layers]} for told in comparisons],
     }
-    made = Template(_resource("page.html")).substitute(
+    page = Template(_resource("page.html")).substitute(
         title=html.escape(f"{report.recipe}: report"),
         css=_resource("page.css"),
         script=_resource("page.js"),
@@ -60,7 +61,7 @@ def save_html(report: Report, path: str | Path, comparisons: Sequence[Comparison
         ),
         body="\n".join(_body(report, networks, comparisons)),
     )
-    write(target, made.encode())
+    write(target, page.encode())
     return target
 
 

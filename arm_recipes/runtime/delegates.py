@@ -54,7 +54,7 @@ class TosaDelegate:
     """
 
     def __init__(self, payload: bytes) -> None:
-        from arm_recipes.runtime.payloads import read_tosa
+        from arm_recipes.runtime.tosa_graph import read_tosa
 
         self._payload = payload
         graph = read_tosa(memoryview(payload))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.runtime.payloads import read_graph
+from arm_recipes.runtime.tosa_graph import read_graph
 
 if TYPE_CHECKING:
     from arm_backend_core.backends.payload import Layer

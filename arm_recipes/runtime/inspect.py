@@ -11,9 +11,10 @@ from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
 from arm_recipes.report import Section, as_html, as_text, plain, size
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
-from arm_recipes.runtime.payloads import TosaPayload, VgfPayload, read_tosa, read_vgf
+from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read
 from arm_recipes.runtime.signature import Value, signature
+from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
 from arm_recipes.runtime.whole import Find, whole
 
 Payload = EthosUPayload | TosaPayload | VgfPayload

@@ -1,4 +1,4 @@
-"""Reads TOSA and VGF payloads as far as it takes to describe them. A damaged one is an error, never a crash.
+"""Reads VGF payloads as far as it takes to describe them. A damaged one is an error, never a crash.
 
 Arm's own ``vgfpy`` does not check the offsets in a VGF file, so damaged ones are not given to it. The classes
 that begin with an underscore hold field numbers, under the names of ``tosa.fbs`` (tosa-tools) and ``vgf.fbs``
@@ -8,68 +8,12 @@ that begin with an underscore hold field numbers, under the names of ``tosa.fbs`
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Final
 
 from arm_recipes.report import TensorInfo
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
-
-
-class _TosaGraph:
-    version = 0
-    regions = 1
-
-
-class _Version:
-    _major = 0
-    _minor = 1
-    _patch = 2
-
-
-class _TosaRegion:
-    blocks = 1
-
-
-class _TosaBasicBlock:
-    operators = 1
-    tensors = 2
-    inputs = 3
-    outputs = 4
-
-
-class _TosaOperator:
-    inputs = 3
-    outputs = 4
-
-
-class _TosaTensor:
-    name = 0
-    shape = 1
-    type = 2
-    data = 3
-
-
-#: The enumeration ``DType`` of TOSA, by PyTorch's names where it has the type.
-_TOSA_DTYPES: Final = {
-    1: "bool",
-    2: "int4",
-    3: "int8",
-    4: "int16",
-    5: "int32",
-    6: "int48",
-    7: "float32",
-    8: "float16",
-    9: "bfloat16",
-    11: "float8_e4m3fn",
-    12: "float8_e5m2",
-    17: "int64",
-}
-#: Bits of an element, by the same enumeration; the compiler's shapes are no data.
-_TOSA_BITS: Final = {1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 11: 8, 12: 8, 17: 64}
-_TOSA_MAGIC: Final = b"TOSA"
 
 
 class _ModelSequenceTable:
@@ -118,21 +62,6 @@ _VULKAN_DTYPES: Final = {
 
 
 @dataclass(frozen=True)
-class TosaPayload:
-    """A TOSA flatbuffer.
-
-    Attributes:
-        version: of TOSA.
-        operators: number of them in all blocks.
-    """
-
-    version: str
-    operators: int
-    inputs: tuple[TensorInfo, ...]
-    outputs: tuple[TensorInfo, ...]
-
-
-@dataclass(frozen=True)
 class VgfPayload:
     """A VGF file.
 
@@ -147,96 +76,6 @@ class VgfPayload:
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
     bindings: tuple[int, ...]
-
-
-def read_tosa(data: memoryview) -> TosaPayload:
-    """Describe a TOSA flatbuffer.
-
-    Raises:
-        PayloadError: it is none, or it is truncated or damaged.
-    """
-    if bytes(data[4:8]) != _TOSA_MAGIC:
-        raise PayloadError(f"not a TOSA flatbuffer (magic {bytes(data[4:8])!r}, expected {_TOSA_MAGIC!r})")
-    try:
-        graph = Flatbuffer(data).root
-        version = graph.table(_TosaGraph.version)
-        blocks = [block for region in graph.tables(_TosaGraph.regions) for block in region.tables(_TosaRegion.blocks)]
-        if version is None or not blocks:
-            raise PayloadError("damaged: the TOSA flatbuffer has no version or no block")
-        tensors = {tensor.text(_TosaTensor.name): tensor for tensor in blocks[0].tables(_TosaBasicBlock.tensors)}
-        return TosaPayload(
-            ".".join(str(version.number(field)) for field in (_Version._major, _Version._minor, _Version._patch)),
-            sum(len(block.tables(_TosaBasicBlock.operators)) for block in blocks),
-            _tosa_tensors(blocks[0].texts(_TosaBasicBlock.inputs), tensors),
-            _tosa_tensors(blocks[0].texts(_TosaBasicBlock.outputs), tensors),
-        )
-    except FlatbufferError as error:
-        raise PayloadError(f"truncated or damaged: {error}") from None
-
-
-@dataclass(frozen=True)
-class TosaOperator:
-    """An operator of a TOSA flatbuffer that is no constant.
-
-    Attributes:
-        place: its position among all operators.
-        inputs, outputs: names of tensors.
-    """
-
-    place: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class TosaGraph:
-    """The main block of a TOSA flatbuffer.
-
-    Attributes:
-        operators: in order; an export's record has as many.
-        inputs, outputs: names of the graph's tensors.
-        bytes: of every tensor.
-    """
-
-    operators: tuple[TosaOperator, ...]
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    bytes: Mapping[str, int]
-
-
-def read_graph(data: memoryview) -> TosaGraph:
-    """Operators and tensors of a TOSA flatbuffer that the compiler wrote."""
-    (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
-    (block,) = region.tables(_TosaRegion.blocks)
-    operators = []
-    for place, operator in enumerate(block.tables(_TosaBasicBlock.operators)):
-        if inputs := operator.texts(_TosaOperator.inputs):
-            operators.append(TosaOperator(place, inputs, operator.texts(_TosaOperator.outputs)))
-    sizes = {}
-    for tensor in block.tables(_TosaBasicBlock.tensors):
-        bits = _TOSA_BITS.get(tensor.number(_TosaTensor.type, "I"), 0)
-        sizes[tensor.text(_TosaTensor.name)] = prod(tensor.numbers(_TosaTensor.shape, "i")) * bits // 8
-    inputs, outputs = (block.texts(field) for field in (_TosaBasicBlock.inputs, _TosaBasicBlock.outputs))
-    return TosaGraph(tuple(operators), inputs, outputs, sizes)
-
-
-def constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:
-    """Where the bytes of constants of a TOSA flatbuffer begin and end, of those that have at least so many."""
-    (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
-    (block,) = region.tables(_TosaRegion.blocks)
-    spans = [tensor.span(_TosaTensor.data) for tensor in block.tables(_TosaBasicBlock.tensors)]
-    return sorted((start, start + count) for start, count in spans if count >= least)
-
-
-def _tosa_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[TensorInfo, ...]:
-    found = []
-    for name in names:
-        if name not in tensors:
-            raise PayloadError(f"damaged: the TOSA flatbuffer has no tensor {name!r}")
-        number = tensors[name].number(_TosaTensor.type, "I")
-        dtype = _TOSA_DTYPES.get(number, f"TOSA type {number}")
-        found.append(TensorInfo(name, dtype, tensors[name].numbers(_TosaTensor.shape, "i")))
-    return tuple(found)
 
 
 def read_vgf(data: memoryview) -> VgfPayload:

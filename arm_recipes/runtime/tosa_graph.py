@@ -1,54 +1,185 @@
-"""The operators of a delegate's TOSA graph, and what each of them gives."""
+"""Reads TOSA flatbuffers: what they take and give, their operators, where their constants lie. Damage is an error.
+
+The classes that begin with an underscore hold field numbers, under the names of ``tosa.fbs`` (tosa-tools).
+"""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
+from typing import Final
 
 from arm_recipes.report import TensorInfo
-from arm_recipes.runtime.flatbuffer import Flatbuffer, Table
-from arm_recipes.runtime.payloads import (
-    _tosa_tensors,
-    _TosaBasicBlock,
-    _TosaGraph,
-    _TosaOperator,
-    _TosaRegion,
-    _TosaTensor,
-)
+from arm_recipes.runtime.errors import PayloadError
+from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 
-_OUTPUTS = 4  # of a TosaOperator
 _WORD = struct.Struct("<I")
 
 
+class _TosaGraph:
+    version = 0
+    regions = 1
+
+
+class _Version:
+    _major = 0
+    _minor = 1
+    _patch = 2
+
+
+class _TosaRegion:
+    blocks = 1
+
+
+class _TosaBasicBlock:
+    operators = 1
+    tensors = 2
+    inputs = 3
+    outputs = 4
+
+
+class _TosaOperator:
+    inputs = 3
+    outputs = 4
+
+
+class _TosaTensor:
+    name = 0
+    shape = 1
+    type = 2
+    data = 3
+
+
+#: The enumeration ``DType`` of TOSA, by PyTorch's names where it has the type.
+_TOSA_DTYPES: Final = {
+    1: "bool",
+    2: "int4",
+    3: "int8",
+    4: "int16",
+    5: "int32",
+    6: "int48",
+    7: "float32",
+    8: "float16",
+    9: "bfloat16",
+    11: "float8_e4m3fn",
+    12: "float8_e5m2",
+    17: "int64",
+}
+#: Bits of an element, by the same enumeration; the compiler's shapes are no data.
+_TOSA_BITS: Final = {1: 8, 2: 4, 3: 8, 4: 16, 5: 32, 6: 48, 7: 32, 8: 16, 9: 16, 11: 8, 12: 8, 17: 64}
+_TOSA_MAGIC: Final = b"TOSA"
+
+
 @dataclass(frozen=True)
-class Operator:
-    """An operator that is no constant.
+class TosaPayload:
+    """A TOSA flatbuffer.
+
+    Attributes:
+        version: of TOSA.
+        operators: number of them in all blocks.
+    """
+
+    version: str
+    operators: int
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+
+
+def read_tosa(data: memoryview) -> TosaPayload:
+    """Describe a TOSA flatbuffer.
+
+    Raises:
+        PayloadError: it is none, or it is truncated or damaged.
+    """
+    if bytes(data[4:8]) != _TOSA_MAGIC:
+        raise PayloadError(f"not a TOSA flatbuffer (magic {bytes(data[4:8])!r}, expected {_TOSA_MAGIC!r})")
+    try:
+        graph = Flatbuffer(data).root
+        version = graph.table(_TosaGraph.version)
+        blocks = [block for region in graph.tables(_TosaGraph.regions) for block in region.tables(_TosaRegion.blocks)]
+        if version is None or not blocks:
+            raise PayloadError("damaged: the TOSA flatbuffer has no version or no block")
+        tensors = {tensor.text(_TosaTensor.name): tensor for tensor in blocks[0].tables(_TosaBasicBlock.tensors)}
+        return TosaPayload(
+            ".".join(str(version.number(field)) for field in (_Version._major, _Version._minor, _Version._patch)),
+            sum(len(block.tables(_TosaBasicBlock.operators)) for block in blocks),
+            _tosa_tensors(blocks[0].texts(_TosaBasicBlock.inputs), tensors),
+            _tosa_tensors(blocks[0].texts(_TosaBasicBlock.outputs), tensors),
+        )
+    except FlatbufferError as error:
+        raise PayloadError(f"truncated or damaged: {error}") from None
+
+
+@dataclass(frozen=True)
+class TosaOperator:
+    """An operator of a TOSA flatbuffer that is no constant.
 
     Attributes:
         place: its position among all operators, as Vela counts them.
-        inputs: names of what it reads.
-        result: its first result.
+        inputs, outputs: names of tensors.
+        result: the first of the outputs.
     """
 
     place: int
     inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
     result: TensorInfo
 
 
-def operators(flatbuffer: bytes) -> list[Operator]:
-    """The operators of a flatbuffer that the compiler wrote; none where operators hold graphs."""
-    block = _block(flatbuffer)
-    if block is None:
-        return []
+@dataclass(frozen=True)
+class TosaGraph:
+    """The main block of a TOSA flatbuffer.
+
+    Attributes:
+        operators: in order; an export's record has as many.
+        inputs, outputs: names of the graph's tensors.
+        bytes: of every tensor.
+    """
+
+    operators: tuple[TosaOperator, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    bytes: Mapping[str, int]
+
+
+def read_graph(data: memoryview) -> TosaGraph:
+    """Operators and tensors of a TOSA flatbuffer that the compiler wrote; no operators where some hold graphs."""
+    regions = Flatbuffer(data).root.tables(_TosaGraph.regions)
+    block = regions[0].tables(_TosaRegion.blocks)[0]
     tensors = {tensor.text(_TosaTensor.name): tensor for tensor in block.tables(_TosaBasicBlock.tensors)}
+    operators = []
+    for place, operator in enumerate(block.tables(_TosaBasicBlock.operators) if len(regions) == 1 else ()):
+        if inputs := operator.texts(_TosaOperator.inputs):
+            outputs = operator.texts(_TosaOperator.outputs)
+            operators.append(TosaOperator(place, inputs, outputs, _tosa_tensors(outputs, tensors)[0]))
+    inputs, outputs = (block.texts(field) for field in (_TosaBasicBlock.inputs, _TosaBasicBlock.outputs))
+    return TosaGraph(tuple(operators), inputs, outputs, {name: _bytes(tensor) for name, tensor in tensors.items()})
+
+
+def _bytes(tensor: Table) -> int:
+    bits = _TOSA_BITS.get(tensor.number(_TosaTensor.type, "I"), 0)
+    return prod(tensor.numbers(_TosaTensor.shape, "i")) * bits // 8
+
+
+def constant_spans(data: memoryview, least: int) -> list[tuple[int, int]]:
+    """Where the bytes of constants of a TOSA flatbuffer begin and end, of those that have at least so many."""
+    (region,) = Flatbuffer(data).root.tables(_TosaGraph.regions)
+    (block,) = region.tables(_TosaRegion.blocks)
+    spans = [tensor.span(_TosaTensor.data) for tensor in block.tables(_TosaBasicBlock.tensors)]
+    return sorted((start, start + count) for start, count in spans if count >= least)
+
+
+def _tosa_tensors(names: Iterable[str], tensors: dict[str, Table]) -> tuple[TensorInfo, ...]:
     found = []
-    for place, operator in enumerate(block.tables(_TosaBasicBlock.operators)):
-        inputs = operator.texts(_TosaOperator.inputs)
-        if inputs:
-            (result, *_) = _tosa_tensors(operator.texts(_OUTPUTS), tensors)
-            found.append(Operator(place, inputs, result))
-    return found
+    for name in names:
+        if name not in tensors:
+            raise PayloadError(f"damaged: the TOSA flatbuffer has no tensor {name!r}")
+        number = tensors[name].number(_TosaTensor.type, "I")
+        dtype = _TOSA_DTYPES.get(number, f"TOSA type {number}")
+        found.append(TensorInfo(name, dtype, tensors[name].numbers(_TosaTensor.shape, "i")))
+    return tuple(found)
 
 
 def with_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
@@ -56,8 +187,8 @@ def with_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
 
     References of flatbuffers lead forwards: a new list behind the bytes that are there takes the place of the old one.
     """
-    block = _block(flatbuffer)
-    field = None if block is None else block.place(_TosaBasicBlock.outputs)
+    (region,) = Flatbuffer(memoryview(flatbuffer)).root.tables(_TosaGraph.regions)
+    field = region.tables(_TosaRegion.blocks)[0].place(_TosaBasicBlock.outputs)
     assert field is not None, "a graph without outputs"
     data = bytearray(flatbuffer)
     data += bytes(-len(data) % _WORD.size)
@@ -71,8 +202,3 @@ def with_outputs(flatbuffer: bytes, names: Sequence[str]) -> bytes:
         data += _WORD.pack(len(text)) + text + bytes(1)
         data += bytes(-len(data) % _WORD.size)
     return bytes(data)
-
-
-def _block(flatbuffer: bytes) -> Table | None:
-    regions = Flatbuffer(memoryview(flatbuffer)).root.tables(_TosaGraph.regions)
-    return regions[0].tables(_TosaRegion.blocks)[0] if len(regions) == 1 else None

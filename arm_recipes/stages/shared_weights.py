@@ -19,7 +19,7 @@ from arm_backend_core.backends.ethosu_commands import DMA, commands, encoded, pa
 from arm_recipes.messages import warn
 from arm_recipes.programs import delegates_of, set_payload, store_named_data
 from arm_recipes.runtime.ethosu_payload import read_parts, with_weights_outside
-from arm_recipes.runtime.payloads import constant_spans
+from arm_recipes.runtime.tosa_graph import constant_spans
 from arm_recipes.runtime.whole import PREFIX, cut
 
 if TYPE_CHECKING:

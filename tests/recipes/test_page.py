@@ -79,6 +79,7 @@ def test_nodes_have_all_cycles_of_the_layers(tmp_path: Path) -> None:
 def test_links_are_the_tensors_between_layers() -> None:
     report = _result().report
     graph = network(report.delegates[0], report.layers)
+    assert graph is not None
     modules = [node["module"] or node["source"].split(",")[0] for node in graph["nodes"]]
     pairs = {(modules[a], modules[b]): count for a, b, count in graph["links"]}
     assert pairs["stem", "blocks.0.first"] == 16 * 16 * 16
@@ -167,3 +168,15 @@ def test_a_browser_draws_and_folds_it(tmp_path: Path) -> None:
     assert "blocks.1.second" in told["unfolded"]
     assert "aten.conv2d.default" in told["facts"]
     assert told["charts"] >= 3
+
+
+class Branches(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda y: y + 1, lambda y: y * 2, (x,))
+
+
+def test_operators_that_hold_graphs_have_no_network(tmp_path: Path) -> None:
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, extensions=["cf"])
+    report = export(Branches().eval(), recipe, [(torch.ones(3),)]).report
+    assert "COND_IF" in report.delegates[0].tosa_operators
+    assert _data(report.save_html(tmp_path / "report.html").read_text())["networks"] == []
