@@ -8,13 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+from executorch.exir import schema
+from executorch.exir.tensor import get_scalar_type
+
 from arm_recipes.devtools import reading
 from arm_recipes.runtime import plugin
+from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import main_origin
 
 if TYPE_CHECKING:
-    import numpy as np
-    import torch
     from executorch.exir import ExecutorchProgramManager
 
     from arm_recipes.devtools.calls import Call
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 #: What the tracer aligns a tensor to.
 _ALIGNMENT = 64
+#: Types that ETDump has no number for: it would be a file that nobody can read.
+_LACKING = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 #: Room beside the tensors that are known to be logged.
 _SPARE = 1 << 20
 
@@ -50,7 +56,9 @@ def events(call: Call, expected: Mapping[str, torch.Tensor]) -> list[_Event]:
     found: list[_Event] = []
     for layer in call.layers:
         candidates = reading.as_values(layer, call.results[layer.operation])
-        found.append(_Event(layer.operation, reading.in_order(candidates, expected[layer.node].numpy())))
+        array = reading.in_order(candidates, expected[layer.node].numpy())
+        # ETDump lacks float16.
+        found.append(_Event(layer.operation, array.astype(np.float32) if array.dtype == np.float16 else array))
         own = [number for number in left if call.handles[number] == layer.handles]
         found += [_event(call, left.pop(number)) for number in sorted(own, key=lambda x: (x != layer.operation, x))]
     return [*found, *(_event(call, span) for span in left.values())]
@@ -80,10 +88,22 @@ def metadata(entries: list[str]) -> dict[str, Any]:
 
 
 def buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mapping[str, torch.Tensor]) -> int:
-    """Room for all tensors that the runtime logs, and for ``expected``: without it the runtime ends the process."""
+    """Room for all tensors that the runtime logs, and for ``expected``: without it the runtime ends the process.
+
+    Raises:
+        RunError: there are some of a type that ETDump lacks.
+    """
     (plan,) = (plan for plan in manager.executorch_program.execution_plan if plan.name == method)
     logged = [index for chain in plan.chains for instruction in chain.instructions for index in _arguments(instruction)]
-    sizes = [_bytes(plan.values, index) for index in (*logged, *plan.outputs)]
+    tensors = [tensor for index in (*logged, *plan.outputs) for tensor in _tensors(plan.values, index)]
+    types = [get_scalar_type(tensor.scalar_type) for tensor in tensors]
+    lacking = next((kind for kind in types if kind in _LACKING), None)
+    if lacking is not None:
+        raise RunError(
+            f"ExecuTorch's ETDump cannot hold {lacking}, which '{method}' has among its inputs, outputs or operators "
+            "on the CPU: export a model that takes and returns torch.float32"
+        )
+    sizes = [math.prod(tensor.sizes) * kind.itemsize for tensor, kind in zip(tensors, types, strict=True)]
     sizes += [tensor.numel() * max(tensor.element_size(), 4) for tensor in expected.values()]
     return sum(size + _ALIGNMENT for size in sizes) + _SPARE
 
@@ -92,13 +112,11 @@ def _arguments(instruction: Any) -> Iterator[int]:
     yield from getattr(instruction.instr_args, "args", ())
 
 
-def _bytes(values: Sequence[Any], index: int) -> int:
-    from executorch.exir import schema
-    from executorch.exir.tensor import get_scalar_type
-
+def _tensors(values: Sequence[Any], index: int) -> Iterator[schema.Tensor]:
     value = values[index].val
     if isinstance(value, schema.Tensor):
-        return int(math.prod(value.sizes)) * get_scalar_type(value.scalar_type).itemsize
-    if isinstance(value, (schema.TensorList, schema.OptionalTensorList)):
-        return sum(_bytes(values, item) + _ALIGNMENT for item in value.items if item >= 0)
-    return 0
+        yield value
+    elif isinstance(value, (schema.TensorList, schema.OptionalTensorList)):
+        for item in value.items:
+            if item >= 0:
+                yield from _tensors(values, item)

@@ -22,7 +22,9 @@ from arm_recipes.runtime.tosa_graph import TosaOperator
 
 #: TOSA operators that give what they read, in another order or shape.
 _MOVES = ("RESHAPE", "TRANSPOSE", "IDENTITY")
-_TOSA_NAMES = {"int64": "int32", "float64": "float32"}
+#: Types that NumPy has, by PyTorch's names: as TOSA computes them.
+_TYPES = {name: name for name in ("bool", "int8", "int16", "int32", "float16", "float32")}
+_TYPES |= {"int64": "int32", "float64": "float32"}
 
 
 @dataclass(frozen=True)
@@ -182,8 +184,8 @@ def _plain(node: Node) -> _Value | None:
     made = node.meta.get("val")
     if not isinstance(made, torch.Tensor):
         return None
-    name = str(made.dtype).removeprefix("torch.")
-    return _Value(node, (node,), _TOSA_NAMES.get(name, name))
+    name = _TYPES.get(str(made.dtype).removeprefix("torch."))
+    return None if name is None else _Value(node, (node,), name)
 
 
 def _quantized(node: Node) -> bool:

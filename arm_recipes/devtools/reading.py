@@ -100,7 +100,8 @@ def in_order(candidates: Sequence[Array], expected: Array) -> Array:
     """
     best: tuple[float, Array] | None = None
     for array in _all_layouts(candidates, expected.shape):
-        distance = float(np.abs(array.astype(np.float64) - expected).sum())
+        with np.errstate(invalid="ignore"):  # infinities of a mask
+            distance = float(np.nan_to_num(np.abs(array.astype(np.float64) - expected)).sum())
         if best is None or distance < best[0]:
             best = distance, array
     assert best is not None, "no layout"

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from arm_backend_core.partitioner import TOSAPartitioner
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
-from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, Inputs, export, load
+from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, Inputs, RunError, export, load
 from arm_recipes.devtools.reading import in_order
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.tosa_graph import read_graph, with_outputs
@@ -240,6 +240,21 @@ def test_sizes_are_methods_of_their_own() -> None:
     with pytest.raises(ValueError, match="no method 'forward'; the program has: "):
         result.inspector(*images()[0], method="forward")
     assert _worst(_gaps(result.inspector(*images()[0], method=result.report.methods[0].name))) > _ROUNDING
+
+
+def test_types_that_etdump_lacks() -> None:
+    class Halves(nn.Module):
+        """Real numbers of two bytes inside."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Of real numbers."""
+            return torch.tanh(x.half() * 2).float() + 1
+
+    sample = torch.linspace(-1, 1, 8)
+    assert _worst(_gaps(_exported(Halves(), FP, [(sample,)]).inspector(sample))) > 60
+    result = _exported(nn.Tanh(), FP, [(sample.half(),)])
+    with pytest.raises(RunError, match=r"ETDump cannot hold torch\.float16, which 'forward' has among its inputs"):
+        result.inspector(sample.half())
 
 
 def test_graphs_inside_of_operators_are_a_whole() -> None:
