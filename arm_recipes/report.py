@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from arm_recipes.comparing.result import Comparison
     from arm_recipes.layers import LayerCost
     from arm_recipes.memory import MemoryOverTime
+    from arm_recipes.page.page import Page
     from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
 
 #: What the memory of an Ethos-U's base addresses holds.
@@ -191,19 +192,30 @@ class Report:
             "measured": plain(dict(self.measured)),
         }
 
-    def save_html(self, path: str | Path, *comparisons: Comparison) -> Path:
-        """Write a page of everything that the report has, with pictures: one file that needs nothing else.
+    def page(self, *comparisons: Comparison) -> Page:
+        """Everything that the report has, with pictures: one file that needs nothing else, which a notebook shows.
 
         Args:
             comparisons: what ``ExportResult.compare`` found, for the accuracy by layer.
 
         Raises:
+            ImportError: Plotly is not installed.
+        """
+        from arm_recipes.page.page import made_page
+
+        return made_page(self, comparisons)
+
+    def save_html(self, path: str | Path, *comparisons: Comparison) -> Path:
+        """Write the ``page``.
+
+        Raises:
             ValueError: nothing can be written at ``path``; the message says why.
             ImportError: Plotly is not installed.
         """
-        from arm_recipes.page.page import save_html
+        from arm_recipes.files import check_writable
 
-        return save_html(self, path, comparisons)
+        check_writable(path)  # before the page is made
+        return self.page(*comparisons).save(path)
 
     def __str__(self) -> str:
         return as_text(self._sections())

@@ -1,4 +1,4 @@
-"""``Report.save_html``: one file with everything that is known of an export, which asks nothing of any network.
+"""``Report.page``: one file with everything that is known of an export, which asks nothing of any network.
 
 Pictures are Plotly's, whose library is in the file. Without JavaScript the tables are there.
 """
@@ -9,6 +9,7 @@ import html
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -28,19 +29,44 @@ _LIVE = ("bytes", "what", "layer", "line")
 _LAYERS = ("layer", "line", "cycles", "share", "MACs", "MACs used", "read", "written", "bound by", "what")
 
 
-def save_html(report: Report, path: str | Path, comparisons: Sequence[Comparison]) -> Path:
-    """See ``Report.save_html``."""
-    target = check_writable(path)
+@dataclass(frozen=True)
+class Page:
+    """A page: ``save`` it, or let a notebook show it.
+
+    Attributes:
+        text: the HTML file.
+    """
+
+    text: str
+
+    def save(self, path: str | Path) -> Path:
+        """Write it.
+
+        Raises:
+            ValueError: nothing can be written at ``path``; the message says why.
+        """
+        target = check_writable(path)
+        write(target, self.text.encode())
+        return target
+
+    def _repr_html_(self) -> str:
+        # In a frame of its own: its styles and names are not the notebook's.
+        return f'<iframe srcdoc="{html.escape(self.text)}" style="width: 100%; height: 900px; border: 0"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"<Page: {size(len(self.text))}>"
+
+
+def made_page(report: Report, comparisons: Sequence[Comparison]) -> Page:
+    """See ``Report.page``."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ImportError("save_html() needs Plotly: pip install 'arm-recipes[pictures]'") from error
+        raise ImportError("the page needs Plotly: pip install 'arm-recipes[pictures]'") from error
+    pairs = [(method.name, delegate) for method in report.methods for delegate in method.delegates]
     made = [
-        network(
-            delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (method.name, delegate.name)]
-        )
-        for method in report.methods
-        for delegate in method.delegates
+        network(delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (name, delegate.name)])
+        for name, delegate in pairs
     ]
     networks = [graph for graph in made if graph is not None]
     data = {
@@ -49,7 +75,7 @@ def save_html(report: Report, path: str | Path, comparisons: Sequence[Comparison
         "memory": [_memory(report, used) for used in report.memory],
         "accuracy": [{"layers": [_gap(layer) for layer in told.layers]} for told in comparisons],
     }
-    page = Template(_resource("page.html")).substitute(
+    text = Template(_resource("page.html")).substitute(
         title=html.escape(f"{report.recipe}: report"),
         css=_resource("page.css"),
         script=_resource("page.js"),
@@ -61,8 +87,7 @@ def save_html(report: Report, path: str | Path, comparisons: Sequence[Comparison
         ),
         body="\n".join(_body(report, networks, comparisons)),
     )
-    write(target, page.encode())
-    return target
+    return Page(text)
 
 
 def _resource(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import shutil
@@ -117,6 +118,14 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     assert "&lt;/script&gt;&lt;b&gt;" in page
     assert "alert(1)" in page
     assert "<script>alert(1)" not in page
+
+
+def test_a_notebook_shows_the_page_that_is_saved(tmp_path: Path) -> None:
+    page = _result().report.page()
+    shown = page._repr_html_()
+    assert shown.startswith("<iframe")
+    assert html.unescape(shown[shown.index('srcdoc="') + 8 : shown.rindex('" style=')]) == page.text
+    assert page.save(tmp_path / "page.html").read_text() == page.text == _page(tmp_path)
 
 
 def test_where_it_cannot_be_written(tmp_path: Path) -> None:
