@@ -22,15 +22,17 @@ Step = tuple[tuple[int, ...], tuple[int, ...]]
 
 LONGEST = 1 << 16  # extents along one axis are 16-bit registers
 _DEEPEST = 1 << 14  # of INT32, where the others change places
-_START = 500  # cycles of an operation besides its elements'
+_START = 500  # cycles of an operation beside its elements'
 
 
 @lru_cache(maxsize=4096)
 def steps(shape: tuple[int, ...], perms: tuple[int, ...], dtype: DType) -> tuple[Step, ...] | None:
-    """TRANSPOSEs that Vela takes and that are together the one given, which it is itself if possible."""
+    """TRANSPOSEs that Vela takes and that are together the one given: itself, unless others are faster."""
     real = [axis for axis, size in enumerate(shape) if size != 1]
     moved = [axis for axis in perms if axis in real]
-    if moved == real or _fits(exchanges(shape, perms, dtype), dtype):
+    own = list(exchanges(shape, perms, dtype))
+    most = _cycles(own) if _fits(own, dtype) else None
+    if moved == real or (most is not None and len(own) == 1):
         return ((shape, perms),)
     # A RESHAPE that only drops dimensions of size 1 Vela moves behind the TRANSPOSE, in which these then stay.
     still = [moved[real.index(axis)] if axis in real else axis for axis in range(len(shape))]
@@ -39,8 +41,14 @@ def steps(shape: tuple[int, ...], perms: tuple[int, ...], dtype: DType) -> tuple
         found = _shortest(sizes, order, dtype)
         dropped = found and tuple(size for size in found[0][0] if size != 1) == plain[0]
         if found and (not dropped or _fits(exchanges(shape, still, dtype), dtype)):
-            return tuple((view, _swapped(*axes)) for view, axes in found)
-    return None
+            faster = most is None or _cycles(found) < most
+            return tuple((view, _swapped(*axes)) for view, axes in found) if faster else ((shape, perms),)
+    return None if most is None else ((shape, perms),)
+
+
+def _cycles(path: Iterable[Exchange]) -> int:
+    """Every element once for each exchange, and the operations: one, or one for each row or column."""
+    return sum(prod(sizes) + _START * {(0, 1): 1, (1, 2): sizes[0], (0, 2): sizes[1]}[axes] for sizes, axes in path)
 
 
 def _fits(path: Iterable[Exchange], dtype: DType) -> bool:
@@ -54,12 +62,11 @@ def _swapped(a: int, b: int) -> tuple[int, ...]:
 
 def _shortest(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> list[Exchange] | None:
     """Exchanges of neighbours taken together that lead to ``order``, in the least time."""
-    start, end, total = identity(len(sizes)), tuple(order), prod(sizes)
-    paths: list[tuple[int, tuple[int, ...], list[Exchange]]] = [(0, start, [])]
+    paths: list[tuple[int, tuple[int, ...], list[Exchange]]] = [(0, identity(len(sizes)), [])]
     done: set[tuple[int, ...]] = set()
     while paths:
         cost, state, path = heapq.heappop(paths)
-        if state == end:
+        if state == order:
             return path
         if state in done:
             continue
@@ -67,11 +74,11 @@ def _shortest(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> lis
         for i, j in combinations(range(len(sizes) + 1), 2):
             parts = [state[:i], state[i:j], state[j:]]
             before, between, behind = (prod(sizes[dim] for dim in part) for part in parts)
-            for axes, operations in (((0, 1), 1), ((1, 2), before), ((0, 2), between)):
+            for axes in ((0, 1), (1, 2), (0, 2))[: 2 if dtype is DType.INT32 else 3]:
                 exchange: Exchange = ((before, between, behind), axes)
-                if _fits([exchange], dtype) and (dtype is not DType.INT32 or axes != (0, 2)):
+                if _fits([exchange], dtype):
                     after = tuple(dim for place in _swapped(*axes) for dim in parts[place])
-                    heapq.heappush(paths, (cost + total + _START * operations, after, [*path, exchange]))
+                    heapq.heappush(paths, (cost + _cycles([exchange]), after, [*path, exchange]))
     return None
 
 

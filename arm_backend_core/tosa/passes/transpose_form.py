@@ -44,7 +44,7 @@ def slice_later(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def in_steps(op: Op, rewriter: Rewriter) -> Value | None:
-    """Where Vela's own steps are beyond the hardware, others."""
+    """Other steps than Vela's own, where these are slower or beyond the hardware."""
     b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
     path = steps(x.shape, perms, x.dtype)
     if path is None or path == ((x.shape, perms),):
