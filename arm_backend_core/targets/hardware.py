@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.targets.exchanges import LONGEST, steps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,8 +112,6 @@ _U55_TYPES = {
     "REVERSE": (DType.INT8, DType.INT16),
 }
 
-_SIDE = 1 << 16  # extents and addresses along one axis are 16-bit registers on Ethos-U55 and U65
-
 
 def _window(op: Operation, kernel: Sequence[int]) -> tuple[bool, int]:
     """Whether the window reads padding, and its largest stride along an axis on which it moves at all."""
@@ -203,7 +202,7 @@ def _argmax(op: Operation) -> str | None:
 
 def _matmul(op: Operation) -> str | None:
     _, inner, width = op.inputs[1].shape
-    return f"{inner} x {width} right-hand sides (65536 at most)" if max(inner, width) > _SIDE else None
+    return f"{inner} x {width} right-hand sides (65536 at most)" if max(inner, width) > LONGEST else None
 
 
 def _reduce_sum(op: Operation) -> str | None:
@@ -213,7 +212,9 @@ def _reduce_sum(op: Operation) -> str | None:
         if axis == len(shape) - 1
         else [math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])]
     )
-    return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if max(sizes) > _SIDE else None
+    return (
+        f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if max(sizes) > LONGEST else None
+    )
 
 
 def _resize(op: Operation) -> str | None:
@@ -237,18 +238,10 @@ def _resize(op: Operation) -> str | None:
 
 
 def _transpose(op: Operation) -> str | None:
-    shape, perms = op.inputs[0].shape, tuple(op.attrs["perms"])
-    axes = [axis for axis in perms if shape[axis] != 1]
-    if axes == sorted(axes):
-        return None  # moves no data
-    sizes = [size for size in shape if size != 1]
-    limit = 1 << 14 if op.inputs[0].dtype is DType.INT32 else _SIDE
-    if max(sizes) > (limit if perms[-1] == len(shape) - 1 else _SIDE):
-        return f"shape {shape} ({limit} at most along one axis)"
-    if len(sizes) <= 3:
+    x, perms = op.inputs[0], tuple(op.attrs["perms"])
+    if steps(x.shape, perms, x.dtype) is not None:
         return None
-    pairs = [math.prod(sizes) // (a * b) for i, a in enumerate(sizes) for b in sizes[i + 1 :]]
-    return f"shape {shape} (65536 at most over all but two axes)" if max(pairs) > _SIDE else None
+    return f"shape {x.shape} by {perms} (65536 at most along each of three axes, whichever are taken together)"
 
 
 def _reverse(op: Operation) -> str | None:
@@ -270,7 +263,7 @@ _IMAGE = (-3, -2)  # height and width
 def _forgotten_of_window(op: Operation) -> tuple[int, ...]:
     shape, attrs = op.inputs[0].shape, op.attrs
     multiplied = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
-    dilated = max(attrs.get("dilation", (1,))) > 2 or max(shape) > _SIDE
+    dilated = max(attrs.get("dilation", (1,))) > 2 or max(shape) > LONGEST
     large = max(attrs["stride"]) > 3 or max(attrs.get("kernel", (1,))) > 8
     if any(attrs["pad"]) and (shape[0] > 1 or multiplied or dilated or large):
         return _EVERY  # the padding goes with it

@@ -11,10 +11,12 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.passes import run, simplify
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.transpose_form import slice_after_transposes
 from arm_backend_core.tosa.serialize import serialize
+from tests.graphs import compiles, graph
 
 U55, U65, U85 = (
     Target(f"{family}-{macs}", frozenset({"INT"}), frozenset({"int16"}), family, macs)
@@ -200,6 +202,42 @@ def test_int32_and_many_rows_keep_their_transpose_on_u85() -> None:
     wide = net.b.transpose(net.input(1, 3, 16, 16, dtype=DType.INT32), NHWC)
     net.check(many, wide)
     assert net.kinds() == ["TRANSPOSE", "TRANSPOSE"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "perms", "dtype", "transposes"),
+    [
+        ((1, 4, 8, 14, 14, 96), (0, 2, 1, 3, 4, 5), DType.INT8, 1),  # windows of a video
+        ((1, 197, 1, 12, 64), (2, 0, 3, 1, 4), DType.INT8, 1),  # heads of a ViT
+        ((1, 7, 196, 47, 16), (0, 2, 1, 3, 4), DType.INT8, 1),
+        ((3, 32, 96, 1, 384), (0, 3, 4, 1, 2), DType.INT8, 1),
+        ((2, 40, 50, 60, 8), (0, 4, 2, 1, 3), DType.INT8, 2),
+        ((5, 300, 3, 500), (3, 2, 1, 0), DType.INT8, 2),
+        ((2, 8, 300, 300), (0, 2, 3, 1), DType.INT8, 2),
+        ((12, 768, 2, 64), (1, 2, 0, 3), DType.INT32, 1),
+        ((42, 64, 384, 1, 1), (1, 0, 3, 4, 2), DType.INT16, 1),
+    ],
+)
+@pytest.mark.parametrize("family", ["ethos-u55", "ethos-u65"])
+def test_a_transpose_that_vela_refuses_is_written_in_other_steps(
+    shape: tuple[int, ...], perms: tuple[int, ...], dtype: DType, transposes: int, family: str
+) -> None:
+    given = graph(lambda b, x: b.transpose(x, perms), (shape, dtype))
+    assert not compiles(family, serialize(given))  # if it does, these steps are not needed any more
+    net = Net(U55)
+    net.check(net.b.transpose(net.input(*shape, dtype=dtype), perms))
+    assert net.kinds().count("TRANSPOSE") == transposes
+    assert compiles(family, serialize(net.graph))
+
+
+def test_a_transpose_without_steps_is_refused() -> None:
+    for shape, perms in (((1, 3, 70000, 1), (2, 1, 3, 0)), ((256, 4, 1, 1000, 1), (4, 0, 3, 1, 2))):
+        given = graph(lambda b, x, perms=perms: b.transpose(x, perms), (shape, DType.INT8))
+        assert op_refusal(U65, given.ops[0]) == (
+            f"{U65.name} has no TRANSPOSE with shape {shape} by {perms} "
+            "(65536 at most along each of three axes, whichever are taken together)"
+        )
+        assert not compiles("ethos-u65", serialize(given))
 
 
 def test_transpose_before_matmul_has_four_dimensions() -> None:

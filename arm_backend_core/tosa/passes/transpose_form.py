@@ -12,6 +12,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merged
+from arm_backend_core.targets.exchanges import steps
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
@@ -27,8 +28,8 @@ def slice_after_transposes(graph: Graph, target: Target) -> None:
 def choose_transpose_forms(graph: Graph, target: Target) -> None:
     """Rewrite TRANSPOSEs for ``target``; each once, so this is not for repeating."""
     if target.hardware.npu:
-        form = as_convolution if target.hardware.transposes_by_convolution else as_matrix
-        sweep(graph, target, {"TRANSPOSE": [form, with_fewer_dimensions], "MATMUL": [transpose_before_matmul]})
+        forms = [as_convolution] if target.hardware.transposes_by_convolution else [as_matrix, in_steps]
+        sweep(graph, target, {"TRANSPOSE": forms, "MATMUL": [transpose_before_matmul]})
 
 
 def slice_later(op: Op, rewriter: Rewriter) -> Value | None:
@@ -42,13 +43,16 @@ def slice_later(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.build.slice(whole, start, size)
 
 
-def with_fewer_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
-    """Of six: Vela 5.1 refuses (1, 4, 8, 14, 14, 96) if the second and third change places; of five it takes them."""
-    b, x = rewriter.build, op.inputs[0]
-    sizes, order = merged(x.shape, op.attrs["perms"])
-    if x.rank <= 5 or len(sizes) == x.rank:
+def in_steps(op: Op, rewriter: Rewriter) -> Value | None:
+    """Other steps than Vela's own, where these are slower or beyond the hardware."""
+    b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
+    path = steps(x.shape, perms, x.dtype)
+    if path is None or path == ((x.shape, perms),):
         return None
-    return b.reshape(b.transpose(b.reshape(x, sizes), order), op.output.shape)
+    value = x
+    for shape, order in path:
+        value = b.transpose(b.reshape(value, shape), order)
+    return b.reshape(value, op.output.shape)
 
 
 def transpose_before_matmul(op: Op, rewriter: Rewriter) -> Value | None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from arm_backend_core.dtype import DType
+from arm_backend_core.targets.exchanges import Exchange, exchanges
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
 from arm_backend_core.tosa.passes.vela_numbers import copied
-
-_Swap = tuple[tuple[int, int, int], tuple[int, int]]
-#: Dimensions, counted from the last, that change places in one operation; sizes of 1 stay where Vela makes one.
-_NATIVE = ([-3, -2], [-2, -1], [-3, -1])
 
 
 def _own(shape: Sequence[int]) -> tuple[int, ...]:
@@ -85,11 +81,11 @@ def copy_squares(op: Op, rewriter: Rewriter) -> Value | None:
     same. Here a copy follows, which has another.
     """
     b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
-    swaps = list(_swaps(x.shape, perms, x.dtype))
+    swaps = list(exchanges(x.shape, perms, x.dtype))
     ends = _early(swaps)
     # With its own TRANSPOSE in a MATMUL, Vela makes one of the two.
     merged = x.rank == 4 and _feeds(op.output, "MATMUL", rewriter)
-    late = merged and bool(_early(list(_swaps(x.shape, [*perms[:2], perms[3], perms[2]], x.dtype))))
+    late = merged and bool(_early(list(exchanges(x.shape, [*perms[:2], perms[3], perms[2]], x.dtype))))
     if not ends and not late:
         return None
     value = x
@@ -102,64 +98,10 @@ def copy_squares(op: Op, rewriter: Rewriter) -> Value | None:
     return b.reshape(value, op.output.shape)
 
 
-def _early(swaps: Sequence[_Swap]) -> list[int]:
+def _early(swaps: Sequence[Exchange]) -> list[int]:
     """Swaps of as many rows as columns behind which comes no other shape."""
     squares = [i for i, ((rows, columns, _), axes) in enumerate(swaps) if axes == (0, 1) and rows == columns > 1]
     return [i for i in squares if i + 1 == len(swaps) or swaps[i][0] == swaps[i + 1][0]]
-
-
-def _swaps(shape: Sequence[int], perms: Sequence[int], dtype: DType) -> Iterator[_Swap]:
-    """What Vela makes of a TRANSPOSE: shapes of three dimensions, and two of each that change places."""
-    kept = list(range(len(shape)))
-    if [axis - len(shape) for axis, other in enumerate(perms) if axis != other] not in _NATIVE:
-        kept = [axis for axis in kept if shape[axis] > 1]
-    sizes = [1] * max(0, 4 - len(kept)) + [shape[axis] for axis in kept]
-    front = len(sizes) - len(kept)
-    moved = [axis for axis in perms if axis in kept]
-    order = [*range(front), *(front + moved.index(axis) for axis in kept)]
-    for axis in range(len(order)):
-        at = order.index(axis)
-        if at != axis:
-            for swap in _exchange(sizes, axis, at):
-                yield from _halfway(swap) if dtype is DType.INT32 and swap[1] == (0, 2) else (swap,)
-            order[axis], order[at] = order[at], order[axis]
-
-
-def _halfway(swap: _Swap) -> Iterator[_Swap]:
-    (h, w, c), _ = swap
-    yield from (((h, w, c), (1, 2)), ((h, c, w), (0, 1)), ((c, h, w), (1, 2)))
-
-
-def _exchange(sizes: list[int], a: int, b: int) -> Iterator[_Swap]:
-    """Swaps after which dimensions ``a`` < ``b`` of ``sizes`` have changed places."""
-    last = len(sizes) - 1
-
-    def view(start: int, end: int) -> tuple[int, int, int]:
-        return prod(sizes[:start]), prod(sizes[start:end]), prod(sizes[end:])
-
-    if a > last - 3 and prod(sizes[:-3]) == 1:
-        yield view(last - 1, last), (a - last + 2, b - last + 2)
-    elif (a, b) == (0, 1):
-        yield view(1, 2), (0, 1)
-    elif (a, b) == (last - 1, last):
-        yield view(a, b), (1, 2)
-    elif a > 0:
-        yield view(a, a + 1), (0, 1)
-        sizes.insert(0, sizes.pop(a))
-        yield from _exchange(sizes, 0, b)
-        yield view(1, a + 1), (0, 1)
-        sizes.insert(a, sizes.pop(0))
-        return
-    elif b < last:
-        yield view(b, b + 1), (1, 2)
-        sizes.append(sizes.pop(b))
-        yield from _exchange(sizes, 0, last)
-        yield view(b, last), (1, 2)
-        sizes.insert(b, sizes.pop())
-        return
-    else:
-        yield view(1, last), (0, 2)
-    sizes[a], sizes[b] = sizes[b], sizes[a]
 
 
 def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:

@@ -1,0 +1,132 @@
+"""TRANSPOSE on Ethos-U55 and U65, which two dimensions of three change places in at a time.
+
+Vela 5.1 makes such exchanges of any other TRANSPOSE, and refuses it where one of these has more along a dimension than
+hardware has registers for. Others often do the same within the limits.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import combinations
+from math import prod
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.permutation import identity, merged
+
+Exchange = tuple[tuple[int, int, int], tuple[int, int]]
+"""A shape of three dimensions, and the two that change places."""
+#: A shape to see the elements in, and the order of its dimensions.
+Step = tuple[tuple[int, ...], tuple[int, ...]]
+
+LONGEST = 1 << 16  # extents along one axis are 16-bit registers
+_DEEPEST = 1 << 14  # of INT32, where the others change places
+_START = 500  # cycles of an operation beside its elements'
+
+
+@lru_cache(maxsize=4096)
+def steps(shape: tuple[int, ...], perms: tuple[int, ...], dtype: DType) -> tuple[Step, ...] | None:
+    """TRANSPOSEs that Vela takes and that are together the one given: itself, unless others are faster."""
+    real = [axis for axis, size in enumerate(shape) if size != 1]
+    moved = [axis for axis in perms if axis in real]
+    own = list(exchanges(shape, perms, dtype))
+    most = _cycles(own) if _fits(own, dtype) else None
+    if moved == real or (most is not None and len(own) == 1):
+        return ((shape, perms),)
+    # A RESHAPE that only drops dimensions of size 1 Vela moves behind the TRANSPOSE, in which these then stay.
+    still = [moved[real.index(axis)] if axis in real else axis for axis in range(len(shape))]
+    plain = tuple(shape[axis] for axis in real), tuple(real.index(axis) for axis in moved)
+    for sizes, order in (merged(shape, perms), plain):
+        found = _shortest(sizes, order, dtype)
+        dropped = found and tuple(size for size in found[0][0] if size != 1) == plain[0]
+        if found and (not dropped or _fits(exchanges(shape, still, dtype), dtype)):
+            faster = most is None or _cycles(found) < most
+            return tuple((view, _swapped(*axes)) for view, axes in found) if faster else ((shape, perms),)
+    return None if most is None else ((shape, perms),)
+
+
+def _cycles(path: Iterable[Exchange]) -> int:
+    """Every element once for each exchange, and the operations: one, or one for each row or column."""
+    return sum(prod(sizes) + _START * {(0, 1): 1, (1, 2): sizes[0], (0, 2): sizes[1]}[axes] for sizes, axes in path)
+
+
+def _fits(path: Iterable[Exchange], dtype: DType) -> bool:
+    deepest = _DEEPEST if dtype is DType.INT32 else LONGEST
+    return all(max(sizes) <= LONGEST and (axes != (0, 1) or sizes[2] <= deepest) for sizes, axes in path)
+
+
+def _swapped(a: int, b: int) -> tuple[int, ...]:
+    return tuple({a: b, b: a}.get(axis, axis) for axis in range(3))
+
+
+def _shortest(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> list[Exchange] | None:
+    """Exchanges of neighbours taken together that lead to ``order``, in the least time."""
+    paths: list[tuple[int, tuple[int, ...], list[Exchange]]] = [(0, identity(len(sizes)), [])]
+    done: set[tuple[int, ...]] = set()
+    while paths:
+        cost, state, path = heapq.heappop(paths)
+        if state == order:
+            return path
+        if state in done:
+            continue
+        done.add(state)
+        for i, j in combinations(range(len(sizes) + 1), 2):
+            parts = [state[:i], state[i:j], state[j:]]
+            before, between, behind = (prod(sizes[dim] for dim in part) for part in parts)
+            for axes in ((0, 1), (1, 2), (0, 2))[: 2 if dtype is DType.INT32 else 3]:
+                exchange: Exchange = ((before, between, behind), axes)
+                if _fits([exchange], dtype):
+                    after = tuple(dim for place in _swapped(*axes) for dim in parts[place])
+                    heapq.heappush(paths, (cost + _cycles([exchange]), after, [*path, exchange]))
+    return None
+
+
+def exchanges(shape: Sequence[int], perms: Sequence[int], dtype: DType) -> Iterator[Exchange]:
+    """What Vela makes of a TRANSPOSE."""
+    front = max(0, 4 - len(shape))
+    sizes = [1] * front + list(shape)
+    order = [*range(front), *(front + list(perms).index(axis) for axis in range(len(shape)))]
+    for axis in range(len(order)):
+        at = order.index(axis)
+        if at != axis:
+            for exchange in _exchange(sizes, axis, at):
+                yield from _halfway(exchange) if dtype is DType.INT32 and exchange[1] == (0, 2) else (exchange,)
+            order[axis], order[at] = order[at], order[axis]
+
+
+def _halfway(exchange: Exchange) -> Iterator[Exchange]:
+    (h, w, c), _ = exchange
+    yield from (((h, w, c), (1, 2)), ((h, c, w), (0, 1)), ((c, h, w), (1, 2)))
+
+
+def _exchange(sizes: list[int], a: int, b: int) -> Iterator[Exchange]:
+    """Exchanges after which dimensions ``a`` < ``b`` of ``sizes`` have changed places."""
+    last = len(sizes) - 1
+
+    def view(start: int, end: int) -> tuple[int, int, int]:
+        return prod(sizes[:start]), prod(sizes[start:end]), prod(sizes[end:])
+
+    if a > last - 3 and prod(sizes[:-3]) == 1:
+        yield view(last - 1, last), (a - last + 2, b - last + 2)
+    elif (a, b) == (0, 1):
+        yield view(1, 2), (0, 1)
+    elif (a, b) == (last - 1, last):
+        yield view(a, b), (1, 2)
+    elif a > 0:
+        yield view(a, a + 1), (0, 1)
+        sizes.insert(0, sizes.pop(a))
+        yield from _exchange(sizes, 0, b)
+        yield view(1, a + 1), (0, 1)
+        sizes.insert(a, sizes.pop(0))
+        return
+    elif b < last:
+        yield view(b, b + 1), (1, 2)
+        sizes.append(sizes.pop(b))
+        yield from _exchange(sizes, 0, last)
+        yield view(b, last), (1, 2)
+        sizes.insert(b, sizes.pop())
+        return
+    else:
+        yield view(1, last), (0, 2)
+    sizes[a], sizes[b] = sizes[b], sizes[a]
