@@ -87,7 +87,7 @@ def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op]) -> None:
     """What died for others gives its origins to what stands for them: to those of its kind, or else to all.
 
     What a rule writes has the origins of the operator that it is for; where it stands for others of its own kind, only
-    theirs: f(TRANSPOSE(x)) becomes TRANSPOSE(f(x)), and both keep what they have.
+    theirs: f(TRANSPOSE(x)) becomes TRANSPOSE(f(x)), and both keep what they have. No arithmetic loses its origins.
 
     Args:
         made: by the operators that were replaced, in execution order, what was written for each.
@@ -98,9 +98,12 @@ def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op]) -> None:
             alike = [op for op in ops if op.kind == gone.kind]
             for heir in alike or (() if gone.kind in _PLACES else ops):
                 given.setdefault(heir, []).append(gone)
+        kinds = {heir: {other.kind for other in others} - {replaced.kind} for heir, others in given.items()}
+        moved = {heir for heir in given if heir.kind in kinds[heir]}
+        if replaced.kind not in _PLACES and not [op for op in ops if op not in moved and op.kind not in _PLACES]:
+            moved = set()  # a MUL in the weights of a CONV2D: nothing else does its work
         for heir, others in given.items():
-            moved = heir.kind != replaced.kind and heir.kind in {other.kind for other in others}
-            heir.origins = together(others if moved else [heir, *others])
+            heir.origins = together(others if heir in moved else [heir, *others])
 
 
 def _between(read: Collection[Value], replaced: Op, live: Collection[Op]) -> list[Op]:
