@@ -476,9 +476,24 @@ def test_saved_programs_by_their_outputs(tmp_path: Path) -> None:
     assert by_name.outputs[0].gap == expected.outputs[0].gap
 
 
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), x
+
+
+def _doubled(model: nn.Module) -> bytes:
+    return export(model.eval(), ExportRecipe.get_recipe(FP), vectors()).buffer
+
+
 def test_programs_that_differ_in_form_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^b: 'forward' takes 4 inputs, that of a takes 1: give two programs of one"):
         compare(small(INT8), mixed(INT8), images())
+    with pytest.raises(ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\], that of a \[1, 8\]: give two pro"):
+        compare(_doubled(nn.Linear(8, 8)), _doubled(_Twice()), vectors())
     with pytest.raises(ValueError, match=r"^a: must be what export returned, or a program: .* got int$"):
         compare(3, small(INT8), images())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^samples\[0\] has 2 tensors, the program takes 1 \(x: float32"):
