@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 #: Share of the values that ``Losses.usual`` bounds, and how many are enough to find it.
 _USUAL, _MANY = 0.999, 1 << 16
@@ -165,7 +165,7 @@ def lost(parts: Iterable[Losses]) -> Losses:
     for part in parts:
         for field in fields(Losses):
             one, other = getattr(total, field.name), getattr(part, field.name)
-            extreme = {"largest": _most, "low": min, "high": max, "usual": max}.get(field.name)
+            extreme = _EXTREMES.get(field.name)
             setattr(total, field.name, one + other if extreme is None else extreme(one, other))
     return total
 
@@ -180,6 +180,10 @@ def decibels(signal: float, noise: float) -> float:
 def _most(one: float, other: float) -> float:
     """The larger; NaN where either is that: ``max`` takes the first then."""
     return one if one >= other or math.isnan(one) else other
+
+
+#: Fields of ``Losses`` that do not add up.
+_EXTREMES: dict[str, Callable[[float, float], float]] = {"largest": _most, "low": min, "high": max, "usual": max}
 
 
 def _flat(x: Tensor) -> Tensor:

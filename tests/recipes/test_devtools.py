@@ -389,3 +389,17 @@ def test_names_of_modules_and_numbers_do_not_matter() -> None:
 
     result = _exported(Named(), FP, [(x, 2) for (x,) in vectors()])
     assert _worst(_gaps(result.inspector(*vectors()[0], 2))) > _ROUNDING
+
+
+class Halves(nn.Module):
+    """The second half of a concatenation is known before the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both."""
+        return torch.cat([x, -x], 1)
+
+
+@pytest.mark.parametrize("kind", [U55, U85], ids=lambda kind: kind.name)
+def test_parts_that_are_written_in_another_order(kind: ArmRecipeType) -> None:
+    result = _exported(Halves(), kind, images())
+    assert _worst(_gaps(result.inspector(*images()[0]))) > _STEPS
