@@ -35,12 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
             given.call(given)
             sys.stdout.flush()
-    except (ArmBackendError, ExportError, RunError) as error:
+    except BrokenPipeError:  # of "| head": what is left to print has no reader
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ArmBackendError, ExportError, RunError, OSError) as error:  # OSError: a disk that is full, for example
         return _said(error, 1)
     except (ValueError, TypeError) as error:
         return _said(error, 2)
-    except BrokenPipeError:  # of "| head": what is left to print has no reader
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
         return 130
     return 0

@@ -35,12 +35,14 @@ def advise(
         programs: by method, quantized, before they were lowered.
 
     Raises:
-        ValueError: the recipe is not for an Ethos-U.
+        ValueError: the recipe is not for an Ethos-U, or nothing of the program runs there.
     """
     spec = _spec_of(recipe)
     known = [delegate for delegate in delegates if delegate.vela is not None]
-    if spec is None or not known:
+    if spec is None:
         raise ValueError("advice is for programs of Ethos-U recipes: others have no estimates of cycles and memory")
+    if not known:
+        raise ValueError("advice is for what runs on the NPU, and nothing of this program does: report.cpu tells why")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about programs that nobody gets
         return _advised(recipe, spec, known, programs)

@@ -177,7 +177,17 @@ def wrote(path: Path) -> None:
 
 def show(result: Any, *, as_json: bool) -> None:
     """Print what has ``to_dict`` and ``__str__``."""
-    print(json.dumps(result.to_dict(), indent=2) if as_json else result)
+    if as_json:
+        show_json(result.to_dict())
+    else:
+        print(result)
+
+
+def show_json(value: Any) -> None:
+    """Print the one document of a command's ``--json``; it is JSON for every reader: infinity and NaN are texts."""
+    from arm_recipes.report import plain
+
+    print(json.dumps(plain(value), indent=2, allow_nan=False))
 
 
 def _numbers(text: str) -> tuple[float, ...]:

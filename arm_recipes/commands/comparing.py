@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes import options
 from arm_recipes.commands import arguments
 from arm_recipes.commands.samples import check_source
 from arm_recipes.files import check_writable
@@ -38,6 +39,10 @@ def _compare(given: argparse.Namespace) -> None:
     labels = None if given.labels is None else _labels(given.labels)
     if (given.other is None) == (given.recipe is None):
         raise ValueError("compare takes a model with --recipe, or two programs without")
+    if given.recipe is None:
+        lost = [name for name in options.OPTIONS if getattr(given, name, None) is not None]
+        if lost:
+            raise ValueError(f"{lost[0]} belongs to a recipe, and two programs are compiled already: leave it out")
     page = None if given.html is None else check_writable(given.html)
     if given.other is None:
         found, report = _with_model(given, labels)

@@ -34,7 +34,7 @@ def _recipes(given: argparse.Namespace) -> None:
     allowed = {name: options.allowed(name) for name in SPECS}
     expects = {option.name: option.expects for option in options.OPTIONS.values()}
     if given.json:
-        print(json.dumps({"recipes": allowed, "options": expects}, indent=2))
+        arguments.show_json({"recipes": allowed, "options": expects})
         return
     for name, names in allowed.items():
         print(f"{name:<18} {', '.join(names)}")
@@ -46,7 +46,7 @@ def _recipes(given: argparse.Namespace) -> None:
 def _operators(given: argparse.Namespace) -> None:
     rows = _known()
     if given.json:
-        print(json.dumps({"operators": rows}, indent=2))
+        arguments.show_json({"operators": rows})
         return
     for row in rows:
         if row["integer"] is None:

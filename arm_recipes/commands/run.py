@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,7 +48,7 @@ def _run(given: argparse.Namespace) -> None:
     found = list(program.run_batch(samples() if callable(samples) else samples, method=given.method, via=given.via))
     rows = list(_rows(names, found))
     if given.json:
-        print(json.dumps({"method": given.method, "outputs": rows}, indent=2))
+        arguments.show_json({"method": given.method, "outputs": rows})
     else:
         for row in rows:
             values = ", ".join(f"{value:.6g}" for value in row["first"])

@@ -165,6 +165,10 @@ def _check_alike(a: Side, b: Side) -> None:
             f"b: '{b.method}' takes {len(b.inputs)} inputs, that of a takes {len(a.inputs)}: give two programs of one "
             "model"
         )
+    told = [[tuple(getattr(info, "shape", ())) for info in side.outputs] for side in (a, b)]
+    if told[0] != told[1]:
+        one, other = (", ".join(str(list(shape)) for shape in shapes) or "nothing" for shapes in told)
+        raise ValueError(f"b: '{b.method}' returns {other}, that of a {one}: give two programs of one model")
 
 
 def _method(result: ExportResult, method: str) -> MethodReport:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 #: Share of the values that ``Losses.usual`` bounds, and how many are enough to find it.
 _USUAL, _MANY = 0.999, 1 << 16
@@ -155,7 +155,7 @@ def added(parts: Iterable[Sums]) -> Sums:
     for part in parts:
         for name in ("signal", "noise", "other", "dot"):
             setattr(total, name, getattr(total, name) + getattr(part, name))
-        total.largest = max(total.largest, part.largest)
+        total.largest = _most(total.largest, part.largest)
     return total
 
 
@@ -165,7 +165,7 @@ def lost(parts: Iterable[Losses]) -> Losses:
     for part in parts:
         for field in fields(Losses):
             one, other = getattr(total, field.name), getattr(part, field.name)
-            extreme = {"largest": max, "low": min, "high": max, "usual": max}.get(field.name)
+            extreme = _EXTREMES.get(field.name)
             setattr(total, field.name, one + other if extreme is None else extreme(one, other))
     return total
 
@@ -174,7 +174,16 @@ def decibels(signal: float, noise: float) -> float:
     """``signal`` over ``noise``; infinite without noise, minus infinity for noise alone."""
     if not noise:
         return math.inf
-    return 10 * math.log10(signal / noise) if signal else -math.inf
+    return 10 * (math.log10(signal) - math.log10(noise)) if signal else -math.inf  # the quotient may be 0
+
+
+def _most(one: float, other: float) -> float:
+    """The larger; NaN where either is that: ``max`` takes the first then."""
+    return one if one >= other or math.isnan(one) else other
+
+
+#: Fields of ``Losses`` that do not add up.
+_EXTREMES: dict[str, Callable[[float, float], float]] = {"largest": _most, "low": min, "high": max, "usual": max}
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -194,7 +203,7 @@ def _product(x: Tensor, y: Tensor) -> float:
 
 def _reach(x: Tensor) -> float:
     least, most = map(float, torch.aminmax(x))
-    return max(-least, most)
+    return _most(-least, most)
 
 
 def _usual(x: Tensor) -> float:

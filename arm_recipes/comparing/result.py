@@ -128,11 +128,11 @@ class Comparison:
     @property
     def worst(self) -> tuple[LayerGap, ...]:
         """The five layers that lose most by themselves, the worst first; between programs, those farthest apart."""
-        own = [layer for layer in self.layers if layer.own is not None and layer.own.sqnr < _EXACT]
+        own = [layer for layer in self.layers if layer.own is not None and not layer.own.sqnr >= _EXACT]
         if own:
-            return tuple(sorted(own, key=lambda layer: layer.own.sqnr if layer.own else 0.0)[:WORST])
-        found = [layer for layer in self.layers if layer.gap.sqnr < _EXACT]
-        return tuple(sorted(found, key=lambda layer: layer.gap.sqnr)[:WORST])
+            return tuple(sorted(own, key=lambda layer: _rank(layer.own.sqnr) if layer.own else 0.0)[:WORST])
+        found = [layer for layer in self.layers if not layer.gap.sqnr >= _EXACT]
+        return tuple(sorted(found, key=lambda layer: _rank(layer.gap.sqnr))[:WORST])
 
     def frame(self) -> Any:
         """A ``pandas.DataFrame`` with a line for each layer; a list of dicts where there is no pandas."""
@@ -235,5 +235,12 @@ def _cells(gap: Gap | None) -> tuple[str, str, str]:
     return _decibels(gap.sqnr), "" if gap.cosine is None else f"{gap.cosine:.6f}", f"{gap.max_error:.4g}"
 
 
+def _rank(sqnr: float) -> float:
+    """NaN is worse than anything: it can be compared with nothing."""
+    return -math.inf if math.isnan(sqnr) else sqnr
+
+
 def _decibels(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
     return f"{value:.1f} dB" if math.isfinite(value) else "exact" if value > 0 else "no signal"

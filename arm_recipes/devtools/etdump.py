@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
+#: Types that ETDump holds, of those that programs have.
+_LOGGED = frozenset(
+    f"torch.{name}" for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
+)
 #: What the tracer aligns a tensor to.
 _ALIGNMENT = 64
 #: Types that ETDump has no number for: it would be a file that nobody can read.
@@ -106,6 +110,34 @@ def buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mappi
     sizes = [math.prod(tensor.sizes) * kind.itemsize for tensor, kind in zip(tensors, types, strict=True)]
     sizes += [tensor.numel() * max(tensor.element_size(), 4) for tensor in expected.values()]
     return sum(size + _ALIGNMENT for size in sizes) + _SPARE
+
+
+def check_loggable(manager: ExecutorchProgramManager, method: str) -> None:
+    """Find out whether the event tracer can hold what a method computes; the runtime ends the process where it cannot.
+
+    Raises:
+        ValueError: an output is no tensor, or a tensor has a type that ETDump has no number for.
+    """
+    from executorch.exir import schema
+    from executorch.exir.tensor import get_scalar_type
+
+    (plan,) = (plan for plan in manager.executorch_program.execution_plan if plan.name == method)
+    for number, index in enumerate(plan.outputs):
+        value = plan.values[index].val
+        if not isinstance(value, schema.Tensor):
+            raise ValueError(
+                f"output {number} of '{method}' is of the type {type(value).__name__}; ExecuTorch's ETDump and "
+                "Inspector know outputs that are tensors: leave it out of what the model returns"
+            )
+    logged = [index for chain in plan.chains for instruction in chain.instructions for index in _arguments(instruction)]
+    for index in (*logged, *plan.outputs):
+        value = plan.values[index].val
+        dtype = get_scalar_type(value.scalar_type) if isinstance(value, schema.Tensor) else None
+        if dtype is not None and str(dtype) not in _LOGGED:
+            raise ValueError(
+                f"'{method}' computes with {dtype} outside of delegates, and ExecuTorch's ETDump cannot hold that: "
+                "export a float32 model, model.float(), to look into it"
+            )
 
 
 def _arguments(instruction: Any) -> Iterator[int]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
+from torch.export.graph_signature import ConstantArgument
 from torch.fx import GraphModule, Interpreter, Node
 
 from arm_backend_core.nodes import handle_of, number
@@ -76,7 +77,21 @@ class _Recorder(Interpreter):
 
 def values(program: ExportedProgram, inputs: Sequence[torch.Tensor], names: Collection[str]) -> dict[str, torch.Tensor]:
     """What nodes of a program give, computed by PyTorch."""
-    recorder = _Recorder(_with_buffers(program).module(), names)
+    program = _with_buffers(program)
+    # Not program.module(): that checks inputs by code that it writes, which numbers and odd names are too much for.
+    recorder = _Recorder(program.graph_module, names)
     with torch.no_grad():
-        recorder.run(*inputs)
+        recorder.run(*_all_inputs(program, inputs))
     return recorder.kept
+
+
+def _all_inputs(program: ExportedProgram, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """What the graph takes: weights and buffers too, and the numbers that it was captured with."""
+    given = iter(tensors)
+    for spec in program.graph_signature.input_specs:
+        if spec.target is not None:
+            yield store_of(program, spec.target)[spec.target]
+        elif isinstance(spec.arg, ConstantArgument):
+            yield spec.arg.value
+        else:
+            yield next(given)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from arm_recipes.devtools.calls import Call, calls
-from arm_recipes.devtools.etdump import buffer_bytes, events, log
+from arm_recipes.devtools.etdump import buffer_bytes, check_loggable, events, log
 from arm_recipes.devtools.etrecord import etrecord, written
 from arm_recipes.devtools.graph import numbered, values
 from arm_recipes.inputs import sample_list
@@ -61,7 +62,11 @@ class Method:
 
         Args:
             tensors: what the model takes, or the program.
+
+        Raises:
+            ValueError: what the method computes with, or returns, is nothing that an ETDump holds.
         """
+        check_loggable(self._result.executorch_program, self._name)
         # A run of its own: what it takes to look into delegates is none of the time that the events have.
         found = self._calls(tensors)
         real = self._real(tensors)
@@ -92,11 +97,11 @@ class Method:
             program.run(*self._taken(tensors), method=self._name)
         return calls(self._result.executorch_program, self._name, self._program, executions)
 
-    def golden(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[torch.Tensor]]:
+    def golden(self, samples: Sequence[Sequence[torch.Tensor]]) -> list[list[Any]]:
         """What the program gives for samples, one after the other: buffers that it writes go on."""
         program = self._result.program()
         runs = (program.run(*self._taken(tensors), method=self._name) for tensors in samples)
-        return [[output.clone() for output in outputs] for outputs in runs]
+        return [[x.clone() if isinstance(x, torch.Tensor) else x for x in outputs] for outputs in runs]
 
     def _real(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the model takes."""
@@ -117,7 +122,9 @@ class Method:
         from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
 
         pairs = zip(samples, outputs, strict=True)
-        return MethodTestSuite(self._name, [MethodTestCase(self._taken(given), list(made)) for given, made in pairs])
+        with _bundling():
+            cases = [MethodTestCase(self._taken(given), list(made)) for given, made in pairs]
+            return MethodTestSuite(self._name, cases)
 
 
 def _is_quantized(info: TensorInfo) -> bool:
@@ -190,14 +197,23 @@ def _tensors(result: ExportResult, method: str, sample: Inputs) -> list[torch.Te
     return list(result.tensors(method, sample))
 
 
+@contextmanager
+def _bundling() -> Iterator[None]:
+    """ExecuTorch asserts what it can bundle."""
+    try:
+        yield
+    except AssertionError as error:
+        raise ValueError(
+            f"bundled: ExecuTorch's bundled programs cannot hold these samples: {str(error).strip()}"
+        ) from error
+
+
 def _bundle(result: ExportResult, suites: Sequence[Any]) -> bytes:
     """The program with its samples: the one that ``save`` writes, with its seal."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
 
-    try:
+    with _bundling():
         bundle = BundledProgram(result.executorch_program, suites)
-    except AssertionError as error:
-        raise ValueError(f"bundled: ExecuTorch's bundled programs cannot hold these samples: {error}") from error
     bundle.serialize_to_schema().program = result.buffer
     return bytes(serialize_from_bundled_program_to_flatbuffer(bundle))

@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core.nodes import first_result, is_dequantize, is_quantize
+from arm_backend_core.ops.registry import Kind, find
 from arm_recipes.runtime.tosa_graph import TosaOperator
 
 #: TOSA operators that give what they read, in another order or shape.
@@ -83,10 +84,10 @@ def layers(
     for node in nodes:
         value = None if node in chosen else _value(node, set(nodes), made)
         numbers = made.get(_handle(node), [])
-        while (
-            value is not None and numbers and kinds[numbers[-1]] in _MOVES and not _fits(value, operators[numbers[-1]])
-        ):
-            numbers.pop()  # for another reader
+        while value is not None and numbers and kinds[numbers[-1]] in _MOVES:
+            if _fits(value, operators[numbers[-1]]) and (kinds[moved[numbers[-1]]] not in _MOVES or _may_move(node)):
+                break
+            numbers.pop()  # for another reader, or an input as it is computed with
         if value is None or not numbers or not _fits(value, operators[numbers[-1]]):
             continue
         alike = [other for other in given if moved[other] == moved[numbers[-1]]]
@@ -192,6 +193,12 @@ def _quantized(node: Node) -> bool:
     """Whether all that reads ``node`` quantizes it, by the same parameters."""
     users = list(node.users)
     return bool(users) and all(is_quantize(user) and user.args[1:] == users[0].args[1:] for user in users)
+
+
+def _may_move(node: Node) -> bool:
+    """Whether a node may give what it reads, in another order or shape."""
+    record = find(node)
+    return record is None or record.kind is Kind.SHARED
 
 
 def _fits(value: _Value, operator: TosaOperator) -> bool:

@@ -58,7 +58,8 @@ def _pieces(
     numbers = _Numbers(operators)
     origins = Origins(record)
     written: dict[int, dict[str, list[EthosUOperation]]] = {}
-    for done in delegate.trace(execution.inputs):
+    # As they lie in memory: the parts of a concatenation are written when they are known.
+    for done in sorted(delegate.trace(execution.inputs), key=lambda done: (done.region, done.address)):
         layer = origins.of(done.offset - delegate.header_bytes, indexed=done.indexed).estimate
         number = None if layer is None else numbers.of(layer)
         if number is not None and done.integers.size:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from arm_recipes.files import write
+from arm_recipes.files import check_writable, write
 
 #: What tells of the files that the folder had from us, with their SHA-256.
 MANIFEST = "firmware.json"
@@ -25,9 +25,10 @@ def check_folder(folder: str | Path, what: str = "folder") -> Path:
     if not target.exists():
         if not target.parent.is_dir():
             raise ValueError(f"{what}: cannot make '{folder}': there is no directory '{target.parent}'")
-        return target
+        return check_writable(target)
     if not target.is_dir():
         raise ValueError(f"{what}: '{folder}' is a file; give the folder that the files go to")
+    check_writable(target / MANIFEST)
     known = _recorded(target)
     for path in _files(target):
         name = path.relative_to(target).as_posix()
@@ -85,7 +86,11 @@ def _recorded(target: Path) -> dict[str, str]:
         known = json.loads((target / MANIFEST).read_bytes())["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return {str(name): str(digest) for name, digest in known.items()} if isinstance(known, dict) else {}
+    if not isinstance(known, dict):
+        return {}
+    # Names of files in the folder alone: what another hand wrote there shall not have others removed.
+    inside = {path.relative_to(target).as_posix() for path in _files(target)}
+    return {str(name): str(digest) for name, digest in known.items() if name in inside}
 
 
 def _files(target: Path) -> list[Path]:

@@ -85,7 +85,8 @@ def tensor(data: bytes, port: Port) -> Tensor:
     import torch
 
     order = port.layout.dim_order
-    flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, port.info.dtype))
+    dtype = getattr(torch, port.info.dtype)
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
     inverse = [order.index(axis) for axis in range(len(order))]
     return flat.reshape([port.info.shape[axis] for axis in order]).permute(inverse).contiguous()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from executorch.export import ExportRecipe
+from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, export, save_firmware
 from arm_recipes.firmware.folder import MANIFEST, check_folder, write_folder
@@ -64,6 +66,36 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
         check_folder(folder / "a")
     with pytest.raises(ValueError, match=r"cannot make '.*': there is no directory"):
         check_folder(tmp_path / "none" / "made")
+
+
+def test_folders_that_cannot_be_written() -> None:
+    with pytest.raises(ValueError, match="cannot write '/proc/"):
+        check_folder("/proc/firmware")
+
+
+def test_a_manifest_reaches_no_other_folder(tmp_path: Path) -> None:
+    other = tmp_path / "precious"
+    other.write_text("mine")
+    folder = tmp_path / "made"
+    folder.mkdir()
+    (folder / MANIFEST).write_text(json.dumps({"sha256": {"../precious": "", str(other): ""}}))
+    write_folder(check_folder(folder), {"a": b"1"}, {})
+    assert other.read_text() == "mine"
+    assert _names(folder) == {"a", MANIFEST}
+
+
+def test_tensors_without_elements(tmp_path: Path) -> None:
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return self.layer(x), y
+
+    samples = [(torch.randn(1, 8), torch.zeros(0, 3)) for _ in range(2)]
+    result = export(Beside().eval(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), samples)
+    assert result.save_firmware(tmp_path / "firmware", samples).cases == 2
 
 
 def test_programs_for_other_targets(tmp_path: Path) -> None:

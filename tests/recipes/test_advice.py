@@ -113,3 +113,9 @@ def test_other_recipes_have_none() -> None:
     result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), images(), progress=False)
     with pytest.raises(ValueError, match="advice is for programs of Ethos-U recipes"):
         result.advice()
+
+
+def test_nothing_to_advise_about() -> None:
+    result = export(torch.nn.Identity(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), images())
+    with pytest.raises(ValueError, match="nothing of this program does"):
+        result.advice()

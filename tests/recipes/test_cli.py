@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -153,6 +154,44 @@ def test_firmware_writes_a_folder(small: Path, capsys: pytest.CaptureFixture[str
     assert sorted([*told["files"], "firmware.json"]) == sorted(
         str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()
     )
+
+
+def _strict(text: str) -> Any:
+    """One document of JSON, without what only Python reads."""
+
+    def refused(name: str) -> Any:
+        raise AssertionError(f"{name} is no JSON")
+
+    return json.loads(text, parse_constant=refused)
+
+
+def test_numbers_that_json_has_not_are_texts(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, arrays = small.with_suffix(".pte"), small.with_name("x.npy")
+    export(str(small), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP)).save(program)
+    np.save(arrays, np.full((1, 3, 8, 8), np.nan, np.float32))
+    assert main(["run", str(program), "--inputs", str(arrays), "--json"]) == 0
+    assert _strict(capsys.readouterr().out)["outputs"][0]["first"] == ["NaN"] * 4
+    assert main(["compare", str(program), str(program), "--samples", str(arrays), "--json"]) == 0
+    assert _strict(capsys.readouterr().out)["sqnr"] == "NaN"
+
+
+def test_a_disk_that_is_full_exits_with_1(
+    small: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("arm_recipes.result.write", full)
+    assert main(["export", str(small), "--recipe", "TOSA_FP"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
+
+
+def test_options_of_recipes_are_not_for_two_programs(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(small.with_name("x.npy"), images(1)[0][0].numpy())
+    given = ["compare", str(small), str(small), "--samples", str(small.with_name("x.npy"))]
+    for option in (["--macs", "128"], ["--calibration", "a:b"], ["--per-tensor"]):
+        assert main([*given, *option]) == 2
+        assert "belongs to a recipe, and two programs are compiled already" in capsys.readouterr().err
 
 
 def test_versions(capsys: pytest.CaptureFixture[str]) -> None:

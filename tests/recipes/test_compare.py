@@ -23,6 +23,7 @@ from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
 from arm_recipes.comparing import worker
 from arm_recipes.comparing.compare import _side
+from arm_recipes.comparing.figures import decibels
 from arm_recipes.comparing.job import Item, Job
 from arm_recipes.report import plain
 from arm_recipes.runtime import plugin
@@ -476,9 +477,24 @@ def test_saved_programs_by_their_outputs(tmp_path: Path) -> None:
     assert by_name.outputs[0].gap == expected.outputs[0].gap
 
 
+class _Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x), x
+
+
+def _doubled(model: nn.Module) -> bytes:
+    return export(model.eval(), ExportRecipe.get_recipe(FP), vectors()).buffer
+
+
 def test_programs_that_differ_in_form_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^b: 'forward' takes 4 inputs, that of a takes 1: give two programs of one"):
         compare(small(INT8), mixed(INT8), images())
+    with pytest.raises(ValueError, match=r"^b: 'forward' returns \[1, 8\], \[1, 8\], that of a \[1, 8\]: give two pro"):
+        compare(_doubled(nn.Linear(8, 8)), _doubled(_Twice()), vectors())
     with pytest.raises(ValueError, match=r"^a: must be what export returned, or a program: .* got int$"):
         compare(3, small(INT8), images())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^samples\[0\] has 2 tensors, the program takes 1 \(x: float32"):
@@ -502,6 +518,30 @@ def test_text_html_frame_and_json() -> None:
     assert [layer["name"] for layer in read["layers"]] == _names(found)
     assert read["worst"] == [layer.name for layer in found.worst]
     assert len(found.worst) <= 5
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_samples_that_are_no_numbers(value: float) -> None:
+    found = small(FP).compare([(torch.full((1, 3, 8, 8), value),)], progress=False)
+    assert math.isnan(found.sqnr)
+    assert math.isnan(found.outputs[0].gap.max_error if found.outputs[0].gap is not None else 0)
+    assert "NaN" in str(found)
+    assert "no signal" not in str(found)
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("signal", "noise", "expected"),
+    [
+        (1.0, 0.0, math.inf),
+        (0.0, 1.0, -math.inf),
+        (1.0, math.inf, -math.inf),
+        (1e-300, 1e300, -6000.0),
+        (4.0, 2.0, 3.01),
+    ],
+)
+def test_decibels_of_any_sums(signal: float, noise: float, expected: float) -> None:
+    assert decibels(signal, noise) == pytest.approx(expected, abs=0.01)
 
 
 def _names(found: Comparison) -> list[str]:

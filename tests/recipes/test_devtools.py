@@ -388,3 +388,77 @@ def test_any_tensor_of_a_tosa_graph_can_leave_it() -> None:
 def test_layouts_are_found(stored: Any) -> None:
     x = np.random.default_rng(0).normal(size=(2, 2, 3, 4))
     assert np.array_equal(in_order([stored(x)], x), x)
+
+
+# What ExecuTorch's tools cannot hold, and what they can.
+
+
+class Returning(nn.Module):
+    """Returns something beside a tensor."""
+
+    def __init__(self, more: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.more = nn.Linear(8, 8), more
+
+    def forward(self, x: Tensor) -> Any:
+        """A tensor and the other."""
+        y = self.layer(x)
+        return (y, y.half() if self.more is torch.half else self.more)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (None, "output 1 of 'forward' is of the type Null"),  # the runtime ends the process
+        (3, "output 1 of 'forward' is of the type Int"),
+        (torch.half, "computes with torch.float16 outside of delegates"),
+    ],
+)
+def test_what_an_etdump_cannot_hold_is_refused(more: Any, message: str, tmp_path: Path) -> None:
+    result = _exported(Returning(more), FP, vectors())
+    with pytest.raises(ValueError, match=message):
+        result.inspector(*vectors()[0])
+    with pytest.raises(ValueError, match=message):
+        result.etdump(*vectors()[0], path=tmp_path / "model.etdp")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("more", "message"), [(None, "of input None"), (3, "output in Tensor type")])
+def test_results_that_cannot_be_bundled(more: Any, message: str, tmp_path: Path) -> None:
+    result = _exported(Returning(more), FP, vectors())
+    with pytest.raises(ValueError, match=f"bundled programs cannot hold these samples: .*{message}"):
+        result.save(tmp_path / "model.pte", bundled=vectors())
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_of_modules_and_numbers_do_not_matter() -> None:
+    names = ["a b", "</script>", "ünï"]
+
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleDict({name: nn.Linear(8, 8) for name in names})
+
+        def forward(self, x: Tensor, factor: int) -> Tensor:
+            for layer in self.layers.values():
+                x = layer(x) * factor
+            return x
+
+    result = _exported(Named(), FP, [(x, 2) for (x,) in vectors()])
+    assert _worst(_gaps(result.inspector(*vectors()[0], 2))) > _ROUNDING
+
+
+class Halves(nn.Module):
+    """The second half of a concatenation is known before the first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both."""
+        return torch.cat([x, -x], 1)
+
+
+@pytest.mark.parametrize("kind", [U55, U85], ids=lambda kind: kind.name)
+def test_parts_that_are_written_in_another_order(kind: ArmRecipeType) -> None:
+    result = _exported(Halves(), kind, images())
+    assert _worst(_gaps(result.inspector(*images()[0]))) > _STEPS

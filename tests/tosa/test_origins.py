@@ -52,6 +52,17 @@ def test_what_is_merged_into_another_is_kept() -> None:
     assert sorted(t.graph.ops[0].origins.values()) == [5, 7]
 
 
+def test_what_goes_into_the_weights_of_another_is_kept() -> None:
+    t = Traced()
+    weight, bias = np.ones((2, 1, 1, 3), np.float32), np.zeros(2, np.float32)
+    constants = t.b.const(weight, DType.FP32), t.b.const(bias, DType.FP32)
+    y = t.of("conv", 6).conv2d(t.input(1, 4, 4, 3, dtype=DType.FP32), *constants, pad=(0, 0, 0, 0))
+    scaled = t.of("mul", 2).mul(y, t.b.const(np.full((1, 1, 1, 1), 2, np.float32), DType.FP32))
+    t.returns(t.of("add", 3).add(scaled, t.b.const(np.ones((1, 1, 1, 2), np.float32), DType.FP32)))
+    simplify(t.graph, TARGET)
+    assert t.origins() == [("CONV2D", ["add", "conv", "mul"])]
+
+
 def test_what_changes_places_keeps_its_own() -> None:
     t = Traced()
     turned = t.of("permute").transpose(t.input(2, 3, 4), (2, 0, 1))

@@ -87,7 +87,7 @@ def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op]) -> None:
     """What died for others gives its origins to what stands for them: to those of its kind, or else to all.
 
     What a rule writes has the origins of the operator that it is for; where it stands for others of its own kind, only
-    theirs: f(TRANSPOSE(x)) becomes TRANSPOSE(f(x)), and both keep what they have.
+    theirs: f(TRANSPOSE(x)) becomes TRANSPOSE(f(x)), and both keep what they have. No arithmetic loses its origins.
 
     Args:
         made: by the operators that were replaced, in execution order, what was written for each.
