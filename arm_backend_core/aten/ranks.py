@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from arm_backend_core.aten.batch_norm import call
 from arm_backend_core.nodes import drop_unread
 from arm_backend_core.permutation import merged
 from arm_backend_core.tosa.graph import prod
@@ -52,19 +53,13 @@ def _is_wide(node: Node) -> bool:
     return isinstance(value, Tensor) and value.dim() > LEVEL_8K.max_rank
 
 
-def _call(node: Node, target: Any, value: Node, argument: Sequence[int]) -> Node:
-    made = node.graph.call_function(target, (value, list(argument)))
-    made.meta = {**node.meta, "val": target(value.meta["val"], list(argument))}
-    return made
-
-
 def _permute(node: Node) -> None:
     value, dims = cast(Any, node.args)
     shape = value.meta["val"].shape
     with node.graph.inserting_before(node):
         for sizes, order in _steps(shape, [dim % len(shape) for dim in dims]):
-            value = _call(node, aten.permute.default, _call(node, aten.reshape.default, value, sizes), order)
-        value = _call(node, aten.reshape.default, value, node.meta["val"].shape)
+            value = call(node, aten.permute.default, call(node, aten.reshape.default, value, list(sizes)), list(order))
+        value = call(node, aten.reshape.default, value, list(node.meta["val"].shape))
     node.replace_all_uses_with(value)
     node.graph.erase_node(node)
 
@@ -83,12 +78,12 @@ def _meet(node: Node) -> None:
         return
     with node.graph.inserting_before(node):
         narrow = {
-            x: _call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
+            x: call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
             for x, sizes in aligned.items()
         }
         made = node.graph.node_copy(node, lambda x: narrow.get(x, x))
         made.meta["val"] = node.meta["val"].reshape([prod(shape[dim] for dim in run) for run in runs])
-        value = _call(node, aten.reshape.default, made, shape)
+        value = call(node, aten.reshape.default, made, list(shape))
     node.replace_all_uses_with(value)
     node.graph.erase_node(node)
 

@@ -16,6 +16,7 @@ from arm_backend_core.backends.artifacts import Locate, failure
 from arm_backend_core.backends.ethosu_waits import with_waits
 from arm_backend_core.backends.ethosu_weights import keep_weights
 from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, Placed, VelaFigures, block_stream, io_block
+from arm_backend_core.errors import CompileError
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 
@@ -53,28 +54,22 @@ def compile_ethosu(
         CompileError: Vela refused the flatbuffer, crashed on it, took too long, or lost a result.
     """
     directory = spec.get_intermediate_path()
+
+    def failed(reason: str, log: str) -> CompileError:
+        return failure(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
+
     try:
         answer, log = vela.compile_tosa(flatbuffer, spec.configuration, timeout)
     except WorkerError as error:
-        reason = f"Vela refused it: {error.message.removeprefix('Compilation failed: ')}"
-        raise failure(
-            reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=error.log
-        ) from None
+        raise failed(f"Vela refused it: {error.message.removeprefix('Compilation failed: ')}", error.log) from None
     except WorkerDied as death:
-        raise failure(
-            f"Vela {death.description} while compiling for {spec.accelerator}",
-            flatbuffer,
-            delegate=delegate,
-            directory=directory,
-            locate=locate,
-            log=death.log,
-        ) from None
+        raise failed(f"Vela {death.description} while compiling for {spec.accelerator}", death.log) from None
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
     written = [prod(shape) * size for shape, size, *_ in answer["outputs"]]
     if results is not None and written != list(results):
         reason = f"Vela wrote a program with results of {written} bytes, not {list(results)}; report the flatbuffer"
-        raise failure(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
+        raise failed(reason, log)
     for index, (count, size) in sorted(unread.items()):
         answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, -1, 1))
     keep_weights(answer, spec.configuration)

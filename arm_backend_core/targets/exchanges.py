@@ -13,12 +13,11 @@ from itertools import combinations
 from math import prod
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.permutation import identity, merged
+from arm_backend_core.permutation import Layout, identity, merged
 
 Exchange = tuple[tuple[int, int, int], tuple[int, int]]
 """A shape of three dimensions, and the two that change places."""
-#: A shape to see the elements in, and the order of its dimensions.
-Step = tuple[tuple[int, ...], tuple[int, ...]]
+_ORDERS = {(0, 1): (1, 0, 2), (1, 2): (0, 2, 1), (0, 2): (2, 1, 0)}
 
 LONGEST = 1 << 16  # extents along one axis are 16-bit registers
 _DEEPEST = 1 << 14  # of INT32, where the others change places
@@ -26,13 +25,15 @@ _START = 500  # cycles of an operation beside its elements'
 
 
 @lru_cache(maxsize=4096)
-def steps(shape: tuple[int, ...], perms: tuple[int, ...], dtype: DType) -> tuple[Step, ...] | None:
-    """TRANSPOSEs that Vela takes and that are together the one given: itself, unless others are faster."""
+def steps(shape: Layout, perms: Layout, dtype: DType) -> tuple[tuple[Layout, Layout], ...] | None:
+    """TRANSPOSEs of one exchange each, by shape and order, that give the one asked for; itself if it is of one or none.
+
+    None where there are none that Vela takes.
+    """
     real = [axis for axis, size in enumerate(shape) if size != 1]
     moved = [axis for axis in perms if axis in real]
     own = list(exchanges(shape, perms, dtype))
-    most = _cycles(own) if _fits(own, dtype) else None
-    if moved == real or (most is not None and len(own) == 1):
+    if moved == real or (len(own) == 1 and _fits(own, dtype)):
         return ((shape, perms),)
     # A RESHAPE that only drops dimensions of size 1 Vela moves behind the TRANSPOSE, in which these then stay.
     still = [moved[real.index(axis)] if axis in real else axis for axis in range(len(shape))]
@@ -41,9 +42,8 @@ def steps(shape: tuple[int, ...], perms: tuple[int, ...], dtype: DType) -> tuple
         found = _shortest(sizes, order, dtype)
         dropped = found and tuple(size for size in found[0][0] if size != 1) == plain[0]
         if found and (not dropped or _fits(exchanges(shape, still, dtype), dtype)):
-            faster = most is None or _cycles(found) < most
-            return tuple((view, _swapped(*axes)) for view, axes in found) if faster else ((shape, perms),)
-    return None if most is None else ((shape, perms),)
+            return tuple((view, _ORDERS[axes]) for view, axes in found)
+    return None
 
 
 def _cycles(path: Iterable[Exchange]) -> int:
@@ -54,10 +54,6 @@ def _cycles(path: Iterable[Exchange]) -> int:
 def _fits(path: Iterable[Exchange], dtype: DType) -> bool:
     deepest = _DEEPEST if dtype is DType.INT32 else LONGEST
     return all(max(sizes) <= LONGEST and (axes != (0, 1) or sizes[2] <= deepest) for sizes, axes in path)
-
-
-def _swapped(a: int, b: int) -> tuple[int, ...]:
-    return tuple({a: b, b: a}.get(axis, axis) for axis in range(3))
 
 
 def _shortest(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> list[Exchange] | None:
@@ -74,10 +70,10 @@ def _shortest(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> lis
         for i, j in combinations(range(len(sizes) + 1), 2):
             parts = [state[:i], state[i:j], state[j:]]
             before, between, behind = (prod(sizes[dim] for dim in part) for part in parts)
-            for axes in ((0, 1), (1, 2), (0, 2))[: 2 if dtype is DType.INT32 else 3]:
+            for axes, places in list(_ORDERS.items())[: 2 if dtype is DType.INT32 else 3]:
                 exchange: Exchange = ((before, between, behind), axes)
                 if _fits([exchange], dtype):
-                    after = tuple(dim for place in _swapped(*axes) for dim in parts[place])
+                    after = tuple(dim for place in places for dim in parts[place])
                     heapq.heappush(paths, (cost + _cycles([exchange]), after, [*path, exchange]))
     return None
 
@@ -91,13 +87,10 @@ def exchanges(shape: Sequence[int], perms: Sequence[int], dtype: DType) -> Itera
         at = order.index(axis)
         if at != axis:
             for exchange in _exchange(sizes, axis, at):
-                yield from _halfway(exchange) if dtype is DType.INT32 and exchange[1] == (0, 2) else (exchange,)
+                (h, w, c), axes = exchange
+                halves = (((h, w, c), (1, 2)), ((h, c, w), (0, 1)), ((c, h, w), (1, 2)))
+                yield from halves if dtype is DType.INT32 and axes == (0, 2) else (exchange,)
             order[axis], order[at] = order[at], order[axis]
-
-
-def _halfway(exchange: Exchange) -> Iterator[Exchange]:
-    (h, w, c), _ = exchange
-    yield from (((h, w, c), (1, 2)), ((h, c, w), (0, 1)), ((c, h, w), (1, 2)))
 
 
 def _exchange(sizes: list[int], a: int, b: int) -> Iterator[Exchange]:

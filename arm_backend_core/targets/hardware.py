@@ -207,14 +207,10 @@ def _matmul(op: Operation) -> str | None:
 
 def _reduce_sum(op: Operation) -> str | None:
     shape, axis = op.inputs[0].shape, op.attrs["axis"]
-    sizes = (
-        [shape[axis]]
-        if axis == len(shape) - 1
-        else [math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])]
-    )
-    return (
-        f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if max(sizes) > LONGEST else None
-    )
+    sizes = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+    if max(sizes[1:2] if axis == len(shape) - 1 else sizes) <= LONGEST:
+        return None
+    return f"shape {shape} over axis {axis} (65536 at most before, along and after it)"
 
 
 def _resize(op: Operation) -> str | None:

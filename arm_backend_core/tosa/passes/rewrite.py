@@ -27,6 +27,11 @@ class Rewriter:
         users = self.users(value)
         return users is not None and len(users) == 1
 
+    def feeds(self, value: Value, kind: str, through: Sequence[str] = ("RESHAPE", "RESCALE")) -> bool:
+        """Whether a ``kind`` reads the value, as it is or past operators of the kinds ``through``."""
+        readers = self.users(value) or []
+        return any(r.kind == kind or (r.kind in through and self.feeds(r.output, kind, through)) for r in readers)
+
     def replaced(self, old: Value, new: Value) -> None:
         """Readers of ``old`` read ``new`` from now on."""
         if old in self._outputs:

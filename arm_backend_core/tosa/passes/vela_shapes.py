@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from arm_backend_core.targets.exchanges import Exchange, exchanges
+from arm_backend_core.targets.exchanges import exchanges
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
@@ -63,15 +63,9 @@ def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
     if (_before(source) is None and not returned) or perms != [*range(last - 1), last, last - 1]:
         return None
     undone = ("MATMUL" if x.shape[0] == 1 else "") if x.rank == 4 else "REDUCE_SUM" if x.rank == 3 else ""
-    if (_own(source.shape) == _own(x.shape) and not returned) or not _feeds(op.output, undone, rewriter):
+    if (_own(source.shape) == _own(x.shape) and not returned) or not rewriter.feeds(op.output, undone):
         return None
     return b.transpose(copied(x, b), perms)
-
-
-def _feeds(value: Value, kind: str, rewriter: Rewriter) -> bool:
-    readers = rewriter.users(value) or []
-    through = ("RESHAPE", "RESCALE")
-    return any(r.kind == kind or (r.kind in through and _feeds(r.output, kind, rewriter)) for r in readers)
 
 
 def copy_squares(op: Op, rewriter: Rewriter) -> Value | None:
@@ -81,27 +75,14 @@ def copy_squares(op: Op, rewriter: Rewriter) -> Value | None:
     same. Here a copy follows, which has another.
     """
     b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
-    swaps = list(exchanges(x.shape, perms, x.dtype))
-    ends = _early(swaps)
+    made = list(exchanges(x.shape, perms, x.dtype))
     # With its own TRANSPOSE in a MATMUL, Vela makes one of the two.
-    merged = x.rank == 4 and _feeds(op.output, "MATMUL", rewriter)
-    late = merged and bool(_early(list(exchanges(x.shape, [*perms[:2], perms[3], perms[2]], x.dtype))))
-    if not ends and not late:
+    if x.rank == 4 and rewriter.feeds(op.output, "MATMUL"):
+        made += exchanges(x.shape, [*perms[:2], perms[3], perms[2]], x.dtype)
+    if not any(axes == (0, 1) and rows == columns > 1 for (rows, columns, _), axes in made):
         return None
-    value = x
-    for i, (shape, (first, second)) in enumerate(swaps):
-        order = [0, 1, 2]
-        order[first], order[second] = second, first
-        value = b.transpose(b.reshape(value, shape), order)
-        if i in ends or (late and i + 1 == len(swaps)):
-            value = copied(b.reshape(value, (prod(value.shape[:2]), value.shape[2])), b)
-    return b.reshape(value, op.output.shape)
-
-
-def _early(swaps: Sequence[Exchange]) -> list[int]:
-    """Swaps of as many rows as columns behind which comes no other shape."""
-    squares = [i for i, ((rows, columns, _), axes) in enumerate(swaps) if axes == (0, 1) and rows == columns > 1]
-    return [i for i in squares if i + 1 == len(swaps) or swaps[i][0] == swaps[i + 1][0]]
+    flat = (prod(op.output.shape[:-1]), op.output.shape[-1])
+    return b.reshape(copied(b.reshape(b.transpose(x, perms), flat), b), op.output.shape)
 
 
 def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
@@ -128,15 +109,11 @@ def _has_empty_part(op: Op, image: Sequence[int], padding: Sequence[int]) -> boo
     sides = zip(
         image, padding[::2], kernel, op.output.shape[1:-1], op.attrs["stride"], op.attrs["dilation"], strict=True
     )
-    return any(
-        size < step
-        and any(all(not 0 <= at + i * step < size for i in range(taps)) for at in _starts(results, stride, pad))
-        for size, pad, taps, results, stride, step in sides
-    )
-
-
-def _starts(results: int, stride: int, pad: int) -> range:
-    return range(-pad, results * stride - pad, stride)
+    for size, pad, taps, results, stride, step in sides:
+        starts = range(-pad, results * stride - pad, stride)
+        if size < step and any(all(not 0 <= at + i * step < size for i in range(taps)) for at in starts):
+            return True
+    return False
 
 
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
