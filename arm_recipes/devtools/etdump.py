@@ -15,7 +15,6 @@ from executorch.exir.tensor import get_scalar_type
 
 from arm_recipes.devtools import reading
 from arm_recipes.runtime import plugin
-from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import main_origin
 
 if TYPE_CHECKING:
@@ -25,14 +24,12 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-#: Types that ETDump holds, of those that programs have.
+#: Types that ETDump has a number for, of those that programs have: with others it is a file that nobody can read.
 _LOGGED = frozenset(
     f"torch.{name}" for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
 )
 #: What the tracer aligns a tensor to.
 _ALIGNMENT = 64
-#: Types that ETDump has no number for: it would be a file that nobody can read.
-_LACKING = (torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 #: Room beside the tensors that are known to be logged.
 _SPARE = 1 << 20
 
@@ -92,22 +89,11 @@ def metadata(entries: list[str]) -> dict[str, Any]:
 
 
 def buffer_bytes(manager: ExecutorchProgramManager, method: str, expected: Mapping[str, torch.Tensor]) -> int:
-    """Room for all tensors that the runtime logs, and for ``expected``: without it the runtime ends the process.
-
-    Raises:
-        RunError: there are some of a type that ETDump lacks.
-    """
+    """Room for all tensors that the runtime logs, and for ``expected``: without it the runtime ends the process."""
     (plan,) = (plan for plan in manager.executorch_program.execution_plan if plan.name == method)
     logged = [index for chain in plan.chains for instruction in chain.instructions for index in _arguments(instruction)]
     tensors = [tensor for index in (*logged, *plan.outputs) for tensor in _tensors(plan.values, index)]
-    types = [get_scalar_type(tensor.scalar_type) for tensor in tensors]
-    lacking = next((kind for kind in types if kind in _LACKING), None)
-    if lacking is not None:
-        raise RunError(
-            f"ExecuTorch's ETDump cannot hold {lacking}, which '{method}' has among its inputs, outputs or operators "
-            "on the CPU: export a model that takes and returns torch.float32"
-        )
-    sizes = [math.prod(tensor.sizes) * kind.itemsize for tensor, kind in zip(tensors, types, strict=True)]
+    sizes = [math.prod(tensor.sizes) * get_scalar_type(tensor.scalar_type).itemsize for tensor in tensors]
     sizes += [tensor.numel() * max(tensor.element_size(), 4) for tensor in expected.values()]
     return sum(size + _ALIGNMENT for size in sizes) + _SPARE
 
@@ -118,9 +104,6 @@ def check_loggable(manager: ExecutorchProgramManager, method: str) -> None:
     Raises:
         ValueError: an output is no tensor, or a tensor has a type that ETDump has no number for.
     """
-    from executorch.exir import schema
-    from executorch.exir.tensor import get_scalar_type
-
     (plan,) = (plan for plan in manager.executorch_program.execution_plan if plan.name == method)
     for number, index in enumerate(plan.outputs):
         value = plan.values[index].val
@@ -130,10 +113,9 @@ def check_loggable(manager: ExecutorchProgramManager, method: str) -> None:
                 "Inspector know outputs that are tensors: leave it out of what the model returns"
             )
     logged = [index for chain in plan.chains for instruction in chain.instructions for index in _arguments(instruction)]
-    for index in (*logged, *plan.outputs):
-        value = plan.values[index].val
-        dtype = get_scalar_type(value.scalar_type) if isinstance(value, schema.Tensor) else None
-        if dtype is not None and str(dtype) not in _LOGGED:
+    for tensor in (tensor for index in (*logged, *plan.outputs) for tensor in _tensors(plan.values, index)):
+        dtype = get_scalar_type(tensor.scalar_type)
+        if str(dtype) not in _LOGGED:
             raise ValueError(
                 f"'{method}' computes with {dtype} outside of delegates, and ExecuTorch's ETDump cannot hold that: "
                 "export a float32 model, model.float(), to look into it"
