@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,6 +168,22 @@ def program_slots(program: Program, method: str) -> Sequence[TensorInfo]:
             raise ValueError(f"'{method}' takes '{value.name}' ({value}), which is no tensor: use it from Python")
         slots.append(value)
     return slots
+
+
+def check_apart(read: Iterable[Path | str | None], written: Iterable[Path | str | None]) -> None:
+    """Find out whether a command would write over a file that it reads, or over another one that it writes.
+
+    Raises:
+        ValueError: it would.
+    """
+    known = {Path(path).expanduser().resolve() for path in read if path is not None}
+    for path in written:
+        if path is None:
+            continue
+        target = Path(path).expanduser().resolve()
+        if target in known:
+            raise ValueError(f"cannot write '{path}': the command reads that file, or writes something else there")
+        known.add(target)
 
 
 def wrote(path: Path) -> None:

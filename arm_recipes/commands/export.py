@@ -40,6 +40,7 @@ def _export(given: argparse.Namespace) -> None:
     page = None if given.html is None else check_writable(given.html)
     if given.bundled is not None:
         check_source(given.bundled, "--bundled")
+    arguments.check_apart([given.model, given.calibration, given.bundled], [output, page])
     from arm_recipes import export
 
     program = arguments.load_model(given.model)

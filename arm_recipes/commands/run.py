@@ -40,6 +40,7 @@ def _run(given: argparse.Namespace) -> None:
     if not given.program.expanduser().is_file():
         raise ValueError(f"program: there is no file '{given.program}'")
     output = None if given.output is None else check_writable(given.output)
+    arguments.check_apart([given.program, given.inputs], [output])
     from arm_recipes.runtime.program import load
 
     program = load(given.program)

@@ -46,6 +46,7 @@ def _sweep(given: argparse.Namespace) -> None:
     if given.samples is not None:
         check_source(given.samples, "--samples")
     picture = None if given.html is None else check_writable(given.html)
+    arguments.check_apart([given.model, given.samples], [picture])
     systems = given.system_configs if given.system_configs != [ALL] else ALL
     varied = {"macs": given.macs, "system_config": systems, "memory_mode": given.memory_modes}
     rest = {name: getattr(given, name) for name in ("per_channel", "extra_flags", "config_ini")}

@@ -194,6 +194,24 @@ def test_options_of_recipes_are_not_for_two_programs(small: Path, capsys: pytest
         assert "belongs to a recipe, and two programs are compiled already" in capsys.readouterr().err
 
 
+def test_no_command_writes_over_what_it_reads(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, arrays, both = str(small), small.with_name("x.npy"), str(small.with_name("both"))
+    np.save(arrays, images(1)[0][0].numpy())
+    before = [small.read_bytes(), arrays.read_bytes()]
+    for arguments in (
+        ["export", model, "--recipe", "TOSA_FP", "-o", model],
+        ["export", model, "--recipe", "TOSA_FP", "--html", f"{small.parent}/./{small.name}"],
+        ["export", model, "--recipe", "TOSA_FP", "-o", both, "--html", both],
+        ["export", model, "--recipe", "TOSA_FP", "--bundled", str(arrays), "-o", str(arrays)],
+        ["run", model, "--inputs", str(arrays), "-o", str(arrays)],
+        ["compare", model, "--recipe", "TOSA_FP", "--samples", str(arrays), "--html", model],
+        ["sweep", model, "--recipe", "ethosu_u55_int8", "--html", model],
+    ):
+        assert main(arguments) == 2
+        assert "cannot write '" in capsys.readouterr().err
+    assert [small.read_bytes(), arrays.read_bytes()] == before
+
+
 def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
