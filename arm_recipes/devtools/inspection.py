@@ -177,8 +177,10 @@ def files(result: ExportResult, stem: str, etrecords: bool, bundled: Any) -> dic
 
 def _samples(result: ExportResult, bundled: Any) -> dict[str, list[list[torch.Tensor]]]:
     names = [method.name for method in result.report.methods]
-    is_by_method = isinstance(bundled, Mapping) and bundled.keys() <= set(names)
-    by_method: Mapping[str, Any] = bundled if is_by_method else {result.main_method: bundled}
+    by_method: Mapping[str, Any] = bundled if isinstance(bundled, Mapping) else {result.main_method: bundled}
+    unknown = [name for name in by_method if name not in names]
+    if unknown:
+        raise ValueError(f"bundled: the program has no method {unknown[0]!r}; it has: {', '.join(names)}")
     found = {}
     for name, samples in by_method.items():
         if not isinstance(samples, Iterable) and not callable(samples):

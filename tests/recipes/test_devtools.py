@@ -338,6 +338,7 @@ def test_several_methods_have_a_record_each(tmp_path: Path) -> None:
         ([], "bundled: there are no samples of 'forward'"),
         ([(torch.ones(2),)], r"input 0 \('x'\) must be float32\[1, 3, 8, 8\]"),
         ([("text",)], "of type str, not a tensor"),
+        ({"encode": SAMPLES}, "bundled: the program has no method 'encode'; it has: forward"),
     ],
 )
 def test_samples_that_cannot_be_bundled(bundled: Any, message: str, tmp_path: Path) -> None:
