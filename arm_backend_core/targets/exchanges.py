@@ -17,23 +17,18 @@ from arm_backend_core.permutation import Layout, identity, merged
 
 Exchange = tuple[tuple[int, int, int], tuple[int, int]]
 """A shape of three dimensions, and the two that change places."""
-_ORDERS = {(0, 1): (1, 0, 2), (1, 2): (0, 2, 1), (0, 2): (2, 1, 0)}
+ORDERS = {(0, 1): (1, 0, 2), (1, 2): (0, 2, 1), (0, 2): (2, 1, 0)}
 
 LONGEST = 1 << 16  # extents along one axis are 16-bit registers
-_DEEPEST = 1 << 14  # of INT32, where the others change places
-_START = 500  # cycles of an operation beside its elements'
 
 
 @lru_cache(maxsize=4096)
 def steps(shape: Layout, perms: Layout, dtype: DType) -> tuple[tuple[Layout, Layout], ...] | None:
-    """TRANSPOSEs of one exchange each, by shape and order, that give the one asked for; itself if it is of one or none.
-
-    None where there are none that Vela takes.
-    """
+    """Shapes and orders of TRANSPOSEs of one exchange each that give this one; itself if it is of one or none."""
     real = [axis for axis, size in enumerate(shape) if size != 1]
     moved = [axis for axis in perms if axis in real]
     own = list(exchanges(shape, perms, dtype))
-    if moved == real or (len(own) == 1 and _fits(own, dtype)):
+    if moved == real or (len(own) == 1 and fits(own, dtype)):
         return ((shape, perms),)
     # A RESHAPE that only drops dimensions of size 1 Vela moves behind the TRANSPOSE, in which these then stay.
     still = [moved[real.index(axis)] if axis in real else axis for axis in range(len(shape))]
@@ -41,18 +36,19 @@ def steps(shape: Layout, perms: Layout, dtype: DType) -> tuple[tuple[Layout, Lay
     for sizes, order in (merged(shape, perms), plain):
         found = _shortest(sizes, order, dtype)
         dropped = found and tuple(size for size in found[0][0] if size != 1) == plain[0]
-        if found and (not dropped or _fits(exchanges(shape, still, dtype), dtype)):
-            return tuple((view, _ORDERS[axes]) for view, axes in found)
+        if found and (not dropped or fits(exchanges(shape, still, dtype), dtype)):
+            return tuple((view, ORDERS[axes]) for view, axes in found)
     return None
 
 
 def _cycles(path: Iterable[Exchange]) -> int:
-    """Every element once for each exchange, and the operations: one, or one for each row or column."""
-    return sum(prod(sizes) + _START * {(0, 1): 1, (1, 2): sizes[0], (0, 2): sizes[1]}[axes] for sizes, axes in path)
+    """Every element once for each exchange, and 500 for an operation: one, or one for each row or column."""
+    return sum(prod(sizes) + 500 * {(0, 1): 1, (1, 2): sizes[0], (0, 2): sizes[1]}[axes] for sizes, axes in path)
 
 
-def _fits(path: Iterable[Exchange], dtype: DType) -> bool:
-    deepest = _DEEPEST if dtype is DType.INT32 else LONGEST
+def fits(path: Iterable[Exchange], dtype: DType) -> bool:
+    """Whether hardware can do these exchanges."""
+    deepest = 1 << 14 if dtype is DType.INT32 else LONGEST
     return all(max(sizes) <= LONGEST and (axes != (0, 1) or sizes[2] <= deepest) for sizes, axes in path)
 
 
@@ -70,9 +66,9 @@ def _shortest(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> lis
         for i, j in combinations(range(len(sizes) + 1), 2):
             parts = [state[:i], state[i:j], state[j:]]
             before, between, behind = (prod(sizes[dim] for dim in part) for part in parts)
-            for axes, places in list(_ORDERS.items())[: 2 if dtype is DType.INT32 else 3]:
+            for axes, places in list(ORDERS.items())[: 2 if dtype is DType.INT32 else 3]:
                 exchange: Exchange = ((before, between, behind), axes)
-                if _fits([exchange], dtype):
+                if fits([exchange], dtype):
                     after = tuple(dim for place in places for dim in parts[place])
                     heapq.heappush(paths, (cost + _cycles([exchange]), after, [*path, exchange]))
     return None

@@ -12,7 +12,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merged
-from arm_backend_core.targets.exchanges import LONGEST, steps
+from arm_backend_core.targets.exchanges import LONGEST, exchanges, fits, steps
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
@@ -51,8 +51,10 @@ def in_steps(op: Op, rewriter: Rewriter) -> Value | None:
     b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
     sizes, order = merged(x.shape, perms)
     path = steps(x.shape, perms, x.dtype)
-    if len(sizes) == 3 and max(sizes) <= LONGEST and rewriter.feeds(op.output, "MATMUL", ("RESHAPE",)):
-        path = (((1, *sizes), (0, *(axis + 1 for axis in order))),)
+    if rewriter.feeds(op.output, "MATMUL", ("RESHAPE",)) and max(sizes) <= LONGEST:
+        if x.rank <= 4 and fits(exchanges(x.shape, perms, x.dtype), x.dtype):
+            return None
+        path = (((1, *sizes), (0, *(axis + 1 for axis in order))),) if len(sizes) == 3 else path
     if path is None or path == ((x.shape, perms),):
         return None
     value = x

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from arm_backend_core.targets.exchanges import exchanges
+from arm_backend_core.targets.exchanges import ORDERS, Exchange, exchanges
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
@@ -16,18 +16,13 @@ def _own(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape[next((i for i, size in enumerate(shape) if size > 1), len(shape)) :])
 
 
-def _before(value: Value) -> Op | None:
-    """The operator that a value is from, not a RESCALE."""
-    return past(value, "RESCALE").producer
-
-
 def flat_activation(op: Op, rewriter: Rewriter) -> Value | None:
     """TABLE or CLAMP of several images as of one.
 
     Where Vela lets the operation before do it, it gives that operation the shape that it had taken this one apart for:
     right for arithmetic of the same shape alone.
     """
-    b, x, before = rewriter.build, op.inputs[0], _before(op.inputs[0])
+    b, x, before = rewriter.build, op.inputs[0], past(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
         return None
     if len(_own(x.shape)) <= 3 or not rewriter.single_use(x):
@@ -41,7 +36,7 @@ def copy_part(op: Op, rewriter: Rewriter) -> Value | None:
 
     Of four dimensions and fewer, Vela makes four.
     """
-    b, part, whole = rewriter.build, op.inputs[0], _before(op.inputs[0])
+    b, part, whole = rewriter.build, op.inputs[0], past(op.inputs[0], "RESCALE").producer
     ranks = {max(4, value.rank) for value in (part, op.output)}
     images = len(_own(part.shape)) > 3 and _own(part.shape) == _own(op.output.shape)
     if whole is None or whole.kind != "SLICE" or len(ranks) == 1 or not images:
@@ -60,7 +55,7 @@ def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
     source = own.inputs[0] if own else x
     readers = [rewriter.users(value) for value in (x, source)]
     returned = any(read is None or any(reader.kind == "IDENTITY" for reader in read) for read in readers)
-    if (_before(source) is None and not returned) or perms != [*range(last - 1), last, last - 1]:
+    if (past(source, "RESCALE").producer is None and not returned) or perms != [*range(last - 1), last, last - 1]:
         return None
     undone = ("MATMUL" if x.shape[0] == 1 else "") if x.rank == 4 else "REDUCE_SUM" if x.rank == 3 else ""
     if (_own(source.shape) == _own(x.shape) and not returned) or not rewriter.feeds(op.output, undone):
@@ -75,14 +70,21 @@ def copy_squares(op: Op, rewriter: Rewriter) -> Value | None:
     same. Here a copy follows, which has another.
     """
     b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
-    made = list(exchanges(x.shape, perms, x.dtype))
     # With its own TRANSPOSE in a MATMUL, Vela makes one of the two.
-    if x.rank == 4 and rewriter.feeds(op.output, "MATMUL"):
-        made += exchanges(x.shape, [*perms[:2], perms[3], perms[2]], x.dtype)
-    if not any(axes == (0, 1) and rows == columns > 1 for (rows, columns, _), axes in made):
+    merged = [*perms[:2], *perms[:1:-1]] if x.rank == 4 and rewriter.feeds(op.output, "MATMUL") else perms
+    own, late = list(exchanges(x.shape, perms, x.dtype)), _squares(exchanges(x.shape, merged, x.dtype))
+    if not late and not _squares(own):
         return None
-    flat = (prod(op.output.shape[:-1]), op.output.shape[-1])
-    return b.reshape(copied(b.reshape(b.transpose(x, perms), flat), b), op.output.shape)
+    value = x
+    for exchange in own:
+        value = b.transpose(b.reshape(value, exchange[0]), ORDERS[exchange[1]])
+        if late or _squares([exchange]):
+            value = copied(b.reshape(value, (prod(value.shape[:2]), value.shape[2])), b)
+    return b.reshape(value, op.output.shape)
+
+
+def _squares(path: Iterable[Exchange]) -> bool:
+    return any(axes == (0, 1) and rows == columns > 1 for (rows, columns, _), axes in path)
 
 
 def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
