@@ -157,8 +157,7 @@ def number(graph: Graph, first: int = _FIRST_HANDLE) -> None:
 
 def handle_of(node: Node) -> int | None:
     """The number of ``node``, or of the operator that it was made for; None for what only the compiler wants."""
-    handle: int | None = (node.meta.get("custom") or {}).get(HANDLE)
-    return handle
+    return (node.meta.get("custom") or {}).get(HANDLE)
 
 
 def boundary_source(node: Node) -> Node:
