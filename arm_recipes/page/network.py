@@ -70,11 +70,16 @@ def _ends(side: str, tensors: Iterable[Io]) -> list[tuple[str, str]]:
     return [("", f"{side} {i}, {io.dtype}[{', '.join(map(str, io.shape))}]") for i, io in enumerate(tensors)]
 
 
+def line(source: str) -> str:
+    """A line of an installed package by its place in that, as a page has no room for where packages are."""
+    return source.rpartition("/site-packages/")[2]
+
+
 def _told(node: _Node, costs: Iterable[LayerCost]) -> dict[str, Any]:
     costs = list(costs)
     return {
         "module": node.module,
-        "source": node.source,
+        "source": line(node.source),
         "operators": list(node.operators),
         "tosa": [f"{count} x {kind}" if count > 1 else kind for kind, count in node.tosa.items()],
         "cycles": sum(cost.cycles for cost in costs) if costs else None,

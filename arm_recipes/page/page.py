@@ -16,7 +16,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.files import check_writable, write
-from arm_recipes.page.network import network
+from arm_recipes.page.network import line, network
 from arm_recipes.report import Section, as_html, size
 
 if TYPE_CHECKING:
@@ -148,17 +148,17 @@ def _sections(sections: Iterable[Section]) -> str:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
-    body = "".join(line(row, "td") for row in rows)
-    return f'<div class="wide"><table>{line(head, "th")}{body}</table></div>'
+    body = "".join(row(cells, "td") for cells in rows)
+    return f'<div class="wide"><table>{row(head, "th")}{body}</table></div>'
 
 
 def _row(cost: LayerCost) -> tuple[str, ...]:
     return (
         cost.name,
-        cost.source,
+        line(cost.source),
         f"{cost.cycles:,}",
         f"{cost.share:.1%}",
         f"{cost.macs:,}",
@@ -171,12 +171,15 @@ def _row(cost: LayerCost) -> tuple[str, ...]:
 
 
 def _cost(cost: LayerCost) -> dict[str, Any]:
-    names = ("name", "module", "source", "kind", "cycles", "share", "utilization", "bound", "reason")
-    return {name: getattr(cost, name) for name in names} | {"operators": list(cost.operators)}
+    names = ("name", "module", "kind", "cycles", "share", "utilization", "bound", "reason")
+    return {name: getattr(cost, name) for name in names} | {
+        "operators": list(cost.operators),
+        "source": line(cost.source),
+    }
 
 
 def _live(tensor: LiveTensor) -> tuple[str, ...]:
-    return size(tensor.bytes), tensor.kind, tensor.module or tensor.name, tensor.source
+    return size(tensor.bytes), tensor.kind, tensor.module or tensor.name, line(tensor.source)
 
 
 def _memory(report: Report, used: MemoryOverTime) -> dict[str, Any]:
@@ -194,7 +197,7 @@ def _memory(report: Report, used: MemoryOverTime) -> dict[str, Any]:
 
 
 def _gap(layer: LayerGap) -> dict[str, Any]:
-    told = {name: getattr(layer, name) for name in ("name", "module", "operator", "source")}
+    told = {name: getattr(layer, name) for name in ("name", "module", "operator")} | {"source": line(layer.source)}
     return told | {"sqnr": _finite(layer.gap.sqnr), "own": None if layer.own is None else _finite(layer.own.sqnr)}
 
 
