@@ -14,7 +14,6 @@ from arm_recipes.pipeline import Pipeline
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.plugin import library
 from arm_recipes.sizes import Sized, Sizes, expanded
-from arm_recipes.stages.budgets import budgets
 
 
 def export(
@@ -83,6 +82,7 @@ def export(
         inputs.check_static(models, dynamic_shapes)
 
     from arm_backend_core import events
+    from arm_recipes.stages.budgets import budgets
 
     pipeline = Pipeline(
         recipe,

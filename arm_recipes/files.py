@@ -20,15 +20,16 @@ def check_saved_program(path: str | Path) -> Path:
     if not file.is_file():
         raise ValueError(f"model: there is no file '{path}'")
     reason = "another kind of archive"
+    cause: Exception | None = None
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
     except (OSError, zipfile.BadZipFile) as error:
-        names, reason = [], str(error)
+        names, reason, cause = [], str(error), error
     # The first is how the files of PyTorch 2.7 and before are known.
     if "version" not in names and not any(name.endswith("/archive_format") for name in names):
         what = told_apart(file) or reason
-        raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but {what}")
+        raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but {what}") from cause
     return file
 
 
