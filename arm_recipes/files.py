@@ -10,15 +10,25 @@ from pathlib import Path
 from arm_recipes.saved_kinds import told_apart
 
 
+def check_file(path: str | Path, argument: str) -> Path:
+    """The path of a file that is there.
+
+    Raises:
+        ValueError: there is none; the message names the argument.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise ValueError(f"{argument}: there is no file '{path}'")
+    return file
+
+
 def check_saved_program(path: str | Path) -> Path:
     """The path of a program that ``torch.export.save`` wrote, as far as that can be told without importing PyTorch.
 
     Raises:
         ValueError: there is no such file, or it is something else.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise ValueError(f"model: there is no file '{path}'")
+    file = check_file(path, "model")
     reason = "another kind of archive"
     cause: Exception | None = None
     try:

@@ -32,6 +32,24 @@ _COSTLIEST = 5
 Section = tuple[str, list[tuple[str, ...]]]
 
 
+class Shown:
+    """What is told in sections: ``print`` it, show it in a notebook, or take ``to_dict()``."""
+
+    def _sections(self) -> Iterator[Section]:
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as dicts, lists, str and numbers, ready for JSON."""
+        made: dict[str, Any] = plain(self)
+        return made
+
+    def __str__(self) -> str:
+        return as_text(self._sections())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._sections())
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """An input or output of the program.
@@ -132,7 +150,7 @@ class MethodReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Shown):
     """The record of one export.
 
     Attributes:
@@ -216,12 +234,6 @@ class Report:
 
         check_writable(path)  # before the page is made
         return self.page(*comparisons).save(path)
-
-    def __str__(self) -> str:
-        return as_text(self._sections())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._sections())
 
     def _sections(self) -> Iterator[Section]:
         rows: list[tuple[str, ...]] = [("program", size(self.program_bytes))]

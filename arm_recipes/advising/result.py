@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from arm_recipes.report import Section, as_html, as_text, plain, size
+from arm_recipes.report import Section, Shown, size
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class AdviceList:
+class AdviceList(Shown):
     """Changes that are better, the one that saves most cycles first.
 
     Attributes:
@@ -72,16 +71,6 @@ class AdviceList:
 
     def __len__(self) -> int:
         return len(self.items)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As dicts, lists, str and numbers, ready for JSON."""
-        return {"items": [plain(item) for item in self.items], "tried": self.tried, "notes": list(self.notes)}
-
-    def __str__(self) -> str:
-        return as_text(self._sections())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._sections())
 
     def _sections(self) -> Iterator[Section]:
         rows = [_row(item) for item in self.items]

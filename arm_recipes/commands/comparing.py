@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes import options
 from arm_recipes.commands import arguments
 from arm_recipes.commands.samples import check_source
-from arm_recipes.files import check_writable
+from arm_recipes.files import check_file, check_writable
 
 if TYPE_CHECKING:
     from arm_recipes.commands.arguments import Commands
@@ -68,8 +68,7 @@ def _with_model(given: argparse.Namespace, labels: Any) -> tuple[Any, Any]:
 
 def _programs(given: argparse.Namespace, labels: Any) -> Any:
     for path in (given.model, given.other):
-        if not path.expanduser().is_file():
-            raise ValueError(f"program: there is no file '{path}'")
+        check_file(path, "program")
     from arm_recipes import compare
     from arm_recipes.runtime.program import load
 

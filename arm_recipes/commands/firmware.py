@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from arm_recipes.commands import arguments
 from arm_recipes.commands.samples import check_source
+from arm_recipes.files import check_file
 
 if TYPE_CHECKING:
     from arm_recipes.commands.arguments import Commands
@@ -34,8 +35,7 @@ def add(commands: Commands) -> None:
 def _firmware(given: argparse.Namespace) -> None:
     if given.samples is not None:
         check_source(given.samples, "--samples")
-    if not given.program.expanduser().is_file():
-        raise ValueError(f"program: there is no file '{given.program}'")
+    check_file(given.program, "program")
     from arm_recipes.firmware.saving import save_firmware
     from arm_recipes.runtime.program import load
 

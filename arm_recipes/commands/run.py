@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes.commands import arguments
 from arm_recipes.commands.samples import check_source
-from arm_recipes.files import check_writable
+from arm_recipes.files import check_file, check_writable
 
 if TYPE_CHECKING:
     from arm_recipes.commands.arguments import Commands
@@ -37,8 +37,7 @@ def add(commands: Commands) -> None:
 
 def _run(given: argparse.Namespace) -> None:
     check_source(given.inputs, "--inputs")
-    if not given.program.expanduser().is_file():
-        raise ValueError(f"program: there is no file '{given.program}'")
+    check_file(given.program, "program")
     output = None if given.output is None else check_writable(given.output)
     arguments.check_apart([given.program, given.inputs], [output])
     from arm_recipes.runtime.program import load

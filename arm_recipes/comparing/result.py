@@ -10,7 +10,7 @@ from typing import Any
 from arm_recipes.comparing.accuracy import Accuracy
 from arm_recipes.comparing.advice import Advice, Weights
 from arm_recipes.comparing.figures import Gap
-from arm_recipes.report import Section, as_html, as_text, plain
+from arm_recipes.report import Section, Shown, plain
 
 #: Layers that the printed comparison has advice for, and those that it lists.
 WORST, _LISTED = 5, 16
@@ -93,7 +93,7 @@ class LayerGap:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """A program beside the model in floating point, or beside another program.
 
     In ``to_dict()`` infinity is "Infinity".
@@ -145,14 +145,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as dicts, lists, str and numbers, ready for JSON."""
-        made: dict[str, Any] = plain(self)
-        return made | {"sqnr": plain(self.sqnr), "worst": [layer.name for layer in self.worst]}
-
-    def __str__(self) -> str:
-        return as_text(self._sections())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._sections())
+        return super().to_dict() | {"sqnr": plain(self.sqnr), "worst": [layer.name for layer in self.worst]}
 
     def _sections(self) -> Iterator[Section]:
         rows: list[tuple[str, ...]] = [("", "SQNR", "cosine", "largest error")]

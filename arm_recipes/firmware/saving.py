@@ -14,7 +14,7 @@ from arm_recipes.firmware.kernels import Kernels, kernels
 from arm_recipes.firmware.pools import Pools, measure
 from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, rendered
 from arm_recipes.firmware.trial import Case, trial
-from arm_recipes.report import Section, TensorInfo, as_html, as_text, plain, size
+from arm_recipes.report import Section, Shown, TensorInfo, size
 from arm_recipes.runtime.build import SOURCES
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect
@@ -43,7 +43,7 @@ _UNKNOWN = "not told"
 
 
 @dataclass(frozen=True)
-class Firmware:
+class Firmware(Shown):
     """What ``save_firmware`` wrote: ``print`` it, show it in a notebook, or take ``to_dict()``.
 
     Attributes:
@@ -61,17 +61,6 @@ class Firmware:
     kernels: Kernels
     cases: int
     program_bytes: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as dicts, lists, str and numbers, ready for JSON."""
-        result: dict[str, Any] = plain(self)
-        return result
-
-    def __str__(self) -> str:
-        return as_text(self._sections())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._sections())
 
     def _sections(self) -> Iterator[Section]:
         versions = self.versions

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
-from arm_recipes.report import Section, as_html, as_text, plain, size
+from arm_recipes.report import Section, Shown, size
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
@@ -64,7 +63,7 @@ class MethodInspection:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Inspection(Shown):
     """What is in a program: ``print`` it, show it in a notebook, or take ``to_dict()``.
 
     Attributes:
@@ -78,17 +77,6 @@ class Inspection:
     methods: tuple[MethodInspection, ...]
     constants: dict[str, tuple[object, ...]]
     named_data: dict[str, int]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The same as dicts, lists, str and numbers, ready for JSON."""
-        result: dict[str, Any] = plain(self)
-        return result
-
-    def __str__(self) -> str:
-        return as_text(self._sections())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._sections())
 
     def _sections(self) -> Iterator[Section]:
         # Names come from the file: whatever would move the cursor is shown escaped.

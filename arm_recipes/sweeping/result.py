@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from arm_recipes.report import Section, as_html, as_text, plain, size
+from arm_recipes.report import Section, Shown, plain, size
 
 #: What a front is of where nothing else is said: less is better, of the accuracy more.
 CRITERIA = ("milliseconds", "sram_bytes", "dram_bytes", "flash_bytes", "accuracy", "cpu_operators")
@@ -71,7 +71,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Shown):
     """The configurations of a sweep, failed ones included.
 
     Attributes:
@@ -123,12 +123,6 @@ class Sweep:
         """Rows and notes as dicts, lists, str and numbers, ready for JSON."""
         rows = [plain(row.to_dict()) for row in self.rows]
         return {"metric": self.metric, "rows": rows, "notes": list(self.notes)}
-
-    def __str__(self) -> str:
-        return as_text(self._sections())
-
-    def _repr_html_(self) -> str:
-        return as_html(self._sections())
 
     def _sections(self) -> Iterator[Section]:
         done = [row for row in self.rows if row.figures is not None]

@@ -18,7 +18,6 @@ from tests.ops import runner
 from tests.ops.runner import Case
 
 INF, NAN = float("inf"), float("nan")
-HALF = torch.float16
 EDGES = torch.tensor([INF, -INF, NAN, 0.0, -0.0, 1.0, -1.5])
 BASES = [-2.0, -2.0, -2.0, -2.0, 0.0, 0.0, 0.0, -0.0, INF, -INF, -INF, -INF, NAN, NAN, 1.0, 1.0, -1.0, 2.0]
 POWERS = [2.0, 3.0, -1.0, 0.5, 0.0, -1.0, 0.5, -3.0, 0.0, 3.0, 0.5, -2.0, 0.0, 1.0, NAN, INF, INF, -INF]
