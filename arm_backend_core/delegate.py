@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
+from arm_backend_core.aten.comparisons import count_comparisons
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functional
@@ -39,6 +40,7 @@ from arm_backend_core.program import (
 from arm_backend_core.selection import Predicate, select
 from arm_backend_core.splice import Compiled, Part, splice
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
+from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import passes, reference
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.serialize import serialize
@@ -67,7 +69,7 @@ def delegate(
     """
     program = copied(program)
     number(program.graph)
-    program = prepared(program)
+    program = prepared(program, spec.target)
     selection = select(program, spec.target, keep_on_cpu)
     for node, refusal in selection.refusals.items():
         keep_reason(node, refusal.reason)
@@ -88,7 +90,7 @@ def delegate(
     return program
 
 
-def prepared(program: ExportedProgram) -> ExportedProgram:
+def prepared(program: ExportedProgram, target: Target) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
     inline_conditions(program.graph_module, constants_of(program))
     program = functional(program)
@@ -99,6 +101,8 @@ def prepared(program: ExportedProgram) -> ExportedProgram:
     lower_ranks(program.graph_module)
     drop_assertions(program)
     drop_unread(program.graph)
+    if "EQUAL" in target.hardware.lacks:
+        count_comparisons(program.graph_module)
     avoid_builtin_names(program)
     split_dequantize(program)
     settle_memory_formats(program)

@@ -112,13 +112,8 @@ class Regions:
     def has_integer_rule(self, node: Node) -> bool:
         """Whether ``node`` can be lowered on integers by itself; a function of one tensor is a TABLE."""
         record = self._records[node]
-        alone = record.univariate and len(self.operands(node)) == 1 and not self._counts(node)
+        alone = record.univariate and len(self.operands(node)) == 1
         return record.lower_integer is not None and not alone
-
-    def _counts(self, node: Node) -> bool:
-        """Whether an operand holds integers, which are numbers to calculate with, as quantized tensors are."""
-        values = [x.meta["val"] for x in node.all_input_nodes if not is_float(x)]
-        return any(isinstance(value, torch.Tensor) and value.numel() > 1 for value in values)
 
     def reads_wide(self, user: Node) -> bool:
         """Whether int16 operands are worth having for ``user`` in an int8 program."""
@@ -140,11 +135,7 @@ class Regions:
         Starts with all of them interior and takes out, until nothing changes, those that someone reads who is not a
         function of the same tensor.
         """
-        members = [
-            node
-            for node, record in self._records.items()
-            if record.univariate and node not in self.readers and not self._counts(node)
-        ]
+        members = [node for node, record in self._records.items() if record.univariate and node not in self.readers]
         interior = set(members)
         while True:
             origin: dict[Node, Node] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 import traceback
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -53,13 +53,14 @@ class Lowering:
 
     Attributes:
         target: what may be used.
+        floats: nodes that are computed in floating point, although what they read is quantized.
         constants: arrays of the nodes that are parameters, buffers or computed from these.
         graph: TOSA operators of all nodes; those of a node that was lowered again, or refused, are dead.
         results: what every node visited became.
     """
 
-    def __init__(self, target: Target, constants: Mapping[Node, torch.Tensor]) -> None:
-        self.target = target
+    def __init__(self, target: Target, constants: Mapping[Node, torch.Tensor], floats: Set[Node] = frozenset()) -> None:
+        self.target, self.floats = target, floats
         self.constants: dict[Node, Any] = dict(constants)
         self.graph = Graph()
         self.results: dict[Node, Result] = {}
@@ -206,12 +207,13 @@ class Lowering:
             if not isinstance(items, list):
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
-            return item
+            return self._to_float(item) if node in self.floats else item
         random = torch.Tag.nondeterministic_seeded in getattr(overload_of(node.target), "tags", ())
         if random and find(node) is None and DECLINED not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
-        fits = not _is_integer(node) or self._intervals.fits(node)  # narrower ones are known to those that read them
-        if not fits and getattr(first_result(node), "dtype", None) is torch.int64:
+        dtype = getattr(first_result(node), "dtype", torch.bool)
+        known = dtype.is_floating_point or dtype is torch.bool
+        if not (known or self._intervals.fits(node)) and dtype is torch.int64:  # others are known to what reads them
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
@@ -242,12 +244,12 @@ class Lowering:
         return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
-        function = univariate(node, record, args, kwargs)
+        function = None if node in self.floats else univariate(node, record, args, kwargs)
         if function is not None:
             return function
         args = [_settle(arg) for arg in args]
         kwargs = {name: _settle(arg) for name, arg in kwargs.items()}
-        if record.lower_integer is None:
+        if record.lower_integer is None or node in self.floats:
             return self._in_float(node, record, args, kwargs, f"{overload_of(node.target)} has no integer lowering")
         if record.kind is Kind.SHARED:
             out = next(x.q for x in _flatten(args) if x.q is not None)
@@ -255,8 +257,7 @@ class Lowering:
             out = self.result_qparams(node)
             exact = is_term(node) and all(isinstance(x, Tensor) and x.value.dtype is DType.INT16 for x in args)
             if out is None and is_float(node) and not exact:
-                reason = "its result is not quantized"
-                return self._in_float(node, record, args, kwargs, reason)
+                return self._in_float(node, record, args, kwargs, "its result is not quantized")
         rule = record.lower_integer
         return _tensors(rule(Context(self.builder, node, out), *args, **kwargs), out if is_float(node) else None)
 
@@ -413,11 +414,6 @@ def _require_static(node: Node) -> None:
         )
     if 0 in shape:
         raise Unsupported("TOSA has no tensors without elements")
-
-
-def _is_integer(node: Node) -> bool:
-    first = first_result(node)
-    return first is not None and not first.dtype.is_floating_point and first.dtype is not torch.bool
 
 
 def _node(x: Any) -> Node:

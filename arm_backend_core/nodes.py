@@ -15,7 +15,7 @@ from arm_backend_core.permutation import Layout, identity
 
 #: Metadata of what a recurrent layer's step consists of: what has it in common is in the same place of its steps.
 PLACE = "arm_place"
-#: Metadata of a tensor of integers: the least and the largest that it is taken to hold.
+#: Metadata of a tensor of integers, or of these as real numbers: the least and the largest that it is taken to hold.
 INTERVAL = "arm_interval"
 #: Metadata of a ``where`` between the results of two branches, of which one alone is computed while it is calibrated.
 CHOICE = "arm_choice"

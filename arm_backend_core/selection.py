@@ -132,7 +132,7 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
             refusals[node] = Unsupported("kept on the CPU as asked")
         elif is_quantize(node) and node.args[0] in inputs:
             refusals[node] = Unsupported("it quantizes a model input")
-    walk = Lowering(target, constants)
+    given, walk = dict(refusals), Lowering(target, constants)
     walk.run(order, refusals)
     while True:  # ends: every round takes at least one node out, usually there is one round
         refusals |= {node: result for node, result in walk.results.items() if isinstance(result, Unsupported)}
@@ -140,8 +140,13 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
         if not torn:
             _check_loops(order, refusals, target)
             return Selection(program, walk, order, refusals)
-        refusals |= torn
-        walk.exclude(order, refusals)
+        floats = {node for node in torn if target.floating and not is_dequantize(node)} - walk.floats
+        if floats:  # functions and moved data that are read as real numbers are computed as such
+            refusals, walk = dict(given), Lowering(target, constants, walk.floats | floats)
+            walk.run(order, refusals)
+        else:
+            refusals |= torn
+            walk.exclude(order, refusals)
 
 
 def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], target: Target) -> None:
@@ -157,7 +162,9 @@ def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], targe
         reasons = [f"{operator_name(node)}: {refusals[node].reason}" for node in inside if node in refusals]
         if reasons or len({level[node] for node in (*starts, *inside[-1:])}) > 1:
             why = reasons[0] if reasons else "some of what it reads is computed on the CPU"
-            raise ModelError(f"a while_loop cannot be exported for {target.name}, and the CPU has none. {why}")
+            advice = 'a known number of rounds, its body as a method of its own, or extensions=["cf"] for TOSA'
+            what = f"a while_loop cannot be exported for {target.name}, and the CPU has none"
+            raise ModelError(f"{what}. {why.rstrip('.')}. Choose {advice}")
 
 
 def _torn(order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupported]) -> dict[Node, Unsupported]:
@@ -168,8 +175,7 @@ def _torn(order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupporte
             continue
         reader = next((user for user in node.users if user.op == "output" or user in refusals or user in torn), None)
         if reader is not None and reader.op != "output":
-            reason = f"its result is read unquantized by '{reader.name}', which stays on the CPU"
-            torn[node] = Unsupported(reason)
+            torn[node] = Unsupported(f"its result is read unquantized by '{reader.name}', which stays on the CPU")
         elif reader is not None or not node.users:
             torn[node] = Unsupported("its result leaves the program without being quantized")
     return torn

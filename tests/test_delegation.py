@@ -273,6 +273,12 @@ def test_pieces_of_a_constant_are_constants() -> None:
     _check(pieces, torch.randn(2, 4), cpu=[])
 
 
+@pytest.mark.parametrize("bounds", [{"min": 1}, {"max": 3}, {"min": 1, "max": 3}])
+def test_a_bound_that_is_not_given_does_not_make_an_integer_large(bounds: dict[str, int]) -> None:
+    tokens = torch.tensor([[0, 1, 0, 2], [0, 0, 0, 0], [3, 3, 3, 3]], dtype=torch.int32)
+    _check(lambda m, i: ((i != 0).sum(1).clamp(**bounds),), tokens, cpu=[], spec=TosaCompileSpec("TOSA-1.0+INT"))
+
+
 def test_a_constant_that_the_cpu_alone_reads_says_so() -> None:
     weight = torch.randn(4)
     delegated = _check(lambda m, x: (weight * 2, x + 1), torch.randn(4), cpu=["aten.clone.default"])

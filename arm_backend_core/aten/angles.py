@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from arm_backend_core.aten.batch_norm import call
 from arm_backend_core.aten.constants import Constants, attribute
-from arm_backend_core.nodes import is_float
+from arm_backend_core.nodes import INTERVAL, is_float
 
 aten = torch.ops.aten
 _DIGIT = 4  #: bits of a digit: times a fraction of a turn it is below 2**31
@@ -35,6 +35,7 @@ def reduce_angles(module: GraphModule) -> None:
             if phases is not None and node.meta["val"].dtype is torch.float32:
                 with module.graph.inserting_before(node):
                     whole = call(node, aten.to.dtype, call(node, aten.to.dtype, phases, torch.int16), torch.float32)
+                    whole.meta[INTERVAL] = (-(1 << _PHASE - 1), 1 << _PHASE - 1)
                     node.args = (call(node, aten.mul.Tensor, whole, math.tau / (1 << _PHASE)),)
 
 

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.constants import held
@@ -30,7 +31,6 @@ from arm_backend_core.nodes import (
     PLACE,
     constant_nodes,
     drop_unread,
-    first_result,
     in_words,
     is_constant,
     mutates,
@@ -163,6 +163,8 @@ class _Decomposer:
 
     def _rule(self, node: Node, constants: Container[Node]) -> Callable[..., Any] | None:
         overload = cast(OpOverload, node.target)
+        if _is_empty(node):
+            return lambda *_, **__: pytree.tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype), node.meta["val"])
         if _is_product_of_nothing(node):
             return partial(product_of_nothing, node.meta["val"].shape)
         if _has_computed_weight(node, constants):
@@ -296,13 +298,18 @@ class _Writer:
 def _is_composite(node: Node, constants: Container[Node]) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
         return False
-    first = first_result(node)
-    if first is not None and 0 in [size for size in first.shape if isinstance(size, int)]:
-        return False  # no target has tensors without elements, and its parts may refuse them
+    if _is_empty(node):  # no target has such tensors, and the CPU has no kernels for composites
+        return find(node) is None
     if node.target is aten.view_as_complex.default:
         return False
     composed = find(node) is None or complex_numbers.concerns(node)
     return composed or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether no result has elements."""
+    shapes = [x.shape for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
+    return bool(shapes) and all(all(isinstance(size, int) for size in shape) and 0 in shape for shape in shapes)
 
 
 def _is_product_of_nothing(node: Node) -> bool:

@@ -14,7 +14,7 @@ from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import mutates
 
 aten = torch.ops.aten
-_DROPOUT = tuple(
+DROPOUT = tuple(
     getattr(aten, kind).default
     for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     for kind in (name, f"{name}_")
@@ -118,7 +118,7 @@ def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
 def _drop_identities(graph: Graph) -> None:
     """What returns its input itself, which neither schema nor trace shows reliably: ``lift``, dropout in evaluation."""
     for node in list(graph.nodes):
-        if node.target is aten.lift.default or (node.target in _DROPOUT and not node.args[2]):
+        if node.target is aten.lift.default or (node.target in DROPOUT and not node.args[2]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

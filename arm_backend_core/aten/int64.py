@@ -18,7 +18,7 @@ from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)
-_ANY: Interval = (-(1 << 63), (1 << 63) - 1)  #: a bound that is not given
+_LEAST, _MOST = ((end, end) for end in (-(1 << 63), (1 << 63) - 1))  #: bounds that are not given
 
 
 class Intervals:
@@ -34,7 +34,7 @@ class Intervals:
 
     def fits(self, node: Node) -> bool:
         """Whether int32 holds every element of ``node``'s integer result."""
-        interval = self._result(node) or _ANY
+        interval = self._result(node) or (_LEAST[0], _MOST[1])
         fits = _within(interval)
         if fits or getattr(first_result(node), "dtype", None) is torch.int64:  # a narrower one wraps around
             self._known[node] = interval
@@ -92,7 +92,7 @@ class Intervals:
             operands = operands[1:]
         elif name in _ARITHMETIC and node.kwargs.keys() <= {"alpha"}:
             numbers = (*_leaves(node.args), *node.kwargs.values())
-            operands = [_ANY if x is None else self._of(x) for x in numbers]
+            operands = [(_LEAST if i == 1 else _MOST) if x is None else self._of(x) for i, x in enumerate(numbers)]
             return None if None in operands else _ARITHMETIC[name](*operands)
         elif name not in ("maximum", "minimum"):
             return None
@@ -149,7 +149,7 @@ _ARITHMETIC: dict[str, Callable[..., Interval]] = {
     "mul": _product,
     "neg": lambda x: (-x[1], -x[0]),
     "abs": lambda x: (0, max(abs(x[0]), abs(x[1]))),
-    "clamp": lambda x, low=_ANY, high=_ANY: (min(max(x[0], low[0]), high[0]), min(max(x[1], low[1]), high[1])),
+    "clamp": lambda x, low=_LEAST, high=_MOST: (min(max(x[0], low[0]), high[0]), min(max(x[1], low[1]), high[1])),
     "remainder": lambda x, y: _hull((0, 0), y),
     "fmod": lambda x, y: _hull((0, 0), x),
     "floor_divide": lambda x, y: _hull(x, (-x[1], -x[0])),

@@ -12,9 +12,11 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
+from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
+from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -228,7 +230,7 @@ def _grouped(
         sums = accumulator(cx, x, weight, bias, kernel, slice(None))
         filters = sums.weights.reshape(groups, out_channels // groups, *kernel.shape[2:]).transpose(2, 3, 0, 1)
         offsets = cx.b.const(sums.offsets, sums.dtype)
-        value = cx.b.depthwise_conv2d(image, cx.b.const(filters, weight.value.dtype), offsets, **attrs)
+        value = _depthwise(cx.b, (image, cx.b.const(filters, weight.value.dtype), offsets), **attrs)
         return cx.finished(value, sums)
     size = out_channels // groups
     results = []
@@ -240,6 +242,20 @@ def _grouped(
         # A group is finished before groups are joined: CONCAT takes no INT48.
         results.append(cx.finished(cx.b.conv2d(part, *constants, **attrs), sums))
     return cx.b.concat(results, 3)
+
+
+def _depthwise(b: Builder, operands: tuple[Value, Value, Value], *, stride: tuple[int, int], **attrs: Any) -> Value:
+    """Where no hardware has the stride: by a divisor of it, all but some windows left out."""
+    dense = tuple(max(step for step in (1, 2, 3) if full % step == 0) if full > 3 else full for full in stride)
+    try:
+        return b.depthwise_conv2d(*operands, stride=stride, **attrs)
+    except Unsupported:
+        if dense == stride:
+            raise
+    value = b.depthwise_conv2d(*operands, stride=dense, **attrs)
+    for axis, (full, step) in enumerate(zip(stride, dense, strict=True), 1):
+        value = take(b, value, axis, range(0, value.shape[axis], full // step))
+    return value
 
 
 def accumulator(

@@ -126,11 +126,11 @@ def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None =
     return cx.b.add(quotient, _opposed(cx, rest, cx.operand(x, cx.dtype)))
 
 
-def _in_steps(plain: Record) -> Rule:
+def _in_steps(plain: Record, *, rest: bool = False) -> Rule:
     def rule(cx: Context, x: Tensor, y: Tensor, **mode: str | None) -> Value:
         """``plain`` on whole numbers with the same quotients: x times the ratio of the steps, as fine as 32 bits allow.
 
-        x / 0 is beyond what the result holds.
+        x / 0 is beyond what the result holds; what it leaves, which is no number, is 0.
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None
@@ -143,6 +143,8 @@ def _in_steps(plain: Record) -> Rule:
         right = (divisor + none).times(1 << bits)
         whole = replace(cx, out=None, computed=DType.INT32)
         value = plain.lower(whole, Tensor(left.value), Tensor(right.value), **mode)
+        if rest:
+            return Int(cx.b, value, -right.peak, right.peak, cx.integer(y).scale * 2.0**-bits).to(cx.q)
         infinite = none.times(1 << 29).in_steps_of(1.0) * dividend.sign()
         return (Int(cx.b, value, -left.peak - 1, left.peak) + infinite).to(cx.q)
 
@@ -151,3 +153,5 @@ def _in_steps(plain: Record) -> Rule:
 
 for _record in (floor_divide, div_mode):
     _record.integer(_in_steps(_record))
+for _record in (remainder, fmod):
+    _record.integer(_in_steps(_record, rest=True))

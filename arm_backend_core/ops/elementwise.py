@@ -66,9 +66,7 @@ def add(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     return _plain_sum(cx, x, y, alpha)
 
 
-@add.integer
-def _(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    return _sum(cx, x, y, alpha)
+add.integer(lambda cx, x, y, alpha=1: _sum(cx, x, y, alpha))
 
 
 @op(aten.sub.Tensor, aten.sub.Scalar, **_ARITHMETIC)
@@ -77,9 +75,7 @@ def sub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     return _plain_sum(cx, x, y, -alpha)
 
 
-@sub.integer
-def _(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    return _sum(cx, x, y, -alpha)
+sub.integer(lambda cx, x, y, alpha=1: _sum(cx, x, y, -alpha))
 
 
 @op(aten.rsub.Tensor, aten.rsub.Scalar, **_ARITHMETIC)
@@ -88,9 +84,7 @@ def rsub(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
     return _plain_sum(cx, y, x, -alpha)
 
 
-@rsub.integer
-def _(cx: Context, x: Operand, y: Operand, alpha: float = 1) -> Value:
-    return _sum(cx, y, x, -alpha)
+rsub.integer(lambda cx, x, y, alpha=1: _sum(cx, y, x, -alpha))
 
 
 def _positive(x: Any, y: Any) -> float | None:
@@ -203,13 +197,25 @@ _extreme("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tens
 _extreme("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
 
 
-@op(aten.pow.Tensor_Tensor, univariate=True, wide=True)
+@op(aten.pow.Tensor_Tensor, univariate=True, wide=True, error=2.0**-11)
 def power(cx: Context, x: Tensor, y: Tensor) -> Value:
     """x ** y."""
     if not cx.dtype.is_float:
         raise Unsupported("a power of integers: TOSA has none; convert with .to(torch.float32)")
     base, exponent = (Float(cx.b, value) for value in _common(cx, x, y))
     return (base**exponent).value
+
+
+@power.integer
+def _(cx: Context, x: Tensor, y: Tensor) -> Value:
+    """exp(y * ln(x)); of x < 0, which has powers by whole numbers alone, that of 0."""
+    base, exponent = of_one_rank(*(cx.integer(z).in_steps() for z in (x, y)))
+    steps = base.in_steps_of(1.0).maximum(0)
+    log = fixed_point.logarithm(steps.maximum(1))
+    log = log + round(math.log(base.scale) / log.scale)
+    power = exponent.times(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
+    none = (steps.maximum(1) - steps).within(0, 1) * exponent.sign().in_steps_of(1.0)  # of 0 the logarithm is infinite
+    return fixed_point.exponential(power - none.times(1 << 29).in_steps_of(power.scale), cx.q).to(cx.q)
 
 
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.permutation import inverse
@@ -20,6 +21,7 @@ aten = torch.ops.aten
 #: Without GATHER. Vela's estimate on U55-128 for 16 of 1000 rows of 64 is 88,748 cycles, as MATMUL 1,641,804. Beyond
 #: twice that the CPU copies the rows: tiny BERT's 32 of 1000 rows of 128 would cost 442,616, a third of the whole.
 _FEW_ROWS, _FEW_PRODUCTS = 1024, 1 << 21
+_MOST_ROWS = 64  #: each is taken out, picked from and put back
 _FEW_SLICES = 8  #: up to here copies of runs are taken for cheaper than a GATHER
 
 
@@ -124,6 +126,21 @@ def index(cx: Context, x: Tensor, indices: Sequence[Tensor | None]) -> Value:
     return cx.b.reshape(_gathered(cx, value, first, places), cx.shape)
 
 
+def _row_by_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) -> Value:
+    """x[indices] along one axis, the indices known and other ones in some rows; falling ones of what is reversed."""
+    for other, size in enumerate(indices.shape):
+        rows = [indices.take([i], other) for i in range(size)]
+        if other != axis and any(not np.array_equal(row, rows[0]) for row in rows):
+            if size > _MOST_ROWS:
+                raise Unsupported(f"gather with other indices in each of {size} rows ({_MOST_ROWS} without GATHER)")
+            return b.concat([_row_by_row(b, _run(b, x, other, i, 1), axis, row) for i, row in enumerate(rows)], other)
+    picked = np.moveaxis(indices, axis, -1).reshape(-1, indices.shape[axis])[0]
+    if picked[0] > picked[-1]:  # Ethos-U55 reverses no channels
+        lines = b.reshape(x, (prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])))
+        x, picked = b.reshape(b.reverse(lines, 1), x.shape), x.shape[axis] - 1 - picked
+    return take(b, x, axis, picked.tolist())
+
+
 @op(aten.gather.default, kind=Kind.SHARED)
 def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bool = False) -> Value:
     """x[i][indices[i][j][k]][k] along dimension 1: a GATHER from rows of single elements."""
@@ -132,6 +149,10 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
     axis = dim % x.rank
     picked = indices.value if indices.rank else cx.b.reshape(indices.value, (1,))
     part = cx.b.slice(x.value, (0,) * x.rank, [n if i == axis else picked.shape[i] for i, n in enumerate(x.shape)])
+    if part.data is not None and part.size and part.data.min() == part.data.max():  # whatever the indices are
+        return cx.b.const(np.full(cx.shape, part.data.flat[0]), part.dtype)
+    if picked.data is not None and "GATHER" in cx.target.hardware.lacks:
+        return cx.b.reshape(_row_by_row(cx.b, part, axis, np.asarray(picked.data)), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
     last = [cx.b.transpose(value, order) for value in (part, cx.b.cast(picked, DType.INT32))]
     values, places = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in last)

@@ -332,8 +332,8 @@ class Accumulator:
         """
         dtype = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
         top = dtype.range[1]
-        flat = np.abs(weights.reshape(len(weights), -1).astype(np.float64) - zero_point)
-        sums = flat.sum(1) * x.peak
+        flat = np.subtract(weights.reshape(len(weights), -1), zero_point, dtype=np.int32)
+        sums = np.abs(flat, out=flat).sum(1, dtype=np.float64) * x.peak
         if np.any(sums > top):
             raise Unsupported(f"a sum of {flat.shape[1]} products, which {dtype.value} might not hold; split channels")
         if np.any(np.abs(bias) > (top - sums) * scales):

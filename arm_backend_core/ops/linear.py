@@ -9,6 +9,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.nodes import PLACE
 from arm_backend_core.ops.convolution import accumulator, zero_points
 from arm_backend_core.ops.integers import ONE, Accumulator, Int, requantized
 from arm_backend_core.ops.operands import Context, Tensor
@@ -31,6 +32,7 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
     sums = accumulator(cx, x, weight, bias, filters, slice(None))
     slow = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights and filters.size >= 1 << 14
+    slow = slow and PLACE in cx.node.meta  # elsewhere one row has the numbers of every other target
     if slow and rows == 1 and cx.out is not None and x.value.dtype is DType.INT8 and cx.q.dtype is DType.INT16:
         return cx.b.reshape(_row(cx, x, weight, sums), cx.shape)
     kernel, offsets = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)

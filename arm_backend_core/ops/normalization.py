@@ -133,7 +133,7 @@ def rms_norm(
     b, axes = cx.b, _trailing(x, normalized_shape)
     eps = float(torch.finfo(cx.node.meta["val"].dtype).eps) if eps is None else eps
     if x.q is not None:
-        return fixed_point.rms_norm(b, x.value, x.q, axes, _real(weight), eps, cx.q)
+        return fixed_point.layer_norm(b, x.value, x.q, axes, _real(weight), None, eps, cx.q, centre=False)
     square = mean_over(cx, Tensor(b.mul(x.value, x.value)), axes)
     root = b.unary("RSQRT", b.add(square, cx.operand(eps)))
     return _scaled(cx, b.mul(x.value, root), weight, None, normalized_shape)

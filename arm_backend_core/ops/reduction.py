@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -175,12 +177,33 @@ _quantifier("REDUCE_ANY", aten.any.default, aten.any.dim, aten.any.dims)
 _quantifier("REDUCE_ALL", aten.all.default, aten.all.dim, aten.all.dims)
 
 
-@op(aten.prod.default, aten.prod.dim_int, wide=True)
+@op(aten.prod.default, aten.prod.dim_int, wide=True, error=2.0**-10)
 def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """Product over ``dim``, all dimensions if None."""
     x = vector(cx, Tensor(cx.b.cast(x.value, cx.dtype)))
     axes = _axes(x, None if dim is None else [dim])
     return cx.b.reshape(_reduce(cx, "REDUCE_PRODUCT", x.value, axes), cx.shape)
+
+
+@product.integer
+def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    """The signs' product times exp of the sum of logarithms: values may differ by more than 32 bits hold."""
+    x = vector(cx, x)
+    axis, count = (x.rank - 1, x.value.size) if dim is None else (dim % x.rank, x.shape[dim])
+    order = [*(i for i in range(x.rank) if i != axis), axis]
+    element = cx.integer(x).in_steps()
+    element = replace(element, value=cx.b.transpose(element.value, order)).reshape((x.value.size // count, count))
+    log = fixed_point.logarithm(abs(element).in_steps_of(1.0).maximum(1))
+    log = log + round(math.log(element.scale) / log.scale)
+    total = log.times(1, max((log.peak * count).bit_length() - 29, 0)).sum(1)
+    signs = element.sign().in_steps_of(1.0)
+    while count > 1:
+        half = count // 2
+        left, right = (cx.b.slice(signs.value, (0, start), (signs.shape[0], half)) for start in (0, half))
+        odd = [cx.b.slice(signs.value, (0, count - 1), (signs.shape[0], 1))] if count % 2 else []
+        signs, count = replace(signs, value=cx.b.concat([cx.b.mul(left, right), *odd], 1)), half + len(odd)
+    size = fixed_point.exponential(total, cx.q).rescale(DType.INT32, 1.0)
+    return cx.b.reshape((size * signs).to(cx.q), cx.shape)
 
 
 @op(aten.argmax.default)

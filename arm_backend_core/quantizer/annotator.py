@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, cast
 
@@ -18,15 +19,17 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from arm_backend_core.fusion import Regions, is_term
-from arm_backend_core.nodes import PLACE, constant_nodes, in_words, is_float, is_state, overload_of
+from arm_backend_core.nodes import INTERVAL, PLACE, constant_nodes, in_words, is_float, is_state, overload_of
 from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.ops.registry import Kind, Record, find
-from arm_backend_core.quantizer.config import QuantizationConfig, along
+from arm_backend_core.quantizer.config import QuantizationConfig
 from arm_backend_core.quantizer.observer import RangeObserver, WeightObserver
 
 ANNOTATION = "quantization_annotation"
 #: Whose int16 results within a recurrent layer have steps of 2**-15, whatever was seen of them.
 _GATES = (torch.ops.aten.sigmoid.default, torch.ops.aten.tanh.default)
+#: int8 as real numbers.
+_BYTES = (-128.0, 128.0)
 ConfigOf = Callable[[Node], QuantizationConfig | None]
 
 
@@ -46,12 +49,34 @@ class Annotator:
                 continue
             if record.kind is not Kind.CONV or config.weight is not None:
                 self.records[node], self.configs[node] = record, config
+        self._results: dict[Node, QuantizationSpec] = {}
+
+    def _agree(self, base: Node) -> None:
+        """Functions of ``base`` that are computed as one read it alike: as the finest of them does."""
+        functions = [node for node, origin in self.regions.origin.items() if origin is base]
+        if not self.regions.interior.isdisjoint(functions):
+            finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
+            self.configs |= dict.fromkeys(functions, finest)
+
+    def _follow_readers(self, node: Node) -> None:
+        """Where configurations meet, a result is as fine as its finest reader takes it, so that it is rounded once."""
+        several = isinstance(node.meta["val"], (list, tuple))
+        users = [user for piece in node.users for user in piece.users] if several else list(node.users)
+        specs = [self.configs[user].activation for user in users if user in self.configs]
+        spec = max(specs, key=lambda spec: spec.quant_max or 0, default=self.configs[node].activation)
+        self._results[node] = self.configs[node].activation if node in self.regions.origin else spec
+        if self.records[node].kind is Kind.SHARED:
+            self.configs[node] = replace(self.configs[node], activation=spec)
 
     def run(self) -> None:
         """Write ``quantization_annotation`` into the nodes' metadata."""
         states = {state: value for state, value, _ in self._writes()}
         self.regions = Regions(self.records, self.constants, lambda node: self.configs[node].inner is not None, states)
         self.regions.interior |= set(filter(self._is_exact, self.records))
+        for base in dict.fromkeys(self.regions.origin.values()):
+            self._agree(base)
+        for node in reversed(self.records):
+            self._follow_readers(node)
         for node in self.nodes:
             annotated = node.meta.get(ANNOTATION)
             if node in self.records and not (annotated and annotated._annotated):
@@ -86,8 +111,7 @@ class Annotator:
         if readers or value in self.records:
             spec = self._input_spec(readers[0], state) if readers else self._output_spec(value)
             state.meta[ANNOTATION] = QuantizationAnnotation({}, spec, _annotated=True)
-            shared = SharedQuantizationSpec(state)
-            write.meta[ANNOTATION] = QuantizationAnnotation({value: shared}, None, _annotated=True)
+            write.meta[ANNOTATION] = QuantizationAnnotation({value: SharedQuantizationSpec(state)}, _annotated=True)
 
     # -- annotation ----------------------------------------------------------------------------------------------
 
@@ -111,15 +135,14 @@ class Annotator:
             if weight not in self.constants:
                 return  # a computed one has no channels that keep their scales; the lowering says what to do
             if isinstance(weight, Node) and spec is not None:
-                inputs[weight] = along(spec, record.weight_axis(node))
+                inputs[weight] = spec if spec.ch_axis is None else replace(spec, ch_axis=record.weight_axis(node))
                 inputs |= self._bias_spec(node, weight)
         output = None if node in regions.interior or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
     def _is_exact(self, node: Node) -> bool:
         """Whether an int16 product within a recurrent layer is added as it is."""
-        config = self.configs[node]
-        wide = node in self.regions.wide or config.activation.dtype is torch.int16
+        wide = node in self.regions.wide or self.configs[node].activation.dtype is torch.int16
         return PLACE in node.meta and wide and is_term(node) and len(self.regions.operands(node)) == 2
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
@@ -155,7 +178,8 @@ class Annotator:
     def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
         """The producer's parameters where both can have them, else int8 (or what the configuration says)."""
         config, record = self.configs[node], self.records[node]
-        if _is_whole(source) and source in self.records and (record.univariate or record.kind is Kind.SHARED):
+        alone = record.univariate or (record.kind is Kind.SHARED and len(self.regions.operands(node)) == 1)
+        if alone and source in self.records and _interval(source) is not None:
             return self._output_spec(source)
         wide, place = self.regions.wide, PLACE in node.meta
         origin = self._origin(source)
@@ -168,14 +192,15 @@ class Annotator:
 
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
-        spec = config.inner if node in self.regions.wide and config.inner is not None else config.activation
-        if _is_whole(node) and torch.int16 in (spec.dtype, getattr(config.inner, "dtype", None)):
-            return _fixed_spec(config.inner or spec, -(2.0**15), 2.0**15)
+        spec = (config.inner if node in self.regions.wide else None) or self._results[node]
+        interval = _interval(node)
+        if interval is not None:
+            return _fixed_spec(spec if interval == _BYTES else config.inner or spec, *interval)
         limits = record.fixed_range
         if spec.dtype is torch.int16 and PLACE in node.meta:
             if overload_of(node.target) in _GATES:
                 limits = (-1.0, 1.0)
-            elif config.inner is not None and all(overload_of(user.target) in _GATES for user in node.users):
+            elif config.inner != config.activation and all(overload_of(user.target) in _GATES for user in node.users):
                 limits = (-16.0, 16.0)  # beyond which they are even; a table of a wider range is too coarse for them
         return spec if limits is None else _fixed_spec(spec, *limits)
 
@@ -188,7 +213,7 @@ class Annotator:
     def _annotate_shared(self, node: Node) -> None:
         """Data movement: result and operands have the first one's parameters; a cast of integers has its own."""
         sources = self.regions.operands(node)
-        if node.all_input_nodes and not any(map(is_float, node.all_input_nodes)):
+        if _casts_integers(node):
             node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
         if not sources or not self.regions.interior.isdisjoint(sources):
             return
@@ -229,8 +254,7 @@ def unify(graphs: Sequence[Observers], place: Callable[[Node | tuple[Node, Node]
     Args:
         place: what tells places apart; None where nothing shares.
     """
-    same: dict[Any, Any] = {}
-    first: dict[Any, Any] = {}
+    same, first = dict[Any, Any](), dict[Any, Any]()
 
     def root(observer: Any) -> Any:
         while observer in same:
@@ -261,24 +285,24 @@ def connect(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]])
                 sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
     for observer, nodes in sources.items():
         observer.tensor = in_words(nodes[0])
-        observer.exact = all(node in constants for node in nodes)
+        observer.exact, observer.whole = all(node in constants for node in nodes), all(map(_casts_integers, nodes))
         if isinstance(observer, WeightObserver):
             observer.accumulators.clear()
     for model, observers in graphs:
         for node in model.graph.nodes:
-            _connect_weight(model, node, observers)
+            connect_weight(model, node, observers)
 
 
-def _connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
+def connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
+    """Tell the observer of an operator's weight what the bias is now."""
     record = find(node)
     if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
         return
-    bias = node.args[record.bias]
     operands: Any = node.args
+    bias = operands[record.bias]
     activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
-    if not isinstance(weight, WeightObserver) or not isinstance(activation, RangeObserver):
-        return
-    if isinstance(bias, Node) and bias.op == "get_attr" and activation.dtype is torch.int8:
+    int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
+    if int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
         weight.accumulates(activation, attrgetter(str(bias.target))(model))
 
 
@@ -294,9 +318,8 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
     assert spec.quant_min is not None
     assert spec.quant_max is not None
     steps = spec.quant_max - spec.quant_min + 1
-    if spec.dtype is torch.int16:
-        scale, zero_point = max(-low, high) / (steps // 2), 0
-    else:
+    scale, zero_point = max(-low, high) / (steps // 2), 0
+    if spec.dtype is not torch.int16:
         scale = (high - low) / steps
         zero_point = spec.quant_min - round(low / scale)
     return FixedQParamsQuantizationSpec(
@@ -309,10 +332,22 @@ def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParams
     )
 
 
-def _is_whole(node: Node) -> bool:
-    """Whether ``node`` gives int8 or int16 as real numbers: exact in steps of 1."""
-    sources = [source.meta["val"] for source in node.all_input_nodes] if is_float(node) else []
-    return len(sources) == 1 and getattr(sources[0], "dtype", None) in (torch.int8, torch.int16)
+def _casts_integers(node: Node) -> bool:
+    """Whether ``node`` gives whole numbers as real ones."""
+    record, sources = find(node), node.all_input_nodes
+    moves = record is not None and record.kind is Kind.SHARED and is_float(node)
+    return moves and bool(sources) and not any(map(is_float, sources))
+
+
+def _interval(node: Node) -> tuple[float, float] | None:
+    """What ``node`` may give if it casts whole numbers that its steps hold exactly: int8, and what is known of others.
+
+    Of other integers calibration says more: functions of int16 are tables with a point for every 128th step.
+    """
+    if not _casts_integers(node):
+        return None
+    byte = all(source.meta["val"].dtype is torch.int8 for source in node.all_input_nodes)
+    return node.meta.get(INTERVAL, _BYTES if byte else None)
 
 
 def _is_real(node: Node) -> bool:

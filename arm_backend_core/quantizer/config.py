@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torchao.quantization.pt2e.quantizer import QuantizationSpec
@@ -11,6 +11,7 @@ from arm_backend_core.quantizer.observer import (
     ActivationObserver,
     HeadroomObserver,
     PerChannelWeightObserver,
+    RangeObserver,
     WeightObserver,
 )
 
@@ -31,9 +32,12 @@ class QuantizationConfig:
     inner: QuantizationSpec | None = None
 
 
-_INT8 = QuantizationSpec(torch.int8, ActivationObserver, -128, 127, torch.per_tensor_affine)
 #: Symmetric: TOSA has no zero points for int16.
 _INT16 = QuantizationSpec(torch.int16, HeadroomObserver, -32768, 32767, torch.per_tensor_symmetric)
+
+
+def _int8(observer: type[RangeObserver]) -> QuantizationSpec:
+    return QuantizationSpec(torch.int8, observer, -128, 127, torch.per_tensor_affine)
 
 
 def _int8_weight(is_per_channel: bool, largest: int = 127) -> QuantizationSpec:
@@ -43,21 +47,20 @@ def _int8_weight(is_per_channel: bool, largest: int = 127) -> QuantizationSpec:
     return QuantizationSpec(torch.int8, PerChannelWeightObserver, -largest, largest, torch.per_channel_symmetric, 0)
 
 
-def get_symmetric_quantization_config(is_per_channel: bool = True) -> QuantizationConfig:
+def get_symmetric_quantization_config(
+    is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
+) -> QuantizationConfig:
     """int8 activations (affine) and int8 weights (symmetric); int16 between operators that gain from it."""
-    return QuantizationConfig(_INT8, _int8_weight(is_per_channel), _INT16)
+    return QuantizationConfig(_int8(observer), _int8_weight(is_per_channel), _INT16)
 
 
-def get_symmetric_a8w4_quantization_config(is_per_channel: bool = True) -> QuantizationConfig:
+def get_symmetric_a8w4_quantization_config(
+    is_per_channel: bool = True, observer: type[RangeObserver] = ActivationObserver
+) -> QuantizationConfig:
     """The same with weights from -7 to 7, which take four bits where TOSA has the extension int4."""
-    return QuantizationConfig(_INT8, _int8_weight(is_per_channel, 7), _INT16)
+    return QuantizationConfig(_int8(observer), _int8_weight(is_per_channel, 7), _INT16)
 
 
 def get_symmetric_a16w8_quantization_config(is_per_channel: bool = True) -> QuantizationConfig:
     """int16 activations and int8 weights, both symmetric."""
-    return QuantizationConfig(_INT16, _int8_weight(is_per_channel))
-
-
-def along(spec: QuantizationSpec, axis: int) -> QuantizationSpec:
-    """A weight's spec with its channels on ``axis``."""
-    return spec if spec.ch_axis is None else replace(spec, ch_axis=axis)
+    return QuantizationConfig(_INT16, _int8_weight(is_per_channel), _INT16)

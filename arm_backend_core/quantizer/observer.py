@@ -20,7 +20,7 @@ from arm_backend_core.errors import ModelError
 #: Values of a tensor that its histogram is made of; of more, every other one is dropped.
 _KEPT = 1 << 16
 #: Values seen from which on their distribution says more than their extremes.
-_MANY = 8192
+MANY = 8192
 #: Bins of a histogram and candidates for each end of a range.
 _BINS, _CANDIDATES = 2048, 256
 #: Weights of fewer steps on either side of 0 are clipped where that errs less.
@@ -59,6 +59,7 @@ class RangeObserver(ObserverBase):
     Attributes:
         tensor: what is observed, in words.
         exact: whether it is a constant, of which no other values will come.
+        whole: whether it is integers cast to real numbers: in steps of a power of two, each of these is exact.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class RangeObserver(ObserverBase):
     ) -> None:
         super().__init__(dtype, is_dynamic)
         self.qscheme, self.quant_min, self.quant_max = qscheme, quant_min, quant_max
-        self.tensor, self.exact = "a tensor", False
+        self.tensor, self.exact, self.whole = "a tensor", False, False
         self._seen = _Seen()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,9 +89,9 @@ class RangeObserver(ObserverBase):
         return x
 
     @property
-    def seen(self) -> bool:
-        """Whether it was given any element."""
-        return self._seen.count > 0
+    def count(self) -> int:
+        """How many elements it was given."""
+        return self._seen.count
 
     @property
     def extremes(self) -> tuple[float, float]:
@@ -123,7 +124,8 @@ class RangeObserver(ObserverBase):
         return torch.from_numpy(scale), torch.from_numpy(zero_point.clip(self.quant_min, self.quant_max)).long()
 
     def _positive(self, scale: Array) -> Array:
-        return np.maximum(scale, SMALLEST_SCALE).astype(np.float32)
+        scale = np.maximum(scale, SMALLEST_SCALE)
+        return np.where(self.whole & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale).astype(np.float32)
 
 
 class HeadroomObserver(RangeObserver):
@@ -145,16 +147,16 @@ class ActivationObserver(RangeObserver):
         seen = self._seen
         # An odd stride meets every row and channel of a tensor whose sizes are powers of two.
         stride = seen.stride * max(x.numel() * 4 // _KEPT, 1) | 1
-        kept = x.detach().reshape(-1)[::stride].float()
+        kept = x.detach().reshape(-1)[::stride].to(torch.float32, copy=True)  # x may be a buffer, and would be kept
         seen.values.append(kept)
         seen.kept += kept.numel()
         if seen.kept > _KEPT:
-            seen.values, seen.stride = [torch.cat(seen.values)[::2]], 2 * seen.stride
+            seen.values, seen.stride = [torch.cat(seen.values)[::2].clone()], 2 * seen.stride
             seen.kept = seen.values[0].numel()
         return x
 
     def _range(self, seen: _Seen) -> tuple[Bounds, Bounds]:
-        if not seen.count or (seen.count < _MANY and not self.exact):
+        if not seen.count or (seen.count < MANY and not self.exact):
             return widened(seen.low, seen.high, seen.count)
         return least_error(torch.cat(seen.values), seen.low, seen.high, self.quant_max - self.quant_min)
 

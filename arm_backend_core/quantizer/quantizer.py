@@ -11,12 +11,14 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantize
 
 from arm_backend_core.aten.angles import reduce_angles
 from arm_backend_core.aten.batch_norm import remove_batch_norms
+from arm_backend_core.aten.comparisons import compare_operands
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.constants import fold_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.masks import bound_masks
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
+from arm_backend_core.aten.promotion import promote
 from arm_backend_core.aten.ranks import lower_ranks
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import drop_unread, in_words, is_float, modules_of
@@ -92,6 +94,8 @@ class ArmQuantizer(Quantizer):
         lower_ranks(model)
         fold_weights(model)
         reduce_angles(model)
+        compare_operands(model)
+        promote(model)
         bound_masks(model)
         drop_unread(model.graph)  # what these replaced
         _give_values(model)
@@ -134,14 +138,14 @@ class ArmQuantizer(Quantizer):
         for name in self._names:
             if not any(_inside(path, name) for modules in stacks.values() for path in modules):
                 paths = sorted({path for modules in stacks.values() for path in modules if path})
-                raise ValueError(f"set_module_name: the model has no module '{name}'. It has: {', '.join(paths)}")
+                told = f"set_module_name: the model has no module '{name}' with operators of its own"
+                raise ValueError(f"{told}. It has: {', '.join(paths)}")
         for module_type in self._types:
             entries = [entry for modules in stacks.values() for entry in modules.values()]
             if not any(_is_type(entry, module_type) for entry in entries):
                 found = sorted({_type_name(entry).rsplit(".", 1)[-1] for entry in entries})
-                raise ValueError(
-                    f"set_module_type: the model has no {module_type.__name__}. It has: {', '.join(found)}"
-                )
+                told = f"set_module_type: the model has no {module_type.__name__}"
+                raise ValueError(f"{told}. It has: {', '.join(found)}")
 
     def _annotate_io(self, model: GraphModule) -> None:
         if self._io is None:

@@ -525,6 +525,7 @@ UNDRAWN: dict[str, str] = {
     "aten.bmm.dtype": _TYPES,
     "aten.addmm.dtype": _TYPES,
     "aten._scaled_mm.default": _TYPES,
+    "aten.max_unpool3d.default": "its indices must be those of a pooling; tests/ops/test_composites.py has them",
     "aten._grouped_mm.default": _TYPES,
 }
 #: Constraints by operator (all its overloads, or one) and argument; ``dim`` and other usual names are below.
@@ -542,6 +543,12 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "_convolution": _convolution(None),
     "conv_transpose1d": _convolution(1, weight=_filter(1, transposed=True)),
     "conv_transpose2d": _convolution(2, weight=_filter(2, transposed=True)),
+    "conv_tbc": {
+        "self": lambda d, a: d.tensor(shape=(d.size(3, 6), 2, d.size(1, 4))),
+        "weight": lambda d, a: d.tensor(shape=(d.size(1, 3), _first(a).shape[2], d.size(1, 4))),
+        "bias": lambda d, a: d.tensor(shape=(a["weight"].shape[2],)),
+        "pad": _one(0, 1),
+    },
     "add.Tensor": {"self": _of(FLOATS + INTEGERS)},
     "sub.Tensor": {"self": _of(FLOATS + INTEGERS)},
     "mul.Tensor": {"self": _of(ANY)},

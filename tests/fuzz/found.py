@@ -460,4 +460,16 @@ FOUND = [
     Found("equal_but_for_half_a_millionth", _compared, (_x(900),), ("TOSA_INT8",)),
     Found("gelu_far_below_zero", lambda x: F.gelu(x, approximate="tanh"), (_x(2000, low=-7, high=-4),), _FP),
     Found("view_of_a_composite", lambda x: torch.diagonal_copy(x).view(-1) * 2, (_x(5, 6, 3),)),
+    Found(
+        "whole_numbers_bounded_by_a_real_one",
+        lambda x: (aten.pow.Scalar(0.001, torch.clamp_min(x, 0.5)), torch.clamp(x, -1.5, 2.25) * x),
+        (_x(1, 11, 3, low=-100, high=100, dtype=torch.int8),),
+        ("TOSA_INT8", "ETHOSU_U55_INT8"),
+    ),
+    Found(
+        "conv_transpose_groups_behind_slices",
+        nn.ConvTranspose1d(3, 3, 1, stride=2, output_padding=1, groups=3),
+        (_x(2, 3, 8),),
+        ("ETHOSU_U55_INT8",),
+    ),
 ]

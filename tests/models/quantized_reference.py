@@ -102,12 +102,17 @@ def output_node(program: ExportedProgram) -> Node:
 
 
 def output_step(program: ExportedProgram) -> float:
-    """Scale of the first output.
+    """A step of int8 of the first output, whose own are finer if it is int16: all before it has int8.
 
     Raises:
         AssertionError: no dequantize node, nor data movement behind one, is at its end.
     """
-    return _output_quantize(program)[1]
+    quantize, scale, _ = _output_quantize(program)
+    return scale * _finer(quantize)
+
+
+def _finer(quantize: Node) -> int:
+    return 256 if quantize.args[5] is torch.int16 else 1
 
 
 @dataclass(frozen=True)
@@ -186,10 +191,10 @@ class _Judging(Float64):
 
 
 def with_shifted_output(program: ExportedProgram, steps: int) -> ExportedProgram:
-    """A program whose integers at the output are ``steps`` too large, saturation aside. The given one is left alone."""
+    """A program whose output is ``steps`` of int8 too large, saturation aside. The given one is left alone."""
     program = copied(program)
     quantize, _, zero_point = _output_quantize(program)
-    quantize.update_arg(2, zero_point + steps)
+    quantize.update_arg(2, zero_point + steps * _finer(quantize))
     program.graph_module.recompile()
     return program
 

@@ -27,7 +27,6 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 _GATHER = {"u55": "no GATHER"}
 _CHOICE = {"u55": "no SELECT"}
 _ORDER = {"u55": "no (SELECT|GREATER)"}
-_TWO_TENSORS = dict.fromkeys(("int8", "a16w8", "u55", "u85"), "runs integers only")
 _TOO_MANY = dict.fromkeys(("fp", "int8", "a16w8", "u55", "u85"), "6 among 65 elements")
 _NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
 
@@ -252,6 +251,8 @@ CONVOLUTION = [
     Case("conv2d_depthwise", nn.Conv2d(4, 4, 3, groups=4, padding=1), image()),
     Case("conv2d_depthwise_multiplier", nn.Conv2d(4, 8, 3, groups=4, stride=2, padding=1), image()),
     Case("conv2d_depthwise_dilation", nn.Conv2d(4, 4, 3, groups=4, dilation=2), image()),
+    Case("conv2d_depthwise_stride_4", nn.Conv2d(4, 4, 5, groups=4, stride=4, padding=2), one(1, 4, 17, 17)),
+    Case("conv2d_depthwise_stride_5", nn.Conv2d(3, 6, 3, groups=3, stride=(5, 4)), one(1, 3, 16, 18)),
     Case("conv2d_one_channel", nn.Conv2d(1, 8, 3, padding=1), image(1)),
     Case("conv2d_pointwise", nn.Conv2d(4, 8, 1), image()),
     Case("conv2d_same", nn.Conv2d(4, 8, 4, padding="same"), image()),
@@ -397,7 +398,14 @@ ARITHMETIC = [
     Case("minimum", torch.minimum, two((2, 3, 8), (2, 3, 8))),
     Case("minimum_broadcast", torch.minimum, two((2, 1, 8), (3, 1))),
     Case("clamp_tensor", Constant(lambda x, c: torch.clamp(x, min=c - 1, max=c), 8), one(2, 8)),
-    Case("pow", torch.pow, [Input((2, 8), 0.5, 2), Input((8,))], refused=_TWO_TENSORS),
+    Case("pow", torch.pow, [Input((2, 8), 0.5, 2), Input((8,))], wide_steps=2),
+    Case("pow_of_zero", torch.pow, [Input((2, 64), 0, 3), Input((64,), 0.5, 4)], wide_steps=2),
+    Case("remainder", torch.remainder, [Input((2, 64)), Input((64,), 0.3, 2)], refused={"u55": "no INTDIV"}),
+    Case("remainder_negative", torch.remainder, [Input((2, 8)), Input((8,), -2, -0.3)], refused={"u55": "no INTDIV"}),
+    Case("fmod", torch.fmod, [Input((2, 64)), Input((2, 64), 0.3, 2)], refused={"u55": "no INTDIV"}),
+    Case("prod", torch.prod, one(2, 5), wide_steps=2),
+    Case("prod_dim", lambda x: torch.prod(x, 1, keepdim=True), one(3, 7, 2, low=-1.5, high=1.5), wide_steps=2),
+    Case("prod_with_zero", lambda x: torch.prod(F.relu(x), 0), one(2, 24), wide_steps=2),
     Case("pow_self", lambda x: x**x, one(2, 8, low=0.5), tabulated=True),
     Case("prelu", nn.PReLU(), one(2, 4, 8), tabulated=True),
     Case("prelu_per_channel", Constant(F.prelu, 4), one(2, 4, 8)),
@@ -411,7 +419,6 @@ NORMALIZATION = [
     Case("batch_norm_relu", _batch_norm(nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())), image()),
     Case("batch_norm_no_affine", nn.BatchNorm2d(4, affine=False), image()),
     Case("batch_norm_of_batch", nn.BatchNorm2d(4, track_running_stats=False), image()),
-    Case("batch_norm_of_batch_no_affine", lambda x: F.batch_norm(x, None, None, training=True), one(6, 4)),
     Case("batch_norm3d", _batch_norm(nn.BatchNorm3d(4)), one(1, 4, 2, 3, 5)),
     Case("layer_norm", nn.LayerNorm(16), one(2, 3, 16), steps=2),
     Case("layer_norm_two_dimensions", nn.LayerNorm((3, 16)), one(2, 3, 16), steps=2),
@@ -592,6 +599,14 @@ MOVEMENT = [
 
 _NO_BOOL = {"u55": "boolean|SELECT|GREATER|EQUAL|LOGICAL"}
 
+_I64 = torch.int64
+
+
+def _relative(x: torch.Tensor) -> torch.Tensor:
+    """Places of keys as seen from each query, falling."""
+    return (torch.arange(4)[:, None] - torch.arange(5) + 4).clamp(0, 6).expand(*x.shape[:-2], 4, 5)
+
+
 LOGICAL = [
     Case(
         "where",
@@ -693,6 +708,12 @@ LOGICAL = [
     Case("cast_int32", lambda x, y: y.to(torch.float32) + x, [Input((2, 8)), Input((2, 8), -2000, 2000, torch.int32)]),
     Case("cast_real_to_int32", lambda x: F.relu6(x).to(torch.int32) * 3, one(4, 16, low=-1, high=7)),
     Case("cast_negative_to_int32", lambda x: (x - 1).to(torch.int32), one(4, 16, low=-40, high=40)),
+    Case("where_known", Constant(lambda x, c: torch.where(c > 0, x, -1.5), 8), one(2, 8)),
+    Case("where_known_not", Constant(lambda x, c: torch.where(c > 0, c, x), 8), one(2, 3, 8)),
+    Case("gather_known_rows", lambda x: x.gather(-1, _relative(x)), one(2, 3, 4, 9)),
+    Case(
+        "gather_of_equals", lambda x, i: x + torch.ones(2, 9).gather(1, i), [Input((2, 4)), Input((2, 4), 0, 9, _I64)]
+    ),
     Case("isnan", torch.isnan, one(2, 8), refused=_NO_BOOL),
     Case("isinf", torch.isinf, one(2, 8), refused=_NO_BOOL),
 ]

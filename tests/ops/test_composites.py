@@ -58,6 +58,13 @@ def _turned(x: Tensor) -> Tensor:
 
 
 #: Function and the shapes of its inputs, by name.
+def _unpooled(x: Tensor, spatial: int, *window: int) -> Tensor:
+    """Maxima of windows, put back in their places."""
+    maxima, indices = getattr(F, f"max_pool{spatial}d")(x, *(window or (2,)), return_indices=True)
+    result: Tensor = getattr(F, f"max_unpool{spatial}d")(maxima * 0.5, indices, *(window or (2,)))
+    return result
+
+
 COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "absolute": (torch.absolute, [(2, 8)]),
     "add_relu": (lambda x, y: aten._add_relu(aten._add_relu(x, y, alpha=0.5), -0.25), PAIR),
@@ -104,6 +111,19 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "determinant_of_one": (torch.linalg.det, [(3, 1, 1)]),
     "determinant_logarithm": (lambda x: torch.stack(torch.linalg.slogdet(x)), [(5, 2, 2)]),
     "inverse": (torch.linalg.inv, [(2, 3, 3)]),
+    "cholesky_alone": (lambda x: torch.cholesky(x @ x.mT + torch.eye(3)), [(2, 3, 3)]),
+    "cholesky_inverse": (lambda x: torch.cholesky_inverse(x.tril() + 3 * torch.eye(3)), [(3, 3)]),
+    "cholesky_inverse_upper": (lambda x: torch.cholesky_inverse(x + 3 * torch.eye(3), upper=True), [(2, 3, 3)]),
+    "triangular_solve": (lambda x, y: torch.triangular_solve(y, x + 3 * torch.eye(4))[0], [(2, 4, 4), (2, 4, 3)]),
+    "triangular_solve_transposed": (
+        lambda x, y: torch.cat(torch.triangular_solve(y, x + 3 * torch.eye(3), transpose=True), 1),
+        [(3, 3), (3, 2)],
+    ),
+    "conv_tbc": (lambda x: torch.conv_tbc(x, _VOLUME[0, :, :, 0], _VOLUME[0, 0, 0, 0], 1), [(5, 2, 2)]),
+    "max_unpool1d": (lambda x: _unpooled(x, 1), [(2, 3, 8)]),
+    "max_unpool2d": (lambda x: _unpooled(x, 2), [(1, 3, 6, 4)]),
+    "max_unpool3d": (lambda x: _unpooled(x, 3), [(1, 2, 4, 4, 2)]),
+    "max_unpool_overlapping": (lambda x: _unpooled(x, 2, 3, 2), [(3, 7, 7)]),
     "cholesky_solve": (
         lambda x, y: torch.cholesky_solve(y, torch.linalg.cholesky(x @ x.mT + torch.eye(3))),
         [(2, 3, 3), (2, 3, 2)],
@@ -134,6 +154,12 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "histogram": (lambda x: torch.histc(x, 5, -1.5, 2.0), [(3, 20)]),
     "histogram_of_all": (lambda x: torch.histc(x, 4), [(24,)]),
     "histogram_of_equal_elements": (lambda x: torch.histc(x.sign().abs(), 5), [(24,)]),
+    "histogram_of_parts": (lambda x: torch.cat(torch.histogram(x, 5)), [(3, 20)]),
+    "histogram_of_range": (lambda x: torch.histogram(x, 4, range=(-1.0, 1.5), density=True)[0], [(30,)]),
+    "histogram_of_edges": (
+        lambda x, y: torch.histogram(x, torch.tensor([-1.0, 0, 0.25, 2]), weight=y)[0],
+        [(3, 8), (3, 8)],
+    ),
     "matrix_exponential": (torch.linalg.matrix_exp, [(2, 3, 3)]),
     "mode_dim": (lambda x: torch.mode(x.round(), 1)[0], [(3, 9, 2)]),
     "mode_keepdim": (lambda x: torch.mode(x.round(), keepdim=True)[0], [(3, 9)]),
@@ -652,6 +678,68 @@ def test_few_are_ordered_on_the_target(name: str) -> None:
     torch.testing.assert_close(lowered.module()(x[:, :4]), function(x[:, :4]), equal_nan=True)
 
 
+def test_equal_elements_keep_their_order() -> None:
+    """Numbers come before what is none, which is as large as another such."""
+    x = torch.tensor([[3.0, -1.0, 3.0, float("nan"), -1.0, 3.0], [float("nan"), 1, float("nan"), 1, 1, -math.inf]])
+    for down in (False, True):
+        function = lambda x, down=down: torch.sort(x, dim=1, descending=down, stable=True)  # noqa: E731
+        lowered = runner.lower(runner.export(Calls(function), (x,)), "fp")
+        lowered.check_delegated()
+        for got, expected in zip(lowered.run((x,)), function(x), strict=True):
+            torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_what_is_made_of_nothing_is_a_constant() -> None:
+    """ExecuTorch has no kernel for a determinant, and a batch of none has none."""
+    inputs = (torch.zeros(0, 3, 3), torch.ones(3))
+    function = lambda x, y: (torch.linalg.det(x), torch.linalg.inv(x), y * 2)  # noqa: E731
+    lowered = runner.lower(runner.export(Calls(function), inputs), "fp")
+    assert not [r.operator for r in lowered.log.rejected if "linalg" in r.operator]
+    for got, expected in zip(lowered.run(inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_comparisons_are_counted_where_there_are_no_booleans() -> None:
+    """What a model makes of its padding; the ends of int32 have neighbours on one side alone."""
+
+    def function(x: Tensor) -> tuple[Tensor, ...]:
+        tokens = (x != 1).to(torch.int32)
+        counted = torch.cumsum(tokens, 1).type_as(tokens) * tokens + 1
+        return counted, (x == 2).int(), (x > -3).int(), (x >= 5).int(), (x < 5).long(), (x <= -3).to(torch.int32)
+
+    x = torch.tensor([[1, 2, -3, 5, 7, 1], [-(2**31), 2**31 - 1, 4, -2, 1, 0]], dtype=torch.int32)
+    lowered = runner.lower(runner.export(Calls(function), (x,)), "u55")
+    lowered.check_delegated()
+    for got, expected in zip(lowered.run((x,)), function(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_an_extreme_is_told_from_what_it_is_taken_of() -> None:
+    """In steps of its own, x hardly ever equals a quantized maximum."""
+
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        return x == torch.maximum(x, y), torch.minimum(y, x) != x, torch.maximum(y, x) != y, torch.minimum(x, y) == y
+
+    case = Case("extremes", function, [Input((2, 64)), Input((2, 64), -9, 9)])
+    inputs = case.sample()
+    lowered = runner.lower(runner.export(runner.quantized(case, wide=False), inputs), "int")
+    lowered.check_delegated()
+    for got, expected in zip(lowered.run(inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("span", [0.5, 2.0])
+def test_matrix_exponential_is_squared_twice_in_int8(span: float) -> None:
+    """Six squares would leave 17 dB."""
+    case = Case("matrix_exponential", torch.linalg.matrix_exp, [Input((2, 4, 4), -span, span)])
+    inputs = case.sample()
+    lowered = runner.lower(runner.export(runner.quantized(case, wide=False), inputs), "int")
+    lowered.check_delegated()
+    exact = torch.linalg.matrix_exp(inputs[0])
+    error = lowered.run(inputs)[0] - exact
+    assert 10 * torch.log10((exact**2).sum() / (error**2).sum()) > 31
+
+
 #: Those that are worth having in an integer program, and the most steps of the result that they may be off by.
 QUANTIZED = {
     "conv2d_computed": 1,
@@ -660,6 +748,11 @@ QUANTIZED = {
     "diagonal_scatter": 1,
     "fmod_integers": 0,
     "max_pool3d_indices": 0,
+    "max_unpool1d": 0,
+    "max_unpool2d": 0,
+    "max_unpool3d": 0,
+    "max_unpool_overlapping": 0,
+    "conv_tbc": 1,
     "mode": 1,
     "conv_transpose2d_dilation": 1,
     "conv_transpose3d": 1,
@@ -717,6 +810,8 @@ _EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "mode": lambda x: torch.mode(x, 1)[0],
     "mode_index": lambda x: torch.mode(x, 1)[1],
     "take": lambda x: torch.take(x, torch.tensor([3, -1, 0])),
+    "stable_order": lambda x: torch.argsort(x, dim=-1, stable=True),
+    "stable_order_down": lambda x: torch.sort(x, dim=0, descending=True, stable=True)[1],
 }
 
 
@@ -732,6 +827,35 @@ def test_whole_numbers_are_found_in_int8(name: str) -> None:
     lowered = runner.lower(observed.quantized(), "int")
     lowered.check_delegated()
     torch.testing.assert_close(lowered.run([x])[0], _EXACT[name](x), rtol=0, atol=0.06)
+
+
+#: Real numbers made of whole ones, which are cast where the model does not do it itself.
+_OF_WHOLE: dict[str, Callable[[Tensor], Tensor]] = {
+    "bounded": lambda x: torch.clamp_min(x, 0.5) * torch.tanh(x) + torch.clamp(x, -1.5, 2.25),
+    "scaled": lambda x: x * 0.5,
+    "moved": lambda x: 0.25 - x,
+    "power": lambda x: torch.pow(1.1, x),
+    "cast": lambda x: F.leaky_relu(-x.to(torch.float32), 0.3),
+    "joined": lambda x: torch.cat([x.to(torch.float32), x * 0.01], 1),
+    "joined_as_it_is": lambda x: torch.cat([x, torch.tanh(x)], 1),
+    "greatest": lambda x: torch.maximum(x, torch.tensor([0.5])),
+    "beside_real": lambda x: torch.sigmoid(x.to(torch.float32) - 0.5) * x,
+    "remaining": lambda x: torch.remainder(x, 2.5),
+    "sum": lambda x: x.sum(1, dtype=torch.float32),
+    "chosen": lambda x: torch.where(x > 1, x, 0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32])
+@pytest.mark.parametrize("wide", [False, True], ids=["int8", "a16w8"])
+def test_whole_numbers_become_real_ones(dtype: torch.dtype, wide: bool) -> None:
+    case = Case("all", lambda x: [f(x) for f in _OF_WHOLE.values()], [Input((2, 24), -9, 9, dtype)])
+    inputs = case.sample()
+    lowered = runner.lower(runner.export(runner.quantized(case, wide=wide), inputs), "int")
+    lowered.check_delegated()
+    for name, got, expected in zip(_OF_WHOLE, lowered.run(inputs), case.module()(*inputs), strict=True):
+        most = float((got - expected).abs().max() / expected.abs().max())
+        assert most < 0.015, f"{name}: {most}"
 
 
 _SEQUENCE = Input((3, 2, 8))

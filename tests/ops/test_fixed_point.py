@@ -183,7 +183,7 @@ def test_norm(n: int, dtype: DType, span: float, affine: bool, centre: bool) -> 
     def lower(b: Builder, v: Value) -> Value:
         if centre:
             return fixed_point.layer_norm(b, v, q, (1,), weight, bias, 1e-5, out)
-        return fixed_point.rms_norm(b, v, q, (1,), weight, 1e-5, out)
+        return fixed_point.layer_norm(b, v, q, (1,), weight, None, 1e-5, out, centre=False)
 
     out = params(peak / 127, 5, I8)
     error = execute(lower, x, dtype) - out.quantize(exact)
@@ -277,7 +277,7 @@ def test_long_rows_of_int16(n: int, centre: bool) -> None:
     def lower(b: Builder, v: Value) -> Value:
         if centre:
             return fixed_point.layer_norm(b, v, q, (1,), None, None, 1e-5, out)
-        return fixed_point.rms_norm(b, v, q, (1,), None, 1e-5, out)
+        return fixed_point.layer_norm(b, v, q, (1,), None, None, 1e-5, out, centre=False)
 
     assert sqnr(exact, out.dequantize(execute(lower, x, I16))) > 65
 
@@ -317,7 +317,7 @@ OPERATORS: dict[str, Callable[[Builder, Value, QParams], Value]] = {
     "softmax, precise": lambda b, v, q: fixed_point.softmax(b, v, q, 2, params(2.0**-15, 0, I16)),
     "log_softmax": lambda b, v, q: fixed_point.log_softmax(b, v, q, 1, _OUT),
     "layer_norm": lambda b, v, q: fixed_point.layer_norm(b, v, q, (2,), _W, _W, 1e-5, _OUT),
-    "rms_norm": lambda b, v, q: fixed_point.rms_norm(b, v, q, (2,), _W, 1e-5, _OUT),
+    "rms_norm": lambda b, v, q: fixed_point.layer_norm(b, v, q, (2,), _W, None, 1e-5, _OUT, centre=False),
     "group_norm": lambda b, v, q: fixed_point.group_norm(b, v, q, 8, _W[:32], _W[:32], 1e-5, _OUT),
     "mean": lambda b, v, q: fixed_point.mean(b, v, q, (1, 2), _OUT),
     "var": lambda b, v, q: fixed_point.var(b, v, q, (1,), 0, _OUT),

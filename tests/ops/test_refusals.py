@@ -52,8 +52,8 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
         [Input((2, 8)), Input((2, 8))],
         "several values at the places of a mask of some dimensions; write it with torch.where",
     ),
-    "adaptive_max_pool_of_nothing": (
-        lambda x: F.adaptive_max_pool2d(x, (0, 2)),
+    "nothing": (
+        lambda x: torch.relu(x[:, :0]),
         [X],
         "TOSA has no tensors without elements",
     ),
@@ -150,14 +150,7 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
         "int",
         "is not a number (nan)",
     ),
-    "int32_beside_real": (
-        lambda x, y: x + y,
-        [Input((3, 4)), Input((3, 4), 0, 9, torch.int32)],
-        "int",
-        "an int32 operand beside a quantized one; convert it with .to(torch.float32)",
-    ),
     "alpha_zero": (lambda x, y: torch.add(x, y, alpha=0), [Input((3, 4))] * 2, "int", "alpha=0"),
-    "two_tensors": (torch.pow, [Input((3, 4), 0.5, 2)] * 2, "int", "runs integers only"),
 }
 
 
@@ -217,6 +210,11 @@ _GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
         [_ROWS, _ROWS],
         "aten.add.Tensor: one of its operands is quantized and the other is not; annotate both (set_global)",
     ),
+    "sum_with_int32": (
+        lambda x, y: given(given(x) + y),
+        [_ROWS, Input((2, 4), 0, 9, torch.int32)],
+        "an int32 operand beside a quantized one; convert it with .to(torch.float32)",
+    ),
     "sum_per_channel": (
         lambda x, y: given(given(x) + given_rows(y)),
         [_ROWS, _BYTES],
@@ -230,7 +228,7 @@ _GIVEN: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "function_read_unquantized": (
         lambda x, y: given(torch.sigmoid(given(x)) + given(y)),
         [_ROWS, _ROWS],
-        "its operand, the result of aten.sigmoid.default, is not quantized",
+        "one of its operands is quantized and the other is not; annotate both",
     ),
 }
 

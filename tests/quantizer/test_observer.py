@@ -86,6 +86,20 @@ def test_every_calibration_gives_a_scale_that_represents_it(kind: str, tensor: s
     assert error <= max(share * float(size), 2.0**-60)
 
 
+def test_what_was_observed_may_change_and_is_not_kept() -> None:
+    """A buffer is written after it was observed; of a large tensor a part is kept, not its memory."""
+    x = torch.linspace(-1, 1, 1 << 18)
+    fresh, observer = ActivationObserver(**_INT8), ActivationObserver(**_INT8)
+    for each in (fresh, observer):
+        each(x.clone() if each is fresh else x)
+    x.fill_(3)
+    assert observer.calculate_qparams() == fresh.calculate_qparams()
+    for _ in range(8):
+        observer(torch.randn(1 << 18))
+    kept = observer._seen.values
+    assert sum(part.untyped_storage().nbytes() for part in kept) == 4 * sum(part.numel() for part in kept)
+
+
 def test_parameters_are_computed_once_until_more_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     original = ActivationObserver._range

@@ -106,6 +106,12 @@ def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> t
     return result.mT if upper else result, torch.zeros(a.shape[:-2], dtype=torch.int32)
 
 
+@made_of(aten.cholesky.default)
+def cholesky_alone(a: Tensor, upper: bool = False) -> Tensor:
+    """The older form, which tells of no errors either."""
+    return cholesky(a, upper=upper)[0]
+
+
 @made_of(aten.linalg_solve_triangular.default)
 def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
     """Row by row, each from those before; from the right it is the same of the transposed."""
@@ -128,14 +134,33 @@ def cholesky_solve(b: Tensor, a: Tensor, upper: bool = False) -> Tensor:
     return solve_triangular(lower.mT, solve_triangular(lower, b, upper=False), upper=True)
 
 
-@made_of(aten.linalg_matrix_exp.default)
-def matrix_exp(a: Tensor) -> Tensor:
-    """Eight terms of the series of exp(a / 64), squared six times: 1e-8, and rounding, where the norm is below 20."""
-    step = a / 64
-    result = torch.eye(a.shape[-1], dtype=a.dtype) + step / 8
-    for k in range(7, 0, -1):
-        result = torch.eye(a.shape[-1], dtype=a.dtype) + torch.matmul(step / k, result)
-    for _ in range(6):
+@made_of(aten.cholesky_inverse.default)
+def cholesky_inverse(a: Tensor, upper: bool = False) -> Tensor:
+    """Of L @ L^T, or of U^T @ U."""
+    return cholesky_solve(torch.eye(a.shape[-1], dtype=a.dtype), a, upper)
+
+
+@made_of(aten.triangular_solve.default)
+def triangular_solve(
+    b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The older form, with a copy of the matrix."""
+    matrix = a.mT if transpose else a
+    return solve_triangular(matrix, b, upper=upper != transpose, unitriangular=unitriangular), a.clone()
+
+
+@made_of(aten.linalg_matrix_exp.default, tell_quantized=True)
+def matrix_exp(a: Tensor, *, quantized: bool) -> Tensor:
+    """Terms of the series of exp(a / 64), squared six times: 1e-8, and rounding, where the norm is below 20.
+
+    Every square doubles what rounding has added, so that quantized ones are two, of more terms: 0.5 % at such a norm.
+    """
+    squares, terms = (2, 12) if quantized else (6, 8)
+    step, identity = a / 2**squares, torch.eye(a.shape[-1], dtype=a.dtype)
+    result = identity + step / terms
+    for k in range(terms - 1, 0, -1):
+        result = identity + torch.matmul(step / k, result)
+    for _ in range(squares):
         result = torch.matmul(result, result)
     return result
 

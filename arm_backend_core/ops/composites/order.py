@@ -69,13 +69,37 @@ def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor,
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
 
 
-@made_of(aten.sort.default, aten.sort.stable)
+@made_of(aten.sort.default, aten.sort.stable, tell_quantized=True)
 def sort(
-    x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+    x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """By topk, for which the CPU has a kernel; its order of equal elements is no stable one."""
-    values, indices = torch.topk(x, x.shape[dim] if x.dim() else 1, dim, largest=descending)
-    return values, None if stable else indices
+    size = x.shape[dim] if x.dim() else 1
+    values, indices = torch.topk(x, size, dim, largest=descending)
+    if not stable:
+        return values, indices
+    return values, _ordered(
+        x, dim, descending, torch.int32 if quantized else torch.float32
+    ) if x.dim() and size <= _FEW else None
+
+
+#: Elements of which each is compared with all others.
+_FEW = 64
+
+
+def _ordered(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tensor:
+    """Where the elements are that stand first, second and so on, of equal ones the first; no numbers are largest."""
+    lined = x.transpose(dim, -1)
+    this, other = lined.unsqueeze(-1), lined.unsqueeze(-2)
+    over, under = (other, this) if descending else (this, other)  # the other goes first where it is
+    ahead, behind = over > under, over < under
+    if x.is_floating_point():
+        ahead, behind = ahead | ((over != over) & (under == under)), behind | ((over == over) & (under != under))
+    count = lined.shape[-1]
+    earlier = torch.ones(count, count, dtype=torch.bool).tril(-1)
+    rank, places = (ahead | (~behind & earlier)).to(number).sum(-1, dtype=number), torch.arange(count, dtype=number)
+    found = torch.where(rank.unsqueeze(-2) == places.unsqueeze(-1), places, 0).sum(-1, dtype=number)
+    return found.to(torch.int32).to(torch.int64).transpose(dim, -1)
 
 
 @made_of(aten.kthvalue.default)
@@ -284,3 +308,24 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
     place = torch.floor((flat - low) * (bins / (high - low)))
     place = torch.where(flat == high, bins - 1, place)
     return (place == torch.arange(bins, dtype=x.dtype)).to(x.dtype).sum(0)
+
+
+@made_of(aten.histogram.bins_tensor)
+def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
+    """How many elements, or how much of their weights, are from each of the edges to the next; the last one counts."""
+    flat = x.reshape(-1, 1)
+    reached = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1).to(x.dtype)
+    total = (reached if weight is None else reached * weight.reshape(-1, 1)).sum(0)
+    counts = total[:-1] - total[1:]
+    return (counts / (counts.sum() * (bins[1:] - bins[:-1])) if density else counts), bins.clone()
+
+
+@made_of(aten.histogram.bin_ct)
+def histogram_of_parts(
+    x: Tensor, bins: int = 100, *, range: Sequence[float] | None = None, **how: Any
+) -> tuple[Tensor, Tensor]:
+    """Of equal parts of [low, high], or of what the elements span; of equal elements one to each side."""
+    low, high = (torch.tensor(end) for end in range) if range else (torch.amin(x), torch.amax(x))
+    apart = torch.where(low == high, 0.5, 0.0).to(x.dtype)
+    low, high = low - apart, high + apart
+    return histogram(x, low + (high - low) * (torch.arange(bins + 1, dtype=x.dtype) / bins), **how)

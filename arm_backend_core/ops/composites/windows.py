@@ -7,11 +7,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.composites.movement import scatter
 from arm_backend_core.ops.pooling import cells
 from arm_backend_core.ops.registry import made_of
 
@@ -178,6 +181,21 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool 
         maxima = torch.cat([part.amax(axis, keepdim=True) for part in parts], axis)
     taps = [_adaptive_taps(*of) for of in zip(x.shape[-spatial:], output_size, strict=True)]
     return maxima, _largest(x, taps, quantized)
+
+
+#: Each element of an unpooled image is compared with all indices of its channel.
+_MOST_COMPARED = 1 << 24
+
+
+@made_of(aten.max_unpool2d.default, aten.max_unpool3d.default, tell_quantized=True)
+def max_unpool(x: Tensor, indices: Tensor, output_size: Sequence[int], *_: Any, quantized: bool = False) -> Tensor:
+    """Elements of x [..., (D,) H, W] at their places in flattened images or volumes, which are else 0."""
+    spatial, places = len(output_size), math.prod(output_size)
+    if x.numel() * places > _MOST_COMPARED:
+        raise Unsupported(f"{x.numel()} elements put among {places} each ({_MOST_COMPARED} comparisons at most)")
+    image = torch.zeros((*x.shape[:-spatial], places), dtype=x.dtype)
+    placed = scatter(image, -1, indices.flatten(-spatial), x.flatten(-spatial), quantized=quantized)
+    return placed.unflatten(-1, tuple(output_size))
 
 
 def _by_planes(x: Tensor, pool: Callable[..., Tensor], **window: Sequence[int]) -> Tensor:

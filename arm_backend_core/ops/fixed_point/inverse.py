@@ -1,4 +1,4 @@
-"""1 / v, 1 / sqrt(v), sqrt(v) and ln(v) of positive integers, by a table of the mantissa.
+"""1 / v, 1 / sqrt(v), sqrt(v) and ln(v) of positive integers, by a table of the mantissa; exp(v).
 
 Real numbers are those of the integers alone: v counts in steps of one, whatever its scale.
 """
@@ -11,6 +11,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.integers import ONE, Int
+from arm_backend_core.qparams import QParams
 
 I16, I32 = DType.INT16, DType.INT32
 #: Where a table of int16 is given: every 128th value, and the one beyond the last.
@@ -63,6 +64,15 @@ def logarithm(v: Int) -> Int:
     fraction = mantissa.tabulated(np.log(_OCTAVE) * (ONE + 1), 2.0**-15)
     octaves = (zeros.like(31) - zeros).times(round(math.log(2) * (1 << 20)))
     return fraction.rescale(I32, 32.0) + octaves.in_steps_of(2.0**-20)
+
+
+def exponential(v: Int, out: QParams) -> Int:
+    """exp(v) in int16, for real v in any steps, between what ``out`` rounds to 0 and what saturates it."""
+    most = float(out.scale) * max(out.qmax - out.zero_point, out.zero_point - out.qmin, 1) * 1.01
+    low, high = math.log(float(out.scale) / 8), math.log(most)
+    middle, half = (high + low) / 2, (high - low) / 2
+    index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * ONE, saturate=True)
+    return index.tabulated(np.exp(middle + POINTS / ONE * half) / most * ONE, most / ONE)
 
 
 _OCTAVE = 1.5 + POINTS / 65536

@@ -30,30 +30,19 @@ def layer_norm(
     bias: Array | None,
     eps: float,
     out: QParams,
+    *,
+    centre: bool = True,
 ) -> Value:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over ``axes``.
+    """(x - mean) / sqrt(variance + eps) * weight + bias over ``axes``; without ``centre`` the mean is taken as 0.
 
     ``weight`` and ``bias`` are real, of the shape of these axes.
 
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = Rows.of(b, x, q, axes, "layer_norm")
+    rows = Rows.of(b, x, q, axes, "layer_norm" if centre else "rms_norm")
     gain, offset = (None if p is None else rows.along(p) for p in (weight, bias))
-    return rows.restore(_affine(_standardized(rows, eps, out, centre=True), gain, offset, out))
-
-
-def rms_norm(
-    b: Builder, x: Value, q: QParams, axes: Sequence[int], weight: Array | None, eps: float, out: QParams
-) -> Value:
-    """x / sqrt(mean(x * x) + eps) * weight over ``axes``; ``weight`` is real, of the shape of these axes.
-
-    Raises:
-        Unsupported: x is neither int8 nor int16.
-    """
-    rows = Rows.of(b, x, q, axes, "rms_norm")
-    gain = None if weight is None else rows.along(weight)
-    return rows.restore(_affine(_standardized(rows, eps, out, centre=False), gain, None, out))
+    return rows.restore(_affine(_standardized(rows, eps, out, centre=centre), gain, offset, out))
 
 
 def group_norm(

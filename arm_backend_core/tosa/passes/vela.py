@@ -25,12 +25,12 @@ _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D
 
 
 def avoid_mistakes(graph: Graph, target: Target) -> None:
-    """Each operator once: what is written is not looked at again, but for what ``vela_shapes.LAST`` is for."""
+    """Each operator once: what is written is not looked at again, but for what FIRST and LAST are for."""
     mistakes = target.hardware.mistakes
     for mistake in mistakes:
         if mistake in _GRAPHS:
             _GRAPHS[mistake](graph, target)
-    for known in (_RULES, vela_shapes.LAST):
+    for known in (vela_numbers.FIRST, _RULES, vela_shapes.LAST):
         rules: dict[str, list[Rule]] = {}
         for rule, kinds in (known[mistake] for mistake in mistakes if mistake in known):
             for kind in kinds:

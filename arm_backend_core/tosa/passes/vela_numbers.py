@@ -185,9 +185,10 @@ def reach_padding(op: Op, rewriter: Rewriter) -> Value | None:
 
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "narrowing_cast": (wrap_cast, ("CAST",)),
-    "unreached": (reach_padding, ("TRANSPOSE_CONV2D",)),
     "clamped_cast": (clamp_apart, ("CLAMP",)),
     "reduce_min": (complement_minimum, ("REDUCE_MIN",)),
     "unequal_scales": (level_scales, ("RESCALE",)),
     "one_of_five": (four_dimensions, tuple(ELEMENTWISE - UNARY)),
 }
+#: For what others copy from.
+FIRST: dict[str, tuple[Rule, tuple[str, ...]]] = {"unreached": (reach_padding, ("TRANSPOSE_CONV2D",))}

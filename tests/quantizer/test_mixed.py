@@ -1,0 +1,153 @@
+"""Networks whose parts have different precisions: borders are rounded once, and programs give what PyTorch gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from arm_recipes import ArmRecipeType, ExportResult, export
+from arm_recipes.comparing.figures import Sums
+
+
+class _Of(nn.Module):
+    """A function as a module, so that it has a name."""
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *x: Tensor) -> Tensor:
+        return self.function(*x)
+
+
+class _Many(nn.Module):
+    """Most kinds of operators, each with a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.swish = nn.Hardswish()
+        self.pool = nn.MaxPool2d(2)
+        self.left = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.right = nn.Conv2d(8, 8, 1)
+        self.relu = nn.ReLU()
+        self.add = _Of(torch.add)
+        self.times = _Of(torch.mul)
+        self.gate = nn.Sigmoid()
+        self.join = _Of(lambda x, y: torch.cat([x, y], 1))
+        self.split = _Of(lambda x: x.split(8, 1)[1])
+        self.mean = _Of(lambda x: x.mean((2,)))
+        self.turn = _Of(lambda x: x.transpose(1, 2))
+        self.norm = nn.LayerNorm(8)
+        self.query = nn.Linear(8, 8)
+        self.product = _Of(lambda x, y: x @ y.transpose(1, 2))
+        self.softmax = nn.Softmax(-1)
+        self.weigh = _Of(torch.matmul)
+        self.gelu = nn.GELU()
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.swish(self.first(x)))
+        y = self.add(self.relu(self.left(x)), self.right(x))
+        y = self.split(self.join(x, self.times(y, self.gate(y))))
+        y = self.norm(self.turn(self.mean(y)))
+        query = self.query(y)
+        y = self.add(self.weigh(self.softmax(self.product(query, y)), y), y)
+        return self.last(self.gelu(y))
+
+
+_NAMES = [name for name, _ in _Many().named_children()]
+
+
+def _mixed(precisions: dict[str, str]) -> tuple[ExportResult, list[tuple[Tensor, ...]], nn.Module]:
+    torch.manual_seed(5)
+    model = _Many().eval()
+    samples: list[tuple[Tensor, ...]] = [(torch.randn(1, 3, 12, 12),) for _ in range(5)]
+    made = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, precisions=precisions, calibration=samples)
+    return export(model, made, [samples[0]], progress=False), samples, model
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_program_of_any_mixture_gives_what_its_quantized_graph_gives(seed: int) -> None:
+    draw = random.Random(seed)
+    result, samples, _ = _mixed({name: draw.choice(["INT8", "A16W8"]) for name in ["", *_NAMES]})
+    assert not result.report.cpu
+    graph = result.exported_programs["forward"].module(check_guards=False)
+    for sample in samples:
+        expected, actual = graph(*sample), result.run(*sample)
+        # Values between are rounded otherwise by tables and sums of integers: as far off as int8 is elsewhere.
+        assert Sums.of(expected, actual).gap.sqnr > 35
+
+
+def test_a_result_that_only_int16_operators_read_is_int16() -> None:
+    """One RESCALE takes the sums to int16: they are not rounded to int8 on the way."""
+    result, _, _ = _mixed({"swish": "A16W8"})
+    steps = [node for node in result.exported_programs["forward"].graph.nodes if "quantize_per" in node.name]
+    of_first = next(node for node in steps if node.args[0].name.startswith("conv2d"))
+    assert of_first.args[5] is torch.int16
+    assert len(of_first.users) == 1
+
+
+def test_a_border_costs_no_exactness() -> None:
+    """The finer operators are, the more exact is the result; each from the model's own to the whole in int16."""
+    exactness = []
+    for precisions in ({}, {"last": "A16W8"}, {"last": "A16W8", "gelu": "A16W8", "weigh": "A16W8"}, {"": "A16W8"}):
+        result, samples, model = _mixed(precisions)
+        graph = result.exported_programs["forward"].module(check_guards=False)
+        exactness.append(Sums.of(model(*samples[0]), graph(*samples[0])).gap.sqnr)
+    assert exactness[-1] > exactness[0] + 2
+    assert min(exactness) == pytest.approx(exactness[0], abs=1)
+
+
+#: Parts in floating point behind integers, which nothing makes integers of again.
+ISLANDS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "function": (lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU()), ("1",)),
+    "chain": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Softmax(-1)), ("1", "2")),
+    "function before weights": (lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), ("1", "2")),
+    "moved": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(0), nn.Tanh()), ("1", "2")),
+    "piece": (lambda: nn.Sequential(nn.Linear(8, 8), _Of(lambda x: x.split(4, 1)[1])), ("1",)),
+    "read as both": (lambda: _Both(), ("gate",)),
+}
+
+
+class _Both(nn.Module):
+    """Its gate is returned, and integers are made of it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.gate, self.last = nn.Linear(8, 8), nn.SiLU(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.gate(self.first(x))
+        return y, self.last(y)
+
+
+@pytest.mark.parametrize("name", ISLANDS)
+def test_islands_in_floating_point_stay_in_the_delegate(name: str) -> None:
+    make, names = ISLANDS[name]
+    torch.manual_seed(1)
+    samples: list[tuple[Tensor, ...]] = [(torch.randn(4, 8),) for _ in range(3)]
+    precisions = dict.fromkeys(names, "FP")
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.VGF_INT8, precisions=precisions, calibration=samples)
+    result = export(make().eval(), recipe, [samples[0]], progress=False)
+    assert not result.report.cpu
+    graph = result.exported_programs["forward"].module(check_guards=False)
+    for expected, actual in zip(*map(tree_leaves, (graph(*samples[1]), result.run(*samples[1]))), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_returned_is_int16_unless_integers_are_asked_for() -> None:
+    result, samples, _ = _mixed({})
+    assert result.outputs[0].dtype == "float32"
+    (delegate,) = result.report.delegates
+    assert [output.dtype for output in delegate.outputs] == ["int16"]
+    made = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, quantized_io=True, calibration=samples)
+    combined = ExportRecipe.combine([made, ExportRecipe.get_recipe(ArmRecipeType.VGF_FP)])
+    for recipe in (made, combined):
+        assert export(_Many().eval(), recipe, [samples[0]], progress=False).outputs[0].dtype == "int8"
