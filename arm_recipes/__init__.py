@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from arm_recipes.firmware.saving import Firmware, save_firmware
     from arm_recipes.messages import ArmRecipesWarning, ExportError
     from arm_recipes.provider import ArmRecipeProvider
+    from arm_recipes.recipe import ArmRecipe, load_recipe
     from arm_recipes.recipe_types import ArmRecipeType
     from arm_recipes.result import ExportResult
     from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
@@ -27,8 +28,12 @@ if TYPE_CHECKING:
     from arm_recipes.sample import Inputs
     from arm_recipes.sweeping.result import Sweep
     from arm_recipes.sweeping.sweep import sweep
+    from arm_recipes.training.prepare import prepare_qat
+    from arm_recipes.tuning.result import Tuned
+    from arm_recipes.tuning.tune import tune
 
 __all__ = [
+    "ArmRecipe",
     "ArmRecipeProvider",
     "ArmRecipeType",
     "ArmRecipesWarning",
@@ -43,12 +48,16 @@ __all__ = [
     "RunError",
     "RuntimeUnavailable",
     "Sweep",
+    "Tuned",
     "compare",
     "export",
     "inspect",
     "load",
+    "load_recipe",
+    "prepare_qat",
     "save_firmware",
     "sweep",
+    "tune",
 ]
 
 #: Modules that import neither PyTorch nor ExecuTorch, and those that do, by the names that are taken from them.
@@ -62,10 +71,12 @@ _CHEAP = {
     "RunError": "runtime.errors",
     "RuntimeUnavailable": "runtime.errors",
     "Sweep": "sweeping.result",
+    "Tuned": "tuning.result",
     "inspect": "runtime.inspect",
     "load": "runtime.program",
 }
 _COSTLY = {
+    "ArmRecipe": "recipe",
     "ArmRecipeProvider": "provider",
     "ArmRecipeType": "provider",
     "ExportRecipe": "provider",
@@ -73,8 +84,11 @@ _COSTLY = {
     "Inputs": "sample",
     "compare": "comparing.compare",
     "export": "exporting",
+    "load_recipe": "recipe",
+    "prepare_qat": "training.prepare",
     "save_firmware": "firmware.saving",
     "sweep": "sweeping.sweep",
+    "tune": "tuning.tune",
 }
 
 

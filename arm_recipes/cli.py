@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes.commands import comparing, export, firmware, inspecting, listing, run, sweep
+from arm_recipes.commands import comparing, export, firmware, inspecting, listing, run, sweep, tune
 from arm_recipes.messages import ArmRecipesWarning, ExportError
 from arm_recipes.runtime.errors import RunError
 
 #: In the order in which a user comes to need them.
-_COMMANDS = (export, run, comparing, inspecting, sweep, firmware, listing)
+_COMMANDS = (export, run, comparing, inspecting, sweep, tune, firmware, listing)
 #: What decides what a program is, beside this package.
 _TOOLS = ("torch", "executorch", "torchao", "tosa-tools", "ethos-u-vela", "ai-ml-sdk-model-converter")
 _CODES = "exit codes: 0 done; 1 the export or the run failed; 2 wrong arguments; 130 interrupted"

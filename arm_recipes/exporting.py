@@ -67,7 +67,7 @@ def export(
         ArmBackendError: compilation failed, or ``require_full_delegation`` found operators on the CPU.
         RunError: ``verify``, and this machine cannot run the program. A difference is an ExportError.
     """
-    _check_recipe(recipe)
+    check_recipe(recipe)
     if output is not None:
         check_writable(output)
     if verify:
@@ -113,7 +113,12 @@ def export(
     return result
 
 
-def _check_recipe(recipe: Any) -> None:
+def check_recipe(recipe: Any) -> None:
+    """Find what is no recipe.
+
+    Raises:
+        TypeError: it is something else.
+    """
     if isinstance(recipe, RecipeType):
         raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")
     if not isinstance(recipe, ExportRecipe):

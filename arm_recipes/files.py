@@ -69,11 +69,11 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "arm-recipes"
 
 
-def write(target: Path, data: bytes) -> None:
+def write(target: Path, *pieces: bytes | memoryview) -> None:
     """Write a file under another name first, so that there is never half a file under its own."""
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
         try:
-            file.write(data)
+            file.writelines(pieces)
             file.close()
             # mkstemp makes files private to the user; give it the mode of any other new file.
             umask = os.umask(0)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from arm_recipes import precisions
+
 
 @dataclass(frozen=True)
 class Option:
@@ -71,6 +73,26 @@ def _is_names(value: Any) -> str | None:
     return None
 
 
+def _is_improve(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return None
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        return "neither a bool nor a list of names"
+    unknown = [name for name in value if name not in IMPROVEMENTS + NAMED_IMPROVEMENTS]
+    return f"there is no improvement {unknown[0]!r}" if unknown else None
+
+
+def _is_observer(value: Any) -> str | None:
+    return None if value in OBSERVER_NAMES else "none of these"
+
+
+def improvements(value: Any) -> tuple[str, ...]:
+    """The names that ``improve`` stands for."""
+    if isinstance(value, bool):
+        return IMPROVEMENTS if value else ()
+    return tuple(name for name in IMPROVEMENTS + NAMED_IMPROVEMENTS if name in value)
+
+
 def _is_ini(value: Any) -> str | None:
     if value is None or isinstance(value, (str, Path)):
         return None
@@ -104,6 +126,10 @@ def _is_calibration(value: Any) -> str | None:
     return None
 
 
+def _is_function(value: Any) -> str | None:
+    return None if value is None or callable(value) else "not callable"
+
+
 _UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "KB": 1000, "MB": 1000**2}
 
 
@@ -133,7 +159,18 @@ def _is_budget(value: Any) -> str | None:
 
 _CALIBRATION = "an iterable (list, DataLoader, ...), or a callable returning one, of tuples of input tensors"
 
+_PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"}'
+
 _BUDGET = 'a number of bytes, or a text such as "512KiB"'
+
+#: What recipes do beyond rounding to the ranges that calibration shows: by default, and where they are named.
+IMPROVEMENTS = ("attention", "bias", "norms", "outputs")
+NAMED_IMPROVEMENTS = ("rounding",)
+
+#: How ranges follow from what calibration shows; ``arm_recipes.observers`` has the classes.
+OBSERVER_NAMES = ("mse", "minmax", "percentile", "entropy")
+
+_IMPROVE = f"a bool, or a list of names of {', '.join(IMPROVEMENTS + NAMED_IMPROVEMENTS)}"
 
 OPTIONS: dict[str, Option] = {
     option.name: option
@@ -148,7 +185,11 @@ OPTIONS: dict[str, Option] = {
         Option("direct_drive", "ethos-u85", "a bool", _is_bool, default=False),
         Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _is_names),
         Option("per_channel", "int", "a bool", _is_bool, default=True),
+        Option("precisions", "int", _PRECISIONS, precisions.problem),
         Option("calibration", "int", _CALIBRATION, _is_calibration),
+        Option("observer", "int", f"one of {', '.join(map(repr, OBSERVER_NAMES))}", _is_observer, default="mse"),
+        Option("improve", "int", _IMPROVE, _is_improve, default=True),
+        Option("qat", "int", "a function that trains the model that it is given", _is_function),
         Option("quantized_io", "int", "a bool", _is_bool, default=False),
         Option("require_full_delegation", "all", "a bool", _is_bool, default=False),
         Option("require_runnable", "all", 'True, False or "warn"', _is_bool_or_warn, default="warn"),

@@ -31,7 +31,7 @@ from arm_recipes.failure import describe, is_told
 from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import ExportError, warn
 from arm_recipes.methods import check_state, name_state, with_shared_state
-from arm_recipes.programs import inputs_of, restore_handles, simplify_call, store_named_data
+from arm_recipes.programs import inputs_of, pieces_of, restore_handles, simplify_call, store_named_data
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.sample import Pattern
@@ -205,7 +205,7 @@ class Pipeline:
         record = report.Report(
             recipe=self._recipe.name or "unnamed",
             methods=tuple(methods),
-            program_bytes=len(manager.buffer),
+            program_bytes=sum(map(len, pieces_of(manager))),
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
@@ -255,6 +255,7 @@ class Pipeline:
     def _keep_programs(self) -> None:
         from arm_backend_core.nodes import number
         from arm_backend_core.program import copied
+        from arm_recipes.stages.equal_rows import arrange_rows
 
         # Lowering edits the programs in place, and one may be the user's own.
         self._programs = dict(self._artifact.data)
@@ -268,6 +269,8 @@ class Pipeline:
             simplify_call(program)
             number(program.graph, 1)
         self._shares_state = name_state(copies)
+        if self._shares_state:
+            arrange_rows(copies, self._recipe)
         self._artifact = self._artifact.copy_with_new_data(copies)
 
     def _warn_about_boundary(self) -> None:

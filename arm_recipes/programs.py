@@ -116,6 +116,19 @@ def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: lis
     module._processed_bytes, module._compile_specs = payload, compile_specs
 
 
+class _Pieces(list[bytes]):
+    """A file whose content stays in the pieces that were written."""
+
+    write = list.append
+
+
+def pieces_of(manager: ExecutorchProgramManager) -> list[bytes]:
+    """The emitted program in pieces of the manager's own memory; it would keep the copy that its ``buffer`` makes."""
+    pieces = _Pieces()
+    manager.write_to_file(pieces)
+    return pieces
+
+
 def with_tosa_delegates(
     manager: ExecutorchProgramManager, graphs: Mapping[bytes, bytes], named_data: Mapping[str, bytes]
 ) -> bytes:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, recipe_registry
 
-from arm_recipes import options
+from arm_recipes import options, precisions
 from arm_recipes.messages import quiet
+from arm_recipes.recipe import ArmRecipe, recipe_of
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
 from arm_recipes.targets import SPECS, Options
 
@@ -38,17 +39,19 @@ class ArmRecipeProvider(BackendRecipeProvider):
         if not isinstance(recipe_type, ArmRecipeType):
             return None
         given = options.check(recipe_type.name, kwargs)
+        precisions.check(recipe_type.name, (given.get("precisions") or {}).values())
         spec = SPECS[recipe_type.name](given)
         if given["dump_dir"] is not None:
             spec.dump_intermediate_artifacts_to(str(given["dump_dir"]))
         with quiet():
-            return _recipe(recipe_type, spec, given)
+            return _recipe(recipe_type, spec, given, kwargs)
 
 
-def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) -> ExportRecipe:
+def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kwargs: Options) -> ArmRecipe:
     from executorch.exir.capture import ExecutorchBackendConfig
 
     from arm_backend_core import partitioner, quantizer
+    from arm_recipes.observers import OBSERVERS
     from arm_recipes.stages import edge_manager
     from arm_recipes.stages.budgets import CheckBudgets
     from arm_recipes.stages.lowering import lowering_recipe
@@ -59,16 +62,15 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
     quantization = None
-    passes: list[Any] = [edge_manager.initial_state]
+    passes: list[Any] = [edge_manager.initial_state, edge_manager.whole_remainders]
     if precision != "FP":
-        configs = {
-            "INT8": quantizer.get_symmetric_quantization_config,
-            "A8W4": quantizer.get_symmetric_a8w4_quantization_config,
-            "A16W8": quantizer.get_symmetric_a16w8_quantization_config,
-        }
         chosen = getattr(quantizer, f"{prefix}Quantizer")(spec)
-        chosen.set_global(configs[precision](is_per_channel=given["per_channel"]))
-        quantization = quantization_recipe(chosen, given["calibration"])
+        everywhere = precisions.of_recipe(recipe_type.name, per_channel=given["per_channel"])
+        precisions.apply(chosen, everywhere, given["precisions"] or {}, OBSERVERS[given["observer"]])
+        improve = options.improvements(given["improve"])
+        if given["quantized_io"]:  # integers that the program returns are int8, as those that it takes
+            improve = tuple(name for name in improve if name != "outputs")
+        quantization = quantization_recipe(chosen, given["calibration"], improve, given["qat"])
         if given["quantized_io"]:
             passes.append(edge_manager.quantized_io)
         # VGF runtimes, and those on Linux, have ExecuTorch's own kernels, which the partitioner loads.
@@ -82,8 +84,9 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options) ->
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"]
     )
-    return ExportRecipe(
-        name=recipe_type.value,
+    return recipe_of(
+        recipe_type,
+        kwargs,
         quantization_recipe=quantization,
         lowering_recipe=lowering_recipe(delegating, passes),
         # Arm's runtime reads the payload inside the program, not in a segment of its own.

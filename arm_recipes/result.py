@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.files import check_writable, write
-from arm_recipes.programs import with_tosa_delegates
+from arm_recipes.programs import pieces_of, with_tosa_delegates
 from arm_recipes.report import MethodReport, Report, TensorInfo
 from arm_recipes.runtime.program import Program, twin_path
 from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
@@ -62,12 +62,12 @@ class ExportResult:
     @cached_property
     def buffer(self) -> bytes:
         """The ``.pte`` file."""
-        return sealed(bytes(self.executorch_program.buffer))
+        return b"".join(sealed(pieces_of(self.executorch_program)))
 
     @property
     def stored_bytes(self) -> int:
         """Of the program with all that is stored beside it."""
-        return len(self.buffer) + sum(map(len, (self.executorch_program._tensor_data or {}).values()))
+        return self.report.program_bytes + sum(map(len, (self.executorch_program._tensor_data or {}).values()))
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -112,7 +112,7 @@ class ExportResult:
             from arm_recipes.devtools.inspection import files
 
             beside = files(self, target.stem, etrecord, bundled)
-        write(target, self.buffer)
+        write(target, *sealed(pieces_of(self.executorch_program)))
         for name, data in beside.items():
             write(target.with_name(name), data)
         # Empty unless the recipe puts weights outside the program.
@@ -170,12 +170,15 @@ class ExportResult:
             program.twin = Program(self._twin())
         example = next(iter(self._sized[method].methods)) if method in self._sized else method
         tensors = self._tensors(example, inputs, keywords) if example in self._patterns else inputs
-        outputs = program.run(*tensors, method=method, via=via, pad=pad)
-        if example not in self._out_specs:
+        return self._structured(example, program.run(*tensors, method=method, via=via, pad=pad))
+
+    def _structured(self, method: str, outputs: list[Any]) -> Any:
+        """What the program returns, as the model does."""
+        if method not in self._out_specs:
             return outputs[0] if len(outputs) == 1 else outputs
         from torch.utils import _pytree as pytree
 
-        spec = self._out_specs[example]
+        spec = self._out_specs[method]
         # New values of inputs that the model writes come first.
         return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)
 
@@ -327,13 +330,28 @@ class ExportResult:
             for info, tensor in zip(method.inputs, tensors, strict=True)
         ]
 
+    def run_real(self, sample: Inputs) -> Any:
+        """What ``run`` gives for a sample of the only method, in real numbers with ``quantized_io`` too.
+
+        Raises:
+            ValueError, RunError: as ``run``.
+        """
+        (method,) = self.report.methods
+        outputs = self._loaded().run(*self.program_inputs(method, sample), method=method.name)
+        pairs = zip(method.outputs, outputs, strict=True)
+        return self._structured(method.name, [_real(info, value) for info, value in pairs])
+
     def _twin(self) -> bytes:
         """The program with its delegates as TOSA graphs."""
         tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
         sized = {name: told.told() for name, told in self._sized.items()}
         names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
         graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
-        return sealed(with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names}))
+        return b"".join(sealed([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))
 
     def __repr__(self) -> str:
         return f"<ExportResult {self.report.recipe}: {self.report.program_bytes:,} bytes>"
+
+
+def _real(info: TensorInfo, value: Any) -> Any:
+    return info.dequantize(value) if info.scale is not None and not value.is_floating_point() else value

@@ -283,7 +283,10 @@ def test_set_module_name() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        (lambda q: q.set_module_name("tail", INT8()), "set_module_name: the model has no module 'tail'. It has: "),
+        (
+            lambda q: q.set_module_name("tail", INT8()),
+            "set_module_name: the model has no module 'tail' with operators of its own. It has: ",
+        ),
         (lambda q: q.set_module_name("hea", INT8()), "set_module_name: the model has no module 'hea'"),
         (lambda q: q.set_module_type(nn.LSTM, INT8()), "set_module_type: the model has no LSTM. It has: "),
     ],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes import options
 from arm_recipes.commands.samples import Images, check_source, read_samples
 from arm_recipes.files import check_saved_program
+from arm_recipes.recipe_files import read_recipe
 from arm_recipes.targets import SPECS, recipe_name
 
 if TYPE_CHECKING:
@@ -23,12 +24,30 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+
+class _Pairs(argparse.Action):
+    """Collects MODULE=NAME."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        module, equals, name = values.rpartition("=")
+        if not equals:
+            raise argparse.ArgumentError(self, f"{values!r} is not of the form MODULE=NAME")
+        setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), module: name})
+
+
 #: Options of recipes whose flags are not what their default says: a switch for a bool, text for the others.
 _SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "macs": ("--macs", {"type": int}),
     "extra_flags": ("--extra-flags", {"action": "append", "metavar": "FLAG", "help": "for Vela; repeat for more"}),
     "extensions": ("--extension", {"action": "append", "metavar": "NAME", "help": "of TOSA; repeat for more"}),
+    "precisions": (
+        "--precision",
+        {"action": _Pairs, "metavar": "MODULE=NAME", "help": "A16W8 for one; repeat for more"},
+    ),
     "per_channel": ("--per-tensor", {"action": "store_false", "help": "one scale per weight tensor"}),
+    "improve": ("--improve", {"nargs": "*", "metavar": "NAME", "help": "of the improvements, these alone, or none"}),
     "require_runnable": ("--require-runnable", {"action": "store_true"}),
 }
 _SOURCE = "a .npz or .npy file, a folder of them or of images, or module:function"
@@ -49,10 +68,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """A recipe with its options."""
-    parser.add_argument("--recipe", required=required, type=recipe, metavar="NAME", help="see arm-recipes recipes")
+    which = parser.add_mutually_exclusive_group(required=required)
+    which.add_argument("--recipe", type=recipe, metavar="NAME", help="see arm-recipes recipes")
+    which.add_argument("--tuned", type=Path, metavar="FILE", help="a recipe as arm-recipes tune --save writes it")
     for option in options.OPTIONS.values():
         if option.name == "calibration":
             add_samples(parser, "--calibration", "to calibrate with, instead of the inputs in the model's file")
+            continue
+        if option.name == "qat":  # a function, which no command line can give
             continue
         switch = {"action": "store_true"} if isinstance(option.default, bool) else {}
         flag, kind = _SPECIAL.get(option.name, ("--" + option.name.replace("_", "-"), switch))
@@ -80,6 +103,9 @@ def chosen(given: argparse.Namespace) -> dict[str, Any]:
         ValueError: an argument is wrong.
     """
     found = {name: getattr(given, name) for name in options.OPTIONS if hasattr(given, name)}
+    if given.tuned is not None:
+        given.recipe, written = read_recipe(given.tuned)
+        found = written | found
     source = found.pop("calibration", None)
     if source is not None:
         check_source(source, "--calibration")

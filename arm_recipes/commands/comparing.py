@@ -37,9 +37,10 @@ def add(commands: Commands) -> None:
 def _compare(given: argparse.Namespace) -> None:
     check_source(given.samples, "--samples")
     labels = None if given.labels is None else _labels(given.labels)
-    if (given.other is None) == (given.recipe is None):
+    has_recipe = given.recipe is not None or given.tuned is not None
+    if (given.other is None) == (not has_recipe):
         raise ValueError("compare takes a model with --recipe, or two programs without")
-    if given.recipe is None:
+    if not has_recipe:
         lost = [name for name in options.OPTIONS if getattr(given, name, None) is not None]
         if lost:
             raise ValueError(f"{lost[0]} belongs to a recipe, and two programs are compiled already: leave it out")

@@ -14,6 +14,8 @@ _BEYOND = 0.1
 _GOOD = 38.0
 #: Integers of a type, less one. int16 has 256 steps for each of int8: errors of 2**-8, squares of 2**-16.
 _INT8, _INT16, _FINER = 2**8 - 1, 2**16 - 1, 2.0**16
+#: Modules that are named in an advice.
+_FEW = 4
 _BOUND = "bound them in the model (clamp, ReLU6)"
 
 
@@ -60,7 +62,7 @@ class Facts:
         grid: of its result; ``is_fixed``: it is that of the operator, whatever calibration saw.
         seen: the least and the largest value that calibration saw, if that is known.
         weights: constants that it reads.
-        module: the submodule that all of it is in.
+        readers: submodules that compute with it: it is as fine as they take it.
     """
 
     losses: Losses
@@ -68,7 +70,7 @@ class Facts:
     is_fixed: bool
     seen: tuple[float, float] | None
     weights: tuple[Weights, ...]
-    module: str
+    readers: tuple[str, ...]
 
     @property
     def advice(self) -> Advice:
@@ -152,5 +154,6 @@ class Facts:
         return f"{text} with a scale for each channel, which a few large weights stretch: bound them in training"
 
     def _wider(self) -> str:
-        where = f" for '{self.module}' alone, or" if self.module else ""
+        named = " and ".join(f"'{module}'" for module in self.readers)
+        where = f" for what reads it, {named}, or" if 0 < len(self.readers) <= _FEW else ""
         return f"int16{where} by a recipe A16W8"

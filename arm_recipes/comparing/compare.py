@@ -342,7 +342,7 @@ def _layers(
                 calibrated=seen,
                 usual=losses.usual,
                 output=effects.get(row.name),
-                advice=Facts(losses, row.grid, row.is_fixed, seen, weights, row.scope).advice,
+                advice=Facts(losses, row.grid, row.is_fixed, seen, weights, row.readers).advice,
             )
             layer = replace(layer, own=own, weights=weights)
         made.append(layer)

@@ -10,7 +10,6 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import takewhile
 from typing import Any
 
 import torch
@@ -93,7 +92,7 @@ class Row:
         dtype: of what the program holds.
         operator, module, source: where it comes from: ATen operator, path of the submodule, line of the model; where
             one with weights and its activation are one layer, both operators, and module and line of the first.
-        scope: the submodule that holds all of it.
+        readers: submodules that compute with it; empty if the model itself does, or nothing.
         weights: constants that are quantized and that only this row's operators read.
     """
 
@@ -106,7 +105,7 @@ class Row:
     dtype: str
     operator: str
     module: str
-    scope: str
+    readers: tuple[str, ...]
     source: str
     weights: tuple[str, ...] = ()
 
@@ -250,16 +249,24 @@ def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
         operator="input" if made.op == "placeholder" else " + ".join(operators),
         module=module,
-        scope=_common(module, ("", *modules_of(made))[-1]),
+        readers=_readers(node),
         source=source_line(reader),
         weights=tuple(weights),
     )
 
 
-def _common(one: str, other: str) -> str:
-    """The path of the submodule that both are in."""
-    pairs = takewhile(lambda pair: pair[0] == pair[1], zip(one.split("."), other.split("."), strict=False))
-    return ".".join(part for part, _ in pairs)
+def _readers(node: Node) -> tuple[str, ...]:
+    """Submodules that compute with a tensor, wherever it is moved before."""
+    found: dict[str, None] = {}
+    pending = list(node.users)
+    while pending:
+        user = pending.pop(0)
+        record = find(user)
+        if is_quantize(user) or is_dequantize(user) or (record is not None and record.kind is Kind.SHARED):
+            pending += user.users
+        elif user.op == "call_function":
+            found[("", *modules_of(user))[-1]] = None
+    return () if "" in found else tuple(found)
 
 
 def _moves(node: Node, grid: Grid | None) -> bool:

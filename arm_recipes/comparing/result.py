@@ -17,10 +17,7 @@ WORST, _LISTED = 5, 16
 #: SQNR from which on there is nothing to better: that of float32 itself.
 _EXACT = 120.0
 #: How to have int16 where the advice says so.
-_INT16 = (
-    "int16 for one module: recipe.quantization_recipe.quantizers[0].set_module_name('module', "
-    "arm_backend_core.get_symmetric_a16w8_quantization_config()), before the export"
-)
+_INT16 = "int16 for a module: get_recipe(..., precisions={'module': 'A16W8'}); tune() finds the best for a budget"
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def taps(
     simplify_call(program)
     spec = partitioner.compile_spec
     with events.record():
-        selection = select(prepared(program), spec.target, partitioner.keep_on_cpu)
+        selection = select(prepared(program, spec.target), spec.target, partitioner.keep_on_cpu)
         parts = {part.name: part for part in selection.parts()}
         extended = {name: _extended(part, selection, names) for name, part in parts.items()}
         graphs = dict(zip(extended, selection.graphs(extended.values()), strict=True))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
-from arm_recipes.runtime.whole import Find, whole
+from arm_recipes.runtime.ethosu_payload import Find
+from arm_recipes.runtime.whole import whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,24 +78,24 @@ class TosaDelegate:
         """See ``Delegate``."""
 
 
-def _tosa(payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
-    return TosaDelegate(payload)
+def _tosa(payload: bytes, compile_specs: Mapping[str, bytes], find: Find) -> Delegate:
+    return TosaDelegate(bytes(whole(payload, find)))
 
 
-def _vgf(payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
+def _vgf(payload: bytes, compile_specs: Mapping[str, bytes], find: Find) -> Delegate:
     from arm_recipes.runtime.vgf import VgfDelegate
 
     return VgfDelegate(payload)
 
 
-def _ethosu(payload: bytes, compile_specs: Mapping[str, bytes]) -> Delegate:
+def _ethosu(payload: bytes, compile_specs: Mapping[str, bytes], find: Find) -> Delegate:
     from arm_recipes.runtime.ethosu import EthosUDelegate
 
-    return EthosUDelegate(payload, compile_specs)
+    return EthosUDelegate(payload, compile_specs, find)
 
 
-#: Backend id -> what makes a delegate of a payload and its compile specs.
-BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes]], Delegate]] = {
+#: Backend id -> what makes a delegate of a payload, its compile specs, and the program's named data.
+BACKENDS: Mapping[str, Callable[[bytes, Mapping[str, bytes], Find], Delegate]] = {
     "TOSABackend": _tosa,
     "VgfBackend": _vgf,
     "EthosUBackend": _ethosu,
@@ -125,7 +126,7 @@ def prepare(backend: str, payload: bytes, compile_specs: Mapping[str, bytes], fi
             f"a payload of {backend} ({len(payload):,} bytes) is damaged: its CRC-32 is not the one that was "
             "recorded when it was exported. Export or copy the program again."
         )
-    return BACKENDS[backend](bytes(whole(payload, find)), compile_specs)
+    return BACKENDS[backend](payload, compile_specs, find)
 
 
 def _try(backend: str, payload: bytes) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes.runtime.errors import Command, PayloadError, RunError
 from arm_recipes.runtime.ethosu_abi import FINDINGS, Operation, emulator
 from arm_recipes.runtime.ethosu_origins import Origin, Origins
-from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts, with_fast_scratch
+from arm_recipes.runtime.ethosu_payload import EthosUTensor, Find, read_parts, with_fast_scratch
 from arm_recipes.runtime.ethosu_stream import Stream, StreamError
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class EthosUDelegate:
     Args:
         payload: ExecuTorch's container of a compiled program.
         compile_specs: of the delegate; may tell the size of fast scratch. Otherwise it is what the stream touches.
+        find: gives the program's named data, where methods share weights.
 
     Attributes:
         header_bytes: of the command stream, before its first command.
@@ -101,11 +102,11 @@ class EthosUDelegate:
         RuntimeUnavailable: the plugin cannot be built or loaded.
     """
 
-    def __init__(self, payload: bytes, compile_specs: Mapping[str, bytes]) -> None:
+    def __init__(self, payload: bytes, compile_specs: Mapping[str, bytes], find: Find | None = None) -> None:
         from arm_backend_core.backends.payload import CHECKSUM_KEY
 
         self._checksum = compile_specs.get(CHECKSUM_KEY)
-        parts = read_parts(payload)
+        parts = read_parts(payload, find)
         self.header_bytes = parts.header_bytes
         described = self._described = with_fast_scratch(parts.payload, compile_specs)
         self.inputs: Sequence[EthosUTensor] = described.inputs
@@ -117,7 +118,7 @@ class EthosUDelegate:
         fast_scratch = _MOST_BYTES if told is None else min(told, _MOST_BYTES)
         memory = described.scratch_bytes, fast_scratch, self.inputs, self.outputs
         try:
-            self._stream = Stream(emulator(), bytes(parts.commands), parts.weights, *memory)
+            self._stream = Stream(emulator(), bytes(parts.commands), parts.weights, *memory, shared=parts.named)
         except StreamError as error:
             what = "is damaged, or does what the emulator does not know"
             raise self._failure(PayloadError, what, error) from None

@@ -10,6 +10,8 @@ from typing import Final
 
 from arm_recipes.runtime.errors import PayloadError
 
+#: Looks named data of a program up; None where there is none.
+Find = Callable[[str], bytes | memoryview | None]
 _HEADER, _COMMANDS, _WEIGHTS, _SCRATCH = "vela_bin_stream", "cmd_data", "weight_data", "scratch_size"
 _INPUTS, _OUTPUTS, _FOOTER = "inputs", "outputs", "vela_end_stream"
 _NAMES: Final = (_HEADER, _COMMANDS, _WEIGHTS, _SCRATCH, _INPUTS, _OUTPUTS, _FOOTER)
@@ -81,13 +83,15 @@ class EthosUParts:
 
     Attributes:
         commands: the command stream, of which ``header_bytes`` come before the first command.
-        weights: none where they are named data of the program.
+        weights: none where they are named data of the program that are not looked up.
+        named: whether they are such data, which others may read too.
     """
 
     payload: EthosUPayload
     commands: memoryview
     header_bytes: int
     weights: memoryview
+    named: bool
 
 
 def read_payload(data: bytes | memoryview) -> EthosUPayload:
@@ -99,11 +103,14 @@ def read_payload(data: bytes | memoryview) -> EthosUPayload:
     return read_parts(data).payload
 
 
-def read_parts(data: bytes | memoryview) -> EthosUParts:
+def read_parts(data: bytes | memoryview, find: Find | None = None) -> EthosUParts:
     """Read and validate a payload.
 
+    Args:
+        find: gives the program's named data, among which weights may be.
+
     Raises:
-        PayloadError: it is truncated or damaged; the message says where.
+        PayloadError: it is truncated or damaged, the message says where; or its weights are not found.
     """
     if len(data) == 0:
         raise _damaged(_HEADER, 0, "the payload is empty")
@@ -111,7 +118,9 @@ def read_parts(data: bytes | memoryview) -> EthosUParts:
     for name, length in ((_HEADER, 0), (_FOOTER, 0), (_SCRATCH, 4)):
         blocks[name].check_length(length)
     commands, scratch = blocks[_COMMANDS], blocks[_SCRATCH].number(0)
-    weights = memoryview(b"") if blocks[_WEIGHTS].external else blocks[_WEIGHTS].data
+    weights = blocks[_WEIGHTS].data
+    if blocks[_WEIGHTS].external:
+        weights = memoryview(b"" if find is None else found(bytes(weights).decode(), find))
     stream = _stream(commands)
     inputs = _tensors(blocks[_INPUTS], INPUT, scratch, stream)
     outputs = _tensors(blocks[_OUTPUTS], OUTPUT, scratch, stream)
@@ -126,15 +135,26 @@ def read_parts(data: bytes | memoryview) -> EthosUParts:
         inputs=inputs,
         outputs=outputs,
     )
-    return EthosUParts(described, commands.data, stream.header_bytes, weights)
+    return EthosUParts(described, commands.data, stream.header_bytes, weights, blocks[_WEIGHTS].external)
 
 
-def inlined(data: bytes | memoryview, find: Callable[[str], bytes | memoryview]) -> bytes | memoryview:
-    """A payload with its weights inside, if they are named data; else as it is, also where it is damaged.
+def found(name: str, find: Find) -> bytes | memoryview:
+    """Weights that are named data.
 
-    Args:
-        find: gives the data of a name.
+    Raises:
+        PayloadError: they are not there.
     """
+    data = find(name)
+    if data is None:
+        raise PayloadError(
+            f"the weights '{name}', which methods share, are not among the program's named data: "
+            "load the program with arm_recipes.load, or export it again"
+        )
+    return data
+
+
+def inlined(data: bytes | memoryview, find: Find) -> bytes | memoryview:
+    """A payload with its weights inside, if they are named data; else as it is, also where it is damaged."""
     try:
         blocks = _blocks(memoryview(data)) if len(data) else {}
     except PayloadError:
@@ -145,7 +165,7 @@ def inlined(data: bytes | memoryview, find: Callable[[str], bytes | memoryview])
     from arm_backend_core.backends.payload import block_stream
 
     inside = {name: bytes(block.data) for name, block in blocks.items()}
-    inside[_WEIGHTS] = bytes(find(inside[_WEIGHTS].decode()))
+    inside[_WEIGHTS] = bytes(found(inside[_WEIGHTS].decode(), find))
     return block_stream(list(inside.items()))
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
+import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from arm_recipes.runtime.ethosu_abi import REGIONS, Figures, Message, Operation, Span
 from arm_recipes.runtime.ethosu_payload import FAST_SCRATCH, SCRATCH, WEIGHTS, EthosUTensor
@@ -29,14 +32,45 @@ class StreamError(Exception):
         self.indexed = indexed
 
 
+class _Pages:
+    """Weights of a program with many streams, written down once: each has them until it writes into a page.
+
+    Attributes:
+        known: those in use, by where their source lies, which stays there as long.
+    """
+
+    known: ClassVar[weakref.WeakValueDictionary[tuple[int, int], _Pages]] = weakref.WeakValueDictionary()
+
+    def __init__(self, source: Array) -> None:
+        self._source, self._file = source, os.memfd_create("weights")
+        weakref.finalize(self, os.close, self._file)
+        written = 0
+        while written < source.nbytes:  # by at most 2 GiB
+            written += os.write(self._file, source[written:].data)
+
+    @classmethod
+    def of(cls, source: Array) -> _Pages:
+        """The one that there is, or a new one."""
+        key = source.ctypes.data, source.nbytes
+        pages = cls.known.get(key) or cls(source)
+        return cls.known.setdefault(key, pages)
+
+    def own(self) -> Array:
+        """Memory with these bytes that may be written."""
+        import numpy as np
+
+        return np.frombuffer(mmap.mmap(self._file, self._source.nbytes, access=mmap.ACCESS_COPY), np.uint8)
+
+
 class Stream:
     """A command stream that is loaded, with its memory.
 
     Args:
         library: has the emulator's functions, as ``declared``.
         commands: the stream with its header.
-        weights: bytes of region 0, of which a copy is made: what a damaged stream writes there does not reach them.
+        weights: bytes of region 0, which become its own: what a damaged stream writes there does not reach them.
         scratch, fast_scratch: bytes of these regions; of fast scratch there are no more than the stream reaches.
+        shared: other streams have the same weights: they are not copied before they are written.
         inputs, outputs: where they lie. An input may have no place; what is given for it is left aside.
 
     Raises:
@@ -52,6 +86,7 @@ class Stream:
         fast_scratch: int,
         inputs: Sequence[EthosUTensor],
         outputs: Sequence[EthosUTensor],
+        shared: bool = False,
     ) -> None:
         import numpy as np
 
@@ -60,7 +95,9 @@ class Stream:
         for tensor in (*inputs, *outputs):  # which may have regions of their own
             sizes[tensor.region] = max(sizes[tensor.region], tensor.offset + tensor.nbytes)
         sizes[WEIGHTS], sizes[SCRATCH], sizes[FAST_SCRATCH] = len(weights), scratch, fast_scratch
-        first = np.frombuffer(weights, np.uint8).copy()
+        given = np.frombuffer(weights, np.uint8)
+        self._pages = _Pages.of(given) if shared and hasattr(os, "memfd_create") else None
+        first = given.copy() if self._pages is None else self._pages.own()
         limits, message = (ctypes.c_uint64 * REGIONS)(*sizes), Message()
         self._program = library.arm_npu_load(commands, len(commands), first.ctypes.data, limits, ctypes.byref(message))
         if self._program is None:

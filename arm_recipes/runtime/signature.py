@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from arm_recipes.report import TensorInfo
-from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor, read
+from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor
 from arm_recipes.runtime.sized import SizedMethod
 
 #: Key of the named data in which ``export`` keeps the names, as JSON. The runtime reads named data when it is asked.
@@ -110,14 +110,20 @@ def stored_names(
     return json.dumps({"crc32": _UNSEALED, "methods": sides} | told).encode()
 
 
-def sealed(data: bytes) -> bytes:
-    """The program with its checksum in what is stored; ``data`` itself if nothing is."""
-    stored = bytes(read(data).named_data.get(NAMES_KEY, b""))
-    if not stored.startswith(_SEAL):
-        return data
-    at = data.rindex(stored) + len(_SEAL)
-    view = memoryview(data)
-    return b"".join((view[:at], f"{zlib.crc32(data):08x}".encode(), view[at + len(_UNSEALED) :]))
+def sealed(pieces: Sequence[bytes]) -> list[bytes | memoryview]:
+    """The program that ``pieces`` make up, with its checksum in what is stored, which lies in one of them.
+
+    In pieces too: a program with large weights need not be in memory twice to be written.
+    """
+    unsealed, checksum = _SEAL + _UNSEALED.encode(), 0
+    for piece in pieces:
+        checksum = zlib.crc32(piece, checksum)
+    parts: list[bytes | memoryview] = [*pieces]
+    last = next((i for i, piece in reversed([*enumerate(pieces)]) if unsealed in piece), None)
+    if last is not None:
+        at, view = pieces[last].rindex(unsealed) + len(_SEAL), memoryview(pieces[last])
+        parts[last : last + 1] = [view[:at], f"{checksum:08x}".encode(), view[at + len(_UNSEALED) :]]
+    return parts
 
 
 def check_seal(data: bytes, program: PteProgram) -> None:

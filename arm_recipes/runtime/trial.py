@@ -31,7 +31,7 @@ def main() -> None:
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected and reported
     try:
-        delegate = BACKENDS[sys.argv[1]](sys.stdin.buffer.read(), {})
+        delegate = BACKENDS[sys.argv[1]](sys.stdin.buffer.read(), {}, lambda _: None)
         # Delegates of which only bytes are known (Ethos-U) run on an emulator, and need no trial.
         described = [tensor for tensor in delegate.inputs if isinstance(tensor, TensorInfo)]
         delegate.run([np.zeros(tensor.shape, tensor.dtype) for tensor in described])

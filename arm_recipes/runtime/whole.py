@@ -7,15 +7,13 @@ flatbuffer, which runs on the host alone, is cut into parts.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_payload import inlined
+from arm_recipes.runtime.ethosu_payload import Find, found, inlined
 
 #: What the names of such data begin with; the SHA-256 of the data follows.
 PREFIX = "arm_weights_"
-#: Looks named data up; None where there is none.
-Find = Callable[[str], bytes | memoryview | None]
 _MAGIC = b"ARMPARTS"
 _PART = struct.Struct("<BI")  # whether it is a name, and its length
 
@@ -34,7 +32,7 @@ def whole(payload: bytes | memoryview, find: Find) -> bytes | memoryview:
         PayloadError: a part is missing, or it is damaged.
     """
     if bytes(payload[: len(_MAGIC)]) != _MAGIC:
-        return inlined(payload, lambda name: _found(name, find))
+        return inlined(payload, find)
     return b"".join(_parts(memoryview(payload), find))
 
 
@@ -49,14 +47,4 @@ def _parts(payload: memoryview, find: Find) -> Iterator[bytes | memoryview]:
         if at > len(payload):
             raise PayloadError(f"damaged: a part of a payload has {length} bytes, {len(payload) - start} are left")
         part = payload[start:at]
-        yield _found(bytes(part).decode(errors="replace"), find) if is_name else part
-
-
-def _found(name: str, find: Find) -> bytes | memoryview:
-    data = find(name)
-    if data is None:
-        raise PayloadError(
-            f"the weights '{name}', which methods share, are not among the program's named data: "
-            "load the program with arm_recipes.load, or export it again"
-        )
-    return data
+        yield found(bytes(part).decode(errors="replace"), find) if is_name else part

@@ -69,6 +69,32 @@ def initial_state(manager: EdgeProgramManager) -> Sequence[Any]:
     return []
 
 
+def whole_remainders(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Have integers left on the CPU take x - floor(x / y) * y for their remainder.
+
+    ExecuTorch's kernels of ``remainder`` give integers the sign of x, silently: -3 % 2 is 1 in PyTorch and -1 there.
+    """
+    aten = exir_ops.edge.aten
+    for method in manager.methods:
+        module = manager.exported_program(method).graph_module
+        found = [node for node in module.graph.nodes if node.target in (aten.remainder.Scalar, aten.remainder.Tensor)]
+        for node in found:
+            x, y = node.args
+            value = node.meta["val"]
+            if value.dtype.is_floating_point:
+                continue
+            with module.graph.inserting_before(node):
+                if not isinstance(y, Node):
+                    y = module.graph.call_function(aten.full.default, ([], y), {"dtype": value.dtype})
+                    y.meta = {**node.meta, "val": value.new_full((), node.args[1])}
+                down = module.graph.call_function(aten.div.Tensor_mode, (x, y), {"rounding_mode": "floor"})
+                whole = module.graph.call_function(aten.mul.Tensor, (down, y))
+            down.meta, whole.meta = dict(node.meta), dict(node.meta)
+            node.target, node.args = aten.sub.Tensor, (x, whole)
+        module.recompile()
+    return []
+
+
 def cortex_m_boundary(manager: EdgeProgramManager) -> Sequence[Any]:
     """Turn quantize and dequantize outside the delegates into ``cortex_m`` ones, as firmware has them.
 

@@ -6,9 +6,8 @@ are the same, and quantize and dequantize operators take the observers' places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from operator import attrgetter
 from typing import Any, cast
 
@@ -18,7 +17,7 @@ from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
-from torch.fx import Graph, Node, map_arg
+from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import Quantizer
@@ -28,14 +27,17 @@ from arm_backend_core import events
 from arm_backend_core.aten.constants import attribute, held
 from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.nodes import CHOICE, drop_unread, is_state, source_line
-from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.program import store_of, with_parts
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 from arm_recipes.methods import Identity, identity
+from arm_recipes.stages.grids import refine
+from arm_recipes.stages.norms import join_norms
+from arm_recipes.stages.walking import Paths, Side, Walk, paths_of
 
 _Q = torch.ops.quantized_decomposed
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_AT_A_TIME = 1 << 16  #: elements of a constant that are quantized in one go
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Observed(torch.nn.Module):
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
         quantizer: annotates it.
         common: what programs that go on from each other's state, and share observers, have in common.
+        improve: names of improvements, of which those that change the graph or its annotations are made here.
 
     Attributes:
         held: nodes of parameters, buffers and constants, and which tensor each is.
@@ -74,16 +77,25 @@ class Observed(torch.nn.Module):
         ModelError: the quantizer cannot annotate this program.
     """
 
-    def __init__(self, program: ExportedProgram, quantizer: Quantizer, common: Common | None = None) -> None:
+    def __init__(
+        self,
+        program: ExportedProgram,
+        quantizer: Quantizer,
+        common: Common | None = None,
+        improve: Collection[str] = (),
+    ) -> None:
         super().__init__()
         self._program = program = functional(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
         self._common = common or Common()
         self._specs, self.held = _unlift(self._program, self._common.states)
         _write_states(self._program, self._specs)
+        if "norms" in improve:
+            join_norms(self._program.graph_module)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
         quantizer.annotate(self.model)
+        refine(self.model.graph, improve)
         quantizer.validate(self.model)
         places = prepare._get_edge_or_node_to_qspec(self.model)
         groups = prepare._get_edge_or_node_to_group_id(places)
@@ -92,8 +104,8 @@ class Observed(torch.nn.Module):
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
         self.samples = 0
         self._last: list[Any] = []
-        self._paths = _paths(self.model.graph)
-        self._taken: set[_Side] = set()
+        self._paths: Paths = paths_of(self.model.graph)
+        self._taken: set[Side] = set()
         self.meta: dict[str, Any] = {}
         self.corrected: dict[str, Tensor] = {}
         self.floats: dict[str, Tensor] = {}
@@ -123,7 +135,7 @@ class Observed(torch.nn.Module):
     def quantized(self) -> ExportedProgram:
         """The program with quantize and dequantize operators; to be asked for once."""
         graph = self.model.graph
-        self._observe_not_taken()
+        self.observe_not_taken()
         for node in list(graph.nodes):
             users, output = list(node.users), self.observers.get(node)
             source = node if output is None else self._rounded(node, node, output, users)
@@ -140,7 +152,7 @@ class Observed(torch.nn.Module):
         _return_states(self._program)
         return _lifted(self._program, self._specs, self._mode)
 
-    def _observe_not_taken(self) -> None:
+    def observe_not_taken(self) -> None:
         """What no sample chose gets its ranges from what the last one makes of it."""
         wheres = [node for node in self.graph.nodes if CHOICE in node.meta]
         sides = {(where, side) for where in wheres for side in (True, False)}
@@ -153,55 +165,14 @@ class Observed(torch.nn.Module):
             self._observe(self._last)
 
     def _observe(self, inputs: Iterable[Any]) -> None:
-        """Run a sample; observers see its tensors, and constants once. fx's interpreter does more by node.
-
-        A branch that is not taken is not computed; without ``_paths`` all are, and what was not chosen yet is.
-        """
+        """Run a sample; observers see its tensors, and constants once."""
         watched: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
         for node, watcher in self.watchers:
             watched.setdefault(node, {})[watcher] = None
         for place, observer in self.observers.items():
-            if isinstance(observer, RangeObserver) and not (observer.exact and observer.seen):
+            if isinstance(observer, RangeObserver) and not (observer.exact and observer.count):
                 watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
-        given, values, nodes = iter(inputs), dict[Node, Any](), list(self.graph.nodes)
-        loops = any(node.target is LOOP_OUT for node in nodes)
-        last = {source: node for node in nodes for source in node.all_input_nodes if not loops}
-        place = 0
-        while place < len(nodes):
-            node = nodes[place]
-            place += 1
-            path = self._paths.get(node, ())  # a parameter stands before the condition, which is not known yet
-            runs = all(bool(values.get(condition, side)) is side for condition, side in path)
-            if runs:
-                values[node] = self._value(node, values, given)
-                for observer in watched.get(node, ()):
-                    observer(values[node])
-            for source in node.all_input_nodes:
-                if last.get(source) is node:
-                    values.pop(source, None)
-            if runs and node.target is LOOP_OUT and self._paths and bool(values[node.args[0]]):
-                starts = cast(list[Node], node.args[2])
-                values |= dict(zip(starts, values[node], strict=True))
-                place = nodes.index(starts[-1]) + 1
-
-    def _value(self, node: Node, values: dict[Node, Any], given: Iterator[Any]) -> Any:
-        if node.op == "placeholder":
-            return next(given)
-        if node.op == "get_attr":
-            return attrgetter(str(node.target))(self.model)
-        if node.op == "output":
-            return None
-        if CHOICE in node.meta or node.target is LOOP_OUT:
-            condition, *ways = cast(list[Any], node.args[:3])
-            side = bool(values[condition])
-            if not self._paths and (node, not side) not in self._taken:
-                side = not side
-            self._taken.add((node, side))
-            return map_arg(ways[not side], values.__getitem__)
-        args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-        # Attention lays its result out in another way than it was traced with, by which PyTorch chose a view.
-        target: Any = torch.reshape if node.target is torch.ops.aten.view.default else node.target
-        return target(*args, **kwargs)
+        _Watched(self, watched, self._paths, self._taken).run(inputs)
 
     def _rounded(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
         """Let ``users`` read ``source``, which is ``node`` or rounded already, quantized and dequantized.
@@ -226,7 +197,7 @@ class Observed(torch.nn.Module):
                 tensor = attrgetter(str(source.target))(model)
                 constants, key = self._common.constants, (observer, identity(tensor))
                 if key not in constants:
-                    constants[key] = quantize(tensor, *known)
+                    constants[key] = _integers(quantize, tensor, known, observer.dtype)
                 integers = attribute(model, f"{node.name}_quantized", constants[key])
                 self.floats[str(integers.target)] = self.corrected.get(str(source.target), tensor).detach()
             else:
@@ -241,25 +212,38 @@ class Observed(torch.nn.Module):
         return result
 
 
-#: A condition, or a choice, and which way it goes.
-_Side = tuple[Any, bool]
+def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
+    """A constant, quantized by parts: as a whole it takes three times its floats, and is laid out behind these."""
+    if tensor.numel() <= _AT_A_TIME:
+        return cast(Tensor, quantize(tensor, *known))
+    result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), known
+    each = isinstance(scale, Tensor)
+    axis = limits[0] if each else 0
+    count = max(1, _AT_A_TIME * tensor.shape[axis] // tensor.numel())
+    for start in range(0, tensor.shape[axis], count):
+        part = slice(start, start + count)
+        own = (scale[part], zero_point[part]) if each else (scale, zero_point)
+        rows = tensor.narrow(axis, start, min(count, tensor.shape[axis] - start))
+        result.narrow(axis, start, rows.shape[axis]).copy_(quantize(rows, *own, *limits))
+    return result
 
 
-def _paths(graph: Graph) -> dict[Node, tuple[_Side, ...]]:
-    """How conditions must turn out for a node's result to be read, the outermost first."""
-    paths: dict[Node, tuple[_Side, ...]] = {}
-    for node in reversed(graph.nodes):
-        ways = []
-        for user in node.users:
-            way = paths[user]
-            if CHOICE in user.meta and user.args[0] is not node and user.args[1] is not user.args[2]:
-                way = (*way, (user.args[0], user.args[1] is node))
-            elif user.target is LOOP_OUT and node in cast(Any, user.args[1]) and node not in cast(Any, user.args[2]):
-                way = (*way, (user.args[0], True))
-            ways.append(way)
-        common = takewhile(lambda steps: len(set(steps)) == 1, zip(*ways, strict=False))
-        paths[node] = tuple(steps[0] for steps in common)
-    return paths
+class _Watched(Walk):
+    """A run of a sample, watched."""
+
+    def __init__(
+        self, model: Observed, watched: Mapping[Node, Iterable[Callable[[Tensor], Any]]], paths: Paths, taken: set[Side]
+    ) -> None:
+        super().__init__(model.graph, paths, taken)
+        self._model, self._watched = model.model, watched
+
+    def held(self, node: Node) -> Any:
+        return attrgetter(str(node.target))(self._model)
+
+    def made(self, node: Node, value: Any) -> Any:
+        for observer in self._watched.get(node, ()):
+            observer(value)
+        return value
 
 
 def _unlift(

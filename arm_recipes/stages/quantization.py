@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from executorch.export import QuantizationRecipe
@@ -14,26 +17,87 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 
 from arm_recipes.comparing.original import Original
 from arm_recipes.methods import observe_together
+from arm_recipes.options import IMPROVEMENTS
 from arm_recipes.sample import Inputs
 from arm_recipes.stages.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.stages.capture import Capture
+
+if TYPE_CHECKING:
+    from arm_recipes.stages.post_training import Common, Observed
 
 #: Marks the iteration over the calibration samples of a method with a progress bar, or returns it as it is.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
-def quantization_recipe(quantizer: Quantizer, calibration: Any = None) -> QuantizationRecipe:
-    """Post-training quantization with ``quantizer``.
+#: Improvements by the quantizer of their recipe, which is all that ``ExportRecipe.combine`` keeps of it.
+_NAMED = WeakKeyDictionary[Quantizer, Collection[str]]()
+
+
+@dataclass
+class ImprovedRecipe(QuantizationRecipe):
+    """A ``QuantizationRecipe`` that names the improvements that its stage makes.
+
+    Attributes:
+        improve: names, of ``options.IMPROVEMENTS``.
+    """
+
+    improve: Collection[str] = IMPROVEMENTS
+
+
+def improvements_of(recipe: QuantizationRecipe) -> Collection[str]:
+    """Those that a recipe names; of one that was combined: that all which name some do; one of others has all."""
+    if isinstance(recipe, ImprovedRecipe):
+        return recipe.improve
+    named = [_NAMED[quantizer] for quantizer in recipe.quantizers or () if quantizer in _NAMED]
+    return tuple(name for name in (named or [IMPROVEMENTS])[0] if all(name in names for names in named))
+
+
+def quantization_recipe(
+    quantizer: Quantizer, calibration: Any = None, improve: Collection[str] = IMPROVEMENTS, train: Any = None
+) -> ImprovedRecipe:
+    """Quantization with ``quantizer``.
 
     Args:
         calibration: samples as ``Calibration`` takes them; None calibrates with the example inputs.
+        improve: names of improvements.
+        train: trains the prepared model that it is given; None quantizes after training.
     """
-    return QuantizationRecipe(
+    _NAMED[quantizer] = improve
+    return ImprovedRecipe(
+        improve=improve,
         quantizers=[quantizer],
         calibration_inputs_fn=None if calibration is None else Calibration(calibration),
         post_prepare_passes=[start_monitor],
         pre_convert_passes=[stop_monitor],
+        is_qat=train is not None,
+        train_fn=train,
+        pre_prepare_passes=None if train is None else [_refuse],
     )
+
+
+def _refuse(model: GraphModule) -> GraphModule:
+    """Pre-prepare pass that only ExecuTorch's own stage runs: it would train without rounding, and other weights.
+
+    Raises:
+        ValueError: always.
+    """
+    raise ValueError("qat: the recipe's own quantizer alone can train, and through arm_recipes.export alone")
+
+
+@dataclass(frozen=True)
+class Settle:
+    """Pre-convert pass of a model that was trained: it has the ranges that were found, and no weight is changed.
+
+    Attributes:
+        give: gives the ranges to the observers of a calibrated program.
+    """
+
+    give: Callable[[Observed], None]
+
+    def __call__(self, observed: Any) -> Any:
+        """Give them."""
+        self.give(observed)
+        return observed
 
 
 def is_quantized(graph: torch.fx.Graph) -> bool:
@@ -56,17 +120,23 @@ class FastQuantizeStage(QuantizeStage):
 
     def __init__(self, recipe: QuantizationRecipe, capture: Capture, progress: Progress) -> None:
         super().__init__(recipe)
-        self._capture = capture
+        self._quantization_recipe: QuantizationRecipe = recipe
+        self.capture = capture
         self._progress = progress
         self.originals: dict[str, Original] = {}
 
     def run(self, artifact: PipelineArtifact) -> None:
-        """Quantize every method; quantization-aware training is left to ExecuTorch's own stage."""
-        recipe = self._quantization_recipe
-        if not recipe.quantizers or recipe.is_qat:
+        """Quantize every method; training with another quantizer is left to ExecuTorch's own stage.
+
+        Raises:
+            ValueError: the model cannot be trained, or nothing says how.
+        """
+        recipe, examples = self._quantization_recipe, artifact.get_context("example_inputs")
+        if not recipe.quantizers or (recipe.is_qat and not self.is_ours):
             super().run(artifact)
             return
-        examples = artifact.get_context("example_inputs")
+        if recipe.is_qat:
+            artifact = artifact.copy_with_new_data(self._trained(artifact.data, examples))
         shapes = artifact.get_context("dynamic_shapes", {})
         quantized, programs = {}, dict[str, ExportedProgram]()
         for method, model in artifact.data.items():
@@ -79,40 +149,80 @@ class FastQuantizeStage(QuantizeStage):
             if isinstance(model, ExportedProgram):
                 programs[method] = copied(model)
             else:
-                programs[method] = self._capture(method, model, examples[method][0], shapes.get(method))
+                programs[method] = self.capture(method, model, examples[method][0], shapes.get(method))
         with torch.no_grad():
-            if self._is_ours():
+            if self.is_ours:
                 quantized |= self._quantize(programs, artifact.data, examples)
             else:
                 for method, program in programs.items():
                     quantized[method] = self._quantize_by_torchao(method, program, examples[method])
         self._artifact = artifact.copy_with_new_data({method: quantized[method] for method in artifact.data})
 
-    def _is_ours(self) -> bool:
+    @property
+    def recipe(self) -> QuantizationRecipe:
+        """What it quantizes by."""
+        return self._quantization_recipe
+
+    @property
+    def quantizers(self) -> list[Quantizer]:
+        """Those of the recipe."""
+        return list(self._quantization_recipe.quantizers or [])
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the program itself is quantized, by a quantizer of ours alone."""
         from arm_backend_core.quantizer.quantizer import ArmQuantizer
 
         recipe = self._quantization_recipe
-        own = all(isinstance(quantizer, ArmQuantizer) for quantizer in recipe.quantizers)
-        return own and len(recipe.quantizers) == 1 and not recipe.pre_prepare_passes and not recipe.post_convert_passes
+        own = all(isinstance(quantizer, ArmQuantizer) for quantizer in self.quantizers)
+        passes = [one for one in recipe.pre_prepare_passes or () if one is not _refuse]
+        return own and len(self.quantizers) == 1 and not passes and not recipe.post_convert_passes
+
+    def observed(self, program: ExportedProgram, common: Common | None = None) -> Observed:
+        """The program, which is edited, with observers where it will be quantized."""
+        from arm_recipes.stages.post_training import Observed
+
+        (quantizer,) = self.quantizers
+        return Observed(program, quantizer, common, improvements_of(self._quantization_recipe))
+
+    def _trained(self, models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]) -> dict[str, Any]:
+        """A copy of the one model, trained by the recipe's function; what quantizes it is then known."""
+        from arm_recipes.training.prepared import Prepared, trainable
+
+        train: Callable[[Any], Any] | None = self._quantization_recipe.train_fn
+        if train is None:
+            raise ValueError("is_qat=True needs train_fn, a function that trains the model that it is given")
+        ((method, model),) = models.items() if len(models) == 1 else (("", trainable(models)),)
+        if isinstance(model, (ExportedProgram, GraphModule)) and is_quantized(model.graph):
+            return dict(models)
+        prepared = Prepared(copy.deepcopy(trainable(models)), self, examples[method])
+        with torch.enable_grad():
+            train(prepared)
+        self._quantization_recipe = prepared.trained()
+        return {method: prepared.eval().model}
 
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
     ) -> dict[str, ExportedProgram]:
         """Methods are calibrated one after the other, each going on from the state that the last one left."""
         from arm_backend_core.program import copied
-        from arm_recipes.stages.bias import BiasCorrection
-        from arm_recipes.stages.post_training import Common, Observed
+        from arm_recipes.stages.post_training import Common
+        from arm_recipes.stages.seen import tell
 
-        (quantizer,), common = list(self._quantization_recipe.quantizers or []), Common()
+        common, passes = Common(), self._quantization_recipe.pre_convert_passes or ()
         captured = {method: copied(program) for method, program in programs.items()}
-        observed = {method: Observed(program, quantizer, common) for method, program in programs.items()}
+        observed = {method: self.observed(program, common) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
-        corrections = [BiasCorrection(model) for model in observed.values()]
+        trained = any(isinstance(one, Settle) for one in passes)
+        corrections = (
+            [] if trained else _corrections(list(observed.values()), improvements_of(self._quantization_recipe))
+        )
         for method, model in observed.items():
-            self._calibrated(method, model, examples[method])
+            self.calibrated(method, model, examples[method])
         for correction in corrections:
             correction.apply()
+        tell(observer for model in observed.values() for observer in model.observers.values())
         quantized = {method: model.quantized() for method, model in observed.items()}
         for method, model in observed.items():
             self.originals[method] = Original(captured[method], model.floats, model.ranges)
@@ -124,15 +234,27 @@ class FastQuantizeStage(QuantizeStage):
         recipe = self._quantization_recipe
         model = self._apply_passes(program.module(check_guards=False), recipe.pre_prepare_passes)
         model = prepare_pt2e(model, self._get_quantizer_for_prepare_pt2e(recipe.quantizers))
-        model = self._calibrated(method, model, examples)
+        model = self.calibrated(method, model, examples)
         return self._apply_passes(convert_pt2e(model), recipe.post_convert_passes)
 
-    def _calibrated(self, method: str, model: Any, examples: list[Inputs]) -> Any:
+    def calibrated(self, method: str, model: Any, examples: list[Inputs]) -> Any:
+        """Run the samples through a prepared model."""
         recipe = self._quantization_recipe
         model = self._apply_passes(model, recipe.post_prepare_passes)
         for sample in self._progress(_samples(recipe.calibration_inputs_fn, model, examples), method):
             model(*sample, **getattr(sample, "keywords", {}))
         return self._apply_passes(model, recipe.pre_convert_passes)
+
+
+def _corrections(observed: list[Any], improve: Collection[str]) -> list[Any]:
+    """What edits a program after its samples, in this order; ``observed`` watch for them from now on."""
+    from arm_recipes.stages.bias import BiasCorrection
+    from arm_recipes.stages.rounding import Rounding
+
+    corrections: list[Any] = []
+    if "rounding" in improve and len(observed) == 1:  # methods share their weights
+        corrections = [Rounding(model, centred="bias" in improve) for model in observed]
+    return corrections + [BiasCorrection(model) for model in observed if "bias" in improve]
 
 
 def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]) -> Iterable[Any]:

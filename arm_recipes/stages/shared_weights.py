@@ -220,8 +220,8 @@ def shared(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -
     Raises:
         NotShared: see ``Stream``.
     """
-    region = bytearray(constants[0])
-    known = {_digest(constants[0][start:end]): start for start, end in _pieces(streams[0], len(region))}
+    region, size = [constants[0]], len(constants[0])  # joined at the end: until then they lie in the payloads alone
+    known = {_digest(constants[0][start:end]): start for start, end in _pieces(streams[0], size)}
     moved = [streams[0].moved({})]
     for stream, own in zip(streams[1:], constants[1:], strict=True):
         pieces = _pieces(stream, len(own))
@@ -230,17 +230,16 @@ def shared(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -
             content = own[start:end]
             key = _digest(content)
             if key not in known:
-                region += bytes(-len(region) % _ALIGNMENT)
-                known[key] = len(region)
-                region += content
+                region += [bytes(-size % _ALIGNMENT), content]
+                known[key] = size + len(region[-2])
+                size = known[key] + len(content)
             targets.append(known[key])
         places = {}
         for use in stream.uses:
             index = next(i for i, (start, end) in enumerate(pieces) if start <= use.address < end)
             places[use.place] = use.address - pieces[index][0] + targets[index]
         moved.append(stream.moved(places))
-    region += bytes(-len(region) % 16)
-    return bytes(region), moved
+    return b"".join([*region, bytes(-size % 16)]), moved
 
 
 def _digest(content: memoryview | bytes) -> bytes:

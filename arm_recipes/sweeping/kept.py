@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,19 +36,30 @@ class Kept:
                 raise ValueError(f"folder: cannot make '{folder}': {error.strerror}") from error
             check_writable(self._folder / "configuration.json")
 
-    def figures(self, key: str) -> Figures | None:
-        """What was kept for a configuration; None if there is nothing, or a file that is not of this form."""
+    def record(self, key: str) -> dict[str, Any] | None:
+        """What was kept under a key; None if there is nothing, or a file that is not of this form."""
         if self._folder is None:
             return None
         try:
-            return Figures(**json.loads((self._folder / f"{key}.json").read_text())["figures"])
-        except (OSError, ValueError, TypeError, KeyError):
+            found = json.loads((self._folder / f"{key}.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def keep_record(self, key: str, content: Mapping[str, Any]) -> None:
+        """Write what ``record`` gives."""
+        if self._folder is not None:
+            write(self._folder / f"{key}.json", json.dumps(content, indent=1).encode())
+
+    def figures(self, key: str) -> Figures | None:
+        """What was kept for a configuration; None if there is nothing, or a file that is not of this form."""
+        try:
+            return Figures(**(self.record(key) or {})["figures"])
+        except (TypeError, KeyError):
             return None
 
     def keep(self, key: str, configuration: Configuration, figures: Figures) -> None:
         """Write the figures; the configuration beside them is for people."""
-        if self._folder is None:
-            return
         spec = configuration.spec
         content = {
             "recipe": configuration.recipe,
@@ -56,7 +68,7 @@ class Kept:
             "memory_mode": spec.memory_mode,
             "figures": asdict(figures),
         }
-        write(self._folder / f"{key}.json", json.dumps(content, indent=1).encode())
+        self.keep_record(key, content)
 
     def outputs(self, key: str) -> list[list[Any]] | None:
         """What a program gave, the tensors of each sample; None if nothing usable was kept."""

@@ -85,7 +85,7 @@ def sweep(
     kept = Kept(folder)
     bar = _Bar(progress)
     with quiet():
-        program, given, examples, notes = _captured(model, samples)
+        program, given, examples, notes = captured(model, samples, "sweep")
         lowered, precisions = _lowered(program, examples, chosen)
         rate = Accuracy(program, examples, given, metric, kept, bar.samples)
         accuracies, unknown = _accuracies(rate, chosen, lowered, precisions)
@@ -94,11 +94,11 @@ def sweep(
     return Sweep(tuple(rows), rate.name, (*notes, *unknown))
 
 
-def _captured(model: Any, samples: Any) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
+def captured(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, list[Any], list[Inputs], list[str]]:
     """The model as a program, the samples as they were given and as it takes them, and notes."""
     models = inputs.models_by_method(model)
     if len(models) != 1:
-        raise ValueError(f"model: it has the methods {', '.join(models)}; sweep takes one: model={{'forward': ...}}")
+        raise ValueError(f"model: it has the methods {', '.join(models)}; {caller} takes one: model={{'forward': ...}}")
     models = {METHOD: next(iter(models.values()))}
     inputs.check_static(models, None)
     given = None if samples is None else inputs.sample_list(METHOD, samples)

@@ -68,8 +68,8 @@ def _decoder() -> ExportResult:
 
 PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "float_u55": lambda: small(U55),
-    "quantized_u55": lambda: small(U55, True),
-    "quantized_u85": lambda: small(U85, True),
+    "quantized_u55": lambda: small(U55, quantized_io=True),
+    "quantized_u85": lambda: small(U85, quantized_io=True),
     "a16w8_u85": lambda: small(U85_A16W8),
     "fast_scratch_u65": lambda: wide(U65)[0],
     "stripes_u55": lambda: wide(U55)[0],

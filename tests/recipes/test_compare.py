@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.fx import Interpreter
 from torch.utils.data import DataLoader, TensorDataset
 
-from arm_backend_core import get_symmetric_a16w8_quantization_config
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
 from arm_recipes.comparing import worker
@@ -130,9 +129,14 @@ def test_layers_end_in_the_output(recipe: ArmRecipeType) -> None:
 
 
 def test_programs_that_take_and_give_integers_are_compared_in_real_numbers() -> None:
-    plain_io, integers = (small(INT8, quantized_io=flag).compare(images(), workers=1) for flag in (False, True))
+    plain_io, integers = (small(WORDS, quantized_io=flag).compare(images(), workers=1) for flag in (False, True))
     assert integers.layers == plain_io.layers
     assert integers.outputs == plain_io.outputs
+
+
+def test_int8_results_for_readers_of_integers_are_int8_in_the_comparison_too() -> None:
+    dtypes = [small(INT8, quantized_io=flag).compare(images(), workers=1).layers[-1].dtype for flag in (False, True)]
+    assert dtypes == ["int16", "int8"]
 
 
 def test_layers_are_those_of_the_quantized_graph() -> None:
@@ -334,22 +338,22 @@ def test_a_fixed_range_is_no_affair_of_calibration() -> None:
             return torch.softmax(x, 1)
 
     samples = _rows(4, 300)
-    layer = export(Soft().eval(), ExportRecipe.get_recipe(INT8), samples).compare(samples, workers=1).layers[-1]
+    recipe = ExportRecipe.get_recipe(INT8, quantized_io=True)
+    layer = export(Soft().eval(), recipe, samples).compare(samples, workers=1).layers[-1]
     assert layer.own is not None
     assert layer.own.advice.cause == "rounding"
     assert "and the operator's range is 0 to 0.9961" in layer.own.advice.text
 
 
-def test_the_advice_of_int16_for_one_module_helps_as_it_says() -> None:
+def test_the_advice_of_int16_for_what_reads_a_layer_helps_as_it_says() -> None:
     """Its rounding is gone, and the loss that was computed for that is the one that is measured then."""
-    result = export(Stack().eval(), ExportRecipe.get_recipe(INT8), _rows())
-    before = {layer.module: layer for layer in result.compare(_rows(seed=2), workers=1).layers}["third"]
-    recipe = ExportRecipe.get_recipe(INT8)
-    quantizer = recipe.quantization_recipe.quantizers[0]  # type: ignore[union-attr,index]
-    quantizer.set_module_name("third", get_symmetric_a16w8_quantization_config())
-    found = export(Stack().eval(), recipe, _rows()).compare(_rows(seed=2), workers=1)
-    after = {layer.module: layer for layer in found.layers}["third"]
+    result = export(Stack().eval(), ExportRecipe.get_recipe(INT8, improve=False), _rows())
+    before = {layer.module: layer for layer in result.compare(_rows(seed=2), workers=1).layers}["first"]
     assert before.own is not None
+    assert "what reads it, 'second'" in before.own.advice.text
+    recipe = ExportRecipe.get_recipe(INT8, improve=False, precisions={"second": "A16W8"})
+    found = export(Stack().eval(), recipe, _rows()).compare(_rows(seed=2), workers=1)
+    after = {layer.module: layer for layer in found.layers}["first"]
     assert after.own is not None
     assert (before.own.advice.cause, after.dtype) == ("rounding", "int16")
     assert after.own.sqnr == pytest.approx(before.own.advice.sqnr, abs=1)
@@ -598,7 +602,7 @@ def test_what_a_layer_alone_does_to_the_output() -> None:
 def test_a_delegate_that_is_not_its_graph_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     run, result = reference.run, small(U85)
     monkeypatch.setattr(reference, "run", lambda *given: [np.array(array) ^ 1 for array in run(*given)])
-    (note,) = [x for x in result.compare(images(), workers=1).notes if "int16 for one" not in x]
+    (note,) = [x for x in result.compare(images(), workers=1).notes if "int16 for a" not in x]
     assert note.startswith("delegate 'arm_0' gives other numbers than its TOSA graph")
 
 

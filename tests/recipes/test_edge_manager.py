@@ -6,6 +6,7 @@ import executorch.kernels.quantized  # noqa: F401  (as the partitioner does)
 import pytest
 import torch
 from executorch.exir import EdgeCompileConfig, EdgeProgramManager, to_edge_transform_and_lower
+from executorch.extension.pybindings import portable_lib
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipesWarning
@@ -60,3 +61,21 @@ def test_cortex_m_boundary_replaces_all_that_are_left() -> None:
     assert not any("quantized_decomposed" in target for target in targets)
     assert sum("cortex_m.quantize_per_tensor" in target for target in targets) == 4
     assert sum("cortex_m.dequantize_per_tensor" in target for target in targets) == 4
+
+
+class Remainders(nn.Module):
+    """Of numbers and of tensors, of integers and of real numbers."""
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        """PyTorch gives the divisor's sign."""
+        return x % 3, x % -2, x.long() % 5, x % y, torch.remainder(x * 0.5, 2)
+
+
+def test_remainders_on_the_cpu_have_the_sign_of_the_divisor() -> None:
+    inputs = (torch.arange(-4, 4, dtype=torch.int32), torch.tensor([3, -3] * 4, dtype=torch.int32))
+    program = torch.export.export(Remainders(), inputs)
+    manager = to_edge_transform_and_lower(program, compile_config=EdgeCompileConfig(_check_ir_validity=False))
+    assert edge_manager.whole_remainders(manager) == []
+    run = portable_lib._load_for_executorch_from_buffer(manager.to_executorch().buffer)
+    for got, expected in zip(run.forward(inputs), Remainders()(*inputs), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)

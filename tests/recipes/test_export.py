@@ -82,7 +82,9 @@ def test_quantized_io(recipe: ArmRecipeType, dtype: str) -> None:
     integers = result.run(source.quantize(x))
     assert integers.dtype == getattr(torch, dtype)
     floats = export(model, get(recipe), images()).run(x)
-    assert torch.allclose(sink.dequantize(integers), floats)
+    # Real numbers leave as int16 in any precision.
+    assert sink.scale is not None
+    assert torch.allclose(sink.dequantize(integers), floats, rtol=0, atol=0.51 * sink.scale)
     for name in (b"forward_input0_scale", b"forward_output0_zp"):
         assert name in result.buffer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from torch import Tensor, nn
 import arm_recipes
 from arm_backend_core import selection
 from arm_recipes import ArmRecipeType, ExportResult
+from arm_recipes.programs import pieces_of
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
+from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.whole import PREFIX, cut, whole
 from arm_recipes.stages.shared_weights import NotShared, Stream, shared
@@ -108,6 +111,47 @@ def test_weights_are_stored_once(recipe: str) -> None:
     (delegate,) = arm_recipes.inspect(alone.buffer).methods[0].delegates
     assert isinstance(delegate.payload, EthosUPayload)
     assert size < 1.25 * delegate.payload.weight_bytes
+
+
+def test_streams_read_weights_from_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delegate of many would have a copy of all weights of the program each; what one writes is its own."""
+    program = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)
+    loaded: list[EmulatedStream] = []
+    load = EmulatedStream.__init__
+
+    def noted(self: EmulatedStream, *args: object, **named: object) -> None:
+        load(self, *args, **named)  # type: ignore[arg-type]
+        loaded.append(self)
+
+    monkeypatch.setattr(EmulatedStream, "__init__", noted)
+    expected = [program.run(*prompt(PROMPT), method="prefill")[0], program.run(*prompt(1, PROMPT), method="decode")[0]]
+    prefill, decode = loaded
+    assert prefill._pages is not None
+    assert prefill._pages is decode._pages
+    prefill.memory[0][:] = 0
+    again = arm_recipes.load(_exported("ETHOSU_U85_INT8").buffer)
+    again.run(*prompt(PROMPT), method="prefill")
+    assert decode.memory[0].any()
+    assert torch.equal(again.run(*prompt(1, PROMPT), method="decode")[0], expected[1])
+
+
+def test_a_program_is_saved_from_where_its_weights_are(tmp_path: Path) -> None:
+    """Neither ExecuTorch's manager nor the result keeps another copy of them."""
+    result = _exported("TOSA_INT8")
+    result.__dict__.pop("buffer", None)
+    path = result.save(tmp_path / "decoder.pte")
+    manager = result.executorch_program
+    assert "buffer" not in vars(result)
+    assert manager._buffer is None
+    assert manager._named_data is not None
+    held = {id(piece) for piece in pieces_of(manager)}
+    weights = [key for key in manager._named_data.pte_data if key.startswith(PREFIX)]
+    assert weights
+    assert all(
+        id(manager._named_data.buffers[manager._named_data.pte_data[key].buffer_index]) in held for key in weights
+    )
+    assert path.read_bytes() == result.buffer
+    assert result.report.program_bytes == len(result.buffer)
 
 
 def test_weights_are_in_the_payload_where_there_is_one_method() -> None:

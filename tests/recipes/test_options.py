@@ -93,7 +93,12 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         ),
         (U85, {"calibration": "digits"}, "got 'digits': not iterable"),
         (U85, {"calibration": 7}, "got 7: not iterable"),
+        (U85, {"qat": 3}, "qat must be a function that trains the model that it is given; got 3: not callable"),
+        (ArmRecipeType.TOSA_FP, {"qat": print}, "'qat'; it belongs to quantizing recipes"),
         (U85, {"calibration": []}, r"got \[\]: it has no samples"),
+        (U85, {"observer": "median"}, "observer must be one of 'mse', .*; got 'median': none of these"),
+        (U85, {"improve": "bias"}, "improve must be a bool, or a list of names of attention, .*: neither a bool nor"),
+        (U85, {"improve": ["bias", "luck"]}, r"got \['bias', 'luck'\]: there is no improvement 'luck'"),
         (U85, {"sram_budget": 0}, "sram_budget must be a number of bytes, .*got 0: not positive"),
         (U85, {"sram_budget": "2 GB"}, "got '2 GB': not a number of bytes, of B, KiB, MiB, KB or MB"),
         (U85, {"flash_budget": 1e6}, "flash_budget must be .*got 1000000.0: neither an int nor a str"),
@@ -122,7 +127,7 @@ def test_a_long_value_is_shortened() -> None:
 def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
     expected = {"require_full_delegation", "require_runnable", "dump_dir"}
     if not recipe.name.endswith("FP"):
-        expected |= {"per_channel", "calibration", "quantized_io"}
+        expected |= {"per_channel", "calibration", "observer", "improve", "precisions", "qat", "quantized_io"}
     if recipe in ETHOS_U:
         expected |= {"macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
         expected |= {"sram_budget", "flash_budget"}
@@ -160,7 +165,11 @@ def test_defaults_are_filled_in() -> None:
     assert given == {
         "extensions": None,
         "per_channel": True,
+        "precisions": None,
         "calibration": None,
+        "observer": "mse",
+        "improve": True,
+        "qat": None,
         "quantized_io": True,
         "require_full_delegation": False,
         "require_runnable": "warn",

@@ -23,6 +23,7 @@ from arm_backend_core.quantizer import (
     get_symmetric_quantization_config,
 )
 from arm_recipes import ArmRecipeType, export
+from arm_recipes.stages import post_training
 from arm_recipes.stages.post_training import Observed
 from tests.ops.runner import export as exported
 from tests.ops.runner import spec
@@ -193,3 +194,28 @@ def test_what_is_not_finite_names_tensor_and_sample(recipe: ArmRecipeType) -> No
     name = r"aten.log.default \('log', .*test_post_training.py:\d+\)"
     with pytest.raises(ModelError, match=f"calibration sample 2: the result of {name} holds NaN"):
         export(Model(), ExportRecipe.get_recipe(recipe), samples)
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((6, 5, 3), 0), ((6, 5, 3), 1), ((40,), 0), ((6, 7), None), ((1, 1), 0)])
+def test_constants_are_quantized_by_parts(
+    shape: tuple[int, ...], axis: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are what torchao gives for the whole, and lie in memory as the floats do."""
+    tensor = torch.randn(shape).transpose(0, -1) if axis == 1 else torch.randn(shape)
+    known: tuple[object, ...] = (0.01, 3, -128, 127, torch.int8)
+    quantize = torch.ops.quantized_decomposed.quantize_per_tensor.default
+    if axis is not None:
+        quantize = torch.ops.quantized_decomposed.quantize_per_channel.default
+        channels = tensor.shape[axis]
+        known = (torch.rand(channels) + 0.01, torch.zeros(channels, dtype=torch.int64), axis, -127, 127, torch.int8)
+    calls = []
+
+    def counted(*args: object) -> Tensor:
+        calls.append(args)
+        return torch.as_tensor(quantize(*args))
+
+    monkeypatch.setattr(post_training, "_AT_A_TIME", 10)
+    found = post_training._integers(counted, tensor, known, torch.int8)
+    assert torch.equal(found, quantize(tensor, *known))
+    assert found.stride() == tensor.stride()
+    assert (len(calls) > 1) is (tensor.numel() > 10)

@@ -76,7 +76,7 @@ def test_scales_and_weights_are_the_same() -> None:
     ]
     assert all(found == scales[0] for found in scales)
     alone = _export("ETHOSU_U85_INT8", {"batch": [1], "seq": [16]})
-    assert len(result.buffer) < len(alone.buffer) + 3 * 5000
+    assert len(result.buffer) < len(alone.buffer) + 3 * 6000
 
 
 @pytest.mark.parametrize(

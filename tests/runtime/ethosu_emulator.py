@@ -78,11 +78,13 @@ class Emulator:
         """
         given = [np.frombuffer(np.ascontiguousarray(array).tobytes(), np.uint8) for array in inputs]
         results = [np.empty(shape, dtype) for dtype, shape in outputs]
-        places = [
+        taken, returned = (
             [_of_size(tensor, array.nbytes) for tensor, array in zip(tensors, arrays, strict=True)]
             for tensors, arrays in ((payload.inputs, given), (payload.outputs, results))
-        ]
-        stream = Stream(self._library, payload.commands, payload.weights, payload.scratch, _FAST_SCRATCH, *places)
+        )
+        stream = Stream(
+            self._library, payload.commands, payload.weights, payload.scratch, _FAST_SCRATCH, taken, returned
+        )
         try:
             if fails is not None:
                 stream.watch(fails)

@@ -85,9 +85,8 @@ class Wide(nn.Module):
 
 
 @cache
-def small(recipe: ArmRecipeType, quantized_io: bool = False) -> ExportResult:
+def small(recipe: ArmRecipeType, **options: Any) -> ExportResult:
     """``Small``."""
-    options = {"quantized_io": True} if quantized_io else {}
     return export(Small().eval(), ExportRecipe.get_recipe(recipe, **options), images())
 
 

@@ -46,7 +46,7 @@ def _equal(result: ExportResult, *inputs: Tensor) -> bool:
 @pytest.mark.parametrize("quantized_io", [False, True], ids=["float", "quantized"])
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
 def test_a_program_gives_the_numbers_of_its_tosa_graph(recipe: ArmRecipeType, quantized_io: bool) -> None:
-    result = small(recipe, quantized_io)
+    result = small(recipe, quantized_io=quantized_io)
     assert [delegate.backend for delegate in result.report.delegates] == ["EthosUBackend"]
     (source,) = result.inputs
     assert source.dtype == ("float32" if not quantized_io else "int16" if "A16W8" in recipe.name else "int8")
@@ -79,7 +79,7 @@ def test_configurations(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
 def test_direct_drive(recipe: ArmRecipeType, quantized_io: bool) -> None:
     """Verified number by number and access by access; the numbers are those of the other stream."""
     chosen = ExportRecipe.get_recipe(recipe, direct_drive=True, quantized_io=quantized_io)
-    result, other = export(Small().eval(), chosen, images(), verify=True), small(recipe, quantized_io)
+    result, other = export(Small().eval(), chosen, images(), verify=True), small(recipe, quantized_io=quantized_io)
     assert result.report.notes[-1].endswith("1 delegate(s) gave the numbers of the TOSA reference model")
     for (x,) in images(6):
         given = result.inputs[0].quantize(x) if quantized_io else x

@@ -46,7 +46,7 @@ class TwoOutputs(torch.nn.Module):
 
 @pytest.mark.parametrize(
     "options",
-    [{"quantized_io": True, "direct_drive": True}, {"extra_flags": DIRECT_DRIVE}],
+    [{"quantized_io": True, "direct_drive": True}, {"extra_flags": DIRECT_DRIVE, "improve": False}],
     ids=["integers", "floats"],
 )
 def test_exported_program(backend_test: Path, tmp_path: Path, options: dict[str, Any]) -> None:

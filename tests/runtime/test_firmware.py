@@ -48,7 +48,7 @@ def test_the_device_gives_the_numbers_of_this_machine(
     image: Path, tmp_path: Path, recipe: ArmRecipeType, quantized_io: bool
 ) -> None:
     """Float inputs and outputs go through the kernels."""
-    result = small(recipe, quantized_io)
+    result = small(recipe, quantized_io=quantized_io)
     device = Firmware(image, result.buffer, tmp_path)
     (x,) = images(1)[0]
     assert _equal(result, device, result.inputs[0].quantize(x * 2) if quantized_io else x * 2)

@@ -37,7 +37,7 @@ def test_tosa() -> None:
     assert isinstance(delegate.payload, TosaPayload)
     assert delegate.payload.version == "1.0.0"
     (given,), (result,) = delegate.payload.inputs, delegate.payload.outputs
-    assert (given.dtype, given.shape, result.dtype, result.shape) == ("int8", (1, 3, 8, 8), "int8", (1, 4))
+    assert (given.dtype, given.shape, result.dtype, result.shape) == ("int8", (1, 3, 8, 8), "int16", (1, 4))
     assert delegate.compile_specs["tosa_spec"] == "TOSA-1.0+INT+int16"
     method = inspect(program("tosa")).methods[0]
     assert method.inputs == (TensorInfo("x", "float32", (1, 3, 8, 8)),)
@@ -113,7 +113,7 @@ def test_vgf() -> None:
     payload = _only("vgf").payload
     assert isinstance(payload, VgfPayload)
     assert [(t.dtype, t.shape) for t in payload.inputs] == [("int8", (1, 3, 8, 8))]
-    assert [(t.dtype, t.shape) for t in payload.outputs] == [("int8", (1, 4))]
+    assert [(t.dtype, t.shape) for t in payload.outputs] == [("int16", (1, 4))]
     assert payload.segments == 1
     # The constants are the weights and biases, and little else.
     assert 8 * 27 + 8 * 4 + 32 + 4 * 4 <= payload.constant_bytes < 2000

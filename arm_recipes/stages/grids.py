@@ -1,0 +1,76 @@
+"""Finer grids for two kinds of tensors, as a whole program is known: annotations are changed before observers are made.
+
+- The weights of attention are small where there are many keys, and only matrix products read them. In steps of 1/256,
+  which hold any result of a softmax, most of what they say is lost: they get the range that calibration shows.
+- What the model returns is converted to float, and an operator that ends in a RESCALE gives int16 as well as int8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torchao.quantization.pt2e.quantizer import (
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+)
+
+from arm_backend_core.fusion import merging_reader
+from arm_backend_core.nodes import is_float, overload_of
+from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
+from arm_backend_core.quantizer.annotator import ANNOTATION
+from arm_backend_core.quantizer.observer import RangeObserver
+
+_PRODUCTS = {torch.ops.aten.matmul.default, torch.ops.aten.bmm.default, torch.ops.aten.mm.default}
+#: Least end of a range of probabilities: steps of 2**-14, four times what the integer softmax errs by.
+_LEAST = 2.0**-6
+
+
+class ProbabilityObserver(RangeObserver):
+    """From 0 to a quarter above the largest element, and to 1 at most."""
+
+    def _range(self, seen: Any) -> tuple[float, float]:
+        return 0.0, min(max(1.25 * seen.high, _LEAST), 1.0) if seen.count else 1.0
+
+
+def refine(graph: Graph, improve: Collection[str]) -> None:
+    """Change the annotations of an annotated graph; those of outputs that are annotated themselves are left alone.
+
+    Args:
+        improve: names of improvements, of which "attention" and "outputs" are done here.
+    """
+    for node in graph.nodes:
+        annotation = node.meta.get(ANNOTATION)
+        spec = getattr(annotation, "output_qspec", None)
+        if annotation is None or not is_float(node) or getattr(spec, "dtype", None) is not torch.int8:
+            continue
+        if isinstance(spec, FixedQParamsQuantizationSpec):
+            if "attention" in improve and _is_unit(spec) and _weights_attention(node):
+                qscheme = torch.per_tensor_affine
+                annotation.output_qspec = QuantizationSpec(torch.int8, ProbabilityObserver, -128, 127, qscheme)
+        elif "outputs" in improve and _ends(node):
+            annotation.output_qspec = get_symmetric_a16w8_quantization_config().activation
+
+
+def _is_unit(spec: FixedQParamsQuantizationSpec) -> bool:
+    return (spec.scale, spec.zero_point) == (1 / 256, -128)
+
+
+def _weights_attention(node: Node) -> bool:
+    """Whether matrix products alone read it, or what is moved from it."""
+    moved = [user for user in node.users if getattr(find(user), "kind", None) is Kind.SHARED]
+    others = {overload_of(user.target) for user in node.users if user not in moved}
+    return bool(node.users) and others <= _PRODUCTS and all(map(_weights_attention, moved))
+
+
+def _ends(node: Node) -> bool:
+    """Whether the model returns it and nothing else reads it, and its operator has int16 results to give."""
+    record = find(node)
+    if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
+        return False
+    before = node.all_input_nodes[0] if node.all_input_nodes else node
+    merges = merging_reader(before) is node and getattr(find(before), "fuses", False)
+    return record.fuses or record.reads_int16 or merges

@@ -1,0 +1,97 @@
+"""What is computed of a model's tensors while its program is prepared, to be computed again of their new values.
+
+Preparing a program folds batch norms, standardizes weights, joins and cuts parameters. It does so with PyTorch's own
+operators on the tensors themselves, so a record of these calls is all that is needed to do it at each step of a
+training, with gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+_ALIASES = (aten.detach.default, aten.alias.default, aten.lift_fresh.default)
+
+
+@dataclass(frozen=True)
+class _Call:
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    made: tuple[Tensor, ...]
+
+
+class Tape(TorchDispatchMode):
+    """Records what is computed of some tensors while it is entered.
+
+    Tensors are known by identity; the tape keeps all of them, so that no identity is used twice.
+
+    Args:
+        roots: the tensors, by name.
+    """
+
+    def __init__(self, roots: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._roots = dict(roots)
+        self._known = {id(tensor): tensor for tensor in roots.values()}
+        self._calls: list[_Call] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if any(id(x) in self._known for x in _tensors((args, kwargs))):
+            results = _tensors(made)
+            real = bool(results) and not any(isinstance(x, FakeTensor) for x in results)
+            if real and not func._schema.is_mutable:
+                self._known |= {id(x): x for x in results}
+                self._calls.append(_Call(func, tuple(args), dict(kwargs or {}), tuple(results)))
+        return made
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Forget what none of these is computed of."""
+        needed, kept = {id(x) for x in tensors}, []
+        for call in reversed(self._calls):
+            if any(id(x) in needed for x in call.made):
+                needed |= {id(x) for x in _tensors((call.args, call.kwargs))}
+                kept.append(call)
+        self._calls = kept[::-1]
+        held = [*self._roots.values(), *(x for call in kept for x in call.made)]
+        self._known = {id(x): x for x in held}
+
+    def derived(self, tensor: Tensor) -> bool:
+        """Whether ``tensor`` is a root, or computed of one."""
+        return id(tensor) in self._known
+
+    def replay(self, live: Callable[[str], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Compute everything again.
+
+        Args:
+            live: what there is in a root's place now.
+
+        Returns:
+            what stands in the place of a tensor.
+        """
+        values = {id(tensor): live(name) for name, tensor in self._roots.items()}
+        like = next(iter(values.values()), None)
+
+        def current(x: Any) -> Any:
+            if isinstance(x, Tensor):
+                return values[id(x)] if id(x) in values else x.to(like.device) if like is not None else x
+            return like.device if isinstance(x, torch.device) and like is not None else x
+
+        for call in self._calls:
+            args, kwargs = pytree.tree_map(current, (call.args, call.kwargs))
+            made = args[0] if call.function in _ALIASES else call.function(*args, **kwargs)
+            values |= {id(old): new for old, new in zip(call.made, _tensors(made), strict=True)}
+        return current
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [x for x in pytree.tree_leaves(value) if isinstance(x, Tensor)]

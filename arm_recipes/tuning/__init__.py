@@ -1,0 +1,1 @@
+"""``tune``: the most exact program within a budget, found by measurement."""

@@ -1,0 +1,109 @@
+"""Linear layers in as many rows at a time in each method, so that Vela writes their weights alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+import arm_recipes
+from arm_backend_core.nodes import overload_of
+from arm_backend_core.program import copied
+from arm_recipes import ArmRecipeType, ExportResult
+from arm_recipes.runtime.whole import PREFIX
+from arm_recipes.stages import equal_rows
+from arm_recipes.stages.equal_rows import arrange_rows
+
+WIDTH, WIDE = 128, 640
+LINEAR = torch.ops.aten.linear.default
+
+
+class Block(nn.Module):
+    """Two layers that read one tensor, and one that reads both; a state that a next call would go on from."""
+
+    last: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("last", torch.zeros(1, WIDTH))
+        self.gate, self.up, self.down = (
+            nn.Linear(WIDTH, WIDE),
+            nn.Linear(WIDTH, WIDE, bias=False),
+            nn.Linear(WIDE, WIDTH),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * 0.5
+        self.last.copy_(y.flatten(0, -2)[:1])
+        return torch.as_tensor(self.down(torch.tanh(self.gate(y)) * self.up(y)) + 1)
+
+
+def _recipe(macs: int = 256) -> ExportRecipe:
+    return ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, macs=macs)
+
+
+@cache
+def _exported(macs: int = 256) -> ExportResult:
+    torch.manual_seed(0)
+    model = Block().eval()
+    samples = {"many": [(torch.randn(2, 16, WIDTH),) for _ in range(4)], "one": [(torch.randn(1, WIDTH),)] * 2}
+    return arm_recipes.export({"many": model, "one": model}, _recipe(macs), samples)
+
+
+def _rows(programs: Mapping[str, ExportedProgram]) -> dict[str, list[int]]:
+    return {
+        method: [node.meta["val"].shape[-2] for node in program.graph.nodes if overload_of(node.target) is LINEAR]
+        for method, program in programs.items()
+    }
+
+
+def test_every_group_has_sixteen_rows_and_the_numbers_of_the_whole() -> None:
+    before = _exported().exported_programs
+    programs = {method: copied(program) for method, program in before.items()}
+    arrange_rows(programs, _recipe())
+    assert _rows(before) == {"many": [16] * 3, "one": [1] * 3}
+    assert _rows(programs) == {"many": [16] * 6, "one": [16] * 3}
+    pads = programs["one"].graph.find_nodes(op="call_function", target=torch.ops.aten.constant_pad_nd.default)
+    assert len(pads) == 2  # of what two layers read, one
+    for method, x in (("many", torch.randn(2, 16, WIDTH)), ("one", torch.randn(1, WIDTH))):
+        programs[method].graph.lint()
+        assert torch.equal(programs[method].module()(x), before[method].module()(x))
+
+
+def test_weights_are_stored_once() -> None:
+    result = _exported()
+    inspection = arm_recipes.inspect(result.buffer)
+    (size,) = (size for name, size in inspection.named_data.items() if name.startswith(PREFIX))
+    assert size < 1.3 * 3 * WIDTH * WIDE  # twice as much without groups
+    for method, x in (("many", torch.randn(2, 16, WIDTH)), ("one", torch.randn(1, WIDTH))):
+        found = result.run(x, method=method)
+        expected = result.exported_programs[method].module()(x)
+        assert float((found - expected).abs().max()) <= 2.1 * float(expected.unique().diff().min())
+
+
+@pytest.mark.parametrize(
+    "change", ["one method", "as many rows", "128 MACs", "TOSA", "small weights", "one block", "31 rows"]
+)
+def test_what_is_left_as_it_is(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = {method: copied(program) for method, program in _exported().exported_programs.items()}
+    recipe = _recipe(128 if change == "128 MACs" else 256)
+    if change == "one method":
+        del programs["one"]
+    elif change == "as many rows":
+        programs["one"] = copied(programs["many"])
+    elif change == "TOSA":
+        recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8)
+    elif change == "small weights":
+        monkeypatch.setattr(equal_rows, "_MANY", WIDTH * WIDE + 1)
+    elif change == "one block":
+        monkeypatch.setattr(equal_rows, "_BLOCK", WIDE)
+    elif change == "31 rows":
+        monkeypatch.setattr(equal_rows, "_ROWS", {256: 31})
+    before = _rows(programs)
+    arrange_rows(programs, recipe)
+    assert _rows(programs) == before

@@ -1,0 +1,95 @@
+"""Observers by name, and notes on tensors of which calibration shows little."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arm_backend_core.quantizer import get_symmetric_quantization_config
+from arm_recipes import ArmRecipeType, ExportRecipe, export
+from arm_recipes.observers import OBSERVERS
+from arm_recipes.options import OBSERVER_NAMES
+
+INT8 = ArmRecipeType.TOSA_INT8
+_SPEC: dict[str, Any] = {"dtype": torch.int8, "quant_min": -128, "quant_max": 127, "qscheme": torch.per_tensor_affine}
+
+
+def _range(name: str, x: Tensor) -> tuple[float, float]:
+    observer = OBSERVERS[name](**_SPEC)
+    observer(x)
+    scale, zero_point = (float(value) for value in observer.calculate_qparams())
+    return (-128 - zero_point) * scale, (127 - zero_point) * scale
+
+
+def test_names_are_those_of_the_option() -> None:
+    assert tuple(OBSERVERS) == OBSERVER_NAMES
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("kind", ["normal", "relu", "negative", "constant", "zero", "few", "one far"])
+def test_ranges_hold_most_of_what_was_seen(name: str, kind: str) -> None:
+    x = torch.randn(40_000, generator=torch.Generator().manual_seed(0))
+    x = {
+        "normal": x,
+        "relu": x.relu(),
+        "negative": -x.abs() - 1,
+        "constant": torch.full_like(x, 3.0),
+        "zero": torch.zeros_like(x),
+        "few": x[:10],
+        "one far": torch.cat([x, torch.tensor([1000.0])]),
+    }[kind]
+    low, high = _range(name, x)
+    assert low <= 0 <= high
+    clipped = (x - x.clamp(low, high)).square().sum()
+    step = (high - low) / 255
+    if name == "minmax":
+        assert high == pytest.approx(max(float(x.max()), 0.0), abs=step + 1e-12)
+    elif kind == "one far":
+        assert high < 800
+    if kind != "one far":
+        assert clipped <= 0.01 * x.square().sum()
+        assert step <= 2.1 * (max(float(x.max()), 0.0) - min(float(x.min()), 0.0)) / 255 + 1e-12
+
+
+def test_recipes_take_them() -> None:
+    samples = [(torch.cat([torch.randn(1, 4, 64, 64).flatten(), torch.tensor([50.0])])[None],) for _ in range(2)]
+    scales = {}
+    for name in OBSERVERS:
+        result = export(nn.Hardtanh(-60, 60).eval(), ExportRecipe.get_recipe(INT8, observer=name), samples)
+        scales[name] = (
+            result.exported_programs["forward"]
+            .graph.find_nodes(op="call_function", target=torch.ops.quantized_decomposed.quantize_per_tensor.default)[0]
+            .args[1]
+        )
+    assert scales["minmax"] == max(scales.values())
+    assert len(set(scales.values())) > 2
+    config = get_symmetric_quantization_config(observer=OBSERVERS["entropy"])
+    assert config.activation.observer_or_fake_quant_ctr is OBSERVERS["entropy"]
+
+
+class Model(nn.Module):
+    """One result that is always 0, and one of few values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dead, self.few = nn.Linear(64, 64), nn.Linear(64, 2)
+        with torch.no_grad():
+            self.dead.bias.fill_(-100)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(self.dead(x)), self.few(x)
+
+
+def test_notes_name_what_calibration_shows_little_of() -> None:
+    result = export(Model().eval(), ExportRecipe.get_recipe(INT8), [(torch.rand(1, 64),) for _ in range(3)])
+    notes = [note for note in result.report.notes if note.startswith("calibration: ")]
+    assert len(notes) == 2
+    assert "relu" in notes[0]
+    assert "had no value but 0 in all samples" in notes[0]
+    assert "linear" in notes[1]
+    assert "fewer than 16 values" in notes[1]
+    enough = export(nn.Linear(64, 64).eval(), ExportRecipe.get_recipe(INT8), [(torch.rand(1, 64),) for _ in range(3)])
+    assert not enough.report.notes

@@ -1,0 +1,361 @@
+"""``tune``: what it chooses, that it tells what is so, can go on, and that its recipe makes the program again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipe, ArmRecipeType, Tuned, cli, export, load_recipe, tune
+from arm_recipes.tuning import path, regions, trial
+from arm_recipes.tuning.path import Choice
+from arm_recipes.tuning.regions import Region
+
+U85 = ArmRecipeType.ETHOSU_U85_INT8
+
+
+class Uneven(nn.Module):
+    """Its first part is dear and does not need int16; its last one is cheap and gains from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())
+        self.squeeze = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(3 * self.squeeze(self.body(x).mean((2, 3)))))
+
+
+def _samples(count: int = 10, seed: int = 1) -> list[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(1, 3, 16, 16, generator=generator) * (1 + i % 3),) for i in range(count)]
+
+
+def _recipe(recipe: ArmRecipeType = U85, **options: Any) -> ArmRecipe:
+    made = ExportRecipe.get_recipe(recipe, **options)
+    assert isinstance(made, ArmRecipe)
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tuned")
+
+
+@pytest.fixture(scope="module")
+def tuned(folder: Path) -> Tuned:
+    return tune(Uneven().eval(), _samples(), _recipe(), budget={"cycles": 1.2}, folder=folder)
+
+
+def test_it_is_more_exact_within_the_budget(tuned: Tuned) -> None:
+    assert tuned.reached
+    assert tuned.chosen.price.of("cycles") <= 1.2 * tuned.base.price.of("cycles")
+    assert tuned.chosen.accuracy > tuned.base.accuracy + 2
+    assert tuned.goal == f"cycles at most {1.2 * tuned.base.price.of('cycles'):,.0f}"
+
+
+def test_figures_are_those_of_the_program(tuned: Tuned) -> None:
+    (delegate,) = tuned.best.report.delegates
+    assert delegate.vela is not None
+    assert delegate.vela.total_cycles == tuned.chosen.price.cycles
+    model = Uneven().eval()
+    signal = noise = 0.0
+    for (x,) in _samples()[1::2]:  # the others calibrated
+        with torch.no_grad():
+            right = model(x).double()
+        signal += float(right.square().sum())
+        noise += float((tuned.best.run(x) - right).square().sum())
+    assert tuned.verified == pytest.approx(10 * torch.tensor(signal / noise).log10().item(), abs=1e-3)
+    assert tuned.verified == pytest.approx(tuned.chosen.accuracy, abs=1.5)
+
+
+def test_the_frontier_is_what_nothing_is_better_than(tuned: Tuned) -> None:
+    for one, other in itertools.permutations(tuned.frontier, 2):
+        assert one.price.of("cycles") < other.price.of("cycles") or one.accuracy > other.accuracy
+    best = max(c.accuracy for c in tuned.candidates if c.price.of("cycles") <= 1.2 * tuned.base.price.of("cycles"))
+    assert tuned.chosen.accuracy == best
+
+
+def test_the_recipe_makes_the_program_again(tuned: Tuned, tmp_path: Path) -> None:
+    made = load_recipe(tuned.save(tmp_path / "tuned.json"))
+    assert made.to_dict() == tuned.recipe.to_dict()
+    assert json.loads((tmp_path / "tuned.json").read_text())["options"]["precisions"]
+    again = export(Uneven().eval(), made, _samples()[::2], progress=False)
+    assert again.buffer == tuned.best.buffer
+
+
+def test_a_search_goes_on_where_it_was(tuned: Tuned, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled and nothing measured again; the result is the same."""
+
+    def never(*args: Any) -> Any:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(trial, "compile_units", never)
+    assert tuned.verified is not None
+    rating = trial.Rating(0.0, 0.0, tuned.verified)  # of the program as it runs, which is made in any case
+    monkeypatch.setattr(trial.Trial, "rated", lambda self, outputs: rating)
+    again = tune(Uneven().eval(), _samples(), _recipe(), budget={"cycles": 1.2}, folder=folder)
+    assert again.to_dict() == tuned.to_dict()
+
+
+def test_it_is_told_in_words_and_figures(tuned: Tuned) -> None:
+    text = str(tuned)
+    assert "chosen" in text
+    assert f"{tuned.chosen.price.cycles:,}" in text
+    told = json.loads(json.dumps(tuned.to_dict(), allow_nan=False))
+    assert told["recipe"]["recipe"] == "ETHOSU_U85_INT8"
+    assert len(told["candidates"]) == len(tuned.candidates)
+    figure = tuned.plot()
+    assert [trace.name for trace in figure.data] == ["programs", "frontier", "the recipe's own", "chosen"]
+    assert list(figure.data[3].y) == [tuned.chosen.accuracy]
+
+
+def test_the_cheapest_that_is_exact_enough(tuned: Tuned, folder: Path) -> None:
+    least = (tuned.base.accuracy + tuned.chosen.accuracy) / 2
+    found = tune(Uneven().eval(), _samples(), _recipe(), metric_at_least=least, folder=folder)
+    assert found.reached
+    assert found.chosen.accuracy >= least
+    assert found.chosen.price.of("cycles") == min(c.price.of("cycles") for c in found.candidates if c.accuracy >= least)
+
+
+def test_what_cannot_be_reached_comes_as_near_as_can_be(folder: Path) -> None:
+    found = tune(Uneven().eval(), _samples(), _recipe(), metric_at_least=200.0, folder=folder)
+    assert not found.reached
+    assert found.chosen.accuracy == max(c.accuracy for c in found.candidates)
+    assert "not reached" in str(found)
+
+
+def test_a_metric_of_the_users() -> None:
+    """Samples carry labels; the metric has them. Other targets have no cycles: bytes are limited."""
+    model = Uneven().eval()
+    labelled = [(x, int(model(x).argmax())) for (x,) in _samples()]
+
+    def right(scores: Tensor, sample: tuple[Tensor, int]) -> bool:
+        return int(scores.argmax()) == sample[1]
+
+    found = tune(model, labelled, _recipe(ArmRecipeType.TOSA_INT8), metric=right, metric_within=0.0)
+    assert found.metric == "right"
+    assert found.goal == "right at least 1"
+    assert found.chosen.accuracy == found.verified == 1.0
+    assert found.base.price.cycles is None
+    assert found.base.price.traffic > 0
+
+
+def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
+    found = tune(Uneven().eval(), _samples(), _recipe(), precisions=["INT8_PER_TENSOR"], budget={"flash": 1.0})
+    assert {region.precision for region in found.regions} <= {"INT8", "INT8_PER_TENSOR"}
+    assert found.chosen.price.flash <= found.base.price.flash
+    assert found.chosen.accuracy >= found.base.accuracy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"recipe": ArmRecipeType.TOSA_FP}, "TOSA_FP quantizes nothing"),
+        ({"budget": {"cycels": 1.1}}, "budget: there is no price 'cycels'"),
+        ({"budget": {"cycles": "many"}}, "budget: cycles must be a number of them"),
+        ({"budget": {"flash": "many"}}, "budget: flash must be bytes"),
+        ({"budget": {"cycles": -1.0}}, "budget: cycles must be positive"),
+        ({"budget": {}}, "budget: {} is no dict with limits"),
+        ({"metric_at_least": "30"}, "metric_at_least: '30' is no number"),
+        ({"metric_at_least": float("nan")}, "metric_at_least: nan is no number"),
+        ({"metric_within": 0.5}, "give metric_at_least"),
+        ({"metric_at_least": 3.0, "metric_within": 0.5}, "give one of them"),
+        ({"metric": 3}, "metric: 3 is not callable"),
+        ({"precisions": ["INT16"]}, "precisions: there is no precision 'INT16'"),
+        ({"precisions": ["FP"]}, "'FP' is for VGF recipes"),
+        ({"precisions": ["INT8"]}, "precisions: there is nothing to choose"),
+        ({"samples": _samples(1)}, "samples: there is one"),
+        ({"recipe": ArmRecipeType.TOSA_INT8, "budget": {"cycles": 1.1}}, "'cycles' is estimated for Ethos-U alone"),
+    ],
+)
+def test_wrong_arguments_say_what_is_wrong(arguments: dict[str, Any], message: str) -> None:
+    given = {"samples": _samples(4), "recipe": U85, **arguments}
+    recipe = _recipe(given.pop("recipe"))
+    with pytest.raises(ValueError, match=message.replace("{}", r"\{\}")):
+        tune(Uneven().eval(), given.pop("samples"), recipe, progress=False, **given)
+
+
+class _Writes(nn.Module):
+    """It writes into its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        x.add_(10)
+        return y
+
+
+def _vectors() -> list[tuple[Tensor, ...]]:
+    generator = torch.Generator().manual_seed(2)
+    return [(torch.randn(4, 8, generator=generator),) for _ in range(6)]
+
+
+def test_samples_stay_as_they_are_though_the_model_writes_into_them() -> None:
+    given = _vectors()
+    found = tune(_Writes().eval(), given, _recipe(ArmRecipeType.TOSA_INT8), progress=False)
+    assert all(torch.equal(one[0], other[0]) for one, other in zip(given, _vectors(), strict=True))
+    assert found.base.accuracy > 25
+    assert found.verified == pytest.approx(found.chosen.accuracy, abs=1)
+
+
+def test_programs_of_integers_are_measured_in_real_numbers() -> None:
+    recipe = _recipe(ArmRecipeType.TOSA_INT8, quantized_io=True, improve={"bias"})
+    found = tune(_Writes().layer.eval(), _vectors(), recipe, progress=False)
+    assert found.best.inputs[0].dtype == "int8"
+    assert found.verified == pytest.approx(found.chosen.accuracy, abs=1)
+
+
+@pytest.mark.parametrize("content", ["{}", '{"sqnr": 1.0}', '{"sqnr": "a", "noise": 1.0, "metric": null}', "[", "3"])
+def test_what_is_damaged_in_the_folder_is_made_again(content: str, tmp_path: Path) -> None:
+    def search() -> dict[str, Any]:
+        recipe = _recipe(ArmRecipeType.TOSA_INT8)
+        return tune(_Writes().layer.eval(), _vectors(), recipe, folder=tmp_path, progress=False).to_dict()
+
+    expected = search()
+    for file in tmp_path.iterdir():
+        file.write_text(content)
+    assert search() == expected
+
+
+def test_precisions_that_are_chosen_already_are_refused() -> None:
+    with pytest.raises(ValueError, match="it has precisions already"):
+        tune(Uneven().eval(), _samples(4), _recipe(precisions={"head": "A16W8"}))
+    with pytest.raises(TypeError, match="recipe: must be ExportRecipe"):
+        tune(Uneven().eval(), _samples(4), U85)  # type: ignore[arg-type]
+
+
+# -- recipes that are written down -----------------------------------------------------------------------------------
+
+
+def test_what_was_given_can_be_changed_afterwards() -> None:
+    precisions, improve = {"head": "A16W8"}, {"outputs", "bias"}
+    recipe = _recipe(precisions=precisions, improve=improve)
+    precisions["head"] = "INT8"
+    improve.clear()
+    told = json.loads(json.dumps(recipe.to_dict()))["options"]
+    assert told == {"precisions": {"head": "A16W8"}, "improve": ["bias", "outputs"]}
+
+
+def test_a_recipe_is_written_down(tmp_path: Path) -> None:
+    recipe = _recipe(macs=512, precisions={"head": "A16W8"}, calibration=_samples(2), dump_dir=tmp_path)
+    told = json.loads(json.dumps(recipe.to_dict()))
+    options = {"macs": 512, "precisions": {"head": "A16W8"}, "dump_dir": str(tmp_path)}
+    assert told == {"recipe": "ETHOSU_U85_INT8", "options": options}
+    assert load_recipe(told).to_dict() == told
+    assert load_recipe(told, macs=256).options["macs"] == 256
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "is no recipe"),
+        ("{", "is no JSON file"),
+        ('{"recipe": "ETHOSU_U58_INT8"}', "there is no recipe 'ETHOSU_U58_INT8'; did you mean"),
+        ('{"recipe": "TOSA_INT8", "options": {"macs": 3}}', "unknown argument 'macs'"),
+        ('{"recipe": "TOSA_INT8", "options": [1]}', "options must be a dict"),
+    ],
+)
+def test_a_file_that_is_no_recipe(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "made.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_recipe(tmp_path / "made.json")
+    with pytest.raises(ValueError, match="cannot be read"):
+        load_recipe(tmp_path / "none.json")
+
+
+def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+    recipe = _recipe(precisions={"haed": "A16W8"})
+    with pytest.raises(Exception, match="no module 'haed'"):
+        export(Uneven().eval(), recipe, _samples(2))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it writes, ``export --tuned`` takes."""
+    program = torch.export.export(Uneven().eval(), _samples(1)[0])
+    torch.export.save(program, tmp_path / "model.pt2")
+    torch.save(None, tmp_path / "unused")
+    import numpy as np
+
+    np.savez(tmp_path / "samples.npz", x=torch.cat([x for (x,) in _samples(6)]).numpy())
+    base = [str(tmp_path / "model.pt2"), "--recipe", "ethosu_u85_int8"]
+    wanted = ["--samples", str(tmp_path / "samples.npz"), "--cycles", "1.2", "--save", str(tmp_path / "tuned.json")]
+    assert cli.main(["tune", *base, *wanted, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["reached"]
+    assert json.loads((tmp_path / "tuned.json").read_text()) == told["recipe"]
+    output = ["-o", str(tmp_path / "model.pte")]
+    tuned = ["--tuned", str(tmp_path / "tuned.json"), "--calibration", str(tmp_path / "samples.npz")]
+    assert cli.main(["export", str(tmp_path / "model.pt2"), *tuned, *output]) == 0
+    assert (tmp_path / "model.pte").exists()
+
+
+# -- the parts -------------------------------------------------------------------------------------------------------
+
+
+def test_settings_give_every_module_its_precision() -> None:
+    draw = random.Random(0)
+    modules = ["", "a", "a.b", "a.b.c", "a.d", "ab", "e", "e.f"]
+    for _ in range(500):
+        chosen = draw.sample(modules, draw.randint(1, len(modules)))
+        plan = {module: draw.choice(["INT8", "A16W8", "FP"]) for module in chosen}
+        settings = regions.told(plan, "INT8")
+        for module, precision in plan.items():
+            above = [name for name in settings if name in ("", module) or module.startswith(name + ".")]
+            assert settings.get(max(above, key=len, default=None), "INT8") == precision  # type: ignore[arg-type]
+        assert len(settings) <= len(plan) + 1
+
+
+def test_regions_are_divided_where_the_error_is() -> None:
+    modules = ["stem", "a.0.x", "a.0.y", "a.1.x", "a.1", "b.0", "b.1"]
+    noise = dict.fromkeys(modules, 1.0) | {"a.1.x": 50.0, "a.1": 40.0}
+    measured = []
+
+    def noise_of(region: Region) -> float:
+        measured.append(region.name)
+        return sum(noise[module] for module in region.modules)
+
+    found = regions.divided(regions.tree(modules), noise_of, share=0.1, most=10)
+    assert sorted(module for region in found for module in region.modules) == sorted(modules)
+    assert {region.modules for region in found} >= {("a.1.x",), ("a.1",), ("a.0.x", "a.0.y"), ("b.0", "b.1")}
+    assert len(measured) == len(set(measured)) + 1  # 'a.1' is the name of a region, and of a module in it
+    few = regions.divided(regions.tree(modules), noise_of, share=0.1, most=3)
+    assert len(few) == 3
+
+
+def test_every_plan_on_the_path_is_the_best_for_its_price() -> None:
+    draw = random.Random(3)
+    for _ in range(40):
+        choices = {
+            Region(str(i), (str(i),)): [
+                Choice(name, draw.random(), draw.uniform(-1, 3)) for name in ("INT8", "A16W8", "A8W4")
+            ]
+            for i in range(4)
+        }
+        start, steps = path.steps(choices)
+        every = [
+            (sum(c.price for c in combination), sum(c.noise for c in combination))
+            for combination in itertools.product(*choices.values())
+        ]
+        price = sum(choice.price for choice in start.values())
+        noise = sum(choice.noise for choice in start.values())
+        assert price == pytest.approx(min(other for other, _ in every))
+        for step in steps:
+            price, noise = price + step.paid, noise - step.gained
+            assert step.paid > 0
+            assert step.gained > 0
+            assert not [1 for other in every if other[0] <= price + 1e-9 and other[1] < noise - 1e-9]
+        assert noise == pytest.approx(min(other for _, other in every))
