@@ -4,7 +4,8 @@
     python benchmarks/coverage.py --out rows.jsonl --models all --recipes ETHOSU_U85_INT8
     python benchmarks/coverage.py --out rows.jsonl --table benchmarks/coverage.md
 
-Every model is exported with every recipe in a process of its own. Rows that the file has are not measured again.
+Every model is exported with every recipe in a process of its own. Rows that the file has are not measured again; the
+table keeps the cells that the rows say nothing of.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="write the rows as a table, measure nothing")
     given = parser.parse_args()
     if given.table:
-        given.table.write_text(table(_rows(given.out).values()))
+        before = given.table.read_text() if given.table.exists() else ""
+        given.table.write_text(table(_rows(given.out).values(), before))
         return
     _import()
     from benchmarks import coverage_models
@@ -192,41 +194,66 @@ def _remark(row: Row) -> str:
     return f"{row.get('sqnr')} dB " + "; ".join(parts)
 
 
-def table(rows: Iterable[Row]) -> str:
-    """The rows as Markdown: a line for each model, then what is not whole with its reason."""
+def table(rows: Iterable[Row], before: str = "") -> str:
+    """The rows as Markdown: a line for each model, then what is not whole with its reason.
+
+    Args:
+        before: a table written earlier, of which other cells stay.
+    """
     rows = [row for row in rows if _status(row) != "over"]
-    recipes = [recipe for recipe in RECIPES if any(row["recipe"] == recipe for row in rows)]
-    by_model: dict[str, dict[str, Row]] = {}
+    models, remarks = _read(before)
     for row in rows:
-        by_model.setdefault(row["model"], {})[row["recipe"]] = row
+        cells = models.setdefault(row["model"], {})
+        cells[row["recipe"]] = _cell(row)
+        if "parameters" in row:
+            cells[_SIZE] = f"{row['parameters'] / 1e6:.2f}"
+        remarks.pop((row["model"], row["recipe"]), None)
+        if _status(row) != "whole" or "run_error" in row:
+            remarks[row["model"], row["recipe"]] = _remark(row)
+    recipes = [recipe for recipe in RECIPES if any(cells.get(recipe) for cells in models.values())]
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     lines = [
         *_HEAD,
-        f"{len(by_model)} models, written {datetime.now(UTC):%Y-%m-%d} at commit {commit.strip()}.",
+        f"{len(models)} models, written {datetime.now(UTC):%Y-%m-%d} at commit {commit.strip()}.",
         "A model that was whole at an earlier commit was not measured again (`--again` repeats the others).",
         "",
         "| recipe | models | whole | in parts | fail | not measured |",
         "|---|---|---|---|---|---|",
     ]
     for recipe in recipes:
-        states = [_status(measured[recipe]) for measured in by_model.values() if recipe in measured]
-        counts = [states.count(state) for state in ("whole", "parts", "fails")]
-        cells = [recipe, len(states), *counts, len(by_model) - len(states)]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "| model | M parameters | " + " | ".join(recipes) + " |", "|---" * (len(recipes) + 2) + "|"]
-    for name in sorted(by_model):
-        found = by_model[name]
-        size = next((f"{row['parameters'] / 1e6:.2f}" for row in found.values() if "parameters" in row), "")
-        lines.append(f"| {name} | {size} | " + " | ".join(_cell(found.get(recipe)) for recipe in recipes) + " |")
+        measured = [cells[recipe] for cells in models.values() if cells.get(recipe)]
+        failing, parts = measured.count("fails"), sum("delegates" in cell for cell in measured)
+        counts = [len(measured), len(measured) - failing - parts, parts, failing, len(models) - len(measured)]
+        lines.append("| " + " | ".join(map(str, [recipe, *counts])) + " |")
+    lines += ["", "| " + " | ".join(["model", _SIZE, *recipes]) + " |", "|---" * (len(recipes) + 2) + "|"]
+    for name in sorted(models):
+        lines.append("| " + " | ".join([name, *(models[name].get(column, "") for column in (_SIZE, *recipes))]) + " |")
     lines += ["", "## What is not whole", ""]
-    rest = [row for row in rows if _status(row) != "whole" or "run_error" in row]
-    lines += [f"- {row['model']}, {row['recipe']}: {_remark(row)}" for row in sorted(rest, key=lambda r: r["model"])]
+    lines += [
+        f"- {model}, {recipe}: {text}" for (model, recipe), text in sorted(remarks.items(), key=lambda x: x[0][0])
+    ]
     return "\n".join(lines) + "\n"
 
 
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return ""
+def _read(text: str) -> tuple[dict[str, dict[str, str]], dict[tuple[str, str], str]]:
+    """Cells by model and column, and remarks by model and recipe, of a table written earlier."""
+    models: dict[str, dict[str, str]] = {}
+    remarks: dict[tuple[str, str], str] = {}
+    columns: list[str] = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| model |"):
+            columns = cells[1:]
+        elif columns and line.startswith("| "):
+            models[cells[0]] = dict(zip(columns, cells[1:], strict=True))
+        elif columns and line.startswith("- "):
+            place, remark = line[2:].split(": ", 1)
+            model, recipe = place.split(", ")
+            remarks[model, recipe] = remark
+    return models, remarks
+
+
+def _cell(row: Row) -> str:
     if "error" in row:
         return "fails"
     exact = f", {row['sqnr']:.1f} dB" if row.get("sqnr") is not None else ""
@@ -234,6 +261,7 @@ def _cell(row: Row | None) -> str:
     return ("" if _status(row) == "whole" else parts) + f"{row['seconds']:.1f} s{exact}"
 
 
+_SIZE = "M parameters"
 _HEAD = (
     "# Public architectures",
     "",

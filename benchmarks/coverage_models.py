@@ -46,8 +46,8 @@ class Model(NamedTuple):
     draw: Callable[[], tuple[Tensor, ...]]
 
 
-def build(name: str) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
-    """Returns a model with ``CALIBRATION + 1`` samples, the last one to be compared with.
+def build(name: str, samples: int = CALIBRATION + 1) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    """Returns a model with samples, the first ``CALIBRATION`` to calibrate with, the others to be compared with.
 
     Raises:
         ValueError: the model has more than ``LIMIT`` parameters.
@@ -63,7 +63,7 @@ def build(name: str) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
         _vary(module)
         zoo.settle_batch_norm(module, draw)
         torch.manual_seed(1)
-        return module, [draw() for _ in range(CALIBRATION + 1)]
+        return module, [draw() for _ in range(samples)]
 
 
 def _vary(module: nn.Module) -> None:

@@ -14,6 +14,7 @@ import json
 import pstats
 import resource
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2, help="that calibrate decode")
     parser.add_argument("--recipe", default="ETHOSU_U85_INT8")
     parser.add_argument("--methods", nargs="+", default=["prefill", "decode"], choices=["prefill", "decode"])
+    parser.add_argument("--run", type=int, default=0, metavar="TOKENS", help="run the program, and PyTorch's graph")
     parser.add_argument("--profile", action="store_true", help="tell where the time goes")
     print(json.dumps(measured(parser.parse_args()), indent=1))
 
@@ -60,9 +62,10 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     chosen = {method: methods[method] for method in given.methods}
     recipe = ExportRecipe.get_recipe(ArmRecipeType[given.recipe])
     result = export(chosen, recipe, {method: samples[method] for method in given.methods})
-    size = len(result.buffer)
     profile.disable()
     seconds = time.perf_counter() - start
+    with tempfile.TemporaryDirectory() as folder:
+        result.save(Path(folder, "decoder.pte"))
     if given.profile:
         pstats.Stats(profile, stream=sys.stderr).sort_stats("cumulative").print_stats(70)
     return {
@@ -74,9 +77,55 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
         "peak MiB": _peak() >> 20,
         "peak before MiB": before >> 20,
         "peak in weights": round((_peak() - before) / weights, 2),
-        "program MiB": round(size / (1 << 20), 2),
+        "program MiB": round(result.report.program_bytes / (1 << 20), 2),
         "methods": [_method(method) for method in result.report.methods],
+    } | ({"run": _compared(result, samples["prefill"][0], given.run)} if given.run else {})
+
+
+def _compared(result: Any, prompt: tuple[Any, Any], count: int) -> dict[str, Any]:
+    """Tokens after a prompt, each the likeliest, and seconds a call: of the program, and of PyTorch's quantized graphs.
+
+    Both go on from the graphs' tokens. In steps of the output: how far scores are apart at most, and how far the
+    program's token is behind the graph's in its scores.
+    """
+    import torch
+
+    program, modules = result.program(), {name: made.module() for name, made in result.exported_programs.items()}
+    for module in modules.values():
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+            node.target = torch.ops.aten.reshape.default  # attention lays its result out as it was not traced
+        module.recompile()
+    states = {
+        name: {path.removeprefix("decode."): buffer for path, buffer in module.named_buffers()}
+        for name, module in modules.items()
     }
+    changing = [
+        path.removeprefix("decode.")
+        for path in result.exported_programs["decode"].graph_signature.buffers_to_mutate.values()
+    ]
+    tokens: dict[str, list[int]] = {"program": [], "quantized": []}
+    seconds: dict[str, list[float]] = {"program": [], "quantized": []}
+    apart, behind, sample, method = [], [], prompt, "prefill"
+    for step in range(count + 1):
+        start = time.perf_counter()
+        found = program.run(*sample, method=method)[0]
+        middle = time.perf_counter()
+        with torch.no_grad():
+            wanted = modules[method](*sample)
+        for name, made in (("program", middle - start), ("quantized", time.perf_counter() - middle)):
+            seconds[name].append(round(made, 2))
+        for name, scores in (("program", found), ("quantized", wanted)):
+            tokens[name].append(int(scores.argmax()))
+        levels = wanted.unique()
+        size = float((levels[1:] - levels[:-1]).min())
+        apart.append(round(float((found - wanted).abs().max()) / size))
+        behind.append(round(float(wanted.max() - wanted.flatten()[tokens["program"][-1]]) / size))
+        for path in changing:
+            for state in states.values():
+                state[path].copy_(states[method][path])
+        place = torch.tensor([prompt[1].numel() + step], dtype=torch.int32)
+        sample, method = (torch.tensor([[tokens["quantized"][-1]]], dtype=torch.int32), place), "decode"
+    return {"tokens": tokens, "seconds": seconds, "output steps apart": apart, "output steps behind": behind}
 
 
 def _method(method: Any) -> dict[str, Any]:

@@ -1,0 +1,233 @@
+"""Measures what INT8 loses on samples that did not calibrate: signal to noise of PyTorch's quantized graph.
+
+    python benchmarks/accuracy.py --out rows.jsonl                                   # the ten models, by default
+    python benchmarks/accuracy.py --out rows.jsonl --variants default improve=False peer
+    python benchmarks/accuracy.py --out rows.jsonl --models low --variants default observer=minmax
+    python benchmarks/accuracy.py --out rows.jsonl --table benchmarks/accuracy.md
+
+A variant is ``default``, ``peer`` (ExecuTorch's own Arm backend), or arguments of a recipe such as
+``observer=mse,improve=bias+outputs`` or ``recipe=TOSA_A16W8``. Every row is measured in a process of its own; rows that
+the file has are not measured again. TOSA and the NPUs are quantized alike, and the tests hold them to this graph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+LOW = [
+    "torchvision/maxvit_t",
+    "torchvision/swin_v2_t",
+    "torchvision/inception_v3",
+    "torchvision/fcn_resnet50",
+    "torchvision/resnet18",
+    "torchvision/shufflenet_v2_x0_5",
+    "torchvision/mnasnet0_5",
+    "torchvision/regnet_y_400mf",
+    "torchvision/vit_b_16",
+    "torchvision/convnext_tiny",
+    "torchvision/googlenet",
+    "transformers/mobilenet-v1",
+    "transformers/mobilevitv2",
+    "transformers/autoformer",
+    "transformers/patchtst",
+    "transformers/gemma",
+    "transformers/llama",
+    "transformers/qwen2",
+    "transformers/beit",
+    "transformers/bert",
+    "transformers/swinv2",
+    "transformers/segformer",
+    "transformers/t5-encoder",
+    "transformers/gpt2",
+    "transformers/mamba",
+    "timm/efficientvit_b0",
+    "timm/visformer_tiny",
+    "timm/pit_ti_224",
+    "timm/dpn48b",
+    "timm/convmixer_768_32",
+    "timm/crossvit_tiny_240",
+    "timm/nest_tiny",
+    "timm/coat_tiny",
+    "timm/inception_v4",
+]
+"""Of ``coverage.md``: those that lose most, and some of other families."""
+
+HELD_OUT = 4
+Row = dict[str, Any]
+
+
+def main() -> None:
+    """Measures what the arguments name, or writes the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="rows, one line of JSON each; added to")
+    parser.add_argument("--models", nargs="+", default=["zoo"], help="zoo, low, or names as in tests or coverage.md")
+    parser.add_argument("--variants", nargs="+", default=["default"])
+    parser.add_argument("--table", type=Path, help="write the rows as a table, measure nothing")
+    parser.add_argument("--row", nargs=2, metavar=("MODEL", "VARIANT"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.row:
+        print(json.dumps(measure(*given.row)))
+        return
+    if given.table:
+        given.table.write_text(table(_rows(given.out).values()))
+        return
+    known = _rows(given.out)
+    for name in _names(given.models):
+        for variant in given.variants:
+            if (name, variant) in known:
+                continue
+            row = {"model": name, "variant": variant, **_in_a_process(name, variant)}
+            with given.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            print(f"{name:36} {variant:30} {row.get('error') or row['sqnr']}", flush=True)
+
+
+def _names(wanted: Iterable[str]) -> list[str]:
+    from tests.models import zoo
+
+    sets = {"zoo": list(zoo.NAMES), "low": list(LOW)}
+    return [name for word in wanted for name in sets.get(word, [word])]
+
+
+def _in_a_process(name: str, variant: str) -> Row:
+    command = [sys.executable, __file__, "--out", os.devnull, "--row", name, variant]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        row: Row = json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        return {"error": (done.stderr.strip().splitlines() or ["nothing"])[-1][:300]}
+    return row
+
+
+# --- one row
+
+
+def measure(name: str, variant: str) -> Row:
+    """The SQNR of a model, and the processor time of its capture and quantization."""
+    warnings.simplefilter("ignore")
+    import torch
+
+    from benchmarks.coverage import _flat, sqnr
+
+    torch.set_num_threads(1)
+    model, samples, held_out = _build(name)
+    with torch.no_grad():
+        expected = [_flat(model(*sample)) for sample in held_out]
+        quantize = _by_peer if variant == "peer" else _by_us
+        run, seconds = quantize(model, samples, {} if variant in ("peer", "default") else _arguments(variant))
+        found = [_flat(run(*sample)) for sample in held_out]
+    joined = [[torch.stack(values) for values in zip(*rows, strict=True)] for rows in (expected, found)]
+    return {"sqnr": sqnr(*joined), "seconds": round(seconds, 2)}
+
+
+def _build(name: str) -> tuple[Any, list[Any], list[Any]]:
+    """A model, samples to calibrate with, and others."""
+    from tests.models import zoo
+
+    if name in zoo.NAMES:
+        entry = zoo.build(name, 4 + HELD_OUT)
+        return entry.model, entry.samples[:4], entry.samples[4:]
+    from benchmarks import coverage_models
+
+    count = coverage_models.CALIBRATION
+    model, samples = coverage_models.build(name, count + HELD_OUT)
+    return model, samples[:count], samples[count:]
+
+
+def _arguments(variant: str) -> dict[str, Any]:
+    """``per_channel=False,improve=bias+outputs`` as arguments."""
+    values = {"True": True, "False": False}
+    pairs = (part.split("=") for part in variant.split(","))
+    return {key: values.get(value, value.split("+") if key == "improve" else value) for key, value in pairs}
+
+
+def _by_us(model: Any, samples: list[Any], arguments: dict[str, Any]) -> tuple[Callable[..., Any], float]:
+    import torch
+
+    from arm_recipes import ArmRecipeType, ExportRecipe
+    from arm_recipes.pipeline import Pipeline
+    from arm_recipes.sample import as_inputs
+
+    given = {"recipe": "TOSA_INT8", **arguments}
+    recipe = ExportRecipe.get_recipe(ArmRecipeType[given.pop("recipe")], **given)
+    inputs = [as_inputs(sample, "a sample") for sample in samples]
+    options: dict[str, Any] = {"dynamic_shapes": None, "constant_methods": None, "strict": None, "progress": False}
+    pipeline = Pipeline(recipe, {"forward": model}, {"forward": inputs}, **options)
+    started = time.process_time()
+    programs, _ = pipeline.quantized()
+    seconds = time.process_time() - started
+    module = programs["forward"].module(check_guards=False)
+    for node in module.graph.nodes:  # attention lays its result out in another way than it was traced with
+        if node.target is torch.ops.aten.view.default:
+            node.target = torch.reshape
+    module.recompile()
+    return module, seconds
+
+
+def _by_peer(model: Any, samples: list[Any], _: dict[str, Any]) -> tuple[Callable[..., Any], float]:
+    """What the peer's recipe does before it lowers."""
+    import torch
+    from executorch.backends.arm.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+    from executorch.backends.arm.tosa.specification import TosaSpecification
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    quantizer = TOSAQuantizer(TosaSpecification.create_from_string("TOSA-1.0+INT"))
+    quantizer.set_global(get_symmetric_quantization_config())
+    started = time.process_time()
+    prepared = prepare_pt2e(torch.export.export(model, samples[0]).module(check_guards=False), quantizer)
+    for sample in samples:
+        prepared(*sample)
+    converted = convert_pt2e(prepared)
+    return converted, time.process_time() - started
+
+
+# --- rows and the table
+
+
+def _rows(path: Path) -> dict[tuple[str, str], Row]:
+    lines = path.read_text().splitlines() if path.is_file() else []
+    return {(row["model"], row["variant"]): row for row in map(json.loads, lines)}
+
+
+def table(rows: Iterable[Row]) -> str:
+    """The rows as Markdown: a line for each model, a column for each variant, the median of what each gains below."""
+    rows = list(rows)
+    variants = list(dict.fromkeys(row["variant"] for row in rows))
+    models: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        models.setdefault(row["model"], {})[row["variant"]] = row
+    lines = ["# INT8 on held-out samples", "", "Written by `accuracy.py`; README.md says what was found.", ""]
+    lines += ["| model | " + " | ".join(variants) + " |", "|---|" + "---|" * len(variants)]
+    for model, cells in models.items():
+        lines.append(f"| {model} | " + " | ".join(_cell(cells.get(variant)) for variant in variants) + " |")
+    first = variants[0]
+    gains = []
+    for variant in variants[1:]:
+        pairs = [(cells.get(variant, {}).get("sqnr"), cells.get(first, {}).get("sqnr")) for cells in models.values()]
+        found = [one - other for one, other in pairs if one is not None and other is not None]
+        gains.append(f"{statistics.median(found):+.1f} ({min(found):+.1f} to {max(found):+.1f})" if found else "")
+    lines.append(f"| median of the differences from {first} | | " + " | ".join(gains) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    return "fails" if "error" in row else f"{row['sqnr']} dB, {row['seconds']} s"
+
+
+if __name__ == "__main__":
+    main()

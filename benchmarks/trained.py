@@ -1,0 +1,247 @@
+"""Small networks that are trained for this: what each precision keeps of what they learned, by running the programs.
+
+    python benchmarks/trained.py --out rows.jsonl [--models digits_cnn ...]
+    python benchmarks/trained.py --table rows.jsonl
+
+Digits are scikit-learn's; the sounds of the keyword spotter are made here. Training takes less than a minute each. The
+figures are those of held-out data, percent of right answers or dB of a picture against the one without noise, from the
+programs for Ethos-U85-256: on the emulator for ours, from the TOSA graphs that Vela was given for the peer's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+RECIPE = "ETHOSU_U85_INT8"
+VARIANTS = ("float", "INT8", "tuned", "QAT", "A16W8", "peer INT8")
+_CALIBRATION, _JUDGED, _QAT_EPOCHS = 64, 200, 3
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network with its data.
+
+    Attributes:
+        train, held: inputs and what is wanted of them.
+        loss: of a batch of outputs.
+        score: of all outputs, the higher the better; ``unit`` says of what.
+    """
+
+    model: nn.Module
+    train: tuple[Tensor, Tensor]
+    held: tuple[Tensor, Tensor]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    score: Callable[[Tensor, Tensor], float]
+    unit: str
+    epochs: int
+
+
+class _Cnn(nn.Module):
+    """Depthwise separable, as networks for microcontrollers are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()]
+        for stride in (2, 1):
+            layers += [nn.Conv2d(16, 16, 3, stride, padding=1, groups=16), nn.BatchNorm2d(16), nn.ReLU6()]
+            layers += [nn.Conv2d(16, 16, 1), nn.BatchNorm2d(16), nn.ReLU6()]
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.layers(x)
+        return scores
+
+
+class _Vit(nn.Module):
+    """Patches of 2x2, two layers of attention."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(1, width, 2, 2)
+        self.places = nn.Parameter(0.02 * torch.randn(1, 16, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 64, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.ModuleList(copy.deepcopy(layer) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        for layer in self.layers:
+            tokens = layer(tokens)
+        scores: Tensor = self.head(self.norm(tokens).mean(1))
+        return scores
+
+
+class _Denoiser(nn.Module):
+    """An autoencoder with a narrow middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 24), nn.ReLU(), nn.Linear(24, 96), nn.ReLU(),
+            nn.Linear(96, 64),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        pictures: Tensor = self.layers(x)
+        return pictures
+
+
+class _Spotter(nn.Module):
+    """Frames of a sound through a GRU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(16, 32, batch_first=True), nn.Linear(32, 8)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.recurrent(frames)[0][:, -1])
+        return scores
+
+
+def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images, labels, test_size=0.3, random_state=0, stratify=labels)
+    first, second = (torch.tensor(part, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16 for part in parts[:2])
+    return first, second, torch.tensor(parts[2]), torch.tensor(parts[3])
+
+
+def _sounds(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Energies of 16 bands over 24 frames: a tone that rises or falls, slowly or fast, once or twice, with noise."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 8, (count,), generator=generator)
+    frames = torch.arange(24).float()
+    rising, fast, twice = labels & 1, labels >> 1 & 1, labels >> 2
+    start = 3 + 3 * torch.rand(count, 1, generator=generator)
+    slope = 0.25 + 0.25 * fast[:, None]
+    place = start + slope * (frames % (12 + 12 * (1 - twice[:, None])))
+    place = torch.where(rising[:, None] == 1, place, 15 - place)
+    bands = torch.exp(-((torch.arange(16) - place[..., None]) ** 2) / 2)
+    return bands + 0.45 * torch.randn(count, 24, 16, generator=generator), labels
+
+
+def _right(outputs: Tensor, wanted: Tensor) -> float:
+    return 100 * float((outputs.argmax(1) == wanted).double().mean())
+
+
+def _clean(outputs: Tensor, wanted: Tensor) -> float:
+    return 10 * math.log10(float(wanted.square().sum() / (outputs - wanted).square().sum()))
+
+
+def task(name: str) -> Task:
+    """A network, not trained yet."""
+    torch.manual_seed(0)
+    if name == "spotter_gru":
+        data = _sounds(3000, 1), _sounds(_JUDGED, 2)
+        return Task(_Spotter(), *data, F.cross_entropy, _right, "% right", 12)
+    train, held, labels, truth = _digits()
+    held, truth = held[:_JUDGED], truth[:_JUDGED]
+    if name == "denoiser":
+        noisy = [(x + 0.25 * torch.randn(x.shape), x.flatten(1)) for x in (train, held)]
+        return Task(_Denoiser(), noisy[0], noisy[1], F.mse_loss, _clean, "dB", 40)
+    model = {"digits_cnn": _Cnn, "digits_vit": _Vit}[name]()
+    return Task(model, (train, labels), (held, truth), F.cross_entropy, _right, "% right", 15)
+
+
+MODELS = ("digits_cnn", "digits_vit", "denoiser", "spotter_gru")
+
+
+def fit(model: nn.Module, job: Task, epochs: int, rate: float) -> None:
+    """Adam in batches of 32, with a rate that falls to nothing."""
+    inputs, wanted = job.train
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    steps, step = epochs * -(-len(inputs) // 32), 0
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(inputs)).split(32):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * max(1 - step / steps, 0.02)
+            loss = job.loss(model(inputs[chosen]), wanted[chosen])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+
+
+def measured(name: str) -> dict[str, Any]:
+    """The score of each variant."""
+    from arm_recipes import ArmRecipeType, ExportRecipe, export, prepare_qat, tune
+    from benchmarks.compare import _export_with_peer
+
+    job = task(name)
+    job.model.train()
+    fit(job.model, job, job.epochs, 3e-3)
+    model = job.model.eval()
+    samples = [(x[None],) for x in job.train[0][:_CALIBRATION]]
+    inputs, wanted = job.held
+
+    def score(run: Callable[[Tensor], Any]) -> float:
+        with torch.no_grad():
+            return job.score(torch.cat([run(x[None]) for x in inputs]), wanted)
+
+    def recipe(kind: str = RECIPE, **options: Any) -> Any:
+        return ExportRecipe.get_recipe(ArmRecipeType[kind], **options)
+
+    found: dict[str, Any] = {"float": score(model), "INT8": score(export(model, recipe(), samples).run)}
+    found["A16W8"] = score(export(model, recipe("ETHOSU_U85_A16W8"), samples).run)
+    tuned = tune(model, samples, recipe(), budget={"cycles": 1.1}, progress=False)
+    found["tuned"] = score(tuned.best.run)
+    prepared = prepare_qat(copy.deepcopy(model), recipe(), samples)
+    prepared.train()
+    fit(prepared, job, _QAT_EPOCHS, 3e-4)
+    found["QAT"] = score(prepared.eval().export(samples).run)
+    try:
+        run = _export_with_peer(copy.deepcopy(model), samples, RECIPE)[1]
+        found["peer INT8"] = score(lambda x: run(x)[0] if isinstance(run(x), (tuple, list)) else run(x))
+    except Exception as error:  # a row tells it
+        found["peer INT8"] = str(error).partition("\n")[0][:80]
+    return {"model": name, "unit": job.unit, **found}
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = [f"| model | {' | '.join(VARIANTS)} |", "|---" * (len(VARIANTS) + 1) + "|"]
+    for row in rows:
+        cells = [row[name] if isinstance(row[name], str) else f"{row[name]:.2f}" for name in VARIANTS]
+        lines.append(f"| {row['model']} ({row['unit']}) | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure, or print the table of what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, metavar="ROWS")
+    given = parser.parse_args()
+    if given.table is not None:
+        print(table(json.loads(line) for line in given.table.read_text().splitlines()))
+        return
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    for name in given.models:
+        row = measured(name)
+        print(json.dumps(row), flush=True)
+        if given.out is not None:
+            with given.out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""What a search for precisions gains within a tenth more cycles, beside random choice and exact output layers.
+
+    python benchmarks/tuning.py --out rows.jsonl [--models tiny_vit ...] [--recipes ETHOSU_U85_INT8 ...]
+    python benchmarks/tuning.py --table rows.jsonl
+
+Samples: six calibrate, six others judge. Figures are the SQNR in dB of the quantized programs in PyTorch, and Vela's
+cycles; the chosen program is executed on the emulator too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+MODELS = ("mobilenet_v3_small", "efficientnet_b0", "tiny_vit", "tiny_bert")
+RECIPES = ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8")
+_BUDGET, _DRAWS = 1.1, 3
+
+
+def main() -> None:
+    """Measure, or print the table of what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--recipes", nargs="+", default=RECIPES)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--folder", type=Path, help="where what was tried is kept")
+    parser.add_argument("--table", type=Path, metavar="ROWS")
+    given = parser.parse_args()
+    if given.table is not None:
+        print(table(json.loads(line) for line in given.table.read_text().splitlines()))
+        return
+    torch.set_num_threads(1)
+    for model in given.models:
+        for recipe in given.recipes:
+            row = measured(model, recipe, given.folder)
+            print(json.dumps(row), flush=True)
+            if given.out is not None:
+                with given.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+
+
+def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:
+    """One model for one NPU."""
+    from arm_recipes import ArmRecipeType, ExportRecipe, tune
+    from arm_recipes.sweeping.kept import Kept
+    from arm_recipes.sweeping.sweep import captured
+    from arm_recipes.tuning.trial import Trial
+    from tests.models import zoo
+
+    entry = zoo.build(name, samples=12)
+    recipe: Any = ExportRecipe.get_recipe(ArmRecipeType[recipe_name])
+    start = time.perf_counter()
+    found = tune(entry.model, entry.samples, recipe, budget={"cycles": _BUDGET}, folder=folder, progress=False)
+    seconds = time.perf_counter() - start
+    program, _, examples, _ = captured(entry.model, entry.samples, "tune")
+    trial = Trial(program, recipe, "INT8", examples[::2], examples[1::2], examples[1::2], None, Kept(folder))
+    modules = [module for region in found.regions for module in region.modules]
+    limit = _BUDGET * found.base.price.of("cycles")
+    plain = dict.fromkeys(modules, "INT8")
+
+    def figures(exact: Iterable[str]) -> tuple[float, int]:
+        plan = {**plain, **dict.fromkeys(exact, "A16W8")}
+        (price,) = trial.price([plan])
+        if isinstance(price, str):
+            raise RuntimeError(price)
+        return trial.rate(plan).sqnr, price.of("cycles")
+
+    last = modules[-1:]
+    drawn = [_random(found.regions, figures, limit, seed) for seed in range(_DRAWS)]
+    whole = figures(modules)
+    return {
+        "model": name,
+        "recipe": recipe_name,
+        "seconds": round(seconds, 1),
+        "int8": [found.base.sqnr, found.base.price.cycles],
+        "a16w8": whole,
+        "tuned": [found.chosen.sqnr, found.chosen.price.cycles],
+        "verified": found.verified,
+        "output_layer": figures(last),
+        "random": drawn,
+    }
+
+
+def _random(regions: Sequence[Any], figures: Any, limit: float, seed: int) -> tuple[float, int]:
+    """Regions in a random order, as many as the budget takes: by halving, as each program takes a second."""
+    order = list(regions)
+    random.Random(seed).shuffle(order)
+    low, high = 0, len(order)
+    best: tuple[float, int] = figures(())
+    while low < high:
+        middle = (low + high + 1) // 2
+        made = figures(module for region in order[:middle] for module in region.modules)
+        if made[1] <= limit:
+            low, best = middle, made
+        else:
+            high = middle - 1
+    return best
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """Markdown."""
+    lines = [
+        "| model | recipe | INT8 dB | A16W8 dB (cycles) | tuned dB (cycles) | of the dB between | executed "
+        "| output layer in A16W8 | random, mean of 3 | seconds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        low, cycles = row["int8"]
+        high = row["a16w8"][0]
+
+        def relative(figures: Sequence[float], cycles: float = cycles) -> str:
+            return f"{figures[0]:.1f} ({figures[1] / cycles:.2f}x)"
+
+        mean = [sum(column) / len(row["random"]) for column in zip(*row["random"], strict=True)]
+        share = (row["tuned"][0] - low) / (high - low)
+        verified = "" if row["verified"] is None else f"{row['verified']:.1f}"
+        cells = (
+            row["model"],
+            row["recipe"],
+            f"{low:.1f}",
+            relative(row["a16w8"]),
+            relative(row["tuned"]),
+            f"{share:.0%}",
+            verified,
+            relative(row["output_layer"]),
+            relative(mean),
+            f"{row['seconds']:.0f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
