@@ -829,6 +829,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         "side": _always(None),
         "sorter": _always(None),
     },
+    "histogram.bins_tensor": {"bins": lambda d, a: d.tensor(shape=(2,), span=(-2, 2))},  # a sample begins with its span
     "kthvalue": {"k": _along(1, lambda n: n)},
     "topk": {"k": _along(1, lambda n: n)},
     "unfold": {"size": _of_dimension, "step": _one(1, 2, 3)},
