@@ -254,7 +254,7 @@ def _corrections(observed: list[Any], improve: Collection[str]) -> list[Any]:
     corrections: list[Any] = []
     if "rounding" in improve and len(observed) == 1:  # methods share their weights
         corrections = [Rounding(model, centred="bias" in improve) for model in observed]
-    return corrections + [BiasCorrection(model) for model in observed if "bias" in improve]
+    return corrections + ([BiasCorrection(observed)] if "bias" in improve else [])
 
 
 def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]) -> Iterable[Any]:
