@@ -214,10 +214,9 @@ class FastQuantizeStage(QuantizeStage):
         observed = {method: self.observed(program, common) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
-        trained = any(isinstance(one, Settle) for one in passes)
-        corrections = (
-            [] if trained else _corrections(list(observed.values()), improvements_of(self._quantization_recipe))
-        )
+        corrections: list[Any] = []
+        if not any(isinstance(one, Settle) for one in passes):  # what was trained keeps its weights
+            corrections = _corrections(list(observed.values()), improvements_of(self._quantization_recipe))
         for method, model in observed.items():
             self.calibrated(method, model, examples[method])
         for correction in corrections:
