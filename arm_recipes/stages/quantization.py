@@ -228,13 +228,15 @@ class FastQuantizeStage(QuantizeStage):
         return quantized
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+        from arm_recipes.stages.converting import converted
 
         recipe = self._quantization_recipe
         model = self._apply_passes(program.module(check_guards=False), recipe.pre_prepare_passes)
         model = prepare_pt2e(model, self._get_quantizer_for_prepare_pt2e(recipe.quantizers))
         model = self.calibrated(method, model, examples)
-        return self._apply_passes(convert_pt2e(model), recipe.post_convert_passes)
+        return self._apply_passes(converted(model), recipe.post_convert_passes)
 
     def calibrated(self, method: str, model: Any, examples: list[Inputs]) -> Any:
         """Run the samples through a prepared model."""
