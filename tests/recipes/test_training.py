@@ -230,7 +230,8 @@ def test_batch_norms_are_live_first_and_frozen_then() -> None:
 
 def test_what_training_leaves_in_a_state_is_not_where_a_program_begins() -> None:
     torch.manual_seed(0)
-    model, samples = _State(), [(torch.randn(1, 4),) for _ in range(6)]
+    model = _State()
+    samples: Samples = [(torch.randn(1, 4),) for _ in range(6)]
     model.hidden.fill_(0.5)
 
     def outputs(run: Callable[[Tensor], Tensor]) -> Tensor:
