@@ -88,6 +88,14 @@ class TensorInfo:
         scale, zero_point = self._parameters()
         return (integers.float() - zero_point) * scale
 
+    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the program takes for a tensor of the model: integers for real numbers where it is quantized."""
+        return self.quantize(tensor) if self.scale is not None and tensor.is_floating_point() else tensor
+
+    def real(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What a tensor of the program is in the model: real numbers for integers where it is quantized."""
+        return self.dequantize(tensor) if self.scale is not None and not tensor.is_floating_point() else tensor
+
     def _parameters(self) -> tuple[float, int]:
         if self.scale is None or self.zero_point is None:
             raise ValueError(f"'{self.name}' is not quantized ({self.dtype}); export with quantized_io=True")

@@ -325,10 +325,7 @@ class ExportResult:
         pattern = self._patterns[method.name]
         leaves = zip(pattern.flatten(sample, "a sample"), pattern.leaves, strict=True)
         tensors = [leaf for leaf, expected in leaves if isinstance(expected, torch.Tensor)]
-        return [
-            info.quantize(tensor) if info.scale is not None and tensor.is_floating_point() else tensor
-            for info, tensor in zip(method.inputs, tensors, strict=True)
-        ]
+        return [info.taken(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
 
     def run_real(self, sample: Inputs) -> Any:
         """What ``run`` gives for a sample of the only method, in real numbers with ``quantized_io`` too.
@@ -339,7 +336,7 @@ class ExportResult:
         (method,) = self.report.methods
         outputs = self._loaded().run(*self.program_inputs(method, sample), method=method.name)
         pairs = zip(method.outputs, outputs, strict=True)
-        return self._structured(method.name, [_real(info, value) for info, value in pairs])
+        return self._structured(method.name, [info.real(value) for info, value in pairs])
 
     def _twin(self) -> bytes:
         """The program with its delegates as TOSA graphs."""
@@ -351,7 +348,3 @@ class ExportResult:
 
     def __repr__(self) -> str:
         return f"<ExportResult {self.report.recipe}: {self.report.program_bytes:,} bytes>"
-
-
-def _real(info: TensorInfo, value: Any) -> Any:
-    return info.dequantize(value) if info.scale is not None and not value.is_floating_point() else value

@@ -24,8 +24,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.rows import Row, add_row, printed_row, rows_by
 
 LOW = [
     "torchvision/maxvit_t",
@@ -66,7 +67,7 @@ LOW = [
 """Of ``coverage.md``: those that lose most, and some of other families."""
 
 HELD_OUT = 4
-Row = dict[str, Any]
+FIELDS = ("model", "variant")
 
 
 def main() -> None:
@@ -82,16 +83,15 @@ def main() -> None:
         print(json.dumps(measure(*given.row)))
         return
     if given.table:
-        given.table.write_text(table(_rows(given.out).values()))
+        given.table.write_text(table(rows_by(FIELDS, given.out).values()))
         return
-    known = _rows(given.out)
+    known = rows_by(FIELDS, given.out)
     for name in _names(given.models):
         for variant in given.variants:
             if (name, variant) in known:
                 continue
             row = {"model": name, "variant": variant, **_in_a_process(name, variant)}
-            with given.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            add_row(given.out, row)
             print(f"{name:36} {variant:30} {row.get('error') or row['sqnr']}", flush=True)
 
 
@@ -105,11 +105,7 @@ def _names(wanted: Iterable[str]) -> list[str]:
 def _in_a_process(name: str, variant: str) -> Row:
     command = [sys.executable, __file__, "--out", os.devnull, "--row", name, variant]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    try:
-        row: Row = json.loads(done.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        return {"error": (done.stderr.strip().splitlines() or ["nothing"])[-1][:300]}
-    return row
+    return printed_row(done.stdout) or {"error": (done.stderr.strip().splitlines() or ["nothing"])[-1][:300]}
 
 
 # --- one row
@@ -194,12 +190,7 @@ def _by_peer(model: Any, samples: list[Any], _: dict[str, Any]) -> tuple[Callabl
     return converted, time.process_time() - started
 
 
-# --- rows and the table
-
-
-def _rows(path: Path) -> dict[tuple[str, str], Row]:
-    lines = path.read_text().splitlines() if path.is_file() else []
-    return {(row["model"], row["variant"]): row for row in map(json.loads, lines)}
+# --- the table
 
 
 def table(rows: Iterable[Row]) -> str:

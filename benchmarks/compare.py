@@ -26,8 +26,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.rows import Row, add_row, printed_row, read_rows
 
 RECIPES = ("TOSA_FP", "TOSA_INT8", "TOSA_A16W8", "ETHOSU_U55_INT8", "ETHOSU_U85_INT8", "VGF_FP", "VGF_INT8")
 DEFAULT_RECIPES = RECIPES[:5]
@@ -43,7 +44,6 @@ BOUNDARY = (
     "_clone_dim_order",
 )  # not counted as operators on the CPU
 
-Row = dict[str, Any]
 Inputs = tuple[Any, ...]
 
 
@@ -317,11 +317,8 @@ def collect(model: str, recipe: str, backend: str, clock: str, timeout: float) -
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)
     except subprocess.TimeoutExpired:
         return {**failed, "error": f"took more than {timeout:g} s"}
-    try:
-        row: Row = json.loads(done.stdout.strip().splitlines()[-1])
-    except (IndexError, ValueError):
-        return {**failed, "error": f"exit status {done.returncode}: {done.stderr.strip()[-400:]}"}
-    return row
+    error = f"exit status {done.returncode}: {done.stderr.strip()[-400:]}"
+    return printed_row(done.stdout) or {**failed, "error": error}
 
 
 def medians(rows: Iterable[Row]) -> dict[tuple[str, str, str], Row]:
@@ -429,25 +426,22 @@ def main() -> None:
         child(*arguments.child)
         return
     if arguments.table:
-        files = [path.read_text().splitlines() for path in arguments.table]
-        print(table(json.loads(line) for lines in files for line in lines if line.strip()))
+        print(table(read_rows(*arguments.table)))
         return
 
     from tests.models import zoo
 
-    rows: list[Row] = []
+    measured: list[Row] = []
     for repeat in range(arguments.repeats):
         for model in arguments.models or zoo.NAMES:
             for recipe in arguments.recipes:
                 for backend in arguments.backends:
                     row = {**collect(model, recipe, backend, arguments.clock, arguments.timeout), "repeat": repeat}
-                    rows.append(row)
+                    measured.append(row)
                     state = row.get("error") or f"{row['total_s']:.1f} s"
                     print(f"{model} {recipe} {backend}: {state.splitlines()[0]}", file=sys.stderr, flush=True)
-                    if arguments.out:
-                        with arguments.out.open("a") as sink:
-                            sink.write(json.dumps(row) + "\n")
-    print(table(rows))
+                    add_row(arguments.out, row)
+    print(table(measured))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ table keeps the cells that the rows say nothing of.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import multiprocessing
 import os
@@ -26,12 +25,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.rows import Row, add_row, rows_by
 
 RECIPES = ("TOSA_FP", "TOSA_INT8", "ETHOSU_U85_INT8", "ETHOSU_U55_INT8")
-
-Row = dict[str, Any]
+FIELDS = ("model", "recipe")
 
 
 def main() -> None:
@@ -47,20 +46,19 @@ def main() -> None:
     given = parser.parse_args()
     if given.table:
         before = given.table.read_text() if given.table.exists() else ""
-        given.table.write_text(table(_rows(given.out).values(), before))
+        given.table.write_text(table(rows_by(FIELDS, given.out).values(), before))
         return
     _import()
     from benchmarks import coverage_models
 
-    known = _rows(given.out)
+    known = rows_by(FIELDS, given.out)
     for name in _names(given.models, coverage_models):
         for recipe in given.recipes:
             row = known.get((name, recipe))
             if row is not None and not (given.again and _status(row) != "whole"):
                 continue
             row = {"model": name, "recipe": recipe, **_limited(name, recipe, given.seconds, given.gigabytes)}
-            with given.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            add_row(given.out, row)
             print(f"{name:45} {recipe:16} {_status(row):6} {row.get('seconds', 0):6.1f} s  {_remark(row)[:150]}")
             sys.stdout.flush()
 
@@ -171,12 +169,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:400]
 
 
-# --- rows and the table
-
-
-def _rows(path: Path) -> dict[tuple[str, str], Row]:
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {(row["model"], row["recipe"]): row for row in map(json.loads, lines)}
+# --- the table
 
 
 def _status(row: Row) -> str:
@@ -211,7 +204,9 @@ def table(rows: Iterable[Row], before: str = "") -> str:
         if _status(row) != "whole" or "run_error" in row:
             remarks[row["model"], row["recipe"]] = _remark(row)
     recipes = [recipe for recipe in RECIPES if any(cells.get(recipe) for cells in models.values())]
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+    ).stdout
     lines = [
         *_HEAD,
         f"{len(models)} models, written {datetime.now(UTC):%Y-%m-%d} at commit {commit.strip()}.",

@@ -27,6 +27,8 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.rows import add_row, read_rows
+
 RECIPE = "ETHOSU_U85_INT8"
 VARIANTS = ("float", "INT8", "tuned", "QAT", "A16W8", "peer INT8")
 _CALIBRATION, _JUDGED, _QAT_EPOCHS = 64, 200, 3
@@ -231,16 +233,14 @@ def main() -> None:
     parser.add_argument("--table", type=Path, metavar="ROWS")
     given = parser.parse_args()
     if given.table is not None:
-        print(table(json.loads(line) for line in given.table.read_text().splitlines()))
+        print(table(read_rows(given.table)))
         return
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for name in given.models:
         row = measured(name)
         print(json.dumps(row), flush=True)
-        if given.out is not None:
-            with given.out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        add_row(given.out, row)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.rows import add_row, read_rows
+
 MODELS = ("mobilenet_v3_small", "efficientnet_b0", "tiny_vit", "tiny_bert")
 RECIPES = ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8")
 _BUDGET, _DRAWS = 1.1, 3
@@ -37,16 +39,14 @@ def main() -> None:
     parser.add_argument("--table", type=Path, metavar="ROWS")
     given = parser.parse_args()
     if given.table is not None:
-        print(table(json.loads(line) for line in given.table.read_text().splitlines()))
+        print(table(read_rows(given.table)))
         return
     torch.set_num_threads(1)
     for model in given.models:
         for recipe in given.recipes:
             row = measured(model, recipe, given.folder)
             print(json.dumps(row), flush=True)
-            if given.out is not None:
-                with given.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+            add_row(given.out, row)
 
 
 def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:

@@ -162,11 +162,17 @@ class _Running:
     def outputs(self, inputs: Sequence[Tensor]) -> list[Any]:
         """What the program returns for inputs of the model, as real numbers."""
         side = self._side
-        tensors = [_quantized(info, tensor) for info, tensor in zip(side.inputs, inputs, strict=True)]
+        tensors = [
+            info.taken(tensor) if isinstance(info, TensorInfo) else tensor
+            for info, tensor in zip(side.inputs, inputs, strict=True)
+        ]
         with plugin.observed() as executions:
             made = self._program.run(*tensors, method=side.method)
         self._executions = executions
-        return [_dequantized(info, value) for info, value in zip(side.outputs, made, strict=True)]
+        return [
+            info.real(value) if isinstance(info, TensorInfo) else value
+            for info, value in zip(side.outputs, made, strict=True)
+        ]
 
     def known(self) -> dict[str, Tensor]:
         """Values of the last run that delegates have inside."""
@@ -213,16 +219,6 @@ def effects_of(plan: Plan, rows: Sequence[Row], inputs: Sequence[Tensor]) -> dic
                 pass
             found[name] = Sums.of(right[place], evaluation.outputs[place])
     return found
-
-
-def _quantized(info: Value, tensor: Tensor) -> Tensor:
-    is_real = isinstance(info, TensorInfo) and info.scale is not None and tensor.is_floating_point()
-    return info.quantize(tensor) if is_real and isinstance(info, TensorInfo) else tensor
-
-
-def _dequantized(info: Value, value: Any) -> Any:
-    is_integer = isinstance(info, TensorInfo) and info.scale is not None and not value.is_floating_point()
-    return info.dequantize(value) if is_integer and isinstance(info, TensorInfo) else value
 
 
 @contextmanager

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from executorch.devtools import ETRecord, Inspector
     from torch.export import ExportedProgram
 
-    from arm_recipes.report import MethodReport, TensorInfo
+    from arm_recipes.report import MethodReport
     from arm_recipes.result import ExportResult
 
 
@@ -105,17 +105,11 @@ class Method:
 
     def _real(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the model takes."""
-        return [
-            info.dequantize(tensor) if _is_quantized(info) and not tensor.is_floating_point() else tensor
-            for info, tensor in zip(self._report.inputs, tensors, strict=True)
-        ]
+        return [info.real(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def _taken(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the program takes."""
-        return [
-            info.quantize(tensor) if _is_quantized(info) and tensor.is_floating_point() else tensor
-            for info, tensor in zip(self._report.inputs, tensors, strict=True)
-        ]
+        return [info.taken(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def bundled(self, samples: Sequence[Sequence[torch.Tensor]], outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
         """ExecuTorch's ``MethodTestSuite``."""
@@ -125,10 +119,6 @@ class Method:
         with _bundling():
             cases = [MethodTestCase(self._taken(given), list(made)) for given, made in pairs]
             return MethodTestSuite(self._name, cases)
-
-
-def _is_quantized(info: TensorInfo) -> bool:
-    return info.scale is not None
 
 
 def inspector(result: ExportResult, tensors: Sequence[torch.Tensor], method: str) -> Inspector:

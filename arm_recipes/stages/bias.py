@@ -6,6 +6,10 @@ where means are not 0, that is most of the error that rounding the weights makes
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
 import torch
@@ -19,66 +23,122 @@ from arm_backend_core.quantizer.observer import WeightObserver
 from arm_recipes.stages.post_training import Observed
 
 
+@dataclass(frozen=True)
+class _Use:
+    """Operators of one model that have a weight and a bias, or none, in common."""
+
+    model: Observed
+    weight: Node
+    bias: Node | None
+    nodes: list[Node]
+
+    @property
+    def key(self) -> Hashable:
+        """The same for another method's use of these tensors."""
+        return tuple(_tensor(self.model, node) for node in (self.weight, self.bias) if node is not None)
+
+    @property
+    def given_bias(self) -> Hashable:
+        """Which of the user's tensors the bias is, None if it is none of these."""
+        return None if self.bias is None else self.model.held.get(self.bias)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing else reads the bias."""
+        return self.bias is None or self.bias.users.keys() == set(self.nodes)
+
+
 class BiasCorrection:
     """Watches what operators with quantized weights read while samples run, then corrects their biases.
 
     One that has none gets one: the target adds a bias in any case. A bias that several weights share, or that the model
     reads elsewhere too, is left alone, and so is one before an RMS norm: that makes much of the little that would be
-    added to a row of zeros, where rounded weights err by nothing.
+    added to a row of zeros, where rounded weights err by nothing. Methods have one bias for one layer, corrected for
+    the mean of what all of them read.
     """
 
-    def __init__(self, model: Observed) -> None:
-        self._model = model
-        groups: dict[tuple[Node, Node | None], list[Node]] = {}
-        weights: dict[Node, set[Node]] = {}
-        for node in model.graph.nodes:
-            operands = _rounded(model, node)
-            if operands is not None:
-                groups.setdefault(operands, []).append(node)
-                weights.setdefault(operands[1] or node, set()).add(operands[0])
-        self._means: list[tuple[Node, Node | None, list[Node], _Mean]] = []
-        for (weight, bias), nodes in groups.items():
-            if bias is None or (len(weights[bias]) == 1 and bias.users.keys() == set(nodes)):
-                mean = _Mean(axis=1 - weight.meta["val"].dim())
-                self._means.append((weight, bias, nodes, mean))
-                model.watchers += [(source, mean) for source in dict.fromkeys(_operand(node, 0) for node in nodes)]
+    def __init__(self, models: Sequence[Observed]) -> None:
+        groups: dict[Hashable, list[_Use]] = {}
+        for model in models:
+            seen = Counter[Hashable]()  # within a model, layers are corrected one by one
+            for use in _uses(model):
+                groups.setdefault((use.key, seen[use.key]), []).append(use)
+                seen[use.key] += 1
+        whole = {use.bias for uses in groups.values() for use in uses if use.is_whole}
+        elsewhere = {key for model in models for node, key in model.held.items() if node.users and node not in whole}
+        self._layers: list[tuple[list[_Use], _Mean]] = []
+        for uses in groups.values():
+            if all(use.is_whole and use.given_bias not in elsewhere for use in uses):
+                mean = _Mean(axis=1 - uses[0].weight.meta["val"].dim())
+                self._layers.append((uses, mean))
+                for use in uses:
+                    sources = dict.fromkeys(_operand(node, 0) for node in use.nodes)
+                    use.model.watchers += [(source, mean) for source in sources]
 
     def apply(self) -> None:
-        """Correct the biases, after the samples and before the model is quantized."""
-        for weight, bias, nodes, mean in self._means:
+        """Correct the biases, after the samples and before the models are quantized."""
+        for uses, mean in self._layers:
             if mean.count:
-                self._correct(bias, nodes, self._shift(weight, nodes[0], mean))
+                old, new = _corrected(uses[0], mean)
+                for use in uses:
+                    _give(use, old, new)
 
-    def _shift(self, weight: Node, node: Node, mean: _Mean) -> Tensor:
-        """What each output channel is off by."""
-        name = str(weight.target)
-        given = attrgetter(name)(self._model.model).detach()
-        exact = self._model.corrected.get(name, given).detach()
-        observer = self._model.observers[weight, node]
-        scale = observer.calculate_qparams()[0].to(exact.dtype).reshape(-1, *[1] * (exact.dim() - 1))
-        error = (given / scale).round_().clamp_(observer.quant_min, observer.quant_max).mul_(scale).sub_(exact)
-        error = error.reshape(*exact.shape[:2], -1).sum(2, dtype=torch.float64)
-        groups = mean.total.numel() // exact.shape[1]
-        inputs = (mean.total / mean.count).reshape(groups, 1, -1)
-        return (error.reshape(groups, -1, exact.shape[1]) * inputs).sum(2).flatten()
 
-    def _correct(self, bias: Node | None, nodes: list[Node], shift: Tensor) -> None:
-        model, module, first = self._model, self._model.model, nodes[0]
-        name = f"{first.name}_bias" if bias is None else str(bias.target)
-        old = torch.zeros(len(shift), dtype=torch.float32) if bias is None else attrgetter(name)(module)
-        new = (old.detach().double() - shift).to(old.dtype)
-        if bias is not None and (bias, first) in model.observers:
-            model.corrected[name] = old
-            setattr(module, name, new)
-            return
-        with model.graph.inserting_before(first):
-            constant = attribute(module, f"{first.name}_corrected", new)
-        model.floats[str(constant.target)] = old.detach()
-        record = find(first)
-        assert record is not None
-        place = record.bias
-        for node in nodes:
-            node.args = (*node.args[:place], constant, *node.args[place + 1 :])
+def _uses(model: Observed) -> Iterator[_Use]:
+    uses: dict[tuple[Node, Node | None], _Use] = {}
+    for node in model.graph.nodes:
+        operands = _rounded(model, node)
+        if operands is not None:
+            uses.setdefault(operands, _Use(model, *operands, [])).nodes.append(node)
+    yield from uses.values()
+
+
+def _tensor(model: Observed, node: Node) -> Hashable:
+    """Which tensor of the user's model it is; of one that was made of these, as by folding a norm, what it holds."""
+    if node in model.held:
+        return model.held[node]
+    tensor: Tensor = attrgetter(str(node.target))(model.model).detach()
+    return tuple(tensor.shape), hashlib.sha256(tensor.contiguous().numpy().data).digest()
+
+
+def _corrected(use: _Use, mean: _Mean) -> tuple[Tensor, Tensor]:
+    """The bias as it was and as it is to be."""
+    shift = _shift(use.model, use.weight, use.nodes[0], mean)
+    if use.bias is None:
+        old = torch.zeros(len(shift), dtype=torch.float32)
+    else:
+        old = attrgetter(str(use.bias.target))(use.model.model)
+    return old, (old.detach().double() - shift).to(old.dtype)
+
+
+def _shift(model: Observed, weight: Node, node: Node, mean: _Mean) -> Tensor:
+    """What each output channel is off by."""
+    name = str(weight.target)
+    given = attrgetter(name)(model.model).detach()
+    exact = model.corrected.get(name, given).detach()
+    observer = model.observers[weight, node]
+    scale = observer.calculate_qparams()[0].to(exact.dtype).reshape(-1, *[1] * (exact.dim() - 1))
+    error = (given / scale).round_().clamp_(observer.quant_min, observer.quant_max).mul_(scale).sub_(exact)
+    error = error.reshape(*exact.shape[:2], -1).sum(2, dtype=torch.float64)
+    groups = mean.total.numel() // exact.shape[1]
+    inputs = (mean.total / mean.count).reshape(groups, 1, -1)
+    return (error.reshape(groups, -1, exact.shape[1]) * inputs).sum(2).flatten()
+
+
+def _give(use: _Use, old: Tensor, new: Tensor) -> None:
+    model, module, first = use.model, use.model.model, use.nodes[0]
+    if use.bias is not None and (use.bias, first) in model.observers:
+        model.corrected[str(use.bias.target)] = old
+        setattr(module, str(use.bias.target), new)
+        return
+    with model.graph.inserting_before(first):
+        constant = attribute(module, f"{first.name}_corrected", new)
+    model.floats[str(constant.target)] = old.detach()
+    record = find(first)
+    assert record is not None
+    place = record.bias
+    for node in use.nodes:
+        node.args = (*node.args[:place], constant, *node.args[place + 1 :])
 
 
 class _Mean:

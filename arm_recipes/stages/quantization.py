@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from executorch.export import QuantizationRecipe
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
-#: Improvements by the quantizer of their recipe, which is all that ``ExportRecipe.combine`` keeps of it.
-_NAMED = WeakKeyDictionary[Quantizer, Collection[str]]()
+#: Attribute of a quantizer, which is all that ``ExportRecipe.combine`` keeps of a recipe: its improvements.
+_NAMED = "arm_recipes_improve"
 
 
 @dataclass
@@ -48,7 +47,7 @@ def improvements_of(recipe: QuantizationRecipe) -> Collection[str]:
     """Those that a recipe names; of one that was combined: that all which name some do; one of others has all."""
     if isinstance(recipe, ImprovedRecipe):
         return recipe.improve
-    named = [_NAMED[quantizer] for quantizer in recipe.quantizers or () if quantizer in _NAMED]
+    named = [getattr(quantizer, _NAMED) for quantizer in recipe.quantizers or () if hasattr(quantizer, _NAMED)]
     return tuple(name for name in (named or [IMPROVEMENTS])[0] if all(name in names for names in named))
 
 
@@ -62,7 +61,7 @@ def quantization_recipe(
         improve: names of improvements.
         train: trains the prepared model that it is given; None quantizes after training.
     """
-    _NAMED[quantizer] = improve
+    setattr(quantizer, _NAMED, improve)
     return ImprovedRecipe(
         improve=improve,
         quantizers=[quantizer],
@@ -199,7 +198,8 @@ class FastQuantizeStage(QuantizeStage):
         with torch.enable_grad():
             train(prepared)
         self._quantization_recipe = prepared.trained()
-        return {method: prepared.eval().model}
+        prepared.eval().reset_state()
+        return {method: prepared.model}
 
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
@@ -214,10 +214,9 @@ class FastQuantizeStage(QuantizeStage):
         observed = {method: self.observed(program, common) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
-        trained = any(isinstance(one, Settle) for one in passes)
-        corrections = (
-            [] if trained else _corrections(list(observed.values()), improvements_of(self._quantization_recipe))
-        )
+        corrections: list[Any] = []
+        if not any(isinstance(one, Settle) for one in passes):  # what was trained keeps its weights
+            corrections = _corrections(list(observed.values()), improvements_of(self._quantization_recipe))
         for method, model in observed.items():
             self.calibrated(method, model, examples[method])
         for correction in corrections:
@@ -229,13 +228,15 @@ class FastQuantizeStage(QuantizeStage):
         return quantized
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
-        from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+        from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
+
+        from arm_recipes.stages.converting import converted
 
         recipe = self._quantization_recipe
         model = self._apply_passes(program.module(check_guards=False), recipe.pre_prepare_passes)
         model = prepare_pt2e(model, self._get_quantizer_for_prepare_pt2e(recipe.quantizers))
         model = self.calibrated(method, model, examples)
-        return self._apply_passes(convert_pt2e(model), recipe.post_convert_passes)
+        return self._apply_passes(converted(model), recipe.post_convert_passes)
 
     def calibrated(self, method: str, model: Any, examples: list[Inputs]) -> Any:
         """Run the samples through a prepared model."""
@@ -254,7 +255,7 @@ def _corrections(observed: list[Any], improve: Collection[str]) -> list[Any]:
     corrections: list[Any] = []
     if "rounding" in improve and len(observed) == 1:  # methods share their weights
         corrections = [Rounding(model, centred="bias" in improve) for model in observed]
-    return corrections + [BiasCorrection(model) for model in observed if "bias" in improve]
+    return corrections + ([BiasCorrection(observed)] if "bias" in improve else [])
 
 
 def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]) -> Iterable[Any]:

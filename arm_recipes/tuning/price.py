@@ -22,9 +22,9 @@ class Price:
     """Of one inference.
 
     Attributes:
-        cycles, sram, flash: Vela's estimate of time, and bytes; None for targets that Vela does not know.
+        cycles, sram: Vela's estimate of time, and bytes; None for targets that Vela does not know.
+        flash: bytes as Vela estimates them; for other targets those of the TOSA graphs' constants.
         traffic: bytes that operators of the TOSA graph read and write; a time for targets without an estimate.
-        constants: bytes of the TOSA graph's constants.
         cpu_operators: that no delegate takes.
     """
 

@@ -36,11 +36,13 @@ def computing_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[s
     from arm_backend_core.program import copied
     from arm_backend_core.quantizer.annotator import ANNOTATION
     from arm_recipes.stages.post_training import Observed
+    from arm_recipes.stages.quantization import improvements_of
 
     assert recipe.quantization_recipe is not None
     quantizers: Any = recipe.quantization_recipe.quantizers
+    observed = Observed(copied(program), quantizers[0], improve=improvements_of(recipe.quantization_recipe))
     found: dict[str, None] = {}
-    for node in Observed(copied(program), quantizers[0]).graph.nodes:
+    for node in observed.graph.nodes:
         annotation, record = node.meta.get(ANNOTATION), find(node)
         reads = annotation is not None and annotation.input_qspec_map
         if reads and record is not None and record.kind is not Kind.SHARED:

@@ -419,6 +419,7 @@ NORMALIZATION = [
     Case("batch_norm_relu", _batch_norm(nn.Sequential(nn.BatchNorm2d(4), nn.ReLU())), image()),
     Case("batch_norm_no_affine", nn.BatchNorm2d(4, affine=False), image()),
     Case("batch_norm_of_batch", nn.BatchNorm2d(4, track_running_stats=False), image()),
+    Case("batch_norm_of_batch_no_affine", lambda x: F.batch_norm(x, None, None, training=True), one(6, 4)),
     Case("batch_norm3d", _batch_norm(nn.BatchNorm3d(4)), one(1, 4, 2, 3, 5)),
     Case("layer_norm", nn.LayerNorm(16), one(2, 3, 16), steps=2),
     Case("layer_norm_two_dimensions", nn.LayerNorm((3, 16)), one(2, 3, 16), steps=2),

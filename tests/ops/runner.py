@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
@@ -22,6 +22,7 @@ from arm_backend_core.quantizer import (
     get_symmetric_quantization_config,
 )
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
+from arm_recipes.stages.converting import converted
 
 _LIBRARY = torch.ops.quantized_decomposed
 _INT8, _INT16 = (-128, 127, torch.int8), (-32768, 32767, torch.int16)
@@ -134,8 +135,7 @@ def quantized(case: Case, *, wide: bool) -> torch.nn.Module:
     with torch.no_grad():
         for seed in range(3):
             prepared(*case.sample(seed))
-    converted: torch.nn.Module = convert_pt2e(prepared)
-    return converted
+    return converted(prepared)
 
 
 @dataclass(frozen=True)

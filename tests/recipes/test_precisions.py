@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from arm_backend_core.quantizer import (
     TOSAQuantizer,
@@ -189,7 +190,7 @@ def _quantized(model: nn.Module, samples: Samples, config: str, correct: bool) -
     """What the quantized graph gives for the samples; results in int16, whose own rounding does not show."""
     quantizer = TOSAQuantizer(TosaCompileSpec("TOSA-1.0+INT+int16+int4")).set_global(CONFIGS[config])
     observed = Observed(exported(model, samples[0]), quantizer, improve=["outputs"])
-    correction = BiasCorrection(observed) if correct else None
+    correction = BiasCorrection([observed]) if correct else None
     with torch.no_grad():
         for sample in samples:
             observed(*sample)
@@ -236,6 +237,30 @@ def test_a_layer_that_is_read_twice_is_corrected_for_both() -> None:
     plain, corrected = (_quantized(model, samples, "A8W4", correct) for correct in (False, True))
     assert not torch.equal(plain, corrected)
     assert _sqnr(expected, corrected) > _sqnr(expected, plain)
+
+
+def _bias(program: ExportedProgram) -> Tensor:
+    """Of the only layer; in floating point where the model has none."""
+    (bias,) = (x for name, x in program.constants.items() if x.dtype is torch.int32 or "corrected" in name)
+    return bias
+
+
+@pytest.mark.parametrize("name", ["linear", "no bias", "batch norm", "groups"])
+def test_methods_have_one_bias_corrected_for_all(name: str) -> None:
+    torch.manual_seed(0)
+    make, shape, _ = CORRECTED[name]
+    model = make().eval()
+    samples = {method: [(torch.rand(shape) + mean,)] * 2 for method, mean in (("low", 0.5), ("high", 1.5))}
+    both = {"both": [*samples["low"], *samples["high"]]}
+    found = []
+    for given in (samples, both, {"low": samples["low"]}):
+        recipe = ExportRecipe.get_recipe(R.TOSA_INT8)
+        programs = export(dict.fromkeys(given, model), recipe, dict(given)).exported_programs.values()
+        found.append([_bias(program) for program in programs])
+    (low, high), (pooled,), (alone,) = found
+    assert torch.equal(low, high)
+    assert torch.equal(low, pooled)
+    assert not torch.equal(low, alone)
 
 
 def test_weights_are_rounded_for_what_they_sum() -> None:

@@ -306,6 +306,29 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 # -- the parts -------------------------------------------------------------------------------------------------------
 
 
+class _Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.pow(2)
+
+
+class _Norm(nn.Module):
+    """An RMS norm that is written out, of which a module computes a part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square, self.last = _Square(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x * torch.rsqrt(self.square(x).mean(-1, keepdim=True) + 1e-6))
+
+
+@pytest.mark.parametrize(("improve", "modules"), [(True, ("", "last")), (False, ("square", "", "last"))])
+def test_modules_that_compute_are_those_of_the_improved_program(improve: bool, modules: tuple[str, ...]) -> None:
+    program = torch.export.export(_Norm().eval(), _vectors()[0])
+    recipe = _recipe(ArmRecipeType.TOSA_INT8, improve=improve)
+    assert regions.computing_modules(program, recipe) == modules
+
+
 def test_settings_give_every_module_its_precision() -> None:
     draw = random.Random(0)
     modules = ["", "a", "a.b", "a.b.c", "a.d", "ab", "e", "e.f"]
