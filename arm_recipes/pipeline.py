@@ -1,4 +1,4 @@
-"""Run the stages of a recipe: ExecuTorch's, with the two that capture the model replaced by faster ones."""
+"""Run the stages of a recipe: ExecuTorch's, with those that capture and lower the model replaced by faster ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from executorch.exir import EdgeProgramManager
 from executorch.export import ExportRecipe, LoweringRecipe, QuantizationRecipe, StageType
 from executorch.export.stages import (
     EdgeProgramManagerTransformStage,
-    EdgeTransformAndLowerStage,
     ExecutorchStage,
     PipelineArtifact,
     SourceTransformStage,
@@ -37,6 +36,7 @@ from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.sample import Pattern
 from arm_recipes.sizes import Sized
 from arm_recipes.stages.capture import Capture, FastTorchExportStage
+from arm_recipes.stages.lowering import FastLowerStage
 from arm_recipes.stages.quantization import FastQuantizeStage
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class Pipeline:
                 recipe.quantization_recipe or QuantizationRecipe(), self._capture, self._progress.calibration
             ),
             StageType.TORCH_EXPORT: lambda: FastTorchExportStage(recipe.aten_transform_passes, self._capture),
-            StageType.TO_EDGE_TRANSFORM_AND_LOWER: lambda: EdgeTransformAndLowerStage.from_recipe(lowering),
+            StageType.TO_EDGE_TRANSFORM_AND_LOWER: lambda: FastLowerStage.from_recipe(lowering),
             StageType.TO_EDGE: lambda: ToEdgeStage.from_recipe(lowering),
             StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: lambda: EdgeProgramManagerTransformStage.from_recipe(lowering),
             StageType.TO_BACKEND: lambda: ToBackendStage.from_recipe(lowering),
