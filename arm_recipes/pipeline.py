@@ -31,7 +31,7 @@ from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import ExportError, warn
 from arm_recipes.methods import check_state, name_state, with_shared_state
 from arm_recipes.programs import inputs_of, pieces_of, restore_handles, simplify_call, store_named_data
-from arm_recipes.result import ExportResult
+from arm_recipes.result import ExportResult, Parts
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.sample import Pattern
 from arm_recipes.sizes import Sized
@@ -144,6 +144,20 @@ class Pipeline:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
         self._run_stages(stages)
 
+    def captured(self) -> dict[str, ExportedProgram]:
+        """The models as programs, which are not captured again when the stages run.
+
+        Raises:
+            ExportError: one cannot be captured.
+        """
+        examples, shapes = self._artifact.get_context("example_inputs"), self._artifact.get_context("dynamic_shapes")
+        programs = {}
+        for method, model in self._models.items():
+            if not isinstance(model, ExportedProgram):
+                model = self._capture.ahead(method, model, examples[method][0], shapes.get(method))
+            programs[method] = model
+        return programs
+
     def quantized(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
         """Run the stages up to lowering.
 
@@ -209,9 +223,8 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        made = kept(self._programs, self._originals, self._recipe)
-        parts = self._programs, self._patterns, self._out_specs, manager, self._sized
-        return ExportResult(record, *parts, made, self._recipe)
+        parts = Parts(self._programs, manager, kept(self._programs, self._originals, self._recipe))
+        return ExportResult(record, self._patterns, self._out_specs, self._sized, self._recipe, lambda: parts)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
