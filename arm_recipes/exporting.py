@@ -101,7 +101,7 @@ def export(
     if cache_dir is not None:
         from arm_recipes.caching.export import CachedExport
 
-        cache = CachedExport(cache_dir, recipe, examples, sized, constant_methods)
+        cache = CachedExport(cache_dir, recipe, models, examples, sized, constant_methods)
     pipeline = Pipeline(
         recipe if cache is None else cache.recipe,
         models,

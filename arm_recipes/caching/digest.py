@@ -102,6 +102,7 @@ class Digest:
         if isinstance(value, _CODE):
             held: list[Any] = []
             if isinstance(value, types.FunctionType):
+                _check_source(value)
                 held = [value.__code__.co_firstlineno, value.__defaults__, value.__kwdefaults__]
                 held += [cell.cell_contents for cell in value.__closure__ or ()]
             return _told("code", _name(value).encode(), *map(self._of, held))
@@ -156,6 +157,13 @@ def _operator(value: Any) -> str:
     if isinstance(value, torch._ops.HigherOrderOperator) or namespace in _NAMESPACES:
         return f"{namespace} {name}"
     raise Unknown(f"the operator {name}, which is none of PyTorch's")
+
+
+def _check_source(function: types.FunctionType) -> None:
+    """A function may only say that it is of a module: what wraps another one takes its name."""
+    module = sys.modules.get(function.__module__ or "")
+    if function.__code__.co_filename != getattr(module, "__file__", None):
+        raise Unknown(f"'{function.__module__}.{function.__qualname__}', which is defined elsewhere")
 
 
 def _name(value: Any) -> str:

@@ -24,7 +24,7 @@ from arm_recipes.sizes import Sized
 from arm_recipes.stages.calibration import Calibration
 
 if TYPE_CHECKING:
-    from arm_recipes.inputs import Examples
+    from arm_recipes.inputs import Examples, Model
     from arm_recipes.pipeline import Pipeline
 
 
@@ -43,12 +43,14 @@ class CachedExport:
         self,
         folder: str | Path,
         recipe: ExportRecipe,
+        models: Mapping[str, Model],
         examples: Examples,
         sized: Mapping[str, Sized],
         constant_methods: Mapping[str, Any] | None,
     ) -> None:
         self._store = Store(folder)
-        self._given, self._examples, self._sized, self._constants = recipe, examples, sized, constant_methods
+        self._given, self._models, self._examples = recipe, models, examples
+        self._sized, self._constants = sized, constant_methods
         self._key: str | None = None
         self._read: frozenset[str] = frozenset()
         self._samples: ReadSamples | None = None
@@ -124,7 +126,8 @@ class CachedExport:
                 self._samples.read_all(Pattern.of_program(program))
             self._read = frozenset(self._samples.digests)
         sized = {name: one.told() for name, one in self._sized.items()}
-        return key_of(recipe, programs, self._examples, (sized, self._constants, list(training), sorted(self._read)))
+        more = sized, self._constants, list(training), sorted(self._read)
+        return key_of(recipe, self._models, programs, self._examples, more)
 
     def _note(self, text: str) -> None:
         self.notes.append(text)

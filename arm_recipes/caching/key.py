@@ -22,6 +22,7 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from arm_recipes.caching.digest import Digest, Unknown
+from arm_recipes.inputs import Model
 from arm_recipes.methods import identity
 from arm_recipes.recipe import NO_TEXT, ArmRecipe
 from arm_recipes.sample import Inputs, Pattern
@@ -60,10 +61,17 @@ class ReadSamples(Calibration):
         self.digests.add(digest.hexdigest())
 
 
-def key_of(recipe: ArmRecipe, programs: Mapping[str, ExportedProgram], examples: Mapping[str, Any], more: Any) -> str:
+def key_of(
+    recipe: ArmRecipe,
+    models: Mapping[str, Model],
+    programs: Mapping[str, ExportedProgram],
+    examples: Mapping[str, Any],
+    more: Any,
+) -> str:
     """The key of an export.
 
     Args:
+        programs: the models, captured.
         more: what else decides what it makes.
 
     Raises:
@@ -72,9 +80,11 @@ def key_of(recipe: ArmRecipe, programs: Mapping[str, ExportedProgram], examples:
     digest = Digest()
     digest.add(made_by())
     _add_recipe(digest, recipe)
+    places: dict[Any, int] = {}
     for method, program in programs.items():
         digest.add(method)
-        _add_program(digest, program)
+        _add_program(digest, program, places)
+    digest.add(_shared(models))
     digest.add({method: list(samples) for method, samples in examples.items()})
     digest.add(more)
     return digest.hexdigest()
@@ -135,13 +145,24 @@ def _settled(config: ExecutorchBackendConfig) -> ExecutorchBackendConfig:
     return config
 
 
-def _add_program(digest: Digest, program: ExportedProgram) -> None:
+def _shared(models: Mapping[str, Model]) -> list[tuple[str, str, int]]:
+    """Modules of each method by path and number: where methods have one in common, they get the same scales there."""
+    numbers: dict[int, int] = {}
+    modules = ((method, model) for method, model in models.items() if isinstance(model, torch.nn.Module))
+    return [
+        (method, path, numbers.setdefault(id(module), len(numbers)))
+        for method, model in modules
+        for path, module in model.named_modules(remove_duplicate=False)
+    ]
+
+
+def _add_program(digest: Digest, program: ExportedProgram, places: dict[Any, int]) -> None:
+    """``places``: numbers of tensors that were met, in this program or another one."""
     _add_graph(digest, program.graph_module)
     signature = program.graph_signature
     digest.add([(spec.kind, type(spec.arg), vars(spec.arg), spec.target) for spec in signature.input_specs])
     digest.add([(spec.kind, type(spec.arg), vars(spec.arg), spec.target) for spec in signature.output_specs])
     digest.add((program.call_spec.in_spec, program.call_spec.out_spec))
-    places: dict[Any, int] = {}
     for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
         if not isinstance(tensor, torch.Tensor):
             raise Unknown(f"'{name}' of the model, a {type(tensor).__name__}")

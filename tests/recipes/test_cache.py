@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import pickle
 import shutil
 import sys
@@ -151,6 +153,30 @@ def _keys(folder: Path, **options: Any) -> set[str]:
         patch.setattr("arm_recipes.caching.export.Store", Recorded)
         _export(folder, **options)
     return asked
+
+
+def test_what_methods_share_counts(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self, shared: nn.Module, own: nn.Module) -> None:
+            super().__init__()
+            self.shared, self.own = shared, own
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.own(self.shared(x))
+
+    def keys(copies: Callable[[nn.Module], nn.Module]) -> set[str]:
+        torch.manual_seed(0)
+        shared, one, two = (nn.Linear(4, 4) for _ in range(3))
+        models: Any = {"one": Two(shared, one).eval(), "two": Two(copies(shared), two).eval()}
+        x = [(torch.ones(1, 4),)]
+        return _keys(tmp_path, model=models, samples={"one": x, "two": x})
+
+    def of_the_same_tensors(module: nn.Module) -> nn.Module:
+        return copy.deepcopy(module, {id(x): x for x in module.parameters()})
+
+    one_module = keys(lambda module: module)
+    assert one_module == keys(lambda module: module)
+    assert len(one_module | keys(of_the_same_tensors) | keys(copy.deepcopy)) == 3
 
 
 @pytest.mark.parametrize("what", ["_sources", "version"])
@@ -333,7 +359,12 @@ def test_what_holds_itself_has_a_digest() -> None:
     assert _digest(ring) != _digest([1, [1]])
 
 
-@pytest.mark.parametrize("value", [lambda: 1, Small(), Doubled, iter(()), torch.ones(2).to_sparse()])
+@functools.wraps(torch.nn.functional.relu)
+def _wrapping(x: Tensor) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize("value", [lambda: 1, Small(), Doubled, iter(()), torch.ones(2).to_sparse(), _wrapping])
 def test_what_may_be_anything_is_refused(value: Any) -> None:
     with pytest.raises(Unknown):
         _digest([value])
