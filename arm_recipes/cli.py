@@ -7,17 +7,15 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes.commands import comparing, export, firmware, inspecting, listing, run, sweep, tune
 from arm_recipes.messages import ArmRecipesWarning, ExportError
 from arm_recipes.runtime.errors import RunError
+from arm_recipes.versions import TOOLS, version
 
 #: In the order in which a user comes to need them.
 _COMMANDS = (export, run, comparing, inspecting, sweep, tune, firmware, listing)
-#: What decides what a program is, beside this package.
-_TOOLS = ("torch", "executorch", "torchao", "tosa-tools", "ethos-u-vela", "ai-ml-sdk-model-converter")
 _CODES = "exit codes: 0 done; 1 the export or the run failed; 2 wrong arguments; 130 interrupted"
 
 
@@ -63,12 +61,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _versions() -> str:
-    found = [f"arm-recipes {_version('arm-recipes')}", *(f"{name} {_version(name)}" for name in _TOOLS)]
-    return ", ".join(found)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "(not installed)"
+    return ", ".join(f"{name} {version(name)}" for name in ("arm-recipes", *TOOLS))

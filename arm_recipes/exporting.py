@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from executorch.export import ExportRecipe, RecipeType
 
-from arm_recipes import inputs
+from arm_recipes import inputs, layouts
 from arm_recipes.files import check_writable
-from arm_recipes.messages import quiet, warn
+from arm_recipes.messages import noting, quiet, warn
 from arm_recipes.pipeline import Pipeline
 from arm_recipes.result import ExportResult
 from arm_recipes.runtime.plugin import library
 from arm_recipes.sizes import Sized, Sizes, expanded
+
+if TYPE_CHECKING:
+    from arm_recipes.caching.export import CachedExport
 
 
 def export(
@@ -26,7 +29,9 @@ def export(
     sizes: Sizes | None = None,
     constant_methods: dict[str, Any] | None = None,
     strict: bool | None = None,
+    channels_last: bool = False,
     verify: bool = False,
+    cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> ExportResult:
     """Turn a model into a program for the target of ``recipe``.
@@ -50,9 +55,16 @@ def export(
             a method of its own; all have scales and weights in common. ``run`` takes the smallest that fits.
         constant_methods: values that the program returns by name.
         strict: how ``torch.export`` captures. None: without ``strict``, and with it if that fails.
+        channels_last: let the program take inputs of four dimensions, (N, C, H, W), as they lie in
+            ``torch.channels_last``, however the samples lie: the NPU computes so, and an input that lies otherwise is
+            turned around first. The report tells what that costs.
         verify: run the first example inputs of each method, four at most, and compare every delegate for an Ethos-U
             with the TOSA reference model, number by number. It takes that model's time, about a second a sample
             for MobileNetV2, and a C++ compiler the first time.
+        cache_dir: a folder where programs are kept, made if it is not there. An export of what was exported before
+            takes its program from there: the captured graph with its lines and weights, samples, calibration data,
+            recipe, versions and this package's sources are the same to the last bit. The model is captured, and the
+            samples are read, to find that out. Each program is one file, which may be deleted at any time.
         progress: show a progress bar if standard error is a terminal.
 
     Returns:
@@ -78,14 +90,20 @@ def export(
     if sizes is not None:
         models, examples, sized = expanded(models, examples, dynamic_shapes, sizes)
         dynamic_shapes = None
+    if channels_last:
+        models, examples = layouts.channels_last(models, examples)
     if _only_arm(recipe):
         inputs.check_static(models, dynamic_shapes)
 
-    from arm_backend_core import events
     from arm_recipes.stages.budgets import budgets
 
+    cache = None
+    if cache_dir is not None:
+        from arm_recipes.caching.export import CachedExport
+
+        cache = CachedExport(cache_dir, recipe, models, examples, sized, constant_methods)
     pipeline = Pipeline(
-        recipe,
+        recipe if cache is None else cache.recipe,
         models,
         examples,
         dynamic_shapes=dynamic_shapes,
@@ -94,14 +112,7 @@ def export(
         progress=progress,
         sized=sized,
     )
-    notes = []
-    with quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
-        if training:
-            which = ", ".join(f"'{method}'" for method in training)
-            notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")
-            warn(notes[0])
-        pipeline.run()
-    result = pipeline.result(log.rejected, [*notes, *log.notes])
+    result = _run(pipeline, models, cache)
     for budget in budgets(recipe):
         budget.check(result)
     if verify:
@@ -110,6 +121,28 @@ def export(
         check(result, examples)
     if output is not None:
         result.save(output)
+    return result
+
+
+def _run(pipeline: Pipeline, models: dict[str, inputs.Model], cache: CachedExport | None = None) -> ExportResult:
+    """The export itself, or what the cache has of it."""
+    from arm_backend_core import events
+
+    notes = []
+    with quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
+        if training:
+            which = ", ".join(f"'{method}'" for method in training)
+            notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")
+            warn(notes[0])
+        if cache is not None:
+            found = cache.find(pipeline, training, make=lambda: _run(pipeline, models))
+            if found is not None:
+                return found
+        with noting() as said:
+            pipeline.run()
+    result = pipeline.result(log.rejected, [*notes, *log.notes])
+    if cache is not None:
+        cache.keep(result, said)
     return result
 
 

@@ -63,6 +63,21 @@ def check_writable(path: str | Path) -> Path:
     return target
 
 
+def made_folder(path: str | Path, argument: str) -> Path:
+    """A folder that files can be written in, made if it is not there.
+
+    Raises:
+        ValueError: it cannot be; the message names the argument.
+    """
+    folder = Path(path).expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{argument}: cannot make '{path}': {error.strerror}") from error
+    check_writable(folder / "file")
+    return folder
+
+
 def cache_folder() -> Path:
     """Where this package keeps what it makes once: ``$XDG_CACHE_HOME/arm-recipes``, or below ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME")

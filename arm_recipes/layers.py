@@ -303,7 +303,7 @@ class Traced:
 
 #: How to avoid what changes the order of dimensions, and the type, of an input or output.
 _ORDERS = {
-    "input": "lies in memory in another order than it is computed with: samples in torch.channels_last save this",
+    "input": "lies in memory in another order than it is computed with: export(..., channels_last=True) saves this",
     "output": "is computed with the channels last: to return it permuted to that order saves this",
 }
 _COPIED = "an input or a constant is returned as it is: leave it out of what the model returns"

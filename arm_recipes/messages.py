@@ -7,11 +7,13 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 #: Packages whose warnings and log lines tell a user nothing that can be acted on.
 _THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy", "copyreg", "onnx")
 _T = TypeVar("_T")
+_said: ContextVar[list[str] | None] = ContextVar("arm_recipes_said", default=None)
 _MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
 
@@ -40,6 +42,9 @@ def warn(message: str) -> None:
     ExecuTorch's own ``export`` calls us from deep inside its stages, so the first frame that belongs neither
     to this package nor to a library is looked up instead of counting stack levels.
     """
+    said = _said.get()
+    if said is not None:
+        said.append(message)
     frame = sys._getframe(1)
     inside = (*_THIRD_PARTY, "arm_recipes", "arm_backend_core", "contextlib")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in inside:
@@ -52,6 +57,17 @@ def warn(message: str) -> None:
         module=frame.f_globals.get("__name__"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+@contextmanager
+def noting() -> Iterator[list[str]]:
+    """Collect what ``warn`` says inside the block, beside saying it."""
+    said: list[str] = []
+    token = _said.set(said)
+    try:
+        yield said
+    finally:
+        _said.reset(token)
 
 
 def marked(items: Iterable[_T], doing: str, unit: str, *, shown: bool, count: int | None = None) -> Iterable[_T]:

@@ -1,4 +1,4 @@
-"""Run the stages of a recipe: ExecuTorch's, with the two that capture the model replaced by faster ones."""
+"""Run the stages of a recipe: ExecuTorch's, with those that capture and lower the model replaced by faster ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from executorch.exir import EdgeProgramManager
 from executorch.export import ExportRecipe, LoweringRecipe, QuantizationRecipe, StageType
 from executorch.export.stages import (
     EdgeProgramManagerTransformStage,
-    EdgeTransformAndLowerStage,
     ExecutorchStage,
     PipelineArtifact,
     SourceTransformStage,
@@ -32,11 +31,12 @@ from arm_recipes.inputs import Examples, Model
 from arm_recipes.messages import ExportError, warn
 from arm_recipes.methods import check_state, name_state, with_shared_state
 from arm_recipes.programs import inputs_of, pieces_of, restore_handles, simplify_call, store_named_data
-from arm_recipes.result import ExportResult
+from arm_recipes.result import ExportResult, Parts
 from arm_recipes.runtime.signature import NAMES_KEY, stored_names
 from arm_recipes.sample import Pattern
 from arm_recipes.sizes import Sized
 from arm_recipes.stages.capture import Capture, FastTorchExportStage
+from arm_recipes.stages.lowering import FastLowerStage
 from arm_recipes.stages.quantization import FastQuantizeStage
 
 if TYPE_CHECKING:
@@ -144,6 +144,20 @@ class Pipeline:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
         self._run_stages(stages)
 
+    def captured(self) -> dict[str, ExportedProgram]:
+        """The models as programs, which are not captured again when the stages run.
+
+        Raises:
+            ExportError: one cannot be captured.
+        """
+        examples, shapes = self._artifact.get_context("example_inputs"), self._artifact.get_context("dynamic_shapes")
+        programs = {}
+        for method, model in self._models.items():
+            if not isinstance(model, ExportedProgram):
+                model = self._capture.ahead(method, model, examples[method][0], shapes.get(method))
+            programs[method] = model
+        return programs
+
     def quantized(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
         """Run the stages up to lowering.
 
@@ -209,9 +223,8 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        made = kept(self._programs, self._originals, self._recipe)
-        parts = self._programs, self._patterns, self._out_specs, manager, self._sized
-        return ExportResult(record, *parts, made, self._recipe)
+        parts = Parts(self._programs, manager, kept(self._programs, self._originals, self._recipe))
+        return ExportResult(record, self._patterns, self._out_specs, self._sized, self._recipe, lambda: parts)
 
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
@@ -236,7 +249,7 @@ class Pipeline:
                 recipe.quantization_recipe or QuantizationRecipe(), self._capture, self._progress.calibration
             ),
             StageType.TORCH_EXPORT: lambda: FastTorchExportStage(recipe.aten_transform_passes, self._capture),
-            StageType.TO_EDGE_TRANSFORM_AND_LOWER: lambda: EdgeTransformAndLowerStage.from_recipe(lowering),
+            StageType.TO_EDGE_TRANSFORM_AND_LOWER: lambda: FastLowerStage.from_recipe(lowering),
             StageType.TO_EDGE: lambda: ToEdgeStage.from_recipe(lowering),
             StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: lambda: EdgeProgramManagerTransformStage.from_recipe(lowering),
             StageType.TO_BACKEND: lambda: ToBackendStage.from_recipe(lowering),

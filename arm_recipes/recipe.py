@@ -42,7 +42,7 @@ class ArmRecipe(ExportRecipe):
 
         Calibration samples, and what trains, are no text: they are left out and have to be given again.
         """
-        options = {name: _told(value) for name, value in self.options.items() if name not in _NO_TEXT}
+        options = {name: _told(value) for name, value in self.options.items() if name not in NO_TEXT}
         return {"recipe": self.type_name, "options": options}
 
     def save(self, path: str | Path) -> Path:
@@ -57,7 +57,7 @@ class ArmRecipe(ExportRecipe):
 
 
 #: Options that are given anew.
-_NO_TEXT = frozenset({"calibration", "qat"})
+NO_TEXT = frozenset({"calibration", "qat"})
 
 
 def load_recipe(source: str | Path | Mapping[str, Any], **options: Any) -> ArmRecipe:

@@ -167,6 +167,7 @@ class Report(Shown):
         notes: what else the user should know, one sentence each.
         measured: with ``verify``, what the program of each Ethos-U delegate did in one execution, by its name
             (and method, where there are several).
+        cached: whether the program was taken from ``cache_dir``, where an earlier export had put it.
     """
 
     recipe: str
@@ -175,6 +176,7 @@ class Report(Shown):
     seconds: dict[str, float]
     notes: tuple[str, ...]
     measured: Mapping[str, EthosUFigures] = field(default_factory=dict)
+    cached: bool = False
 
     @property
     def total_seconds(self) -> float:
@@ -216,6 +218,7 @@ class Report(Shown):
             "layers": [plain(cost) for cost in self.layers],
             "memory": [plain(used) for used in self.memory],
             "measured": plain(dict(self.measured)),
+            "cached": self.cached,
         }
 
     def page(self, *comparisons: Comparison) -> Page:
@@ -245,7 +248,8 @@ class Report(Shown):
 
     def _sections(self) -> Iterator[Section]:
         rows: list[tuple[str, ...]] = [("program", size(self.program_bytes))]
-        yield f"Recipe {self.recipe}", [*rows, ("export", f"{self.total_seconds:.2f} s")]
+        took = f"{self.total_seconds:.2f} s{', from the cache' if self.cached else ''}"
+        yield f"Recipe {self.recipe}", [*rows, ("export", took)]
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
             yield from self._cost_sections(method)

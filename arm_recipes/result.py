@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -31,43 +32,73 @@ if TYPE_CHECKING:
     from arm_recipes.sizes import Sized
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What PyTorch and ExecuTorch have of an export, as ``ExportResult`` has it."""
+
+    exported_programs: dict[str, ExportedProgram]
+    executorch_program: ExecutorchProgramManager
+    kept: Kept
+
+
 class ExportResult:
     """A program for the target, with the record of how it came about.
 
     Attributes:
         report: delegates, operators on the CPU, quantization, Vela's figures, sizes and seconds.
-        exported_programs: what was lowered, by method: the ATen program, quantized for INT recipes.
-        executorch_program: ExecuTorch's manager of the emitted program.
     """
 
     def __init__(
         self,
         report: Report,
-        exported_programs: dict[str, ExportedProgram],
         patterns: dict[str, Pattern],
         out_specs: dict[str, Any],
-        executorch_program: ExecutorchProgramManager,
         sized: Mapping[str, Sized],
-        kept: Kept,
-        recipe: ExportRecipe | None = None,
+        recipe: ExportRecipe | None,
+        parts: Callable[[], Parts],
+        pieces: Sequence[bytes] | None = None,
     ) -> None:
+        """``parts``: asked when they are needed first; ``pieces``: the program's, where it is there without these."""
         self.report = report
-        self.exported_programs = exported_programs
-        self.executorch_program = executorch_program
         self._patterns, self._out_specs, self._sized = patterns, out_specs, sized
-        self._kept = kept
         self._recipe = recipe
+        self._make, self._written = parts, pieces
         self._program: Program | None = None
+
+    @cached_property
+    def _parts(self) -> Parts:
+        return self._make()
+
+    @property
+    def exported_programs(self) -> dict[str, ExportedProgram]:
+        """What was lowered, by method: the ATen program, quantized for INT recipes."""
+        return self._parts.exported_programs
+
+    @property
+    def executorch_program(self) -> ExecutorchProgramManager:
+        """ExecuTorch's manager of the emitted program."""
+        return self._parts.executorch_program
+
+    @property
+    def _kept(self) -> Kept:
+        return self._parts.kept
+
+    @property
+    def _pieces(self) -> Sequence[bytes]:
+        return pieces_of(self.executorch_program) if self._written is None else self._written
 
     @cached_property
     def buffer(self) -> bytes:
         """The ``.pte`` file."""
-        return b"".join(sealed(pieces_of(self.executorch_program)))
+        return b"".join(sealed(self._pieces))
 
     @property
     def stored_bytes(self) -> int:
         """Of the program with all that is stored beside it."""
-        return self.report.program_bytes + sum(map(len, (self.executorch_program._tensor_data or {}).values()))
+        beside = (
+            0 if self._written is not None else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
+        )
+        return self.report.program_bytes + beside
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -112,11 +143,11 @@ class ExportResult:
             from arm_recipes.devtools.inspection import files
 
             beside = files(self, target.stem, etrecord, bundled)
-        write(target, *sealed(pieces_of(self.executorch_program)))
+        write(target, *sealed(self._pieces))
         for name, data in beside.items():
             write(target.with_name(name), data)
-        # Empty unless the recipe puts weights outside the program.
-        self.executorch_program.write_tensor_data_to_file(str(target.parent))
+        if self._written is None:  # empty unless the recipe puts weights outside the program
+            self.executorch_program.write_tensor_data_to_file(str(target.parent))
         if tosa:
             write(twin_path(target), self._twin())
         return target

@@ -312,6 +312,8 @@ def collect(model: str, recipe: str, backend: str, clock: str, timeout: float) -
     # The peer looks for the VGF converter on the PATH.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": path}
+    # pip compiled the peer's sources when it installed them; ours are compiled when they are first imported.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     failed: Row = {"model": model, "recipe": recipe, "backend": backend}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)

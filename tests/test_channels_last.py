@@ -15,6 +15,7 @@ import arm_recipes
 from arm_recipes import ArmRecipeType, ExportResult, export
 
 FP, INT8, VGF = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8
+U85 = ArmRecipeType.ETHOSU_U85_INT8
 LAST, CONTIGUOUS = torch.channels_last, torch.contiguous_format
 LAYOUTS = {"contiguous": (CONTIGUOUS, CONTIGUOUS), "channels_last": (LAST, torch.channels_last_3d)}
 #: Error relative to the largest output.
@@ -224,3 +225,24 @@ def test_an_input_that_a_refused_operator_reads_first() -> None:
 
     _, on_cpu = _check(Twice(), FP, _images())
     assert "aten.fmod.Scalar" in on_cpu
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["module", "program"])
+def test_channels_last_whatever_the_samples_are(captured: bool) -> None:
+    samples = _images("contiguous")
+    model: Any = torch.export.export(Convs().eval(), samples[0]) if captured else Convs().eval()
+    result = export(model, ExportRecipe.get_recipe(U85), samples, channels_last=True)
+    (delegate,) = result.report.delegates
+    assert delegate.inputs[0].shape == (1, 5, 6, 3)
+    assert not any("input" in layer.reason for layer in result.report.layers)
+    turned = [(x.to(memory_format=LAST),) for (x,) in samples]
+    lying_so = export(Convs().eval(), ExportRecipe.get_recipe(U85), turned)
+    assert delegate.tosa == lying_so.report.delegates[0].tosa
+    assert {layer.module for layer in result.report.layers} == {layer.module for layer in lying_so.report.layers}
+    assert torch.equal(result.run(*samples[0]), result.run(*turned[0]))
+
+
+def test_channels_last_that_changes_nothing_is_told() -> None:
+    model = nn.Linear(4, 4).eval()
+    with pytest.warns(arm_recipes.ArmRecipesWarning, match="channels_last: no input of 'forward' has four dimensions"):
+        export(model, ExportRecipe.get_recipe(FP), [(torch.ones(1, 4),)], channels_last=True)

@@ -29,6 +29,8 @@ def add(commands: Commands) -> None:
     parser.add_argument("--etrecord", action="store_true", help="write ExecuTorch's record too: model.etrecord")
     arguments.add_samples(parser, "--bundled", "write a bundled program too, model.bpte, with what these give")
     parser.add_argument("--html", type=Path, help="write the report as a page there (needs Plotly)")
+    parser.add_argument("--channels-last", action="store_true", help="take images as torch.channels_last has them")
+    parser.add_argument("--cache-dir", type=Path, help="keep programs there; what is there already is not made again")
     parser.add_argument("--verify", action="store_true", help="run what Vela compiled, against its TOSA graph")
     arguments.add_json(parser)
     parser.set_defaults(call=_export)
@@ -44,7 +46,8 @@ def _export(given: argparse.Namespace) -> None:
     from arm_recipes import export
 
     program = arguments.load_model(given.model)
-    result = export(program, arguments.made_recipe(given, chosen, program), verify=given.verify)
+    recipe = arguments.made_recipe(given, chosen, program)
+    result = export(program, recipe, channels_last=given.channels_last, verify=given.verify, cache_dir=given.cache_dir)
     bundled = arguments.model_samples(given, "bundled", program)
     result.save(output, tosa=given.tosa, etrecord=given.etrecord, bundled=bundled)
     arguments.show(result.report, as_json=given.json)

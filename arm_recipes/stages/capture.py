@@ -33,12 +33,22 @@ class Capture:
 
     def __init__(self, strict: bool | None) -> None:
         self._strict = strict
+        self._ahead: dict[str, ExportedProgram] = {}
         self.notes: list[str] = []
+
+    def ahead(
+        self, method: str, model: torch.nn.Module, example: Inputs, dynamic_shapes: Any = None
+    ) -> ExportedProgram:
+        """Export ``model`` now; whoever exports the method next gets this program."""
+        self._ahead[method] = program = self(method, model, example, dynamic_shapes)
+        return program
 
     def __call__(
         self, method: str, model: torch.nn.Module, example: Inputs, dynamic_shapes: Any = None
     ) -> ExportedProgram:
         """Export ``model``; raises ``ExportError`` if it raises while it is traced."""
+        if method in self._ahead:
+            return self._ahead.pop(method)
         first = bool(self._strict)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.files import check_writable, write
+from arm_recipes.files import made_folder, write
 from arm_recipes.sweeping.result import Figures
 
 if TYPE_CHECKING:
@@ -28,13 +28,7 @@ class Kept:
     """
 
     def __init__(self, folder: str | Path | None) -> None:
-        self._folder = None if folder is None else Path(folder).expanduser().absolute()
-        if self._folder is not None:
-            try:
-                self._folder.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ValueError(f"folder: cannot make '{folder}': {error.strerror}") from error
-            check_writable(self._folder / "configuration.json")
+        self._folder = None if folder is None else made_folder(folder, "folder")
 
     def record(self, key: str) -> dict[str, Any] | None:
         """What was kept under a key; None if there is nothing, or a file that is not of this form."""

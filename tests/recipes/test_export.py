@@ -13,7 +13,9 @@ import torch
 from executorch.backends.xnnpack.recipes import XNNPackRecipeType
 from executorch.export import ExportRecipe, StageType
 from executorch.export import export as executorch_export
+from executorch.export.stages import EdgeTransformAndLowerStage
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from arm_backend_core.errors import FullDelegationError
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export, pipeline
@@ -55,6 +57,35 @@ def test_executorchs_own_export_takes_the_recipes(recipe: ArmRecipeType) -> None
     session = executorch_export(Small().eval(), images(), get(recipe))
     ours = export(Small().eval(), get(recipe), images())
     assert 0 < len(ours.buffer) - len(session.get_pte_buffer()) < 500  # the names of the tensors and a checksum
+
+
+@pytest.mark.parametrize("recipe", [INT8, FP])
+@pytest.mark.parametrize("given", ["whole", "left on the CPU", "methods"])
+def test_the_faster_stage_gives_what_executorchs_own_gives(
+    given: str, recipe: ArmRecipeType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = Small().eval()
+    cases: dict[str, tuple[Any, Any]] = {
+        "whole": (small, images()),
+        "left on the CPU": (Sorting().eval(), vectors()),
+        "methods": ({"a": small, "b": small}, {"a": images(2), "b": images(3)}),
+    }
+    models, samples = cases[given]
+    options: dict[str, Any] = {"constant_methods": {"version": 2}}
+    traced = 0
+    run_decompositions = ExportedProgram.run_decompositions
+
+    def counted(*arguments: Any) -> ExportedProgram:
+        nonlocal traced
+        traced += 1
+        return run_decompositions(*arguments)
+
+    monkeypatch.setattr(ExportedProgram, "run_decompositions", counted)
+    ours = export(models, get(recipe), samples, **options)
+    assert (traced > 0) == (given == "left on the CPU")
+    monkeypatch.setattr(pipeline, "FastLowerStage", EdgeTransformAndLowerStage)
+    assert export(models, get(recipe), samples, **options).buffer == ours.buffer
+    assert traced > 0
 
 
 def test_boundary_operators_are_those_of_the_firmware() -> None:
@@ -288,7 +319,7 @@ def test_an_exception_names_stage_operator_line_and_remedy() -> None:
 @pytest.mark.parametrize(
     ("stage", "message"),
     [
-        ("EdgeTransformAndLowerStage", r"lowering 'forward' failed at .*test_export.py:\d+: KeyError: 'broken'"),
+        ("FastLowerStage", r"lowering 'forward' failed at .*test_export.py:\d+: KeyError: 'broken'"),
         (
             "EdgeProgramManagerTransformStage",
             r"preparing the boundary of 'forward' failed at .*test_export.py:\d+: KeyError: 'broken'",

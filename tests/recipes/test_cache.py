@@ -1,0 +1,370 @@
+"""``cache_dir``: what an earlier export made is found by all that it was made of, and by nothing less."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from executorch.backends.xnnpack.recipes import XNNPackRecipeType
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, export
+from arm_recipes.caching import key
+from arm_recipes.caching.digest import Digest, Unknown
+from arm_recipes.caching.store import Damaged, Saved, Store
+from arm_recipes.cli import main
+from tests.recipes.models import Small, images, run
+
+INT8 = ArmRecipeType.TOSA_INT8
+
+
+def _export(
+    folder: Path,
+    model: nn.Module | None = None,
+    samples: Any = None,
+    recipe: ExportRecipe | None = None,
+    **options: Any,
+) -> ExportResult:
+    chosen = recipe or ExportRecipe.get_recipe(INT8)
+    return export(model or Small().eval(), chosen, samples or images(), cache_dir=folder, **options)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ExportResult]:
+    """A folder with one export of ``Small``."""
+    folder = tmp_path_factory.mktemp("cache")
+    return folder, _export(folder)
+
+
+def test_an_unchanged_export_is_taken_from_the_folder(made: tuple[Path, ExportResult]) -> None:
+    folder, first = made
+    again = _export(folder)
+    assert (first.report.cached, again.report.cached) == (False, True)
+    assert again.report.seconds.keys() == {"torch_export", "cache"}
+    assert again.buffer == first.buffer
+    assert again.stored_bytes == first.stored_bytes
+    assert again.report.methods == first.report.methods
+    assert "from the cache" in str(again.report)
+    assert "taken from cache_dir" in again.report.notes[-1]
+    assert torch.equal(run(again, *images()[0]), run(first, *images()[0]))
+
+
+def test_what_the_folder_has_not_is_made_when_it_is_asked_for(made: tuple[Path, ExportResult], tmp_path: Path) -> None:
+    folder, first = made
+    again = _export(folder)
+    again.save(tmp_path / "model.pte", tosa=True)
+    assert (tmp_path / "model.pte").read_bytes() == first.buffer
+    compared, expected = (result.compare(images(), layers=False, progress=False) for result in (again, first))
+    assert compared.outputs == expected.outputs
+    graphs = [str(result.exported_programs["forward"].graph) for result in (again, first)]
+    assert graphs[0] == graphs[1]
+
+
+def test_a_model_that_was_trained_meanwhile_is_not_taken_for_what_it_was(made: tuple[Path, ExportResult]) -> None:
+    model = Small().eval()
+    again = _export(made[0], model)
+    with torch.no_grad():
+        model.head.weight.mul_(2.0)
+    assert again.report.cached
+    with pytest.raises(ValueError, match=r"changed since the export: 'head\.weight' was written"):
+        _ = again.exported_programs
+
+
+class Doubled(Small):
+    def forward(self, x: Tensor) -> Tensor:
+        """As ``Small``, and one operator more."""
+        return super().forward(x) * 2.0
+
+
+def _wider() -> nn.Module:
+    model = Small().eval()
+    with torch.no_grad():
+        model.head.weight[0, 0] += 1e-6
+    return model
+
+
+def _tied() -> nn.Module:
+    model = Small().eval()
+    model.body[1].bias = model.body[1].weight
+    return model
+
+
+def _changed_quantizer() -> ExportRecipe:
+    recipe: Any = ExportRecipe.get_recipe(INT8)
+    recipe.quantization_recipe.quantizers[0].set_module_name("head", get_symmetric_a16w8_quantization_config())
+    return recipe
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda: {"model": Doubled().eval()},
+        lambda: {"model": _wider()},
+        lambda: {"model": _tied()},
+        lambda: {"model": Small().train()},
+        lambda: {"samples": images(5)},
+        lambda: {"samples": [images()[0], *images()[2:], images()[1]]},
+        lambda: {"recipe": ExportRecipe.get_recipe(INT8, quantized_io=True)},
+        lambda: {"recipe": ExportRecipe.get_recipe(INT8, calibration=images(2))},
+        lambda: {"recipe": ExportRecipe.get_recipe(ArmRecipeType.TOSA_A16W8)},
+        lambda: {"recipe": _changed_quantizer()},
+        lambda: {"constant_methods": {"version": 2}},
+        lambda: {"channels_last": True},
+    ],
+    ids=[
+        *("graph", "weight", "tied", "training", "more samples", "order of samples", "option", "calibration"),
+        *("recipe", "quantizer", "constant", "layout"),
+    ],
+)
+def test_what_is_changed_is_not_found(changed: Callable[[], dict[str, Any]], made: tuple[Path, ExportResult]) -> None:
+    folder = made[0]
+    keys = _keys(folder, **changed())
+    assert len(keys) == 1
+    assert keys.isdisjoint({file.stem for file in folder.iterdir()})
+    assert keys == _keys(folder, **changed())
+
+
+def _keys(folder: Path, **options: Any) -> set[str]:
+    """The key that an export has; it ends there."""
+
+    class Asked(Exception):
+        pass
+
+    asked = set[str]()
+
+    class Recorded(Store):
+        def read(self, key: str) -> Saved | None:
+            asked.add(key)
+            raise Asked
+
+    with pytest.MonkeyPatch.context() as patch, suppress(Asked):
+        patch.setattr("arm_recipes.caching.export.Store", Recorded)
+        _export(folder, **options)
+    return asked
+
+
+def test_what_methods_share_counts(tmp_path: Path) -> None:
+    class Two(nn.Module):
+        def __init__(self, shared: nn.Module, own: nn.Module) -> None:
+            super().__init__()
+            self.shared, self.own = shared, own
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.own(self.shared(x))
+
+    def keys(copies: Callable[[nn.Module], nn.Module]) -> set[str]:
+        torch.manual_seed(0)
+        shared, one, two = (nn.Linear(4, 4) for _ in range(3))
+        models: Any = {"one": Two(shared, one).eval(), "two": Two(copies(shared), two).eval()}
+        x = [(torch.ones(1, 4),)]
+        return _keys(tmp_path, model=models, samples={"one": x, "two": x})
+
+    def of_the_same_tensors(module: nn.Module) -> nn.Module:
+        return copy.deepcopy(module, {id(x): x for x in module.parameters()})
+
+    one_module = keys(lambda module: module)
+    assert one_module == keys(lambda module: module)
+    assert len(one_module | keys(of_the_same_tensors) | keys(copy.deepcopy)) == 3
+
+
+@pytest.mark.parametrize("what", ["_sources", "version"])
+def test_other_code_makes_other_programs(
+    what: str, made: tuple[Path, ExportResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key, what, lambda *_: "another")
+    assert _keys(made[0]).isdisjoint({file.stem for file in made[0].iterdir()})
+
+
+def test_sources_are_read(tmp_path: Path) -> None:
+    assert key.digest_of_sources([tmp_path]) == key.digest_of_sources([tmp_path])
+    before = key.digest_of_sources([tmp_path])
+    (tmp_path / "more.py").write_text("x = 1")
+    assert key.digest_of_sources([tmp_path]) != before
+
+
+class Evil:
+    """What a pickle can make of whoever reads it."""
+
+    def __reduce__(self) -> Any:
+        return (sys.exit, ("read",))
+
+
+def _spoiled(file: Path, how: str) -> None:
+    data = file.read_bytes()
+    store = Store(file.parent)
+    if how == "empty":
+        file.write_bytes(b"")
+    elif how == "cut":
+        file.write_bytes(data[:-1])
+    elif how == "a bit":
+        file.write_bytes(data[:5000] + bytes([data[5000] ^ 1]) + data[5001:])
+    elif how == "another's":
+        store.write("0" * 64, Saved(*_read(store, file)))
+        store.file("0" * 64).replace(file)
+    else:
+        file.write_bytes(pickle.dumps(Evil()))
+
+
+def _read(store: Store, file: Path) -> Iterator[Any]:
+    saved = store.read(file.stem)
+    assert saved is not None
+    yield from (saved.report, saved.program, saved.warnings)
+
+
+@pytest.mark.parametrize("how", ["empty", "cut", "a bit", "another's", "foreign"])
+def test_a_damaged_file_is_not_read(how: str, made: tuple[Path, ExportResult], tmp_path: Path) -> None:
+    (file,) = made[0].glob("*.export")
+    copied = Path(shutil.copy(file, tmp_path))
+    assert Store(tmp_path).read(copied.stem) is not None
+    _spoiled(copied, how)
+    with pytest.raises(Damaged, match=r"^it is no file of this cache|^its content is not what was written"):
+        Store(tmp_path).read(copied.stem)
+
+
+def test_a_damaged_file_is_told_and_written_anew(made: tuple[Path, ExportResult], tmp_path: Path) -> None:
+    (file,) = made[0].glob("*.export")
+    _spoiled(Path(shutil.copy(file, tmp_path)), "cut")
+    with pytest.warns(ArmRecipesWarning, match="is not used, its content is not what was written"):
+        again = _export(tmp_path)
+    assert again.buffer == made[1].buffer
+    assert "written anew" in again.report.notes[-1]
+    third = _export(tmp_path)
+    assert third.report.cached
+    assert not any("anew" in note for note in third.report.notes)
+
+
+def test_nothing_is_made_of_a_file_but_reports(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    saved: Any = type("Saved", (), {"report": Evil(), "program": b"", "warnings": ()})
+    store.write("a", saved)
+    with pytest.raises(Damaged, match=r"'sys\.exit' is no part of a report"):
+        store.read("a")
+
+
+def test_readers_and_writers_at_the_same_time(tmp_path: Path, made: tuple[Path, ExportResult]) -> None:
+    (file,) = made[0].glob("*.export")
+    saved = Saved(*_read(Store(made[0]), file))
+
+    def use(number: int) -> bool:
+        store = Store(tmp_path)
+        if number % 2:
+            store.write("a", saved)
+        found = store.read("a")
+        return found is None or found.program == saved.program
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(use, range(40)))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.export"]
+
+
+def test_calibration_data_that_change_are_not_kept(tmp_path: Path) -> None:
+    def drawn() -> list[tuple[Tensor, ...]]:
+        return [(torch.randn(1, 3, 8, 8),) for _ in range(2)]
+
+    recipe = ExportRecipe.get_recipe(INT8, calibration=drawn)
+    with pytest.warns(ArmRecipesWarning, match="others each time they are read"):
+        result = _export(tmp_path, recipe=recipe)
+    assert "others each time" in result.report.notes[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_generator_is_calibrated_with_as_it_was_read(tmp_path: Path) -> None:
+    first = _export(tmp_path, recipe=ExportRecipe.get_recipe(INT8, calibration=iter(images(3))))
+    again = _export(tmp_path, recipe=ExportRecipe.get_recipe(INT8, calibration=images(3)))
+    assert again.report.cached
+    assert again.buffer == first.buffer
+    assert first.report.methods[0].quantization is not None
+    assert first.report.methods[0].quantization.samples == 3
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        (
+            lambda _: ExportRecipe.combine(
+                [ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), ExportRecipe.get_recipe(XNNPackRecipeType.FP32)]
+            ),
+            "a recipe that is combined",
+        ),
+        (lambda folder: ExportRecipe.get_recipe(INT8, dump_dir=folder / "dump"), "what is written to dump_dir"),
+    ],
+    ids=["combined", "dump_dir"],
+)
+def test_what_cannot_be_told_apart_is_not_kept(
+    recipe: Callable[[Path], ExportRecipe], reason: str, tmp_path: Path
+) -> None:
+    with pytest.warns(ArmRecipesWarning, match=f"not kept, as {reason}"):
+        _export(tmp_path / "cache", recipe=recipe(tmp_path))
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cache_dir: cannot make"):
+        _export(tmp_path / "file" / "cache")
+
+
+def test_the_command_line_keeps_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "small.pt2"
+    torch.export.save(torch.export.export(Small().eval(), images(1)[0]), str(model))
+    arguments = ["export", str(model), "--recipe", "TOSA_INT8", "--cache-dir", str(tmp_path / "cache"), "--json"]
+    assert main(arguments) == 0
+    written = model.with_suffix(".pte").read_bytes()
+    assert '"cached": false' in capsys.readouterr().out
+    assert main(arguments) == 0
+    printed = capsys.readouterr()
+    assert '"cached": true' in printed.out
+    assert "warning: calibration saw only one sample" in printed.err
+    assert model.with_suffix(".pte").read_bytes() == written
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------
+
+
+def _digest(*values: Any) -> str:
+    digest = Digest()
+    for value in values:
+        digest.add(value)
+    return digest.hexdigest()
+
+
+def test_what_differs_has_another_digest() -> None:
+    eye = torch.eye(2)
+    different: list[Any] = [1, 1.0, True, "1", b"1", None, [1], (1,), {1}, {1: None}, [[1]], -0.0, 0.0, float("nan")]
+    different += [eye, eye.half(), eye.bfloat16(), eye.to(torch.int8), eye[:1], eye * -0.0, eye.to("meta"), torch.int8]
+    different += [torch.relu, torch.sigmoid, torch.ops.aten.relu.default, torch.nn.ReLU, {"a": 1, "b": 2}]
+    digests = [_digest(value) for value in different]
+    assert len(set(digests)) == len(digests)
+    assert [_digest(value) for value in different] == digests
+    assert _digest("ab", "c") != _digest("a", "bc")
+    assert _digest(torch.ones(2, 3).T) != _digest(torch.ones(3, 2))
+
+
+def test_what_holds_itself_has_a_digest() -> None:
+    ring: list[Any] = [1]
+    ring.append(ring)
+    assert _digest(ring) == _digest(ring)
+    assert _digest(ring) != _digest([1, [1]])
+
+
+@functools.wraps(torch.nn.functional.relu)
+def _wrapping(x: Tensor) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize("value", [lambda: 1, Small(), Doubled, iter(()), torch.ones(2).to_sparse(), _wrapping])
+def test_what_may_be_anything_is_refused(value: Any) -> None:
+    with pytest.raises(Unknown):
+        _digest([value])
