@@ -105,8 +105,10 @@ def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeT
 @pytest.mark.parametrize("recipe", [R.TOSA_INT8, R.TOSA_A16W8], ids=lambda recipe: recipe.name)
 def test_signal_to_noise_is_the_quantized_graphs(model: Exported, recipe: ArmRecipeType) -> None:
     theirs = sqnr(model.eager, [model.exact(recipe, i) for i in range(len(model.held_out))])
-    # The weights of attention have steps finer than what the integer softmax errs by.
-    loss = 1.5 if model.name == "tiny_vit" and recipe is R.TOSA_INT8 else 0.5
+    # tiny_vit makes much of any noise, and its graph is lucky with these 16 samples: with a hundredth of a step of
+    # noise at its three softmaxes it has 32.9 to 34.4 dB in place of 34.3, on average 33.6. Over 128 samples it has
+    # 33.4, the program 33.0; a tenth of a decibel is the softmaxes' (``_of_softmax``).
+    loss = 1.25 if model.name == "tiny_vit" and recipe is R.TOSA_INT8 else 0.5
     assert model.sqnr(recipe) >= theirs - loss, f"PyTorch's quantized graph in float64 has {theirs:.2f} dB"
 
 
@@ -125,10 +127,23 @@ def _share(counts: Iterable[int], found: Sequence[Difference]) -> float:
 def test_int8_operators_are_at_most_a_step_from_pytorchs(model: Exported) -> None:
     found = model.judgement(R.TOSA_INT8, 0).differences
     assert max(tensor.steps for tensor in found) <= 1, [tensor for tensor in found if tensor.steps > 1]
-    # Ties, and the 31 bits of a multiplier, are all that may show in 8 bits.
     narrow = [tensor for tensor in found if tensor.dtype is torch.int8]
-    # The weights of attention have steps finer than what the integer softmax errs by.
-    assert _share((tensor.count for tensor in narrow), narrow) < (1e-2 if model.name == "tiny_vit" else 1e-3)
+    weights = _of_softmax(model, narrow)
+    others = [tensor for tensor in narrow if tensor not in weights]
+    # Ties, and the 31 bits of a multiplier, are all that may show in 8 bits.
+    assert _share((tensor.count for tensor in others), others) < 1e-3
+    assert _share((tensor.count for tensor in weights), weights) < 0.1
+
+
+def _of_softmax(model: Exported, found: Sequence[Difference]) -> list[Difference]:
+    """Weights of attention, in 255 steps up to the largest, which is little more than 1 / n for n keys.
+
+    They are products with 1 / sum in steps of 2**-15, of which 1 / n has 9 bits for the 65 keys of tiny_vit: 0.08 of a
+    step on average, so that as many are rounded the other way (8.5 % there, 4.5 % and 1 % for the 32 keys of the
+    others). More bits would be a product of 32 bits, which takes an NPU two operations.
+    """
+    nodes = {node.name: node for node in model.quantized(R.TOSA_INT8).graph.nodes}
+    return [tensor for tensor in found if "softmax" in str(nodes[tensor.node].args[0].target)]
 
 
 def test_a16w8_operators_are_at_most_a_step_from_pytorchs(model: Exported) -> None:
