@@ -40,7 +40,7 @@ class _ArmPartitioner(Partitioner):
         *,
         require_full_delegation: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__({})  # the default cannot be copied or pickled
         if not isinstance(compile_spec, self.spec_class):
             raise TypeError(
                 f"compile_spec: {type(self).__name__} takes a {self.spec_class.__name__}, "

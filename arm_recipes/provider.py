@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, recipe_registry
@@ -38,6 +39,10 @@ class ArmRecipeProvider(BackendRecipeProvider):
         """
         if not isinstance(recipe_type, ArmRecipeType):
             return None
+        # Whoever gave a list may change it, and the recipe stays as it was made.
+        kwargs = {
+            name: copy(value) if isinstance(value, (dict, list, set)) else value for name, value in kwargs.items()
+        }
         given = options.check(recipe_type.name, kwargs)
         precisions.check(recipe_type.name, (given.get("precisions") or {}).values())
         spec = SPECS[recipe_type.name](given)

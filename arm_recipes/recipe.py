@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -59,8 +58,6 @@ class ArmRecipe(ExportRecipe):
 
 #: Options that are given anew.
 _NO_TEXT = frozenset({"calibration", "qat"})
-#: Options of these types are copied: whoever gave one may change it, and the recipe stays as it was made.
-_CHANGING = (dict, set)
 
 
 def load_recipe(source: str | Path | Mapping[str, Any], **options: Any) -> ArmRecipe:
@@ -85,8 +82,7 @@ def _made(name: str, options: Mapping[str, Any]) -> ArmRecipe:
 
 def recipe_of(recipe_type: ArmRecipeType, options: Mapping[str, Any], **parts: Any) -> ArmRecipe:
     """A recipe of these parts, which are ``ExportRecipe``'s fields."""
-    kept = {name: copy.copy(value) if isinstance(value, _CHANGING) else value for name, value in options.items()}
-    return ArmRecipe(name=recipe_type.value, type_name=recipe_type.name, options=kept, **parts)
+    return ArmRecipe(name=recipe_type.value, type_name=recipe_type.name, options=options, **parts)
 
 
 def _told(value: Any) -> Any:

@@ -322,7 +322,7 @@ _U85 = Hardware(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
     ),
 )
-#: By family; the others have what their TOSA profile says.
-HARDWARE = {"ethos-u55": _U55, "ethos-u65": _U55, "ethos-u85": _U85}
+#: By family; that of a profile alone has what this says.
+HARDWARE = {"ethos-u55": _U55, "ethos-u65": _U55, "ethos-u85": _U85, "tosa": Hardware(), "vgf": Hardware()}
 #: Vela's families.
-ETHOS_U_FAMILIES = tuple(HARDWARE)
+ETHOS_U_FAMILIES = tuple(family for family, hardware in HARDWARE.items() if hardware.npu)

@@ -52,10 +52,10 @@ class Target:
         if self.hardware.npu and not self.macs:
             raise ValueError(f"macs: {self.name} needs its number of multiplications in a cycle, for example 128")
 
-    @cached_property
+    @property
     def hardware(self) -> Hardware:
         """What the family lacks and is fast at."""
-        return HARDWARE.get(self.family, Hardware())
+        return HARDWARE[self.family]
 
     @cached_property
     def supports(self) -> frozenset[str]:

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from executorch.export import QuantizationRecipe
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
-#: Improvements by the quantizer of their recipe, which is all that ``ExportRecipe.combine`` keeps of it.
-_NAMED = WeakKeyDictionary[Quantizer, Collection[str]]()
+#: Attribute of a quantizer, which is all that ``ExportRecipe.combine`` keeps of a recipe: its improvements.
+_NAMED = "arm_recipes_improve"
 
 
 @dataclass
@@ -48,7 +47,7 @@ def improvements_of(recipe: QuantizationRecipe) -> Collection[str]:
     """Those that a recipe names; of one that was combined: that all which name some do; one of others has all."""
     if isinstance(recipe, ImprovedRecipe):
         return recipe.improve
-    named = [_NAMED[quantizer] for quantizer in recipe.quantizers or () if quantizer in _NAMED]
+    named = [getattr(quantizer, _NAMED) for quantizer in recipe.quantizers or () if hasattr(quantizer, _NAMED)]
     return tuple(name for name in (named or [IMPROVEMENTS])[0] if all(name in names for names in named))
 
 
@@ -62,7 +61,7 @@ def quantization_recipe(
         improve: names of improvements.
         train: trains the prepared model that it is given; None quantizes after training.
     """
-    _NAMED[quantizer] = improve
+    setattr(quantizer, _NAMED, improve)
     return ImprovedRecipe(
         improve=improve,
         quantizers=[quantizer],

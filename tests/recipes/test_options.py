@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from executorch.export import ExportRecipe
+from executorch.export import ExportRecipe, QuantizationRecipe
 from torch import nn
 
-from arm_recipes import ArmRecipeType, export, options
+from arm_recipes import ArmRecipe, ArmRecipeType, export, options
+from arm_recipes.stages.quantization import improvements_of
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
 ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU")]
@@ -151,6 +154,41 @@ def test_extensions_let_more_run_on_the_target(extension: str) -> None:
         recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, extensions=extensions, require_runnable=False)
         method = export(_Joined(), recipe, [inputs]).report.methods[0]
         assert bool(method.delegates) == bool(extensions)
+
+
+def _copies(recipe: ExportRecipe) -> list[ExportRecipe]:
+    return [copy.deepcopy(recipe), pickle.loads(pickle.dumps(recipe))]
+
+
+def test_a_copy_of_a_recipe_makes_the_same_program() -> None:
+    torch.manual_seed(0)
+    model, samples = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), [(torch.randn(2, 8),)] * 2
+    recipe = ExportRecipe.get_recipe(U85, macs=512, precisions={"0": "A16W8"}, improve=["bias"], per_channel=False)
+    buffers = [export(model, each, samples).buffer for each in (recipe, *_copies(recipe))]
+    assert buffers[0] == buffers[1] == buffers[2]
+
+
+@pytest.mark.parametrize("name", ["TOSA_INT8", "VGF_INT8"])
+def test_a_copy_of_a_recipe_has_its_options(name: str) -> None:
+    recipe = ExportRecipe.get_recipe(ArmRecipeType[name], improve=["bias"])
+    for copied in _copies(recipe):
+        assert isinstance(copied, ArmRecipe)
+        assert copied.to_dict() == {"recipe": name, "options": {"improve": ["bias"]}}
+        assert copied.quantization_recipe is not None
+        combined = QuantizationRecipe(quantizers=copied.quantization_recipe.quantizers)  # all that is left then
+        assert improvements_of(copied.quantization_recipe) == improvements_of(combined) == ("bias",)
+
+
+def test_lists_are_copied() -> None:
+    torch.manual_seed(0)
+    model, samples, improve = nn.Linear(8, 4).eval(), [(torch.ones(2, 8),)] * 2, ["bias", "outputs"]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, improve=improve, calibration=samples)
+    assert isinstance(recipe, ArmRecipe)
+    before = export(model, recipe, samples[:1]).buffer
+    improve.clear()
+    samples[:] = [(torch.zeros(2, 8),)] * 2
+    assert recipe.options["improve"] == ["bias", "outputs"]
+    assert export(model, recipe, samples[:1]).buffer == before
 
 
 @pytest.mark.parametrize(
