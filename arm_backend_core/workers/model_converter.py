@@ -21,8 +21,6 @@ _PACKAGE = "ai-ml-sdk-model-converter"
 _OLDEST = (0, 11, 0)
 _NAME = "model-converter"
 _INSTALL = f"Install it with: pip install 'arm-recipes[vgf]', or '{_PACKAGE}>={'.'.join(map(str, _OLDEST))}'"
-
-
 _RESERVED = ("-i", "--input", "-o", "--output", "--tosa-flatbuffer", "-h", "--help", "-v", "--version")
 
 
@@ -47,8 +45,7 @@ def converter() -> str:
     Raises:
         ArmBackendError: there is none.
     """
-    explicit = os.environ.get("MODEL_CONVERTER_PATH")
-    if explicit:
+    if explicit := os.environ.get("MODEL_CONVERTER_PATH"):
         if not os.access(explicit, os.X_OK) or not os.path.isfile(explicit):
             raise ArmBackendError(f"MODEL_CONVERTER_PATH='{explicit}' is not an executable file")
         return explicit
@@ -113,8 +110,7 @@ def run(command: list[str], timeout: float | None) -> subprocess.CompletedProces
         subprocess.TimeoutExpired: it took more than ``timeout`` seconds.
     """
     environment = dict(os.environ)
-    libraries = environment.get("MODEL_CONVERTER_LIB_DIR")
-    if libraries:
+    if libraries := environment.get("MODEL_CONVERTER_LIB_DIR"):
         search = [libraries, *filter(None, [environment.get("LD_LIBRARY_PATH")])]
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(search)
     return subprocess.run(

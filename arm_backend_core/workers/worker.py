@@ -143,14 +143,13 @@ class Worker:
         self.close()
         # Both processes share the file's position: the child rewinds it before each request.
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
-        search_path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         self._process = subprocess.Popen(
             # -P: the script's folder has modules named like the tools they drive.
             [sys.executable, "-P", str(self._script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**os.environ, "PYTHONPATH": search_path},
+            env=environment(),
             # Ctrl-C in a notebook is for the parent alone.
             start_new_session=True,
         )
@@ -178,11 +177,9 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
-        if description is None:
-            description = describe_exit(code)
         log = self._read_log()
         self.close()
-        return WorkerDied(description, log)
+        return WorkerDied(description or describe_exit(code), log)
 
     def _read_log(self) -> str:
         assert self._log is not None
@@ -202,6 +199,13 @@ class Worker:
                         stream.close()
         if log is not None:
             log.close()
+
+
+def environment() -> dict[str, str]:
+    """For another Python: it finds the modules of this one, but the standard library's before the user's files."""
+    library = (os.path.dirname(os.__file__), os.path.join(os.path.dirname(os.__file__), "lib-dynload"))
+    entries = sorted((path or os.getcwd() for path in sys.path), key=lambda path: path not in library)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
 
 
 def describe_exit(code: int) -> str:

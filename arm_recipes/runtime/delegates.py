@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -136,13 +135,13 @@ def _try(backend: str, payload: bytes) -> None:
         PayloadError: it failed there.
         RuntimeUnavailable: this machine lacks something that it takes.
     """
-    from arm_backend_core.workers.worker import describe_exit
+    from arm_backend_core.workers.worker import describe_exit, environment
 
     try:
         trial = subprocess.run(
             [sys.executable, "-P", str(Path(__file__).with_name("trial.py")), backend],
             input=payload,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+            env=environment(),
             capture_output=True,
             timeout=_TRIAL_SECONDS,
             check=False,

@@ -7,12 +7,15 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import joblib
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
+from arm_recipes.sweeping.parallel import in_parallel
 from tests.backends.tosa_programs import conv2d
 
 # A process with the protocol of vela_process.py that does as it is told.
@@ -39,12 +42,44 @@ while header := requests.read(8):
 
 
 @pytest.fixture
+def shadowing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory, first on the search path as in a notebook, has files named like the standard library's."""
+    for name in ("queue", "random", "selectors", "array"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+
+
+@pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
     made = Worker(script)
     yield made
     made.close()
+
+
+@pytest.mark.usefixtures("shadowing")
+def test_files_of_the_users_do_not_hide_the_standard_library(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import queue, random, selectors, array, arm_backend_core\n{_SCRIPT}")
+    worker = Worker(script)
+    assert worker.call("print", b"one").log == "one"
+    worker.close()
+
+
+@pytest.fixture
+def no_processes() -> None:
+    """Those of other tests were started before the files were there."""
+    get_reusable_executor().shutdown(wait=True)
+
+
+@pytest.mark.usefixtures("no_processes", "shadowing")
+def test_nor_do_they_in_processes_of_joblib() -> None:
+    before = dict(os.environ)
+    with joblib.parallel_config(n_jobs=2):
+        assert sorted(in_parallel(os.path.join, [("a", "b"), ("c", "d")])) == ["a/b", "c/d"]
+    assert os.environ == before
 
 
 def test_process_is_reused_and_its_output_kept(worker: Worker) -> None:
