@@ -198,7 +198,8 @@ class FastQuantizeStage(QuantizeStage):
         with torch.enable_grad():
             train(prepared)
         self._quantization_recipe = prepared.trained()
-        return {method: prepared.eval().model}
+        prepared.eval().reset_state()
+        return {method: prepared.model}
 
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]

@@ -95,7 +95,9 @@ class Form:
         }
         self.paths: Paths = paths_of(graph)
         self.sums = [node for node in graph.nodes if (record := find(node)) is not None and record.kind is Kind.CONV]
-        self.states = {held[name]: str(spec.target) for name, spec in self.observed._specs.items() if name in held}
+        targets = {held[name]: str(spec.target) for name, spec in self.observed._specs.items() if name in held}
+        writes = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        self.states = {write.args[0]: targets[write.args[0]] for write in writes}
 
     def constants(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What attributes of the program are with the model's ``tensors``; the program then has them too."""

@@ -68,6 +68,7 @@ class Prepared(torch.nn.Module):
         device = self._device()
         model.cpu()  # where observers compute
         form = self._form(self._examples[0])
+        self._begun = {name: tensors_of(model)[name].detach().clone() for name in form.states.values()}
         with torch.no_grad():
             stage.calibrated(_METHOD, form.observed, self._examples)
             form.observed.observe_not_taken()
@@ -117,6 +118,7 @@ class Prepared(torch.nn.Module):
 
         if self._recipe is None:
             raise ExportError("the export that trains this model goes on when the training function returns")
+        self.reset_state()
         model = self.model if self._device().type == "cpu" else copy.deepcopy(self.model).cpu()
         recipe = replace(self._recipe, quantization_recipe=self.trained())
         with inputs.evaluation_mode({_METHOD: model}):
@@ -149,8 +151,20 @@ class Prepared(torch.nn.Module):
         for observer, span in zip(activations(observed), self._spans(), strict=True):
             settle(observer, span())
 
+    def reset_state(self) -> None:
+        """Have buffers that the model writes hold what they held when it was prepared.
+
+        What calls leave in them is no result of the training: the end of it, ``eval()``, and ``export`` begin anew.
+        """
+        tensors = tensors_of(self.model)
+        with torch.no_grad():
+            for name, begun in self._begun.items():
+                tensors[name].copy_(begun)
+
     def train(self, mode: bool = True) -> Self:
         """Dropout, batch norms and ranges as in training; captured modules have no ``train`` of their own."""
+        if self.training and not mode:
+            self.reset_state()
         for module in self.modules():
             module.training = mode
         return self

@@ -228,6 +228,32 @@ def test_batch_norms_are_live_first_and_frozen_then() -> None:
     assert int(prepared.model.get_buffer("norm.num_batches_tracked")) == 2
 
 
+def test_what_training_leaves_in_a_state_is_not_where_a_program_begins() -> None:
+    torch.manual_seed(0)
+    model = _State()
+    samples: Samples = [(torch.randn(1, 4),) for _ in range(6)]
+    model.hidden.fill_(0.5)
+
+    def outputs(run: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.no_grad():
+            return torch.stack([run(x) for (x,) in samples])
+
+    def train(prepared: nn.Module) -> None:
+        _train(prepared, samples, 1)
+        assert not torch.equal(prepared.get_buffer("model.hidden"), begun)
+        expected.append(outputs(prepared.eval()))
+
+    begun, expected = model.hidden.clone(), list[Tensor]()
+    prepared = prepare_qat(copy.deepcopy(model), ExportRecipe.get_recipe(INT8), samples)
+    train(prepared)
+    found = [outputs(prepared.export().run)]
+    assert torch.equal(prepared.get_buffer("model.hidden"), begun)
+    found.append(outputs(export(model, ExportRecipe.get_recipe(INT8, qat=train), samples).run))
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).abs().max() < 1e-3  # steps of int16
+        assert (one - outputs(copy.deepcopy(model).eval())).abs().max() < 0.1
+
+
 def test_dropout_drops_in_training_alone() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Dropout(0.5, inplace=True), nn.Linear(64, 4))
