@@ -688,7 +688,7 @@ def _output_steps(program: ExportedProgram) -> list[float]:
 
 
 def _check_integer(program: ExportedProgram, inputs: Sequence[Tensor], outputs: Sequence[Tensor], target: str) -> None:
-    exposed = quantized_reference.with_all_outputs(program)
+    exposed = quantized_reference.with_outputs(program, None)
     nodes = list(exposed.graph.output_node().args[0])
     try:
         values = _run(Interpreter, delegate(exposed, compile_spec(target)), inputs)

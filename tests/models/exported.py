@@ -42,8 +42,8 @@ class Exported:
         self._outputs: dict[tuple[str | bytes, int], Tensor] = {}
         self._expected: dict[tuple[bytes, int], Tensor] = {}
         self._exact: dict[tuple[str, int], Tensor] = {}
-        self._judges: dict[str, quantized_reference.Judge] = {}
-        self._judgements: dict[tuple[str, int], Judgement] = {}
+        self._judges: dict[tuple[str, bool], quantized_reference.Judge] = {}
+        self._judgements: dict[tuple[str, bool, int], Judgement] = {}
 
     @cached_property
     def eager(self) -> list[Tensor]:
@@ -104,13 +104,17 @@ class Exported:
             self._exact[key] = quantized_reference.evaluate(self.quantized(recipe), *self.held_out[sample])
         return self._exact[key]
 
-    def judgement(self, recipe: ArmRecipeType, sample: int) -> Judgement:
-        """What PyTorch's quantized graph says to a held-out sample, given the target's operands at every operator."""
-        key = precision(recipe), sample
-        if key[0] not in self._judges:
-            self._judges[key[0]] = quantized_reference.Judge(self.quantized(recipe))
+    def judgement(self, recipe: ArmRecipeType, sample: int, *, last: bool = False) -> Judgement:
+        """What PyTorch's quantized graph says to a held-out sample, given the target's operands at every operator.
+
+        Args:
+            last: see ``quantized_reference.Judge``.
+        """
+        judge, key = (precision(recipe), last), (precision(recipe), last, sample)
+        if judge not in self._judges:
+            self._judges[judge] = quantized_reference.Judge(self.quantized(recipe), last=last)
         if key not in self._judgements:
-            self._judgements[key] = self._judges[key[0]](*self.held_out[sample])
+            self._judgements[key] = self._judges[judge](*self.held_out[sample])
         return self._judgements[key]
 
 

@@ -160,7 +160,7 @@ def _steps_apart(model: Exported, outputs: Iterable[Tensor]) -> float:
     last operator is given the operands that the target's has.
     """
     step = quantized_reference.output_step(model.quantized(R.TOSA_INT8))
-    apart = [output - model.judgement(R.TOSA_INT8, i).output for i, output in enumerate(outputs)]
+    apart = [output - model.judgement(R.TOSA_INT8, i, last=True).output for i, output in enumerate(outputs)]
     return max(float(difference.abs().max()) for difference in apart) / step
 
 
@@ -176,7 +176,7 @@ def test_an_output_two_steps_off_is_seen(model: Exported, steps: int) -> None:
     with torch.no_grad():
         (shifted,) = delegate(wrong, TosaCompileSpec()).module(check_guards=False)(*model.held_out[0])
     assert _steps_apart(model, [shifted]) > 1.01
-    right, judged = model.output(R.TOSA_INT8, 0), model.judgement(R.TOSA_INT8, 0).output
+    right, judged = model.output(R.TOSA_INT8, 0), model.judgement(R.TOSA_INT8, 0, last=True).output
     away = steps * quantized_reference.output_step(model.quantized(R.TOSA_INT8))
     candidates = ((right - judged) * steps >= 0).flatten()  # not those that the shift would bring nearer
     single = right.clone()
