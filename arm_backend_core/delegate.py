@@ -10,7 +10,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from arm_backend_core import events
+from arm_backend_core import events, forms
 from arm_backend_core.aten.comparisons import count_comparisons
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.decompose import decompose
@@ -112,7 +112,7 @@ def prepared(program: ExportedProgram, target: Target) -> ExportedProgram:
 def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> Compiled:
     """Optimize a part's graph and compile it."""
     try:
-        passes.run(graph, spec.target)
+        passes.run(graph, spec.target, forms.chooser(spec))
         assert all(op.origins for op in graph.walk()), "nobody knows where an operator comes from"
     except Exception as error:
         what = f"optimizing delegate '{part.name}' raised {type(error).__name__}: {error}"

@@ -55,6 +55,9 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (write_columns, "after all that looks for neighbours in other shapes; it leaves equal RESHAPEs"),
     (share_common, "several readers of one input ask for the same TRANSPOSE"),
     (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
+)
+#: Behind the forms that are chosen by their price (``arm_backend_core.forms``), of each of which they are a part.
+LAST_PASSES: tuple[tuple[Pass, str], ...] = (
     (give_arithmetic, "what is there twice must not be shared again"),
     (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
     (narrow_weights, "the others compute with int8"),
@@ -63,8 +66,8 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def run(graph: Graph, target: Target) -> None:
-    """Optimise ``graph`` in place for ``target``; integer results keep every bit.
+def run(graph: Graph, target: Target, forms: Pass = lambda graph, target: None) -> None:
+    """Optimise ``graph`` in place for ``target``; integer results keep every bit. ``forms`` chooses among equal ones.
 
     The general passes are repeated until neither of two rounds lowers the cost of data movement or, at no more of it,
     the number of operators: both are bounded from below.
@@ -83,7 +86,14 @@ def run(graph: Graph, target: Target) -> None:
         vain = 0 if cost < best else vain + 1
         best, last = min(best, cost), cost
     _apply(HARDWARE_PASSES, graph, target)
+    forms(graph, target)
+    finish(graph, target)
     check(graph, target)
+
+
+def finish(graph: Graph, target: Target) -> None:
+    """What is left to do when all forms are chosen."""
+    _apply(LAST_PASSES, graph, target)
 
 
 def _apply(passes: Sequence[tuple[Pass, str]], graph: Graph, target: Target) -> None:
