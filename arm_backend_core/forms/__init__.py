@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from arm_backend_core import events
 from arm_backend_core.forms import channels, dilation, heads, pools
+from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Choice, choose_forms
-from arm_backend_core.forms.estimate import bound_results
 from arm_backend_core.forms.price import Prices
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target
@@ -26,13 +26,13 @@ def chooser(spec: ArmCompileSpec) -> Pass:
         made = choose_forms(graph, target, FORMS, Prices(spec.configuration)) if spec.tuning else []
         if made and log is not None:
             log.notes.append(told(made))
-        bound_results(graph, target)
+        take_always(graph, target)
 
     return choose
 
 
 def told(made: list[Choice]) -> str:
     """What was chosen, in a sentence for the user."""
-    which = ", ".join(f"{choice.count} {choice.name}" for choice in made)
+    which = ", ".join(f"{choice.times} {choice.name}" for choice in made)
     cycles = sum(choice.cycles for choice in made)
     return f"equal forms that Vela estimates at {cycles:,} cycles fewer: {which}"

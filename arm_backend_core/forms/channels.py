@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.forms.choose import Form, Part, around
 from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
-from arm_backend_core.tosa.operators import OPERATORS
+from arm_backend_core.tosa.operators import Array, evaluate
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
 
@@ -48,7 +48,7 @@ def take_channels(op: Op, rewriter: Rewriter) -> Value | None:
     return build.reshape(identity_convolution(build, image, weight), op.output.shape)
 
 
-def _channels(value: Value) -> tuple[Value, np.ndarray[Any, Any]] | None:
+def _channels(value: Value) -> tuple[Value, Array] | None:
     """What ``value`` was before it was moved, and which of its channels each of ``value``'s is, in all pixels."""
     steps: list[Op] = []
     x = value
@@ -60,11 +60,11 @@ def _channels(value: Value) -> tuple[Value, np.ndarray[Any, Any]] | None:
     pixels, channels = prod(x.shape[:-1]), x.shape[-1]
     if channels > _MOST_CHANNELS or value.size % pixels:
         return None
-    indices = np.arange(x.size, dtype=np.int32).reshape(x.shape)
+    indices: Array = np.arange(x.size, dtype=np.int32).reshape(x.shape)
     for step in reversed(steps):
-        compute = OPERATORS[step.kind].compute
-        assert compute is not None, step.kind
-        indices = compute(step, indices)
+        moved = evaluate(replace(step, output=replace(step.output, dtype=DType.INT32)), [indices])
+        assert moved is not None, step.kind
+        indices = moved
     sources = indices.reshape(pixels, -1) - np.arange(pixels, dtype=np.int32)[:, None] * channels
     order = sources[0]
     same = bool(np.all(sources == order)) and order.min() >= 0 and order.max() < channels

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple, Protocol
 
-from arm_backend_core.forms.estimate import bound_results
+from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.price import Price
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, cut
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
     """How often a form was taken, and the cycles that it saves by Vela's estimate."""
 
     name: str
-    count: int
+    times: int
     cycles: int
 
 
@@ -108,7 +108,7 @@ def _cheaper(graph: Graph, target: Target, form: Form, prices: Asked) -> tuple[s
             trials.append(trial)
     graphs = [alone for trial in trials for _, alone in trial]
     for alone in graphs:
-        bound_results(alone, target)
+        take_always(alone, target)
         finish(alone, target)
     answers = iter(prices.of(graphs))
     chosen: set[Op] = set()

@@ -11,8 +11,8 @@ import pytest
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
 from arm_backend_core.forms import channels, dilation, heads, pools
+from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Form, choose_forms
-from arm_backend_core.forms.estimate import bound_results
 from arm_backend_core.forms.price import Price
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
@@ -57,7 +57,7 @@ class Case:
         weight = self.b.const(self.rng.integers(-127, 128, (channels, *kernel, x.shape[3])), DType.INT8)
         bias = self.b.const(self.rng.integers(-999, 999, channels), DType.INT32)
         attrs.setdefault("pad", (0, 0, 0, 0))
-        y = self.b.conv2d(x, weight, bias, zps=(self.number(-20, 20), 0), **attrs)  # type: ignore[arg-type]
+        y = self.b.conv2d(x, weight, bias, zps=(self.number(-20, 20), 0), **attrs)
         return self.b.rescale(y, DType.INT8, self.rng.uniform(1e-3, 4e-3, channels), 0, self.number(-20, 20))
 
     def check(self, form: Form | None, emulator: Emulator) -> list[str]:
@@ -65,7 +65,7 @@ class Case:
         arrays = [self.rng.integers(*_limits(x), x.shape).astype(x.dtype.numpy) for x in self.graph.inputs]
         expected = reference.run(serialize(self.graph), arrays)
         if form is None:
-            bound_results(self.graph, self.spec.target)
+            take_always(self.graph, self.spec.target)
         else:
             everywhere = replace(form, families=ETHOS_U_FAMILIES)
             choose_forms(self.graph, self.spec.target, [everywhere], Drawn(self.rng))

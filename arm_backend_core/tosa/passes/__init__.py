@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
@@ -14,7 +15,7 @@ from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
-from arm_backend_core.tosa.passes.rewrite import settle, sweep
+from arm_backend_core.tosa.passes.rewrite import settle
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
@@ -27,17 +28,10 @@ Pass = Callable[[Graph, Target], None]
 #: Rules by operator: constants first, then fewer data movements, then fusion, then what moves a TRANSPOSE.
 _FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
 RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in OPERATORS}
-
-
-def simplify(graph: Graph, target: Target) -> None:
-    """Apply all local rules until none does anything; each removes an operator or moves one downstream."""
-    settle(graph, target, RULES)
-
-
-def merge_reshapes(graph: Graph, target: Target) -> None:
-    """RESHAPEs of RESHAPEs become one."""
-    sweep(graph, target, {"RESHAPE": merge.RULES["RESHAPE"]})
-
+#: Apply all local rules until none does anything; each removes an operator or moves one downstream.
+simplify: Pass = partial(settle, rules=RULES)
+#: RESHAPEs of RESHAPEs become one.
+merge_reshapes: Pass = partial(settle, rules={"RESHAPE": merge.RULES["RESHAPE"]})
 
 PASSES: tuple[tuple[Pass, str], ...] = (
     (simplify, "first: what lowering wrote without looking around need not be seen by the others"),
@@ -91,16 +85,15 @@ def run(graph: Graph, target: Target, forms: Pass = lambda graph, target: None) 
     check(graph, target)
 
 
-def finish(graph: Graph, target: Target) -> None:
-    """What is left to do when all forms are chosen."""
-    _apply(LAST_PASSES, graph, target)
-
-
 def _apply(passes: Sequence[tuple[Pass, str]], graph: Graph, target: Target) -> None:
     for transform, _reason in passes:
         transform(graph, target)
         graph.remove_dead()
         graph.verify()
+
+
+#: What is left to do when all forms are chosen.
+finish: Pass = partial(_apply, LAST_PASSES)
 
 
 def check(graph: Graph, target: Target) -> None:
