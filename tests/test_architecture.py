@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from arm_backend_core.aten import complex_numbers, conditions
-from arm_backend_core.forms import FORMS
+from arm_backend_core.forms.chooser import FORMS
 from arm_backend_core.ops.registry import records
 
 ROOT = Path(__file__).resolve().parents[1]

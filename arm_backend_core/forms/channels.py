@@ -8,7 +8,6 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.forms.choose import Form, Part, around
-from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
 from arm_backend_core.tosa.operators import Array, evaluate
 from arm_backend_core.tosa.passes.rewrite import Rewriter
@@ -103,6 +102,5 @@ CHANNELS = Form(
     "moves of channels by convolutions",
     ("TRANSPOSE", "SLICE"),
     take_channels,
-    ETHOS_U_FAMILIES,
     _moved,
 )

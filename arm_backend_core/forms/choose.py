@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.price import Price
@@ -15,19 +15,15 @@ from arm_backend_core.tosa.passes import finish
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, sweep
 
+#: Tells the price of each graph; None where there is none.
+Ask = Callable[[Sequence[Graph]], list[Price | None]]
+
 
 class Part(NamedTuple):
     """What is decided together: the operators that are priced, and the ways to replace some of them."""
 
     ops: Collection[Op]
     ways: Sequence[Collection[Op]]
-
-
-class Asked(Protocol):
-    """What tells prices, such as ``price.Prices``."""
-
-    def of(self, graphs: Sequence[Graph]) -> list[Price | None]:
-        """Of each graph; None where there is none."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +34,13 @@ class Form:
         name: what was written, for the report.
         kinds: operators that ``part`` looks at.
         rule: gives the result of an operator in the other form, or None.
-        families: of the hardware that may do it in fewer cycles.
         part: what is decided together for an operator; None where there is nothing to ask.
     """
 
     name: str
     kinds: tuple[str, ...]
     rule: Rule
-    families: tuple[str, ...]
-    part: Callable[[Op, Rewriter], Part | None] = lambda op, _: Part((op,), ((op,),))
+    part: Callable[[Op, Rewriter], Part | None]
 
 
 class Choice(NamedTuple):
@@ -68,13 +62,11 @@ def around(op: Op, rewriter: Rewriter, before: Collection[str], behind: Collecti
     return [*found, *readers]
 
 
-def choose_forms(graph: Graph, target: Target, forms: Sequence[Form], prices: Asked) -> list[Choice]:
+def choose_forms(graph: Graph, target: Target, forms: Sequence[Form], ask: Ask) -> list[Choice]:
     """Rewrite ``graph`` in place with those of ``forms`` that are cheaper, one form after the other."""
     made = []
     for form in forms:
-        if target.family not in form.families:
-            continue
-        chosen, saved = _cheaper(graph, target, form, prices)
+        chosen, saved = _cheaper(graph, target, form, ask)
         if chosen:
             _rewrite(graph, target, form, chosen)
             made.append(Choice(form.name, len(chosen), saved))
@@ -92,7 +84,7 @@ def _rewrite(graph: Graph, target: Target, form: Form, chosen: Collection[Op]) -
     return changed
 
 
-def _cheaper(graph: Graph, target: Target, form: Form, prices: Asked) -> tuple[set[Op], int]:
+def _cheaper(graph: Graph, target: Target, form: Form, ask: Ask) -> tuple[set[Op], int]:
     """The operators that are cheaper in the form, and the cycles that it saves."""
     users, position = graph.users(), {op: i for i, op in enumerate(graph.ops)}
     trials: list[list[tuple[Collection[Op], Graph]]] = []
@@ -110,7 +102,7 @@ def _cheaper(graph: Graph, target: Target, form: Form, prices: Asked) -> tuple[s
     for alone in graphs:
         take_always(alone, target)
         finish(alone, target)
-    answers = iter(prices.of(graphs))
+    answers = iter(ask(graphs))
     chosen: set[Op] = set()
     saved = 0
     for trial in trials:

@@ -6,7 +6,6 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.forms.choose import Form, Part
-from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 
@@ -92,6 +91,5 @@ DILATION = Form(
     "convolutions along one dimension",
     _KINDS,
     fold_dilation,
-    ETHOS_U_FAMILIES,
     _along_one,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from arm_backend_core.forms.choose import Form, Part, around
-from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 from arm_backend_core.tosa.passes.split import attributes_part, convolve_part
@@ -72,9 +71,10 @@ def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.build.emit("CONV2D", inputs, op.output.shape, op.output.dtype, **op.attrs)
 
 
-def _read(op: Op, rewriter: Rewriter) -> Part | None:
-    return Part(around(op, rewriter, ("RESHAPE", "TRANSPOSE"), ("RESCALE",)), ((op,),))
-
-
-SEPARATE = Form("heads computed apart", ("TRANSPOSE",), separate_heads, ETHOS_U_FAMILIES, _written)
-JOIN = Form("heads joined by a convolution", ("CONV2D",), join_heads, ETHOS_U_FAMILIES, _read)
+SEPARATE = Form("heads computed apart", ("TRANSPOSE",), separate_heads, _written)
+JOIN = Form(
+    "heads joined by a convolution",
+    ("CONV2D",),
+    join_heads,
+    lambda op, rewriter: Part(around(op, rewriter, ("RESHAPE", "TRANSPOSE"), ("RESCALE",)), ((op,),)),
+)

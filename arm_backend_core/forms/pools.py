@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from arm_backend_core.forms.choose import Form, Part
-from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
@@ -54,4 +53,4 @@ def _siblings(op: Op, rewriter: Rewriter) -> Part:
     return Part(readers, (readers,))
 
 
-CASCADE = Form("max pools as cascades of small ones", ("MAX_POOL2D",), cascade, ETHOS_U_FAMILIES, _siblings)
+CASCADE = Form("max pools as cascades of small ones", ("MAX_POOL2D",), cascade, _siblings)

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
-from arm_backend_core.forms import channels, dilation, heads, pools
+from arm_backend_core.forms import channels, dilation, heads, pools, price
 from arm_backend_core.forms.always import take_always
-from arm_backend_core.forms.choose import Form, choose_forms
-from arm_backend_core.forms.price import Price
+from arm_backend_core.forms.choose import Ask, Form, choose_forms
+from arm_backend_core.forms.chooser import FORMS
+from arm_backend_core.forms.price import Price, Prices
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.passes import finish
 from arm_backend_core.tosa.serialize import serialize
+from arm_backend_core.workers.worker import WorkerDied, WorkerError
+from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 
 SPECS = [EthosUCompileSpec(name) for name in ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")]
 
 
-class Drawn:
+def drawn(rng: np.random.Generator) -> Ask:
     """Prices at which the last way to write a part is the cheapest, or any of them."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        self.rng = rng
-
-    def of(self, graphs: Sequence[Graph]) -> list[Price | None]:
+    def ask(graphs: Sequence[Graph]) -> list[Price | None]:
         falling = np.arange(len(graphs), 0, -1)
-        return [Price(int(cost), 0) for cost in (falling if self.rng.random() < 0.5 else self.rng.permutation(falling))]
+        return [Price(int(cost), 0) for cost in (falling if rng.random() < 0.5 else rng.permutation(falling))]
+
+    return ask
 
 
 class Case:
@@ -67,8 +70,7 @@ class Case:
         if form is None:
             take_always(self.graph, self.spec.target)
         else:
-            everywhere = replace(form, families=ETHOS_U_FAMILIES)
-            choose_forms(self.graph, self.spec.target, [everywhere], Drawn(self.rng))
+            choose_forms(self.graph, self.spec.target, [form], drawn(self.rng))
         finish(self.graph, self.spec.target)
         flatbuffer = serialize(self.graph)
         payload = compile_ethosu(flatbuffer, self.spec, delegate="", locate=lambda _: None)
@@ -181,3 +183,139 @@ def test_forms_are_equal_to_the_bit(
     case = Case(seed, SPECS[seed % 3])
     case.graph.outputs = draw(case)
     case.check(form, emulator)
+
+
+# -- prices ----------------------------------------------------------------------------------------------------
+
+
+def _pool(size: int, spec: EthosUCompileSpec = SPECS[0]) -> Graph:
+    case = Case(0, spec)
+    case.graph.outputs = [case.b.max_pool2d(case.input(1, 14, 14, 16), (size, size), (1, 1), (size // 2,) * 4)]
+    return case.graph
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, of a process that knows no price yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("arm_backend_core.forms.price._known", {})
+    return tmp_path / "arm-recipes" / "prices"
+
+
+def test_a_price_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prices = Prices(SPECS[0].configuration)
+    first = prices.of([_pool(5), _pool(9), _pool(5)])
+    assert first[0] == first[2] != first[1]
+    assert all(price is not None and price.cycles > 0 for price in first)
+    monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", _must_not_be_called)
+    assert prices.of([_pool(9), _pool(5)]) == [first[1], first[0]]
+    monkeypatch.setattr("arm_backend_core.forms.price._known", {})  # as in another process
+    assert Prices(SPECS[0].configuration).of([_pool(5)]) == first[:1]
+    assert [file.suffix for file in cache.iterdir()] == [".json"]
+    with pytest.raises(AssertionError, match="asked again"):  # another NPU has prices of its own
+        Prices(SPECS[2].configuration).of([_pool(5)])
+
+
+def _must_not_be_called(*_: object) -> None:
+    raise AssertionError("asked again")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 5}', '{"a": ["x", 1]}'])
+def test_a_cache_that_is_no_cache_is_written_anew(cache: Path, content: str) -> None:
+    expected = Prices(SPECS[0].configuration).of([_pool(5)])
+    (file,) = cache.iterdir()
+    file.write_text(content)
+    price._known.clear()
+    assert Prices(SPECS[0].configuration).of([_pool(5)]) == expected
+    price._known.clear()
+    assert len(json.loads(file.read_text())) == 1
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "arm-recipes").write_text("a file where the folder would be")
+    assert Prices(SPECS[0].configuration).of([_pool(5)])[0] is not None
+
+
+@pytest.mark.parametrize("error", [WorkerError("RuntimeError", "", (), ""), WorkerDied("crashed with SIGSEGV", "")])
+def test_what_vela_refuses_has_no_price(cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", fail)
+    assert Prices(SPECS[0].configuration).of([_pool(5)]) == [None]
+    graph = _pool(9)
+    assert choose_forms(graph, SPECS[0].target, FORMS, Prices(SPECS[0].configuration).of) == []
+    assert [op.kind for op in graph.ops] == ["MAX_POOL2D"]
+
+
+# -- what is chosen --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.accelerator)
+def test_large_pools_become_cascades_that_share_their_beginnings(spec: EthosUCompileSpec) -> None:
+    case = Case(0, spec)
+    x = case.input(1, 14, 14, 64)
+    pools = [case.b.max_pool2d(x, (size, size), (1, 1), (size // 2,) * 4) for size in (5, 9, 13)]
+    case.graph.outputs = [case.b.concat([x, *pools], 3)]
+    (choice,) = choose_forms(case.graph, spec.target, FORMS, Prices(spec.configuration).of)
+    assert choice.times == 3
+    assert choice.cycles > 0
+    assert sorted(str(op.attrs["kernel"]) for op in case.graph.ops[:-1]) == ["[1, 5]"] * 3 + ["[5, 1]"] * 3
+
+
+def test_a_shuffle_of_channels_is_done_by_convolutions() -> None:
+    case = Case(1, SPECS[2])
+    x = case.b.reshape(case.conv(case.input(1, 28, 28, 8), 116), (1, 28, 28, 2, 58))
+    x = case.b.reshape(case.b.transpose(x, (0, 1, 2, 4, 3)), (1, 28, 28, 116))
+    case.graph.outputs = [case.conv(case.b.slice(x, (0, 0, 0, 58), (1, 28, 28, 58)), 58)]
+    assert choose_forms(case.graph, SPECS[2].target, FORMS, Prices(SPECS[2].configuration).of)
+    assert {op.kind for op in case.graph.ops} == {"CONV2D", "RESCALE"}
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.accelerator)
+def test_what_was_padded_and_dilated_is_neither(spec: EthosUCompileSpec) -> None:
+    case = Case(2, spec)
+    x = case.b.pad(case.input(1, 64, 32), [(0, 0), (16, 0), (0, 0)], 0)
+    weight = case.b.const(case.rng.integers(-127, 128, (32, 1, 3, 32)), DType.INT8)
+    bias = case.b.const(np.zeros(32), DType.INT32)
+    y = case.b.conv2d(case.b.reshape(x, (1, 1, 80, 32)), weight, bias, pad=(0, 0, 0, 0), dilation=(1, 8))
+    case.graph.outputs = [case.b.rescale(y, DType.INT8, 0.01)]
+    assert choose_forms(case.graph, spec.target, FORMS, Prices(spec.configuration).of)
+    assert [op.kind for op in case.graph.ops] == ["RESHAPE", "CONV2D", "RESCALE", "RESHAPE"]
+    assert case.graph.ops[1].attrs["pad"] == [2, 0, 0, 0]
+    assert case.graph.ops[1].inputs[0].shape == (1, 8, 8, 32)
+
+
+def test_bounds_change_estimates_and_no_command() -> None:
+    made = []
+    for bounds in (False, True):
+        case = Case(3, SPECS[0])
+        case.graph.outputs = [case.conv(case.input(1, 28, 28, 16), 96)]
+        if bounds:
+            take_always(case.graph, SPECS[0].target)
+        assert ("CLAMP" in [op.kind for op in case.graph.ops]) == bounds
+        made.append(compile_ethosu(serialize(case.graph), SPECS[0], delegate="", locate=lambda _: None))
+    assert made[0].data == made[1].data
+    assert made[0].vela is not None
+    assert made[1].vela is not None
+    assert made[1].vela.total_cycles < made[0].vela.total_cycles
+
+
+class _Pools(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.max_pool2d(x, 9, 1, 4)
+
+
+def test_the_report_says_what_was_chosen() -> None:
+    x = torch.randn(1, 8, 14, 14).to(memory_format=torch.channels_last)
+    tuned, usual = (
+        export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, tuning=tuning), [(x,)])
+        for tuning in (True, False)
+    )
+    assert any("1 max pools as cascades of small ones" in note for note in tuned.report.notes)
+    assert not any("cascades" in note for note in usual.report.notes)
+    (first,), (second,) = (result.report.methods[0].delegates for result in (tuned, usual))
+    assert first.vela is not None
+    assert second.vela is not None
+    assert first.vela.total_cycles < second.vela.total_cycles
+    assert torch.equal(tuned.run(x)[0], usual.run(x)[0])
