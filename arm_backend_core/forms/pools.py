@@ -1,4 +1,4 @@
-"""Windows of maxima as cascades of smaller ones."""
+"""Windows of maxima as cascades of smaller ones: an SPP block's of 5, 9 and 13 on U55-128, 892,188 cycles, 98,244."""
 
 from __future__ import annotations
 

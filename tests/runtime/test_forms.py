@@ -12,7 +12,7 @@ import torch
 
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
-from arm_backend_core.forms import channels, dilation, heads, pools, price
+from arm_backend_core.forms import channels, dilation, heads, pixels, pools, price
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Ask, Form, choose_forms
 from arm_backend_core.forms.chooser import FORMS
@@ -165,12 +165,28 @@ def _attention(case: Case) -> list[Value]:
     return [case.conv(b.reshape(joined, (1, 1, rows, count * size)), 12)]
 
 
+def _narrow(case: Case) -> list[Value]:
+    """Convolutions of few channels, some with a table or bounds, of what others read too."""
+    b, height = case.b, case.number(4, 9)
+    x = case.conv(
+        case.input(case.number(1, 2), height, 16 if height % 2 else case.number(8, 15), 4), case.number(17, 32)
+    )
+    y = case.conv(x, case.number(1, 24))
+    extra = case.number(0, 2)
+    if extra == 1:
+        y = b.clamp(y, -100, 90)
+    elif extra == 2:
+        y = b.table(y, case.rng.integers(-128, 128, 256).astype(np.int8))
+    return [case.conv(y, 5, (3, 3), pad=(1, 1, 1, 1)), b.rescale(b.rescale(x, DType.INT32, 2.0), DType.INT8, 0.4)]
+
+
 FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("pools", pools.CASCADE, _pooled),
     ("channels", channels.CHANNELS, _shuffled),
     ("dilation", dilation.DILATION, _dilated),
     ("heads_apart", heads.SEPARATE, _attention),
     ("heads_joined", heads.JOIN, _attention),
+    ("pixels", pixels.PIXELS, _narrow),
     ("bounds", None, _bounded),
 ]
 
