@@ -180,6 +180,20 @@ def _narrow(case: Case) -> list[Value]:
     return [case.conv(y, 5, (3, 3), pad=(1, 1, 1, 1)), b.rescale(b.rescale(x, DType.INT32, 2.0), DType.INT8, 0.4)]
 
 
+def _residual(case: Case) -> list[Value]:
+    """What a convolution reads in another shape, and arithmetic of both behind it, which others read or not."""
+    b, shape = case.b, (case.number(1, 2), case.number(1, 6), 2 * case.number(1, 5), case.number(1, 20))
+    n, h, w, c = shape
+    x = case.conv(case.input(n, h, w, 4), c)
+    y = b.reshape(case.conv(b.reshape(x, (n, h, w // 2, 2 * c)), 2 * c), shape)
+    kinds = ("add", "sub", "mul") if case.rng.random() < 0.5 else ("add",)
+    terms = [b.rescale(value, DType.INT32, 0.7 if value is x else 1.3, 3) for value in (x, y)]
+    total = getattr(b, kinds[case.number(0, len(kinds) - 1)])(*terms)
+    result = b.rescale(total, DType.INT8, 0.02 if total.producer.kind == "MUL" else 0.6, 0, -4)
+    again = case.conv(b.reshape(result, (n, h, w // 2, 2 * c)), 2 * c)
+    return [again, case.conv(result, 3), *([x] if case.rng.random() < 0.3 else [])]
+
+
 FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("pools", pools.CASCADE, _pooled),
     ("channels", channels.CHANNELS, _shuffled),
@@ -187,6 +201,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("heads_apart", heads.SEPARATE, _attention),
     ("heads_joined", heads.JOIN, _attention),
     ("pixels", pixels.PIXELS, _narrow),
+    ("sums", None, _residual),
     ("bounds", None, _bounded),
 ]
 
