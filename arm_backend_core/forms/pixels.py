@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import gcd
-from typing import Any
 
 import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.forms.choose import Form, Part, around
+from arm_backend_core.forms.steps import done_to, repeated, steps_from, steps_to
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
@@ -24,8 +24,8 @@ def join_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     Weights stand in blocks along the diagonal, one for each pixel: the other products are with 0. Bias and scales are
     repeated.
     """
-    steps = _steps(op)
-    b, conv, count = rewriter.build, steps[0], 2
+    conv, *steps = steps_to(op, "CONV2D")
+    b, count = rewriter.build, 2
     x, weight, bias = conv.inputs
     if weight.data is None or bias.data is None:
         return None
@@ -34,29 +34,10 @@ def join_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     part = count if width % count == 0 else 1
     image = b.reshape(x, (n, height * part // count, width // part, count * channels))
     data = np.kron(np.eye(count, dtype=weight.data.dtype), weight.data.reshape(size, channels))
-    inputs = (
-        image,
-        constant(data.reshape(count * size, 1, 1, count * channels), weight.dtype),
-        constant(np.tile(np.broadcast_to(bias.data, (size,)), count), bias.dtype),
-    )
-    shape = (*image.shape[:3], count * size)
-    value = b.emit("CONV2D", inputs, shape, conv.output.dtype, **conv.attrs)
-    for step in steps[1:]:
-        attrs: dict[str, Any] = dict(step.attrs)
-        if attrs.get("per_channel"):
-            attrs |= {name: np.tile(attrs[name], count) for name in ("multiplier", "shift")}
-        value = b.emit(step.kind, (value,), shape, step.output.dtype, **attrs)
-    return b.reshape(value, op.output.shape)
-
-
-def _steps(op: Op) -> list[Op]:
-    """CONV2D, RESCALE and what follows, up to ``op``."""
-    steps = [op]
-    while steps[0].kind != "CONV2D":
-        before = steps[0].inputs[0].producer
-        assert before is not None
-        steps.insert(0, before)
-    return steps
+    kernel = constant(data.reshape(count * size, 1, 1, count * channels), weight.dtype)
+    inputs = (image, kernel, repeated(bias, size, count))
+    sums = b.emit("CONV2D", inputs, (*image.shape[:3], count * size), conv.output.dtype, **conv.attrs)
+    return b.reshape(done_to(sums, steps, count, b), op.output.shape)
 
 
 def _narrow(op: Op, rewriter: Rewriter) -> Part | None:
@@ -67,12 +48,7 @@ def _narrow(op: Op, rewriter: Rewriter) -> Part | None:
     pixels = x.shape[1] * x.shape[2]
     if not plain or x.dtype is not DType.INT8 or not 16 < x.shape[3] <= _FEW or gcd(pixels, 2) == 1 or pixels < 64:
         return None
-    steps = [op]
-    for kinds in (("RESCALE",), ("CLAMP", "TABLE")):
-        readers = rewriter.users(steps[-1].output) or []
-        if len(readers) != 1 or readers[0].kind not in kinds:
-            break
-        steps += readers
+    steps = steps_from(op, rewriter)
     # Others that read the same, before which Vela copies what is reshaped, and what reads the result in another order.
     beside = rewriter.users(x) or []
     behind = around(steps[-1], rewriter, (), ("CONCAT", "DEPTHWISE_CONV2D", "RESCALE"))

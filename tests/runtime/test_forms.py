@@ -12,7 +12,7 @@ import torch
 
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
-from arm_backend_core.forms import channels, dilation, heads, pixels, pools, price
+from arm_backend_core.forms import channels, dilation, heads, pixels, pools, price, upsampling
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Ask, Form, choose_forms
 from arm_backend_core.forms.chooser import FORMS
@@ -180,6 +180,21 @@ def _narrow(case: Case) -> list[Value]:
     return [case.conv(y, 5, (3, 3), pad=(1, 1, 1, 1)), b.rescale(b.rescale(x, DType.INT32, 2.0), DType.INT8, 0.4)]
 
 
+def _upsampled(case: Case) -> list[Value]:
+    """Transposed convolutions that crop or add rows and columns, some with bounds, and what reads them."""
+    b, stride, c = case.b, (case.number(1, 3), case.number(2, 3)), case.number(1, 9)
+    if case.spec.accelerator != "ethos-u85-256":
+        stride = (2, 2)
+    x = case.input(case.number(1, 2), case.number(2, 7), case.number(2, 7), case.number(1, 9))
+    kernel = tuple(case.number(step, 5) for step in stride)
+    out_pad = [case.number(1 - kernel[i // 2], 1) for i in range(4)]
+    weight = b.const(case.rng.integers(-127, 128, (c, *kernel, x.shape[3])), DType.INT8)
+    bias = b.const(case.rng.integers(-999, 999, c), DType.INT32)
+    y = b.transpose_conv2d(x, weight, bias, out_pad=out_pad, stride=stride, zps=(case.number(-20, 20), 0))
+    y = b.rescale(y, DType.INT8, case.rng.uniform(1e-3, 4e-3, c), 0, case.number(-20, 20))
+    return [case.conv(b.clamp(y, -100, 90) if case.rng.random() < 0.5 else y, 5), *([y] * case.number(0, 1))]
+
+
 def _residual(case: Case) -> list[Value]:
     """What a convolution reads in another shape, and arithmetic of both behind it, which others read or not."""
     b, shape = case.b, (case.number(1, 2), case.number(1, 6), 2 * case.number(1, 5), case.number(1, 20))
@@ -201,6 +216,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("heads_apart", heads.SEPARATE, _attention),
     ("heads_joined", heads.JOIN, _attention),
     ("pixels", pixels.PIXELS, _narrow),
+    ("upsampling", upsampling.UPSAMPLING, _upsampled),
     ("sums", None, _residual),
     ("bounds", None, _bounded),
 ]
