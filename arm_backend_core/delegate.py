@@ -24,6 +24,7 @@ from arm_backend_core.backends.payload import Payload
 from arm_backend_core.culprit import culprit
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, FullDelegationError, fault
+from arm_backend_core.forms.chooser import chooser
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import drop_unread, handle_of, is_quantize, keep_reason, number, operator_name
 from arm_backend_core.ops.operands import dtype_of
@@ -112,7 +113,7 @@ def prepared(program: ExportedProgram, target: Target) -> ExportedProgram:
 def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> Compiled:
     """Optimize a part's graph and compile it."""
     try:
-        passes.run(graph, spec.target)
+        passes.run(graph, spec.target, chooser(spec))
         assert all(op.origins for op in graph.walk()), "nobody knows where an operator comes from"
     except Exception as error:
         what = f"optimizing delegate '{part.name}' raised {type(error).__name__}: {error}"

@@ -180,6 +180,7 @@ OPTIONS: dict[str, Option] = {
         Option("memory_mode", "ethos-u", "the name of a [Memory_Mode] in the .ini", _is_name),
         Option("extra_flags", "ethos-u", "a list of Vela command line flags", _is_flags),
         Option("config_ini", "ethos-u", "the path of a Vela .ini file", _is_ini),
+        Option("tuning", "ethos-u", "a bool", _is_bool, default=True),
         Option("sram_budget", "ethos-u", _BUDGET, _is_budget),
         Option("flash_budget", "ethos-u", _BUDGET, _is_budget),
         Option("direct_drive", "ethos-u85", "a bool", _is_bool, default=False),

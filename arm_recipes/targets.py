@@ -34,6 +34,7 @@ def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSp
             memory_mode=given["memory_mode"],
             extra_flags=_vela_flags(given) or None,
             config_ini=None if given["config_ini"] is None else str(given["config_ini"]),
+            tuning=given["tuning"],
         )
 
     return build

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from arm_backend_core.aten import complex_numbers, conditions
+from arm_backend_core.forms.chooser import FORMS
 from arm_backend_core.ops.registry import records
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,12 +26,17 @@ NESTING = 4
 LINES_PER_OPERATOR = 40
 """Most lines of the core for each ATen overload that has a record, a rule for complex numbers, or a graph inside."""
 
+LINES_PER_FORM = 100
+"""Most lines of ``forms`` for each form, what they are priced and chosen with included.
+
+They are counted apart: a form is there for what it saves, whatever the number of operators; none is needed."""
+
 LAYERS = (
     {"errors", "dtype", "permutation", "qparams", "nodes", "workers"},
     {"targets"},
     {"tosa"},
     {"ops", "backends"},
-    {"aten", "fusion", "events", "program", "splice"},
+    {"aten", "forms", "fusion", "events", "program", "splice"},
     {"quantizer", "lowering", "culprit"},
     {"selection"},
     {"delegate"},
@@ -198,6 +204,15 @@ def _texts(path: Path) -> set[str]:
 
 
 def test_lines_per_operator() -> None:
-    lines = sum(len(path.read_text().splitlines()) for path in _sources(CORE))
+    lines = _total_lines(CORE) - _total_lines(f"{CORE}/forms")
     operators = records().keys() | complex_numbers.RULES.keys() | conditions.BODY.keys()
     assert lines / len(operators) <= LINES_PER_OPERATOR, f"{lines} lines, {len(operators)} operators"
+
+
+def test_lines_per_form() -> None:
+    always = 3  # those of ``always``, which are not chosen
+    assert _total_lines(f"{CORE}/forms") / (len(FORMS) + always) <= LINES_PER_FORM
+
+
+def _total_lines(package: str) -> int:
+    return sum(len(path.read_text().splitlines()) for path in _sources(package))

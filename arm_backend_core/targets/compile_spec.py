@@ -144,6 +144,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         memory_mode: memory mode in the ``.ini``; by default that of Arm's tooling for the family.
         extra_flags: flags of Vela's command line, for example ``["--optimise=Size"]``.
         config_ini: a file that comes with Vela (``Arm/vela.ini``, the default) or the path of one.
+        tuning: ask Vela what equal forms of operators cost, and take the cheapest; else the usual ones.
 
     Attributes:
         accelerator: Vela's name of the NPU.
@@ -164,6 +165,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         memory_mode: str | None = None,
         extra_flags: Sequence[str] | None = None,
         config_ini: str | os.PathLike[str] | None = None,
+        tuning: bool = True,
     ) -> None:
         from arm_backend_core.targets import vela_config
 
@@ -177,7 +179,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.configuration: Configuration = vela_config.configure(
             npu, self.system_config, self.memory_mode, flags, chosen
         )
-        self.config_ini = os.fspath(chosen)
+        self.config_ini, self.tuning = os.fspath(chosen), tuning
         super().__init__(
             Target(npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs),
             vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),

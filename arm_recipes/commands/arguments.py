@@ -47,6 +47,7 @@ _SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
         {"action": _Pairs, "metavar": "MODULE=NAME", "help": "A16W8 for one; repeat for more"},
     ),
     "per_channel": ("--per-tensor", {"action": "store_false", "help": "one scale per weight tensor"}),
+    "tuning": ("--no-tuning", {"action": "store_false", "help": "take the usual forms, and ask Vela for no prices"}),
     "improve": ("--improve", {"nargs": "*", "metavar": "NAME", "help": "of the improvements, these alone, or none"}),
     "require_runnable": ("--require-runnable", {"action": "store_true"}),
 }

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import arm_backend_core
+from arm_backend_core.forms.kept import cache_folder, write
 from arm_recipes import options
 from arm_recipes.commands import arguments
-from arm_recipes.files import cache_folder, write
 from arm_recipes.targets import SPECS
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
@@ -14,7 +15,7 @@ from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
-from arm_backend_core.tosa.passes.rewrite import settle, sweep
+from arm_backend_core.tosa.passes.rewrite import settle
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
@@ -27,17 +28,10 @@ Pass = Callable[[Graph, Target], None]
 #: Rules by operator: constants first, then fewer data movements, then fusion, then what moves a TRANSPOSE.
 _FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
 RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in OPERATORS}
-
-
-def simplify(graph: Graph, target: Target) -> None:
-    """Apply all local rules until none does anything; each removes an operator or moves one downstream."""
-    settle(graph, target, RULES)
-
-
-def merge_reshapes(graph: Graph, target: Target) -> None:
-    """RESHAPEs of RESHAPEs become one."""
-    sweep(graph, target, {"RESHAPE": merge.RULES["RESHAPE"]})
-
+#: Apply all local rules until none does anything; each removes an operator or moves one downstream.
+simplify: Pass = partial(settle, rules=RULES)
+#: RESHAPEs of RESHAPEs become one.
+merge_reshapes: Pass = partial(settle, rules={"RESHAPE": merge.RULES["RESHAPE"]})
 
 PASSES: tuple[tuple[Pass, str], ...] = (
     (simplify, "first: what lowering wrote without looking around need not be seen by the others"),
@@ -55,6 +49,9 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
     (write_columns, "after all that looks for neighbours in other shapes; it leaves equal RESHAPEs"),
     (share_common, "several readers of one input ask for the same TRANSPOSE"),
     (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
+)
+#: Behind the forms that are chosen by their price (``arm_backend_core.forms``), of each of which they are a part.
+LAST_PASSES: tuple[tuple[Pass, str], ...] = (
     (give_arithmetic, "what is there twice must not be shared again"),
     (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
     (narrow_weights, "the others compute with int8"),
@@ -63,8 +60,8 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
 )
 
 
-def run(graph: Graph, target: Target) -> None:
-    """Optimise ``graph`` in place for ``target``; integer results keep every bit.
+def run(graph: Graph, target: Target, forms: Pass = lambda graph, target: None) -> None:
+    """Optimise ``graph`` in place for ``target``; integer results keep every bit. ``forms`` chooses among equal ones.
 
     The general passes are repeated until neither of two rounds lowers the cost of data movement or, at no more of it,
     the number of operators: both are bounded from below.
@@ -83,6 +80,8 @@ def run(graph: Graph, target: Target) -> None:
         vain = 0 if cost < best else vain + 1
         best, last = min(best, cost), cost
     _apply(HARDWARE_PASSES, graph, target)
+    forms(graph, target)
+    finish(graph, target)
     check(graph, target)
 
 
@@ -91,6 +90,10 @@ def _apply(passes: Sequence[tuple[Pass, str]], graph: Graph, target: Target) -> 
         transform(graph, target)
         graph.remove_dead()
         graph.verify()
+
+
+#: What is left to do when all forms are chosen.
+finish: Pass = partial(_apply, LAST_PASSES)
 
 
 def check(graph: Graph, target: Target) -> None:

@@ -34,10 +34,10 @@ def split_convolution(op: Op, rewriter: Rewriter) -> Value | None:
     if path is None or not _taken_apart(op.inputs[0], rewriter):
         return None
     *steps, (conv, spans) = path
-    result = _convolve(conv, spans[-1], rewriter)
+    result = convolve_part(conv, spans[-1], rewriter)
     for step, spans in reversed(steps):
         shape = [size for _, size in spans]
-        result = rewriter.build.emit(step.kind, (result,), shape, step.output.dtype, **_attributes(step, spans))
+        result = rewriter.build.emit(step.kind, (result,), shape, step.output.dtype, **attributes_part(step, spans))
     return result
 
 
@@ -100,7 +100,8 @@ def _splits(conv: Op, spans: list[Span]) -> bool:
     return whole and constants and spans[-1][1] % _THINNEST == 0
 
 
-def _convolve(conv: Op, channels: Span, rewriter: Rewriter) -> Value:
+def convolve_part(conv: Op, channels: Span, rewriter: Rewriter) -> Value:
+    """The convolution for these output channels alone."""
     start, size = channels
     x, *operands = conv.inputs
     parts = [constant(_part(operand.data, start, size), operand.dtype) for operand in operands]
@@ -108,7 +109,8 @@ def _convolve(conv: Op, channels: Span, rewriter: Rewriter) -> Value:
     return rewriter.build.emit("CONV2D", (x, *parts), shape, conv.output.dtype, **conv.attrs)
 
 
-def _attributes(op: Op, spans: list[Span]) -> dict[str, Any]:
+def attributes_part(op: Op, spans: list[Span]) -> dict[str, Any]:
+    """What an operator has where only these spans of its result are computed."""
     attrs = dict(op.attrs)
     if op.kind == "RESHAPE":
         attrs["shape"] = [size for _, size in spans]

@@ -10,7 +10,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
-from arm_backend_core.tosa.passes.vela_numbers import copied, filled
+from arm_backend_core.tosa.passes.vela_numbers import copied
 
 #: What a chain has at most: operations, and operands that are not results within it.
 _CHAIN_OPERATIONS, _CHAIN_OPERANDS = 4, 3
@@ -22,15 +22,7 @@ def give_arithmetic(graph: Graph, target: Target) -> None:
     Alone it takes 2,600 cycles for 100 elements, an addition 100 (U55-128, U85-256).
     """
     if target.hardware.npu:
-        sweep(graph, target, {"TABLE": [_with_arithmetic], "RESCALE": [_with_product], "RESHAPE": [_beside_matmul]})
-
-
-def _with_product(op: Op, rewriter: Rewriter) -> Value | None:
-    """RESCALE of int16 that no operation does on its way, behind x * 1, which does: 30 cycles for 700 on U85-256."""
-    x = op.inputs[0]
-    if x.dtype is not DType.INT16 or op.output.dtype is DType.INT32 or op.attrs["per_channel"]:
-        return None
-    return _repeated([op], rewriter.build.mul(x, filled(x, 1, DType.INT16, rewriter.build)), rewriter.build)
+        sweep(graph, target, {"TABLE": [_with_arithmetic], "RESHAPE": [_beside_matmul]})
 
 
 def _beside_matmul(op: Op, rewriter: Rewriter) -> Value | None:

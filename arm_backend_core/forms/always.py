@@ -1,0 +1,87 @@
+"""Forms that are always taken, without asking what they cost.
+
+``bounded`` changes no command of the NPU, but Vela's estimate, which is wrong without it. Vela 5.1 charges an operation
+of U55 and U65 that no activation follows as if it had a table: 1 cycle an element on U55-128. One with a CLAMP is
+charged what its own output takes, 0.25 to 0.75. It is the same command, with the bounds that all results have
+(``docs/vela.md``). So this is no gain in hardware: it is one of the estimate, which Vela's scheduler and our
+choice of forms follow.
+"""
+
+from __future__ import annotations
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.passes import merge_reshapes
+from arm_backend_core.tosa.passes.cse import share_common
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
+from arm_backend_core.tosa.passes.vela_numbers import filled
+
+#: Those whose output takes less than a table's cycle.
+_CHEAP = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
+
+
+def take_always(graph: Graph, target: Target) -> None:
+    """Write these forms wherever they can be."""
+    if sweep(graph, target, {"RESCALE": [summed_as_read]}):
+        merge_reshapes(graph, target)
+        share_common(graph, target)
+    known: dict[str, list[Rule]] = {"RESCALE": [with_product]}
+    if target.family != "ethos-u85":  # whose estimate is right
+        known = {"RESCALE": [with_product, bounded], "MAX_POOL2D": [bounded]}
+    sweep(graph, target, known)
+
+
+def summed_as_read(op: Op, rewriter: Rewriter) -> Value | None:
+    """ADD, SUB or MUL with its RESCALEs, in the shape in which another reads one of the operands.
+
+    Vela copies what is read in two shapes: 8,576 cycles for 128x64 elements on U55-128.
+    """
+    b, total = rewriter.build, op.inputs[0].producer
+    if total is None or total.kind not in ("ADD", "SUB", "MUL") or not rewriter.single_use(total.output):
+        return None
+    terms = [term for value in total.inputs if (term := producer(value, "RESCALE")) and rewriter.single_use(value)]
+    sources = [term.inputs[0] for term in terms if term.inputs[0].shape == op.output.shape]
+    readers = [reader for source in sources for reader in rewriter.users(source) or ()]
+    shapes = [reader.output.shape for reader in readers if reader.kind == "RESHAPE" and reader.output.rank == 4]
+    if len(sources) != 2 or not shapes or any(step.attrs["per_channel"] for step in (op, *terms)):
+        return None
+    scaled = [_again(term, b.reshape(source, shapes[0]), b) for term, source in zip(terms, sources, strict=True)]
+    result = b.emit(total.kind, scaled, shapes[0], total.output.dtype, **total.attrs)
+    return b.reshape(_again(op, result, b), op.output.shape)
+
+
+def _again(op: Op, x: Value, b: Builder) -> Value:
+    return b.emit(op.kind, (x,), x.shape, op.output.dtype, **op.attrs)
+
+
+def with_product(op: Op, rewriter: Rewriter) -> Value | None:
+    """RESCALE of int16 that no operation does on its way, behind x * 1, which does: 30 cycles for 700 on U85-256."""
+    x, b = op.inputs[0], rewriter.build
+    if x.dtype is not DType.INT16 or op.output.dtype is DType.INT32 or op.attrs["per_channel"]:
+        return None
+    return _again(op, b.mul(x, filled(x, 1, DType.INT16, b)), b)
+
+
+def bounded(op: Op, rewriter: Rewriter) -> Value | None:
+    """The result, clamped to the range of its type, where Vela does that with the operation itself."""
+    x, b = op.output, rewriter.build
+    first = op if op.kind == "MAX_POOL2D" else op.inputs[0].producer
+    if first is None or first.kind not in _CHEAP or x.dtype not in (DType.INT8, DType.INT16):
+        return None
+    if first is not op and not rewriter.single_use(op.inputs[0]):
+        return None
+    readers = rewriter.users(x)
+    if _apart(first) or (readers and all(reader.kind in ("CLAMP", "TABLE", "RESCALE") for reader in readers)):
+        return None
+    low, high = x.dtype.range
+    again = b.emit(op.kind, op.inputs, x.shape, x.dtype, **op.attrs)
+    return b.clamp(again, low, high)
+
+
+def _apart(op: Op) -> bool:
+    """Whether Vela makes several operations of it, which do no activation, or one of another shape."""
+    images = op.output.rank > 3 and op.output.shape[0] > 1
+    multiplied = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
+    return images or multiplied or max(op.attrs.get("dilation", (1,))) > 2 or max(op.attrs.get("stride", (1,))) > 3

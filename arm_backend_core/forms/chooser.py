@@ -1,0 +1,41 @@
+"""The forms that are known, and the pass that chooses among them for a compile spec."""
+
+from __future__ import annotations
+
+from arm_backend_core import events
+from arm_backend_core.forms import channels, dilation, heads, pixels, pools, upsampling
+from arm_backend_core.forms.always import take_always
+from arm_backend_core.forms.choose import Choice, choose_forms
+from arm_backend_core.forms.price import Prices
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.graph import Graph
+from arm_backend_core.tosa.passes import Pass
+
+#: In this order: what a form writes, those behind it may write otherwise.
+FORMS = (
+    *(pools.CASCADE, upsampling.UPSAMPLING, channels.CHANNELS, dilation.DILATION),
+    *(heads.JOIN, heads.SEPARATE, pixels.PIXELS),
+)
+
+
+def chooser(spec: ArmCompileSpec) -> Pass:
+    """The pass that chooses forms for ``spec``; it does nothing for targets whose compiler tells no price."""
+
+    def choose(graph: Graph, target: Target) -> None:
+        if not isinstance(spec, EthosUCompileSpec):
+            return
+        log = events.current()
+        made = choose_forms(graph, target, FORMS, Prices(spec.configuration).of) if spec.tuning else []
+        if made and log is not None:
+            log.notes.append(told(made))
+        take_always(graph, target)
+
+    return choose
+
+
+def told(made: list[Choice]) -> str:
+    """What was chosen, in a sentence for the user."""
+    which = ", ".join(f"{choice.times} {choice.name}" for choice in made)
+    cycles = sum(choice.cycles for choice in made)
+    return f"equal forms that Vela estimates at {cycles:,} cycles fewer: {which}"

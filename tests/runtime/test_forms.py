@@ -1,0 +1,368 @@
+"""Forms chosen by price: each is equal to the bit, in the reference model and as Vela compiles it; what is chosen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.dtype import DType
+from arm_backend_core.forms import channels, dilation, heads, pixels, pools, price, upsampling
+from arm_backend_core.forms.always import take_always
+from arm_backend_core.forms.choose import Ask, Form, choose_forms
+from arm_backend_core.forms.chooser import FORMS
+from arm_backend_core.forms.price import Price, Prices
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa import reference
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.passes import finish
+from arm_backend_core.tosa.serialize import serialize
+from arm_backend_core.workers.worker import WorkerDied, WorkerError
+from arm_recipes import ArmRecipeType, ExportRecipe, export
+from tests.runtime.ethosu_emulator import Emulator, read_payload
+
+SPECS = [EthosUCompileSpec(name) for name in ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")]
+
+
+def drawn(rng: np.random.Generator) -> Ask:
+    """Prices at which the last way to write a part is the cheapest, or any of them."""
+
+    def ask(graphs: Sequence[Graph]) -> list[Price | None]:
+        falling = np.arange(len(graphs), 0, -1)
+        return [Price(int(cost), 0) for cost in (falling if rng.random() < 0.5 else rng.permutation(falling))]
+
+    return ask
+
+
+class Case:
+    """A graph under construction, with numbers of its own."""
+
+    def __init__(self, seed: int, spec: EthosUCompileSpec) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.spec = spec
+        self.graph = Graph()
+        self.b = Builder(self.graph, spec.target)
+
+    def number(self, low: int, high: int) -> int:
+        """Both included."""
+        return int(self.rng.integers(low, high + 1))
+
+    def input(self, *shape: int, dtype: DType = DType.INT8) -> Value:
+        return self.graph.add_input(shape, dtype, f"x{len(self.graph.inputs)}")
+
+    def conv(self, x: Value, channels: int, kernel: tuple[int, int] = (1, 1), **attrs: tuple[int, ...]) -> Value:
+        weight = self.b.const(self.rng.integers(-127, 128, (channels, *kernel, x.shape[3])), DType.INT8)
+        bias = self.b.const(self.rng.integers(-999, 999, channels), DType.INT32)
+        attrs.setdefault("pad", (0, 0, 0, 0))
+        y = self.b.conv2d(x, weight, bias, zps=(self.number(-20, 20), 0), **attrs)
+        return self.b.rescale(y, DType.INT8, self.rng.uniform(1e-3, 4e-3, channels), 0, self.number(-20, 20))
+
+    def check(self, form: Form | None, emulator: Emulator) -> list[str]:
+        """Compare results in both forms, of the reference model and the emulator; kinds of operators that are left."""
+        arrays = [self.rng.integers(*_limits(x), x.shape).astype(x.dtype.numpy) for x in self.graph.inputs]
+        expected = reference.run(serialize(self.graph), arrays)
+        if form is None:
+            take_always(self.graph, self.spec.target)
+        else:
+            choose_forms(self.graph, self.spec.target, [form], drawn(self.rng))
+        finish(self.graph, self.spec.target)
+        flatbuffer = serialize(self.graph)
+        payload = compile_ethosu(flatbuffer, self.spec, delegate="", locate=lambda _: None)
+        kinds = [(array.dtype.name, array.shape) for array in expected]
+        for results in (reference.run(flatbuffer, arrays), emulator.run(read_payload(payload.data), arrays, kinds)):
+            for ours, theirs in zip(results, expected, strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+        return [op.kind for op in self.graph.ops]
+
+
+def _limits(value: Value) -> tuple[int, int]:
+    low, high = value.dtype.range
+    return int(low), int(high) + 1
+
+
+def _pooled(case: Case) -> list[Value]:
+    """Maxima over windows of several sizes on one tensor, some of them with other padding."""
+    shape = (case.number(1, 2), case.number(9, 14), case.number(9, 14), case.number(1, 20))
+    x = case.input(*shape, dtype=DType.INT16 if case.rng.random() < 0.3 else DType.INT8)
+    made = []
+    for _ in range(case.number(1, 3)):
+        kernel = [case.number(1, 9), case.number(1, 9)]
+        pad = [case.number(0, size - 1) for size in kernel for _ in range(2)]
+        made.append(case.b.max_pool2d(x, kernel, (1, 1), pad))
+    return made
+
+
+def _shuffled(case: Case) -> list[Value]:
+    """Channels in another order, taken apart, some of them read by convolutions."""
+    groups, each = case.number(2, 4), case.number(2, 9)
+    n, h, w, c = case.number(1, 2), case.number(2, 6), case.number(2, 6), groups * each
+    x = case.b.reshape(case.conv(case.input(n, h, w, 8), c), (n, h, w, groups, each))
+    x = case.b.reshape(case.b.transpose(x, (0, 1, 2, 4, 3)), (n, h, w, c))
+    cut = case.number(1, c - 1)
+    first = case.b.slice(x, (0, 0, 0, 0), (n, h, w, cut))
+    second = case.b.slice(x, (0, 0, 0, cut), (n, h, w, c - cut))
+    made = [case.conv(second, case.number(1, 20), (3, 1), pad=(1, 1, 0, 0)), case.conv(second, 4)]
+    return [*made, first] if case.rng.random() < 0.5 else [*made, case.conv(first, 5), x]
+
+
+def _bounded(case: Case) -> list[Value]:
+    """Operations without an activation, in front of all that may be done with them."""
+    x = case.input(case.number(1, 2), 9, 8, case.number(1, 20))
+    dilation, stride = case.number(1, 3), case.number(1, 2)
+    y = case.conv(x, 12, (3, 3), pad=(dilation,) * 4, dilation=(dilation, dilation))
+    weight = case.b.const(case.rng.integers(-127, 128, (3, 3, 12, case.number(1, 2))), DType.INT8)
+    bias = case.b.const(case.rng.integers(-999, 999, 12 * weight.shape[3]), DType.INT32)
+    z = case.b.rescale(case.b.depthwise_conv2d(y, weight, bias, pad=(1, 1, 1, 1)), DType.INT8, 0.01)
+    p = case.b.max_pool2d(y, (3, 3), (stride, stride), (1, 1, 1, 1)) if stride == 1 else y
+    b = case.b
+    total = b.add(b.rescale(y, DType.INT32, 3.5), b.rescale(p, DType.INT32, 2.5))
+    product = b.mul(b.rescale(y, DType.INT32, 1.0), b.rescale(p, DType.INT32, 1.0))
+    results = [b.rescale(total, DType.INT8, 0.1), b.rescale(product, DType.INT8, 0.01)]
+    return [b.concat([y, z], 3), *results, b.reshape(p, (p.size,)), b.transpose(y, (0, 3, 1, 2))]
+
+
+def _dilated(case: Case) -> list[Value]:
+    """One-dimensional convolutions, some depthwise, behind PAD of any amounts or with padding of their own."""
+    n, length, c = case.number(1, 2), case.number(12, 40), case.number(1, 12)
+    kernel, step, zero_point = case.number(1, 4), case.number(1, 5), case.number(-20, 20)
+    front, after = (case.number(0, (kernel - 1) * step) for _ in range(2))
+    front = front - front % step if case.rng.random() < 0.6 else front
+    length = length - length % step if case.rng.random() < 0.6 else length
+    b, wide = case.b, case.rng.random() < 0.2
+    x = case.input(n, length, c, dtype=DType.INT16 if wide else DType.INT8)
+    zero_point = 0 if wide else zero_point
+    if front + after and case.rng.random() < 0.7:  # Vela gets a PAD of nothing wrong; no pass leaves one
+        x = b.pad(x, [(0, 0), (front, after), (0, 0)], zero_point)
+        front = after = 0
+    image = b.reshape(x, (n, 1, x.shape[1], c))
+    depthwise = case.rng.random() < 0.4
+    shape = (1, kernel, c, 1) if depthwise else (case.number(1, 20), 1, kernel, c)
+    weight = b.const(case.rng.integers(-127, 128, shape), DType.INT8)
+    channels = c if depthwise else shape[0]
+    bias = b.const(case.rng.integers(-999, 999, channels), DType.INT48 if wide else DType.INT32)
+    conv = b.depthwise_conv2d if depthwise else b.conv2d
+    y = conv(image, weight, bias, pad=(0, 0, front, after), dilation=(1, step), zps=(zero_point, 0))
+    scales = case.rng.uniform(1e-3, 4e-3, channels)
+    return [b.reshape(b.rescale(y, x.dtype, scales, 0, 0), (n, y.shape[2], channels))]
+
+
+def _attention(case: Case) -> list[Value]:
+    """Scores, and what they choose, of heads that linear layers wrote side by side; a layer reads them side by side."""
+    rows, count, size = case.number(1, 9), case.number(2, 4), 8 * case.number(1, 2)
+    x, b = case.input(1, 1, rows, 16), case.b
+    split = [b.reshape(case.conv(x, count * size), (1, rows, count, size)) for _ in range(3)]
+    query, key, value = (b.transpose(y, (0, 2, 3, 1) if i == 1 else (0, 2, 1, 3)) for i, y in enumerate(split))
+    flat = [b.reshape(y, y.shape[1:]) for y in (query, key, value)]
+    scores = b.rescale(b.matmul(flat[0], flat[1], (3, -5)), DType.INT8, 0.002, 0, -9)
+    context = b.rescale(b.matmul(scores, flat[2], (-9, 4)), DType.INT8, 0.01, 0, 6)
+    joined = b.transpose(b.reshape(context, (1, count, rows, size)), (0, 2, 1, 3))
+    return [case.conv(b.reshape(joined, (1, 1, rows, count * size)), 12)]
+
+
+def _narrow(case: Case) -> list[Value]:
+    """Convolutions of few channels, some with a table or bounds, of what others read too."""
+    b, height = case.b, case.number(4, 9)
+    x = case.conv(
+        case.input(case.number(1, 2), height, 16 if height % 2 else case.number(8, 15), 4), case.number(17, 32)
+    )
+    y = case.conv(x, case.number(1, 24))
+    extra = case.number(0, 2)
+    if extra == 1:
+        y = b.clamp(y, -100, 90)
+    elif extra == 2:
+        y = b.table(y, case.rng.integers(-128, 128, 256).astype(np.int8))
+    return [case.conv(y, 5, (3, 3), pad=(1, 1, 1, 1)), b.rescale(b.rescale(x, DType.INT32, 2.0), DType.INT8, 0.4)]
+
+
+def _upsampled(case: Case) -> list[Value]:
+    """Transposed convolutions that crop or add rows and columns, some with bounds, and what reads them."""
+    b, stride, c = case.b, (case.number(1, 3), case.number(2, 3)), case.number(1, 9)
+    if case.spec.accelerator != "ethos-u85-256":
+        stride = (2, 2)
+    x = case.input(case.number(1, 2), case.number(2, 7), case.number(2, 7), case.number(1, 9))
+    kernel = tuple(case.number(step, 5) for step in stride)
+    out_pad = [case.number(1 - kernel[i // 2], 1) for i in range(4)]
+    weight = b.const(case.rng.integers(-127, 128, (c, *kernel, x.shape[3])), DType.INT8)
+    bias = b.const(case.rng.integers(-999, 999, c), DType.INT32)
+    y = b.transpose_conv2d(x, weight, bias, out_pad=out_pad, stride=stride, zps=(case.number(-20, 20), 0))
+    y = b.rescale(y, DType.INT8, case.rng.uniform(1e-3, 4e-3, c), 0, case.number(-20, 20))
+    return [case.conv(b.clamp(y, -100, 90) if case.rng.random() < 0.5 else y, 5), *([y] * case.number(0, 1))]
+
+
+def _residual(case: Case) -> list[Value]:
+    """What a convolution reads in another shape, and arithmetic of both behind it, which others read or not."""
+    b, shape = case.b, (case.number(1, 2), case.number(1, 6), 2 * case.number(1, 5), case.number(1, 20))
+    n, h, w, c = shape
+    x = case.conv(case.input(n, h, w, 4), c)
+    y = b.reshape(case.conv(b.reshape(x, (n, h, w // 2, 2 * c)), 2 * c), shape)
+    kinds = ("add", "sub", "mul") if case.rng.random() < 0.5 else ("add",)
+    terms = [b.rescale(value, DType.INT32, 0.7 if value is x else 1.3, 3) for value in (x, y)]
+    total = getattr(b, kinds[case.number(0, len(kinds) - 1)])(*terms)
+    result = b.rescale(total, DType.INT8, 0.02 if total.producer.kind == "MUL" else 0.6, 0, -4)
+    again = case.conv(b.reshape(result, (n, h, w // 2, 2 * c)), 2 * c)
+    return [again, case.conv(result, 3), *([x] if case.rng.random() < 0.3 else [])]
+
+
+FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
+    ("pools", pools.CASCADE, _pooled),
+    ("channels", channels.CHANNELS, _shuffled),
+    ("dilation", dilation.DILATION, _dilated),
+    ("heads_apart", heads.SEPARATE, _attention),
+    ("heads_joined", heads.JOIN, _attention),
+    ("pixels", pixels.PIXELS, _narrow),
+    ("upsampling", upsampling.UPSAMPLING, _upsampled),
+    ("sums", None, _residual),
+    ("bounds", None, _bounded),
+]
+
+
+@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize(("form", "draw"), [pytest.param(*row[1:], id=row[0]) for row in FAMILIES])
+def test_forms_are_equal_to_the_bit(
+    form: Form | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
+) -> None:
+    case = Case(seed, SPECS[seed % 3])
+    case.graph.outputs = draw(case)
+    case.check(form, emulator)
+
+
+# -- prices ----------------------------------------------------------------------------------------------------
+
+
+def _pool(size: int, spec: EthosUCompileSpec = SPECS[0]) -> Graph:
+    case = Case(0, spec)
+    case.graph.outputs = [case.b.max_pool2d(case.input(1, 14, 14, 16), (size, size), (1, 1), (size // 2,) * 4)]
+    return case.graph
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty one, of a process that knows no price yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("arm_backend_core.forms.price._known", {})
+    return tmp_path / "arm-recipes" / "prices"
+
+
+def test_a_price_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prices = Prices(SPECS[0].configuration)
+    first = prices.of([_pool(5), _pool(9), _pool(5)])
+    assert first[0] == first[2] != first[1]
+    assert all(price is not None and price.cycles > 0 for price in first)
+    monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", _must_not_be_called)
+    assert prices.of([_pool(9), _pool(5)]) == [first[1], first[0]]
+    monkeypatch.setattr("arm_backend_core.forms.price._known", {})  # as in another process
+    assert Prices(SPECS[0].configuration).of([_pool(5)]) == first[:1]
+    assert [file.suffix for file in cache.iterdir()] == [".json"]
+    with pytest.raises(AssertionError, match="asked again"):  # another NPU has prices of its own
+        Prices(SPECS[2].configuration).of([_pool(5)])
+
+
+def _must_not_be_called(*_: object) -> None:
+    raise AssertionError("asked again")
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 5}', '{"a": ["x", 1]}'])
+def test_a_cache_that_is_no_cache_is_written_anew(cache: Path, content: str) -> None:
+    expected = Prices(SPECS[0].configuration).of([_pool(5)])
+    (file,) = cache.iterdir()
+    file.write_text(content)
+    price._known.clear()
+    assert Prices(SPECS[0].configuration).of([_pool(5)]) == expected
+    price._known.clear()
+    assert len(json.loads(file.read_text())) == 1
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, cache: Path) -> None:
+    (tmp_path / "arm-recipes").write_text("a file where the folder would be")
+    assert Prices(SPECS[0].configuration).of([_pool(5)])[0] is not None
+
+
+@pytest.mark.parametrize("error", [WorkerError("RuntimeError", "", (), ""), WorkerDied("crashed with SIGSEGV", "")])
+def test_what_vela_refuses_has_no_price(cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", fail)
+    assert Prices(SPECS[0].configuration).of([_pool(5)]) == [None]
+    graph = _pool(9)
+    assert choose_forms(graph, SPECS[0].target, FORMS, Prices(SPECS[0].configuration).of) == []
+    assert [op.kind for op in graph.ops] == ["MAX_POOL2D"]
+
+
+# -- what is chosen --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.accelerator)
+def test_large_pools_become_cascades_that_share_their_beginnings(spec: EthosUCompileSpec) -> None:
+    case = Case(0, spec)
+    x = case.input(1, 14, 14, 64)
+    pools = [case.b.max_pool2d(x, (size, size), (1, 1), (size // 2,) * 4) for size in (5, 9, 13)]
+    case.graph.outputs = [case.b.concat([x, *pools], 3)]
+    (choice,) = choose_forms(case.graph, spec.target, FORMS, Prices(spec.configuration).of)
+    assert choice.times == 3
+    assert choice.cycles > 0
+    assert sorted(str(op.attrs["kernel"]) for op in case.graph.ops[:-1]) == ["[1, 5]"] * 3 + ["[5, 1]"] * 3
+
+
+def test_a_shuffle_of_channels_is_done_by_convolutions() -> None:
+    case = Case(1, SPECS[2])
+    x = case.b.reshape(case.conv(case.input(1, 28, 28, 8), 116), (1, 28, 28, 2, 58))
+    x = case.b.reshape(case.b.transpose(x, (0, 1, 2, 4, 3)), (1, 28, 28, 116))
+    case.graph.outputs = [case.conv(case.b.slice(x, (0, 0, 0, 58), (1, 28, 28, 58)), 58)]
+    assert choose_forms(case.graph, SPECS[2].target, FORMS, Prices(SPECS[2].configuration).of)
+    assert {op.kind for op in case.graph.ops} == {"CONV2D", "RESCALE"}
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.accelerator)
+def test_what_was_padded_and_dilated_is_neither(spec: EthosUCompileSpec) -> None:
+    case = Case(2, spec)
+    x = case.b.pad(case.input(1, 64, 32), [(0, 0), (16, 0), (0, 0)], 0)
+    weight = case.b.const(case.rng.integers(-127, 128, (32, 1, 3, 32)), DType.INT8)
+    bias = case.b.const(np.zeros(32), DType.INT32)
+    y = case.b.conv2d(case.b.reshape(x, (1, 1, 80, 32)), weight, bias, pad=(0, 0, 0, 0), dilation=(1, 8))
+    case.graph.outputs = [case.b.rescale(y, DType.INT8, 0.01)]
+    assert choose_forms(case.graph, spec.target, FORMS, Prices(spec.configuration).of)
+    assert [op.kind for op in case.graph.ops] == ["RESHAPE", "CONV2D", "RESCALE", "RESHAPE"]
+    assert case.graph.ops[1].attrs["pad"] == [2, 0, 0, 0]
+    assert case.graph.ops[1].inputs[0].shape == (1, 8, 8, 32)
+
+
+def test_bounds_change_estimates_and_no_command() -> None:
+    made = []
+    for bounds in (False, True):
+        case = Case(3, SPECS[0])
+        case.graph.outputs = [case.conv(case.input(1, 28, 28, 16), 96)]
+        if bounds:
+            take_always(case.graph, SPECS[0].target)
+        assert ("CLAMP" in [op.kind for op in case.graph.ops]) == bounds
+        made.append(compile_ethosu(serialize(case.graph), SPECS[0], delegate="", locate=lambda _: None))
+    assert made[0].data == made[1].data
+    assert made[0].vela is not None
+    assert made[1].vela is not None
+    assert made[1].vela.total_cycles < made[0].vela.total_cycles
+
+
+class _Pools(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.max_pool2d(x, 9, 1, 4)
+
+
+def test_the_report_says_what_was_chosen() -> None:
+    x = torch.randn(1, 8, 14, 14).to(memory_format=torch.channels_last)
+    tuned, usual = (
+        export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, tuning=tuning), [(x,)])
+        for tuning in (True, False)
+    )
+    assert any("1 max pools as cascades of small ones" in note for note in tuned.report.notes)
+    assert not any("cascades" in note for note in usual.report.notes)
+    (first,), (second,) = (result.report.methods[0].delegates for result in (tuned, usual))
+    assert first.vela is not None
+    assert second.vela is not None
+    assert first.vela.total_cycles < second.vela.total_cycles
+    assert torch.equal(tuned.run(x)[0], usual.run(x)[0])
