@@ -164,7 +164,7 @@ _PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"}'
 _BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
 #: What recipes do beyond rounding to the ranges that calibration shows: by default, and where they are named.
-IMPROVEMENTS = ("attention", "bias", "norms", "outputs")
+IMPROVEMENTS = ("attention", "bias", "channels", "norms", "outputs")
 NAMED_IMPROVEMENTS = ("rounding",)
 
 #: How ranges follow from what calibration shows; ``arm_recipes.observers`` has the classes.
