@@ -162,7 +162,8 @@ def _readers(node: Node, axis: int, tensors: _Tensors) -> list[_Reader] | None:
 
 def _reader(node: Node, source: Node, axis: int, tensors: _Tensors) -> _Reader | None:
     weight: Any = node.args[1] if len(node.args) > 1 else None
-    if _LAYERS.get(cast(Any, node.target)) != axis or node.args[0] is not source or not tensors.has(weight):
+    own, rank = _LAYERS.get(cast(Any, node.target)), source.meta["val"].dim()
+    if own is None or own % rank != axis % rank or node.args[0] is not source or not tensors.has(weight):
         return None
     shape, channels = weight.meta["val"].shape, source.meta["val"].shape[axis]
     depthwise = shape[1] == 1 and shape[0] == channels

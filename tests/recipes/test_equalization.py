@@ -55,6 +55,9 @@ IMAGES: dict[str, Any] = {
     ),
 }
 ROWS: dict[str, Any] = {
+    "dense": lambda: _Uneven(
+        nn.Sequential(nn.Flatten(), nn.Linear(40, 8), _norm(nn.BatchNorm1d)), nn.ReLU(), nn.Linear(8, 4)
+    ),
     "linear": lambda: _Uneven(nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 16)),
     "norm": lambda: _Uneven(_norm(nn.LayerNorm), nn.Identity(), nn.Linear(8, 16)),
     "rms norm": lambda: _Uneven(_norm(nn.RMSNorm), nn.Identity(), nn.Linear(8, 16, bias=False), nn.Linear(8, 8)),
