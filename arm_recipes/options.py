@@ -86,10 +86,11 @@ def _is_observer(value: Any) -> str | None:
     return None if value in OBSERVER_NAMES else "none of these"
 
 
-def improvements(value: Any) -> tuple[str, ...]:
-    """The names that ``improve`` stands for."""
+def improvements(value: Any, recipe: str) -> tuple[str, ...]:
+    """The names that ``improve`` stands for, with a recipe."""
     if isinstance(value, bool):
-        return IMPROVEMENTS if value else ()
+        usual = [name for name in IMPROVEMENTS if not (name in _DEAR and "ethos-u" in groups(recipe))]
+        return tuple(usual) if value else ()
     return tuple(name for name in IMPROVEMENTS + NAMED_IMPROVEMENTS if name in value)
 
 
@@ -164,8 +165,10 @@ _PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"}'
 _BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
 #: What recipes do beyond rounding to the ranges that calibration shows: by default, and where they are named.
-IMPROVEMENTS = ("attention", "bias", "norms", "outputs")
+IMPROVEMENTS = ("attention", "bias", "channels", "norms", "outputs")
 NAMED_IMPROVEMENTS = ("rounding",)
+#: What an NPU takes more than 2 % more cycles for: there it is made where it is named.
+_DEAR = ("norms",)
 
 #: How ranges follow from what calibration shows; ``arm_recipes.observers`` has the classes.
 OBSERVER_NAMES = ("mse", "minmax", "percentile", "entropy")

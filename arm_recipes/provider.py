@@ -72,7 +72,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
         chosen = getattr(quantizer, f"{prefix}Quantizer")(spec)
         everywhere = precisions.of_recipe(recipe_type.name, per_channel=given["per_channel"])
         precisions.apply(chosen, everywhere, given["precisions"] or {}, OBSERVERS[given["observer"]])
-        improve = options.improvements(given["improve"])
+        improve = options.improvements(given["improve"], recipe_type.name)
         if given["quantized_io"]:  # integers that the program returns are int8, as those that it takes
             improve = tuple(name for name in improve if name != "outputs")
         quantization = quantization_recipe(chosen, given["calibration"], improve, given["qat"])

@@ -206,17 +206,20 @@ class FastQuantizeStage(QuantizeStage):
     ) -> dict[str, ExportedProgram]:
         """Methods are calibrated one after the other, each going on from the state that the last one left."""
         from arm_backend_core.program import copied
+        from arm_recipes.stages.equalization import equalize
         from arm_recipes.stages.post_training import Common
         from arm_recipes.stages.seen import tell
 
         common, passes = Common(), self._quantization_recipe.pre_convert_passes or ()
+        improve = improvements_of(self._quantization_recipe)
+        trained = any(isinstance(one, Settle) for one in passes)
+        if "channels" in improve and not trained and len(programs) == 1:  # methods share their weights
+            equalize(*programs.values())
         captured = {method: copied(program) for method, program in programs.items()}
         observed = {method: self.observed(program, common) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
-        corrections: list[Any] = []
-        if not any(isinstance(one, Settle) for one in passes):  # what was trained keeps its weights
-            corrections = _corrections(list(observed.values()), improvements_of(self._quantization_recipe))
+        corrections = [] if trained else _corrections(list(observed.values()), improve)
         for method, model in observed.items():
             self.calibrated(method, model, examples[method])
         for correction in corrections:

@@ -66,6 +66,25 @@ def steps(choices: Mapping[Region, Sequence[Choice]]) -> tuple[dict[Region, Choi
     return {region: line[0] for region, line in hulls.items()}, [step for _, step in found]
 
 
+def fitting(rest: Sequence[Step], room: float, part: float = 1.0) -> list[Step]:
+    """Steps that cost no more than ``room`` together, those first that gain most for their price.
+
+    Of one region the later steps follow the earlier ones.
+
+    Args:
+        part: how many of them, one at least.
+    """
+    found: list[Step] = []
+    left_out: set[Region] = set()
+    for step in rest:
+        if step.region not in left_out and step.paid <= room:
+            found.append(step)
+            room -= step.paid
+        else:
+            left_out.add(step.region)
+    return found[: max(1, round(part * len(found)))]
+
+
 def plans(base: Mapping[str, str], start: Mapping[Region, Choice], taken: Sequence[Step]) -> list[Plan]:
     """The plan that is cheapest, and those after each step."""
     plan = dict(base)

@@ -5,12 +5,13 @@
    the recipe's program with one region made exact, they drown in the noise of the rest.
 2. What another precision costs a region is compiled: the recipe's program with this region changed.
 3. The best plans for every exchange rate between error and price follow (``path``). Some are made whole, then those
-   around the goal, then the steps that still fit: borders between regions cost, and only whole programs tell how much.
+   around the goal, then steps that still fit: borders between regions cost, and only whole programs tell how much.
 4. The chosen one is exported and executed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ from arm_recipes.tuning.trial import Metric, Trial
 _SHARE, _REGIONS = 0.02, 48
 #: A region of less is not worth being made more exact.
 _NEGLIGIBLE = 0.002
-#: Programs along the path that are made first; those that a search around the goal adds, and that still fit.
-_SPREAD, _SEARCHED, _FITTED = 10, 6, 6
+#: Programs along the path that are made first; those that a search around the goal adds, and those that fill it up.
+_SPREAD, _SEARCHED, _FILLED = 8, 6, 8
 
 
 def tune(
@@ -251,7 +252,7 @@ class _Search:
             else:
                 break
         if self._goal.least is None and low is not None:
-            self._fit(plans[low], steps[low:])
+            self._fill(plans[low], steps[low:])
 
     def _enough(self, candidate: Candidate) -> bool:
         """Whether to look further down the path: it is exact enough, or costs too much."""
@@ -266,23 +267,28 @@ class _Search:
         low = max((i for i in known if high is None or i < high), default=None)
         return low, high
 
-    def _fit(self, plan: Plan, rest: Sequence[path.Step]) -> None:
-        """Steps that are too dear are left out, and those behind them that still fit are taken."""
-        current = self._candidates.get(_key(plan))
-        tries = _FITTED
-        for step in rest:
-            if not tries or current is None:
+    def _fill(self, plan: Plan, rest: Sequence[path.Step]) -> None:
+        """Spend what is left of the budget, on the steps that fit by their prices: more at once where that helped.
+
+        In the price of a step are its borders, which fall away between two of them: several cost less than their sum.
+        """
+        current, left, part = self._candidates.get(_key(plan)), list(rest), 0.5
+        limit = next((x.most for x in self._goal.limits if x.price == self._currency), math.inf)
+        for _ in range(_FILLED):
+            chosen = [] if current is None else path.fitting(left, limit - current.price.of(self._currency), part)
+            if current is None or not chosen:
                 return
-            limit = next((x.most for x in self._goal.limits if x.price == self._currency), None)
-            if limit is not None and current.price.of(self._currency) + step.paid > limit:
-                continue
-            tries -= 1
-            changed = with_region(plan, step.region, step.choice.precision)
+            changed = plan
+            for step in chosen:
+                changed = with_region(changed, step.region, step.choice.precision)
             candidate = self._make(changed)
-            if candidate is None or not self._goal.affordable(candidate.price):
-                continue
-            if candidate.accuracy >= current.accuracy:
-                plan, current = changed, candidate
+            helps = candidate is not None and self._goal.affordable(candidate.price)
+            if candidate is not None and helps and candidate.accuracy > current.accuracy:
+                plan, current, part = changed, candidate, min(2 * part, 1.0)
+                left = [step for step in left if step not in chosen]
+            else:
+                part /= 2
+                left = left if len(chosen) > 1 else [step for step in left if step is not chosen[0]]
 
     def _make(self, plan: Plan) -> Candidate | None:
         made = self._made(plan)

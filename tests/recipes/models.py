@@ -12,6 +12,9 @@ from arm_recipes import ExportResult
 Samples = list[tuple[Tensor, ...]]
 
 
+_CHANNELS = 8  #: of UnevenGains
+
+
 class Small(nn.Module):
     """A convolution with batch normalization, pooling and a linear layer."""
 
@@ -37,6 +40,31 @@ class Sorting(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Two linear layers, the second of the largest results of the first."""
         return self.second(torch.topk(self.first(x), 8).values)
+
+
+class UnevenGains(nn.Module):
+    """Digits, by eight channels whose gains differ by a factor of up to 32: hard for weights of one scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Conv2d(1, _CHANNELS, 3, padding=1, bias=False)]
+        for stride in (1, 2, 1):
+            layers += [nn.BatchNorm2d(_CHANNELS), nn.ReLU()]
+            layers += [nn.Conv2d(_CHANNELS, _CHANNELS, 3, stride, padding=1, groups=_CHANNELS, bias=False)]
+            layers += [nn.BatchNorm2d(_CHANNELS), nn.ReLU(), nn.Conv2d(_CHANNELS, _CHANNELS, 1, bias=False)]
+        layers += [nn.BatchNorm2d(_CHANNELS), nn.ReLU(), nn.Conv2d(_CHANNELS, 32, 1), nn.ReLU6()]
+        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+        generator = torch.Generator().manual_seed(0)
+        for norm, following in zip(layers[1:-1:3], layers[3::3], strict=True):
+            gains = 2 ** (5 * torch.rand(_CHANNELS, generator=generator) - 2.5)
+            assert isinstance(norm, nn.BatchNorm2d)
+            assert isinstance(following, nn.Conv2d)
+            norm.weight.data *= gains
+            following.weight.data /= gains.reshape([-1, 1, 1, 1] if following.groups > 1 else [1, -1, 1, 1])
+
+    def forward(self, image: Tensor) -> Tensor:
+        logits: Tensor = self.layers(image)
+        return logits
 
 
 def images(count: int = 4) -> Samples:

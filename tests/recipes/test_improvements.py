@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from arm_backend_core.nodes import is_dequantize
 from arm_backend_core.quantizer import get_symmetric_quantization_config
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
+from arm_recipes.stages.quantization import improvements_of
 
 INT8, U55, U85 = ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 Samples = list[tuple[Tensor, ...]]
@@ -174,6 +175,19 @@ def test_norms_that_are_written_out_keep_precision(how: str, target: Any) -> Non
     assert target in targets
     assert torch.ops.aten.mean.dim not in targets
     assert found[1] > max(found[0] + 10, 30)
+
+
+@pytest.mark.parametrize("recipe", [INT8, U55, U85, ArmRecipeType.VGF_INT8])
+def test_what_an_npu_pays_for_is_made_there_where_it_is_named(recipe: ArmRecipeType) -> None:
+    found: dict[bool, Any] = {}
+    for named in (True, False):
+        quantization = ExportRecipe.get_recipe(recipe, improve=["norms"] if named else True).quantization_recipe
+        assert quantization is not None
+        found[named] = improvements_of(quantization)
+    usual = found[False]
+    assert found[True] == ("norms",)
+    assert ("norms" in usual) is (recipe not in (U55, U85))
+    assert "bias" in usual
 
 
 @pytest.mark.parametrize(

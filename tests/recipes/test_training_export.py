@@ -20,33 +20,7 @@ from torchao.testing.pt2e import _xnnpack_quantizer as torchaos
 
 from arm_recipes import ArmRecipeType, export, load, prepare_qat
 from arm_recipes.training.prepared import Prepared
-
-CHANNELS = 8
-
-
-class _Hard(nn.Module):
-    """Eight channels, depthwise and 1x1, whose gains differ by a factor of up to 32, for weights of one scale."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(1, CHANNELS, 3, padding=1, bias=False)]
-        for stride in (1, 2, 1):
-            layers += [nn.BatchNorm2d(CHANNELS), nn.ReLU()]
-            layers += [nn.Conv2d(CHANNELS, CHANNELS, 3, stride, padding=1, groups=CHANNELS, bias=False)]
-            layers += [nn.BatchNorm2d(CHANNELS), nn.ReLU(), nn.Conv2d(CHANNELS, CHANNELS, 1, bias=False)]
-        layers += [nn.BatchNorm2d(CHANNELS), nn.ReLU(), nn.Conv2d(CHANNELS, 32, 1), nn.ReLU6()]
-        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
-        generator = torch.Generator().manual_seed(0)
-        for norm, following in zip(layers[1:-1:3], layers[3::3], strict=True):
-            gains = 2 ** (5 * torch.rand(CHANNELS, generator=generator) - 2.5)
-            assert isinstance(norm, nn.BatchNorm2d)
-            assert isinstance(following, nn.Conv2d)
-            norm.weight.data *= gains
-            following.weight.data /= gains.reshape([-1, 1, 1, 1] if following.groups > 1 else [1, -1, 1, 1])
-
-    def forward(self, image: Tensor) -> Tensor:
-        logits: Tensor = self.layers(image)
-        return logits
+from tests.recipes.models import UnevenGains
 
 
 def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -78,7 +52,7 @@ def test_training_gives_back_what_integers_take(tmp_path: Path) -> None:
     """And the program for the NPU gives, step for step, what the model gave that was trained."""
     images, others, labels, truth = _digits()
     torch.manual_seed(1)
-    model = _Hard()
+    model = UnevenGains()
     _fit(model, images, labels, epochs=15, batch=64, rate=1e-2)
     in_float = _accuracy(model.eval(), others, truth)
 

@@ -382,3 +382,22 @@ def test_every_plan_on_the_path_is_the_best_for_its_price() -> None:
             assert step.gained > 0
             assert not [1 for other in every if other[0] <= price + 1e-9 and other[1] < noise - 1e-9]
         assert noise == pytest.approx(min(other for _, other in every))
+
+
+def test_what_is_left_of_a_budget_is_filled() -> None:
+    """Those first that gain most for their price; of one region no step without the one before."""
+    a, b, c = (Region(name, (name,)) for name in "abc")
+    rest = [
+        path.Step(a, Choice("INT8", 0.0, 0.0), gained=5.0, paid=2.0),
+        path.Step(b, Choice("A16W8", 0.0, 0.0), gained=6.0, paid=4.0),
+        path.Step(c, Choice("INT8", 0.0, 0.0), gained=3.0, paid=3.0),
+        path.Step(a, Choice("A16W8", 0.0, 0.0), gained=0.5, paid=1.0),
+        path.Step(b, Choice("FP", 0.0, 0.0), gained=0.1, paid=0.5),
+    ]
+    assert path.fitting(rest, 5.5) == [rest[0], rest[2]]
+    assert path.fitting(rest, 6.5) == [rest[0], rest[1], rest[4]]
+    assert path.fitting(rest, 7.0) == [rest[0], rest[1], rest[3]]
+    assert path.fitting(rest, 7.0, 0.6) == [rest[0], rest[1]]
+    assert path.fitting(rest, 7.0, 0.01) == [rest[0]]
+    assert path.fitting(rest, 1.9) == []
+    assert path.fitting(rest, float("inf")) == rest

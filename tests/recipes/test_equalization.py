@@ -1,0 +1,166 @@
+"""Channels of uneven size between two layers: what is changed, that the function stays, and what it brings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, ExportRecipe, export
+from arm_recipes.stages.equalization import equalize
+
+INT8 = ArmRecipeType.TOSA_INT8
+_GAINS = 2.0 ** torch.linspace(-2.5, 2.5, 8)
+
+
+def _scaled(tensor: Any, factors: Tensor, axis: int) -> None:
+    if tensor is not None:
+        with torch.no_grad():
+            tensor.mul_(factors.reshape([-1 if i == axis else 1 for i in range(tensor.dim())]))
+
+
+class _Uneven(nn.Module):
+    """Two parts; channels between them are of sizes up to a factor of 32 apart, which the second takes back."""
+
+    def __init__(self, first: nn.Module, between: nn.Module, *readers: nn.Module) -> None:
+        super().__init__()
+        self.first, self.between, self.readers = first, between, nn.ModuleList(readers)
+        source: Any = first[-1] if isinstance(first, nn.Sequential) else first
+        for parameter in source.parameters():
+            _scaled(parameter, _GAINS, 0)
+        for reader in readers:
+            weight: Any = reader.weight
+            _scaled(weight, 1 / _GAINS, 0 if weight.shape[1] == 1 else 1)
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.between(self.first(x))
+        return tuple(reader(x) for reader in self.readers)
+
+
+def _norm(kind: type[nn.Module]) -> nn.Module:
+    norm: Any = kind(8)
+    if getattr(norm, "bias", None) is not None:
+        nn.init.normal_(norm.bias)
+    return norm
+
+
+IMAGES: dict[str, Any] = {
+    "convolutions": lambda: _Uneven(nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 3), nn.Conv2d(8, 2, 1)),
+    "pooled": lambda: _Uneven(nn.Conv2d(3, 8, 3, bias=False), nn.MaxPool2d(2), nn.Conv2d(8, 4, 2)),
+    "depthwise": lambda: _Uneven(
+        nn.Sequential(nn.Conv2d(3, 8, 3), _norm(nn.BatchNorm2d)), nn.ReLU(), nn.Conv2d(8, 8, 2, groups=8)
+    ),
+}
+ROWS: dict[str, Any] = {
+    "dense": lambda: _Uneven(
+        nn.Sequential(nn.Flatten(), nn.Linear(40, 8), _norm(nn.BatchNorm1d)), nn.ReLU(), nn.Linear(8, 4)
+    ),
+    "linear": lambda: _Uneven(nn.Linear(8, 8), nn.LeakyReLU(), nn.Linear(8, 16)),
+    "norm": lambda: _Uneven(_norm(nn.LayerNorm), nn.Identity(), nn.Linear(8, 16)),
+    "rms norm": lambda: _Uneven(_norm(nn.RMSNorm), nn.Identity(), nn.Linear(8, 16, bias=False), nn.Linear(8, 8)),
+}
+
+
+def _model(name: str) -> tuple[nn.Module, list[tuple[Tensor, ...]]]:
+    torch.manual_seed(0)
+    model = (IMAGES | ROWS)[name]().eval()
+    return model, [(torch.randn(1, 3, 8, 8) if name in IMAGES else torch.randn(1, 5, 8),) for _ in range(8)]
+
+
+def _changed(model: nn.Module, sample: tuple[Tensor, ...]) -> tuple[torch.export.ExportedProgram, list[str]]:
+    """The program, equalized, and which of its tensors are others now; the model's are what they were."""
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    program = torch.export.export(model, sample)
+    given = dict(program.state_dict)
+    equalize(program)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    return program, [key for key, value in program.state_dict.items() if value is not given[key]]
+
+
+@pytest.mark.parametrize("name", IMAGES | ROWS)
+def test_channels_come_to_one_size_and_the_function_stays(name: str) -> None:
+    model, samples = _model(name)
+    program, changed = _changed(model, samples[0])
+    assert {key.partition(".")[0] for key in changed} == {"first", "readers"}
+    assert not [key for key in changed if "bias" in key and "readers" in key]
+    with torch.no_grad():
+        for one, other in zip(model(*samples[1]), program.module()(*samples[1]), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    weights = [program.state_dict[key] for key in changed if key.startswith("readers") and key.endswith("weight")]
+    for weight in weights:
+        axis = 0 if weight.shape[1] == 1 else 1
+        sizes = weight.abs().movedim(axis, 0).flatten(1).amax(1)
+        assert sizes.max() < 8 * sizes.min()  # of 32 and more
+
+
+def _sqnr(expected: Tensor, found: Tensor) -> float:
+    return 10 * math.log10(float(expected.square().sum() / (expected - found).square().sum()))
+
+
+@pytest.mark.parametrize(("name", "per_channel"), [("convolutions", False), ("rms norm", True)])
+def test_more_is_left_of_small_channels(name: str, per_channel: bool) -> None:
+    """And each layer can be compared with the model."""
+    model, samples = _model(name)
+    found = {}
+    for improve in ([], ["channels"]):
+        recipe = ExportRecipe.get_recipe(INT8, improve=improve, per_channel=per_channel)
+        result = export(model, recipe, samples[:-1])
+        with torch.no_grad():
+            pairs = zip(model(*samples[-1]), result.run(*samples[-1]), strict=True)
+        found[len(improve)] = min(_sqnr(*pair) for pair in pairs)
+    assert found[1] > max(found[0] + 10, 35)
+    assert min(layer.gap.sqnr for layer in result.compare(samples[-1:]).layers) > 25
+
+
+class _Tied(nn.Module):
+    """One weight twice: it cannot be changed for one of its places."""
+
+    def __init__(self, two: Any) -> None:
+        super().__init__()
+        self.two = two
+
+    def forward(self, x: Tensor) -> Any:
+        return self.two(x), nn.functional.linear(x, self.two.readers[0].weight)
+
+
+class _ReadElsewhere(_Tied):
+    """What is between the two."""
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.two.between(self.two.first(x))
+        return self.two.readers[0](x), x.sum()
+
+
+class _Returned(_Tied):
+    def forward(self, x: Tensor) -> Any:
+        x = self.two.between(self.two.first(x))
+        return self.two.readers[0](x), x
+
+
+@pytest.mark.parametrize("form", [nn.ReLU6(), nn.GELU(), nn.Softmax(-1), _Tied, _ReadElsewhere, _Returned])
+def test_what_a_factor_would_change_is_left_alone(form: Any) -> None:
+    torch.manual_seed(0)
+    wrapped = isinstance(form, type)
+    model: nn.Module = _Uneven(nn.Linear(8, 8), nn.ReLU() if wrapped else form, nn.Linear(8, 8))
+    model = form(model) if wrapped else model
+    assert not _changed(model.eval(), (torch.randn(1, 5, 8),))[1]
+
+
+def test_channels_of_much_the_same_size_are_left_alone() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)).eval()
+    assert not _changed(model, (torch.randn(1, 8),))[1]
+
+
+def test_channels_that_are_always_zero_have_no_factor() -> None:
+    model, samples = _model("linear")
+    with torch.no_grad():
+        parameters = dict(model.named_parameters())
+        parameters["first.weight"][3] = 0
+        parameters["readers.0.weight"][:, 5] = 0
+    program, changed = _changed(model, samples[0])
+    assert changed
+    assert all(bool(torch.isfinite(value).all()) for value in program.state_dict.values())
