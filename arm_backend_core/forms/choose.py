@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 from arm_backend_core.forms.always import take_always
@@ -87,31 +86,49 @@ def _rewrite(graph: Graph, target: Target, form: Form, chosen: Collection[Op]) -
 def _cheaper(graph: Graph, target: Target, form: Form, ask: Ask) -> tuple[set[Op], int]:
     """The operators that are cheaper in the form, and the cycles that it saves."""
     users, position = graph.users(), {op: i for i, op in enumerate(graph.ops)}
-    trials: list[list[tuple[Collection[Op], Graph]]] = []
+    alike: dict[Hashable, list[list[Op]]] = {}
+    trials: dict[Hashable, list[tuple[Sequence[int], Graph]]] = {}
     for part in _parts(graph, target, form):
         ops = sorted(set(part.ops), key=position.__getitem__)
-        trial: list[tuple[Collection[Op], Graph]] = []
-        for way in ((), *part.ways):
+        ways = [[i for i, op in enumerate(ops) if op in way] for way in ((), *part.ways)]
+        key = _structure(ops), repr(ways)
+        if alike.setdefault(key, []):
+            alike[key].append(ops)
+            continue
+        alike[key].append(ops)
+        trials[key] = []
+        for way in ways:
             alone = _alone(graph, ops, users, position.__getitem__)
-            copies = {copy for op, copy in zip(ops, alone.ops, strict=True) if op in way}
-            if not way or _rewrite(alone, target, form, copies):
-                trial.append((way, alone))
-        if len(trial) > 1:
-            trials.append(trial)
-    graphs = [alone for trial in trials for _, alone in trial]
+            if not way or _rewrite(alone, target, form, {alone.ops[i] for i in way}):
+                trials[key].append((way, alone))
+    graphs = [alone for trial in trials.values() for _, alone in trial if len(trial) > 1]
     for alone in graphs:
         take_always(alone, target)
         finish(alone, target)
-    answers = iter(ask(graphs))
+    prices = dict(zip(graphs, ask(graphs), strict=True))
     chosen: set[Op] = set()
     saved = 0
-    for trial in trials:
-        before, *others = [(next(answers), way) for way, _ in trial]
-        best, way = min([before, *others], key=lambda one: inf if one[0] is None else one[0].total)
-        if before[0] is not None and best is not None and best.total < before[0].total:
-            chosen.update(way)
-            saved += before[0].cycles - best.cycles
+    for shared, trial in trials.items():
+        known = [(price, way) for way, alone in trial if (price := prices.get(alone)) is not None]
+        if len(known) > 1 and not known[0][1]:
+            best, replaced = min(known, key=lambda one: one[0].total)
+            chosen.update(ops[i] for ops in alike[shared] for i in replaced)
+            saved += (known[0][0].cycles - best.cycles) * len(alike[shared])
     return chosen, saved
+
+
+def _structure(ops: Sequence[Op]) -> Hashable:
+    """What operators have in common that differ in numbers alone, which hardly matter for what they cost."""
+    place = {op.output: i for i, op in enumerate(ops)}
+    numbers = ("multiplier", "shift", "table", "input_zp", "output_zp", "weight_zp", "a_zp", "b_zp", "pad_const")
+    return tuple(
+        (
+            *(op.kind, op.output.shape, op.output.dtype),
+            *((x.shape, x.dtype, x.data is None, place.get(x)) for x in op.inputs),
+            *(repr(attr) for name, attr in sorted(op.attrs.items()) if name not in numbers),
+        )
+        for op in ops
+    )
 
 
 def _parts(graph: Graph, target: Target, form: Form) -> Iterator[Part]:
