@@ -6,6 +6,7 @@ are the same, and quantize and dequantize operators take the observers' places.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -98,7 +99,7 @@ class Observed(torch.nn.Module):
         refine(self.model.graph, improve)
         quantizer.validate(self.model)
         places = prepare._get_edge_or_node_to_qspec(self.model)
-        groups = prepare._get_edge_or_node_to_group_id(places)
+        groups = _groups(places)
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
@@ -210,6 +211,17 @@ class Observed(torch.nn.Module):
         for user in users:
             user.replace_input_with(source, result)
         return result
+
+
+def _groups(places: dict[Any, Any]) -> dict[Any, int]:
+    """Numbers of observers; torchao follows a chain of equal scales by recursion, as deep as the chain is long."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 2 * len(places))
+    try:
+        groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(places)
+    finally:
+        sys.setrecursionlimit(limit)
+    return groups
 
 
 def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
@@ -22,6 +25,7 @@ from arm_backend_core.quantizer import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
+from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_recipes import ArmRecipeType, export
 from arm_recipes.stages import post_training
 from arm_recipes.stages.post_training import Observed
@@ -219,3 +223,19 @@ def test_constants_are_quantized_by_parts(
     assert torch.equal(found, quantize(tensor, *known))
     assert found.stride() == tensor.stride()
     assert (len(calls) > 1) is (tensor.numel() > 10)
+
+
+def test_chains_of_equal_scales_may_be_long() -> None:
+    graph, places = torch.fx.Graph(), dict[Any, Any]()
+    last = graph.placeholder("x")
+    places[last] = get_symmetric_quantization_config().activation
+    for _ in range(600):
+        node = graph.call_function(torch.ops.aten.flip.default, (last, [0]))
+        node.meta[ANNOTATION] = QuantizationAnnotation(_annotated=True)
+        places[(last, node)] = SharedQuantizationSpec(last)
+        places[node] = SharedQuantizationSpec((last, node))
+        last = node
+    limit = sys.getrecursionlimit()
+    groups = post_training._groups(dict(reversed(places.items())))
+    assert set(groups.values()) == {groups[last]}
+    assert sys.getrecursionlimit() == limit
