@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +9,7 @@ from executorch.export import ExportRecipe, RecipeType
 
 from arm_recipes import inputs, layouts
 from arm_recipes.files import check_writable
+from arm_recipes.garbage import old_objects_apart
 from arm_recipes.messages import noting, quiet, warn
 from arm_recipes.pipeline import Pipeline
 from arm_recipes.result import ExportResult
@@ -132,7 +130,7 @@ def _run(pipeline: Pipeline, models: dict[str, inputs.Model], cache: CachedExpor
     from arm_backend_core import events
 
     notes = []
-    with _old_objects_apart(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
+    with old_objects_apart(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
         if training:
             which = ", ".join(f"'{method}'" for method in training)
             notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")
@@ -147,23 +145,6 @@ def _run(pipeline: Pipeline, models: dict[str, inputs.Model], cache: CachedExpor
     if cache is not None:
         cache.keep(result, said)
     return result
-
-
-@contextmanager
-def _old_objects_apart() -> Iterator[None]:
-    """Have garbage collections inside the block look at new objects alone.
-
-    One that goes through all that PyTorch made takes a quarter of a second, as long as exporting a small model. What
-    the caller's objects leave behind meanwhile is collected afterwards.
-    """
-    ours = gc.isenabled() and not gc.get_freeze_count()  # what others have frozen stays so
-    if ours:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if ours:
-            gc.unfreeze()
 
 
 def check_recipe(recipe: Any) -> None:
