@@ -38,7 +38,7 @@ from arm_recipes.stages.walking import Paths, Side, Walk, paths_of
 
 _Q = torch.ops.quantized_decomposed
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-_AT_A_TIME = 1 << 16  #: elements of a constant that are quantized in one go
+AT_A_TIME = 1 << 16  #: elements of a constant that are worked on in one go
 
 
 @dataclass
@@ -226,12 +226,12 @@ def _groups(places: dict[Any, Any]) -> dict[Any, int]:
 
 def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
     """A constant, quantized by parts: as a whole it takes three times its floats, and is laid out behind these."""
-    if tensor.numel() <= _AT_A_TIME:
+    if tensor.numel() <= AT_A_TIME:
         return cast(Tensor, quantize(tensor, *known))
     result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), known
     each = isinstance(scale, Tensor)
     axis = limits[0] if each else 0
-    count = max(1, _AT_A_TIME * tensor.shape[axis] // tensor.numel())
+    count = max(1, AT_A_TIME * tensor.shape[axis] // tensor.numel())
     for start in range(0, tensor.shape[axis], count):
         part = slice(start, start + count)
         own = (scale[part], zero_point[part]) if each else (scale, zero_point)

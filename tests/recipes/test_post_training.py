@@ -218,7 +218,7 @@ def test_constants_are_quantized_by_parts(
         calls.append(args)
         return torch.as_tensor(quantize(*args))
 
-    monkeypatch.setattr(post_training, "_AT_A_TIME", 10)
+    monkeypatch.setattr(post_training, "AT_A_TIME", 10)
     found = post_training._integers(counted, tensor, known, torch.int8)
     assert torch.equal(found, quantize(tensor, *known))
     assert found.stride() == tensor.stride()
