@@ -9,6 +9,7 @@ from executorch.export import ExportRecipe, RecipeType
 
 from arm_recipes import inputs, layouts
 from arm_recipes.files import check_writable
+from arm_recipes.garbage import old_objects_apart
 from arm_recipes.messages import noting, quiet, warn
 from arm_recipes.pipeline import Pipeline
 from arm_recipes.result import ExportResult
@@ -129,7 +130,7 @@ def _run(pipeline: Pipeline, models: dict[str, inputs.Model], cache: CachedExpor
     from arm_backend_core import events
 
     notes = []
-    with quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
+    with old_objects_apart(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
         if training:
             which = ", ".join(f"'{method}'" for method in training)
             notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, recipe_registry
 
 from arm_recipes import options, precisions
+from arm_recipes.garbage import old_objects_apart
 from arm_recipes.messages import quiet
 from arm_recipes.recipe import ArmRecipe, recipe_of
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
@@ -48,7 +49,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
         spec = SPECS[recipe_type.name](given)
         if given["dump_dir"] is not None:
             spec.dump_intermediate_artifacts_to(str(given["dump_dir"]))
-        with quiet():
+        with old_objects_apart(), quiet():  # the first recipe imports the compiler
             return _recipe(recipe_type, spec, given, kwargs)
 
 

@@ -20,7 +20,7 @@ from arm_backend_core.aten.constants import attribute
 from arm_backend_core.nodes import PLACE
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.observer import WeightObserver
-from arm_recipes.stages.post_training import Observed
+from arm_recipes.stages.post_training import AT_A_TIME, Observed
 
 
 @dataclass(frozen=True)
@@ -118,11 +118,18 @@ def _shift(model: Observed, weight: Node, node: Node, mean: _Mean) -> Tensor:
     exact = model.corrected.get(name, given).detach()
     observer = model.observers[weight, node]
     scale = observer.calculate_qparams()[0].to(exact.dtype).reshape(-1, *[1] * (exact.dim() - 1))
-    error = (given / scale).round_().clamp_(observer.quant_min, observer.quant_max).mul_(scale).sub_(exact)
-    error = error.reshape(*exact.shape[:2], -1).sum(2, dtype=torch.float64)
-    groups = mean.total.numel() // exact.shape[1]
-    inputs = (mean.total / mean.count).reshape(groups, 1, -1)
-    return (error.reshape(groups, -1, exact.shape[1]) * inputs).sum(2).flatten()
+    scale = scale.expand(len(exact), *scale.shape[1:])
+    inputs = (mean.total / mean.count).reshape(-1, exact.shape[1])
+    group = torch.arange(len(exact)) * len(inputs) // len(exact)
+    shift = torch.empty(len(exact), dtype=torch.float64)
+    # By parts: what a large weight takes as a whole is laid out behind the last one's, and memory is in pieces.
+    for part in torch.arange(len(exact)).split(max(1, AT_A_TIME * len(exact) // exact.numel())):
+        rows = slice(int(part[0]), int(part[-1]) + 1)
+        error = (given[rows] / scale[rows]).round_().clamp_(observer.quant_min, observer.quant_max)
+        error = error.mul_(scale[rows]).sub_(exact[rows])
+        error = error.reshape(*error.shape[:2], -1).sum(2, dtype=torch.float64)
+        shift[rows] = (error * inputs[group[rows]]).sum(1)
+    return shift
 
 
 def _give(use: _Use, old: Tensor, new: Tensor) -> None:

@@ -6,6 +6,7 @@ are the same, and quantize and dequantize operators take the observers' places.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
@@ -37,7 +38,7 @@ from arm_recipes.stages.walking import Paths, Side, Walk, paths_of
 
 _Q = torch.ops.quantized_decomposed
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-_AT_A_TIME = 1 << 16  #: elements of a constant that are quantized in one go
+AT_A_TIME = 1 << 16  #: elements of a constant that are worked on in one go
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Observed(torch.nn.Module):
         refine(self.model.graph, improve)
         quantizer.validate(self.model)
         places = prepare._get_edge_or_node_to_qspec(self.model)
-        groups = prepare._get_edge_or_node_to_group_id(places)
+        groups = _groups(places)
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
@@ -212,14 +213,25 @@ class Observed(torch.nn.Module):
         return result
 
 
+def _groups(places: dict[Any, Any]) -> dict[Any, int]:
+    """Numbers of observers; torchao follows a chain of equal scales by recursion, as deep as the chain is long."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 2 * len(places))
+    try:
+        groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(places)
+    finally:
+        sys.setrecursionlimit(limit)
+    return groups
+
+
 def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
     """A constant, quantized by parts: as a whole it takes three times its floats, and is laid out behind these."""
-    if tensor.numel() <= _AT_A_TIME:
+    if tensor.numel() <= AT_A_TIME:
         return cast(Tensor, quantize(tensor, *known))
     result, (scale, zero_point, *limits) = torch.empty_like(tensor, dtype=dtype), known
     each = isinstance(scale, Tensor)
     axis = limits[0] if each else 0
-    count = max(1, _AT_A_TIME * tensor.shape[axis] // tensor.numel())
+    count = max(1, AT_A_TIME * tensor.shape[axis] // tensor.numel())
     for start in range(0, tensor.shape[axis], count):
         part = slice(start, start + count)
         own = (scale[part], zero_point[part]) if each else (scale, zero_point)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import warnings
 from pathlib import Path
@@ -86,6 +87,24 @@ def test_the_faster_stage_gives_what_executorchs_own_gives(
     monkeypatch.setattr(pipeline, "FastLowerStage", EdgeTransformAndLowerStage)
     assert export(models, get(recipe), samples, **options).buffer == ours.buffer
     assert traced > 0
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["frozen", "not frozen"])
+def test_garbage_collection_is_left_as_it_was(before: bool) -> None:
+    counts = []
+
+    def drawn() -> Any:
+        counts.append(gc.get_freeze_count())
+        yield from images(2)
+
+    if before:
+        gc.freeze()
+    try:
+        export(Small().eval(), get(INT8, calibration=drawn), images(1))
+        assert counts[0] > 1000
+        assert (gc.get_freeze_count() > 1000) == before
+    finally:
+        gc.unfreeze()
 
 
 def test_boundary_operators_are_those_of_the_firmware() -> None:

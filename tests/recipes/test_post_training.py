@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torchao.quantization.pt2e import qat_utils
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQuantizationSpec
 
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
@@ -23,6 +26,7 @@ from arm_backend_core.quantizer import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
+from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_recipes import ArmRecipeType, export
 from arm_recipes.stages import post_training
 from arm_recipes.stages.post_training import Observed
@@ -215,7 +219,7 @@ def test_constants_are_quantized_by_parts(
         calls.append(args)
         return torch.as_tensor(quantize(*args))
 
-    monkeypatch.setattr(post_training, "_AT_A_TIME", 10)
+    monkeypatch.setattr(post_training, "AT_A_TIME", 10)
     found = post_training._integers(counted, tensor, known, torch.int8)
     assert torch.equal(found, quantize(tensor, *known))
     assert found.stride() == tensor.stride()
@@ -240,3 +244,19 @@ def test_no_pattern_is_exported_for_batch_norms_that_were_only_calibrated(monkey
     with torch.no_grad():
         error = result.run(*samples[0]) - model(*samples[0])
     assert error.square().mean() < 1e-3
+
+
+def test_chains_of_equal_scales_may_be_long() -> None:
+    graph, places = torch.fx.Graph(), dict[Any, Any]()
+    last = graph.placeholder("x")
+    places[last] = get_symmetric_quantization_config().activation
+    for _ in range(600):
+        node = graph.call_function(torch.ops.aten.flip.default, (last, [0]))
+        node.meta[ANNOTATION] = QuantizationAnnotation(_annotated=True)
+        places[(last, node)] = SharedQuantizationSpec(last)
+        places[node] = SharedQuantizationSpec((last, node))
+        last = node
+    limit = sys.getrecursionlimit()
+    groups = post_training._groups(dict(reversed(places.items())))
+    assert set(groups.values()) == {groups[last]}
+    assert sys.getrecursionlimit() == limit
