@@ -73,7 +73,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
 
 
 def _bound(found: Tuned, whole: tuple[float, int], limit: float) -> float:
-    """The SQNR in dB that no choice can exceed, by what each region was measured to make of the error and to cost.
+    """The SQNR in dB of the best choice, if errors and prices of regions, as measured for each alone, added up.
 
     Regions become exact in the order of what they gain for their price, the last one in part, and what gains and costs
     nothing does too; A16W8's own error stays.
