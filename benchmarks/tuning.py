@@ -68,11 +68,11 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
         "verified": found.verified,
         "output_layer": figures(last),
         "random": drawn,
-        "bound": _bound(found, whole, limit),
+        "by_parts": _by_parts(found, whole, limit),
     }
 
 
-def _bound(found: Tuned, whole: tuple[float, int], limit: float) -> float:
+def _by_parts(found: Tuned, whole: tuple[float, int], limit: float) -> float:
     """The SQNR in dB of the best choice, if errors and prices of regions, as measured for each alone, added up.
 
     Regions become exact in the order of what they gain for their price, the last one in part, and what gains and costs
@@ -107,7 +107,7 @@ def table(found: Iterable[dict[str, Any]]) -> str:
     """The rows as Markdown."""
     lines = [
         *("# Precisions within a tenth more cycles", "", "Written by `tuning.py`; README.md says what was found.", ""),
-        "| model | recipe | INT8 dB | A16W8 dB (cycles) | tuned dB (cycles) | of the dB between | bound | executed "
+        "| model | recipe | INT8 dB | A16W8 dB (cycles) | tuned dB (cycles) | of the dB between | by parts | executed "
         "| output layer in A16W8 | random, mean of 3 | seconds |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
@@ -128,7 +128,7 @@ def table(found: Iterable[dict[str, Any]]) -> str:
             relative(row["a16w8"]),
             relative(row["tuned"]),
             f"{share:.0%}",
-            f"{(row['bound'] - low) / (high - low):.0%}",
+            f"{(row['by_parts'] - low) / (high - low):.0%}",
             verified,
             relative(row["output_layer"]),
             relative(mean),
