@@ -1,7 +1,7 @@
 """What a search for precisions gains within a tenth more cycles, beside random choice and exact output layers.
 
     python benchmarks/tuning.py --out rows.jsonl [--models tiny_vit ...] [--recipes ETHOSU_U85_INT8 ...]
-    python benchmarks/tuning.py --table rows.jsonl
+    python benchmarks/tuning.py --out rows.jsonl --table benchmarks/tuning.md    # write the table, measure nothing
 
 Samples: six calibrate, six others judge. Figures are the SQNR in dB of the quantized programs in PyTorch, and Vela's
 cycles; the chosen program is executed on the emulator too.
@@ -9,44 +9,24 @@ cycles; the chosen program is executed on the emulator too.
 
 from __future__ import annotations
 
-import argparse
-import json
+import math
 import random
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.rows import add_row, read_rows
+from benchmarks import rows
+
+if TYPE_CHECKING:
+    from arm_recipes import Tuned
 
 MODELS = ("mobilenet_v3_small", "efficientnet_b0", "tiny_vit", "tiny_bert")
 RECIPES = ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8")
 _BUDGET, _DRAWS = 1.1, 3
-
-
-def main() -> None:
-    """Measure, or print the table of what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--recipes", nargs="+", default=RECIPES)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--folder", type=Path, help="where what was tried is kept")
-    parser.add_argument("--table", type=Path, metavar="ROWS")
-    given = parser.parse_args()
-    if given.table is not None:
-        print(table(read_rows(given.table)))
-        return
-    torch.set_num_threads(1)
-    for model in given.models:
-        for recipe in given.recipes:
-            row = measured(model, recipe, given.folder)
-            print(json.dumps(row), flush=True)
-            add_row(given.out, row)
 
 
 def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:
@@ -88,7 +68,23 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
         "verified": found.verified,
         "output_layer": figures(last),
         "random": drawn,
+        "by_parts": _by_parts(found, whole, limit),
     }
+
+
+def _by_parts(found: Tuned, whole: tuple[float, int], limit: float) -> float:
+    """The SQNR in dB of the best choice, if errors and prices of regions, as measured for each alone, added up.
+
+    Regions become exact in the order of what they gain for their price, the last one in part, and what gains and costs
+    nothing does too; A16W8's own error stays.
+    """
+    left = 10 ** (-found.base.sqnr / 10) - 10 ** (-whole[0] / 10)
+    room = limit - found.base.price.of("cycles")
+    gains = [(region.share * left, region.prices["A16W8"]) for region in found.regions if "A16W8" in region.prices]
+    for gain, paid in sorted(gains, key=lambda item: item[1] / max(item[0], 1e-30)):
+        part = min(1.0, room / paid) if paid > 0 else 1.0
+        left, room = left - part * gain, room - part * paid
+    return -10 * math.log10(left + 10 ** (-whole[0] / 10))
 
 
 def _random(regions: Sequence[Any], figures: Any, limit: float, seed: int) -> tuple[float, int]:
@@ -107,14 +103,15 @@ def _random(regions: Sequence[Any], figures: Any, limit: float, seed: int) -> tu
     return best
 
 
-def table(rows: Iterable[dict[str, Any]]) -> str:
-    """Markdown."""
+def table(found: Iterable[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
     lines = [
-        "| model | recipe | INT8 dB | A16W8 dB (cycles) | tuned dB (cycles) | of the dB between | executed "
+        *("# Precisions within a tenth more cycles", "", "Written by `tuning.py`; README.md says what was found.", ""),
+        "| model | recipe | INT8 dB | A16W8 dB (cycles) | tuned dB (cycles) | of the dB between | by parts | executed "
         "| output layer in A16W8 | random, mean of 3 | seconds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for row in rows:
+    for row in found:
         low, cycles = row["int8"]
         high = row["a16w8"][0]
 
@@ -131,14 +128,15 @@ def table(rows: Iterable[dict[str, Any]]) -> str:
             relative(row["a16w8"]),
             relative(row["tuned"]),
             f"{share:.0%}",
+            f"{(row['by_parts'] - low) / (high - low):.0%}",
             verified,
             relative(row["output_layer"]),
             relative(mean),
             f"{row['seconds']:.0f}",
         )
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    main()
+    rows.main(__doc__, measured, table, keeps=True, models=MODELS, recipes=RECIPES)

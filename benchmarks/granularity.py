@@ -1,0 +1,74 @@
+"""One scale for a weight, one for each of its channels, or the choice of ``tune`` for each layer.
+
+    python benchmarks/granularity.py --out rows.jsonl [--models resnet18 ...] [--recipes ETHOSU_U85_INT8 ...]
+    python benchmarks/granularity.py --out rows.jsonl --table benchmarks/granularity.md    # write it, measure nothing
+
+Samples: six calibrate, six others judge. Figures are Vela's cycles and bytes in flash, and the SQNR in dB of PyTorch's
+quantized graph, in brackets of the program on the emulator. What was chosen is the most exact program that takes no
+more cycles than that with a scale for each channel. Beside it stands the cheapest that is as exact as the better end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import rows
+
+MODELS = ("resnet18", "mobilenet_v2")
+RECIPES = ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8")
+COLUMNS = ("per channel", "per tensor", "chosen", "cheapest as exact")
+_OTHER = "INT8_PER_TENSOR"
+
+
+def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:
+    """Cycles, bytes and SQNR of both ends and of what was chosen."""
+    from arm_recipes import ArmRecipeType, ExportRecipe, tune
+    from tests.models import zoo
+
+    started = time.perf_counter()
+    entry = zoo.build(name, samples=12)
+    recipe: Any = ExportRecipe.get_recipe(ArmRecipeType[recipe_name])
+    options: dict[str, Any] = {"precisions": [_OTHER], "budget": {"cycles": 1.0}, "folder": folder}
+    found = tune(entry.model, entry.samples, recipe, **options, progress=False)
+    (coarse,) = (c for c in found.candidates if c.precisions == {"": _OTHER})
+    best = max(found.base.sqnr, coarse.sqnr)
+    as_exact = min((c for c in found.candidates if c.sqnr >= best), key=lambda c: c.price.of("cycles"))
+    return {
+        "model": name,
+        "recipe": recipe_name,
+        "per channel": [*_figures(found.base), None],
+        "per tensor": [*_figures(coarse), None],
+        "chosen": [*_figures(found.chosen), found.verified],
+        "cheapest as exact": [*_figures(as_exact), None],
+        "seconds": round(time.perf_counter() - started),
+    }
+
+
+def _figures(candidate: Any) -> tuple[int, int, float]:
+    return candidate.price.of("cycles"), candidate.price.flash, candidate.sqnr
+
+
+def table(found: Iterable[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = ["# One scale for a weight, or one for each channel", ""]
+    lines += ["Written by `granularity.py`: cycles, bytes in flash, dB (executed); README.md says what was found.", ""]
+    lines += [f"| model | recipe | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 2) + "|"]
+    for row in found:
+        cells = [_cell(*row[column]) for column in COLUMNS]
+        lines.append(f"| {row['model']} | {row['recipe']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(cycles: int, flash: int, sqnr: float, executed: float | None) -> str:
+    shown = "" if executed is None else f" ({executed:.1f})"
+    return f"{cycles:,}, {flash:,}, {sqnr:.1f}{shown}"
+
+
+if __name__ == "__main__":
+    rows.main(__doc__, measured, table, keeps=True, models=MODELS, recipes=RECIPES)
