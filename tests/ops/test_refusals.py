@@ -292,7 +292,7 @@ def test_kept_on_cpu() -> None:
 
 
 def test_a_fault_of_a_pass_names_the_delegate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(graph: object, target: object) -> None:
+    def broken(*_: object) -> None:
         raise ValueError("broken")
 
     monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
