@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,9 @@ from executorch.export.stages import (
     validation_disabled,
 )
 from torch.export import ExportedProgram
+
+from arm_backend_core import events
+from arm_backend_core.errors import CompileError
 
 _Q = torch.ops.quantized_decomposed
 #: What ExecuTorch's decompositions leave as it is.
@@ -60,9 +64,7 @@ class FastLowerStage(EdgeTransformAndLowerStage):
             super().run(artifact)
             return
         (partitioner,) = partitioners
-        programs = {
-            method: partitioner.transform_for_pre_decomposition(program) for method, program in artifact.data.items()
-        }
+        programs = _delegated(partitioner, artifact.data)
         self._partitioners = [_Delegated()]
         if all(map(_is_whole, programs.values())):
             manager = self._manager(programs, artifact.get_context("constant_methods"))
@@ -78,6 +80,37 @@ class FastLowerStage(EdgeTransformAndLowerStage):
         with validation_disabled():
             edge = {method: _generate_edge_program(config, program) for method, program in programs.items()}
             return EdgeProgramManager(edge, constants, config, []).to_backend(_Delegated())
+
+
+def _delegated(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dict[str, ExportedProgram]:
+    """Every method after a partitioner of ours; in the usual forms where Vela fails on those chosen by their price.
+
+    Parts were priced one by one: that Vela takes each of them is no proof that it takes them together.
+    """
+
+    def each(chosen: Any) -> dict[str, ExportedProgram]:
+        return {method: chosen.transform_for_pre_decomposition(program) for method, program in programs.items()}
+
+    log = events.current()
+    if log is None or not getattr(partitioner.compile_spec, "tuning", False):
+        return each(partitioner)
+    try:
+        with events.record() as tried:
+            found = each(partitioner)
+    except CompileError as error:
+        usual = copy.copy(partitioner)
+        usual.compile_spec = copy.copy(partitioner.compile_spec)
+        usual.compile_spec.tuning = False
+        try:
+            found = each(usual)
+        except CompileError:
+            raise error from None
+        log.notes.append(f"no forms are chosen by their price, as Vela fails on all of them together: {error.reason}")
+        return found
+    log.delegates += tried.delegates
+    log.rejected += tried.rejected
+    log.notes += tried.notes
+    return found
 
 
 class _Delegated(Partitioner):

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from arm_backend_core import delegate
 from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import CompileError
 from arm_backend_core.forms import channels, dilation, heads, pixels, pools, price, upsampling
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Ask, Form, choose_forms
@@ -366,3 +370,24 @@ def test_the_report_says_what_was_chosen() -> None:
     assert second.vela is not None
     assert first.vela.total_cycles < second.vela.total_cycles
     assert torch.equal(tuned.run(x)[0], usual.run(x)[0])
+
+
+def test_where_vela_fails_on_chosen_forms_there_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where it fails on these too, the first failure is told."""
+    compiled, tried = delegate.compile_payload, list[bool]()
+
+    def failing(spec: EthosUCompileSpec, *arguments: Any, **keywords: Any) -> Payload:
+        tried.append(spec.tuning)
+        if spec.tuning or len(tried) > 2:
+            raise CompileError(f"Vela crashed ({len(tried)})", delegate="arm_0")
+        return compiled(spec, *arguments, **keywords)
+
+    monkeypatch.setattr(delegate, "compile_payload", failing)
+    monkeypatch.setattr(delegate, "culprit", lambda *_: None)
+    model, samples = torch.nn.Conv2d(3, 4, 3).eval(), [(torch.rand(1, 3, 8, 8),) for _ in range(2)]
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
+    assert tried == [True, False]
+    assert len(result.report.delegates) == 1
+    assert any("no forms are chosen by their price" in note and "(1)" in note for note in result.report.notes)
+    with pytest.raises(CompileError, match=r"Vela crashed \(3\)"):
+        export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
