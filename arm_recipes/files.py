@@ -75,3 +75,10 @@ def made_folder(path: str | Path, argument: str) -> Path:
         raise ValueError(f"{argument}: cannot make '{path}': {error.strerror}") from error
     check_writable(folder / "file")
     return folder
+
+
+def write(target: Path, *pieces: bytes | memoryview) -> None:
+    """Write a file whole or not at all, as the core does, which is not imported before there is something to write."""
+    from arm_backend_core.forms import kept
+
+    kept.write(target, *pieces)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from executorch.export import ExportRecipe
 
-from arm_backend_core.forms.kept import write
-from arm_recipes.files import check_writable
+from arm_recipes.files import check_writable, write
 from arm_recipes.recipe_files import read_recipe
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from arm_backend_core.forms.kept import write
-from arm_recipes.files import check_writable
+from arm_recipes.files import check_writable, write
 from arm_recipes.programs import pieces_of, with_tosa_delegates
 from arm_recipes.report import MethodReport, Report, TensorInfo
 from arm_recipes.runtime.program import Program, twin_path

@@ -20,13 +20,14 @@ FORMS = (
 
 
 def chooser(spec: ArmCompileSpec) -> Pass:
-    """The pass that chooses forms for ``spec``; it does nothing for targets whose compiler tells no price."""
+    """The pass that chooses forms for ``spec``: by price where its compiler tells one, else those always taken."""
 
     def choose(graph: Graph, target: Target) -> None:
-        if not isinstance(spec, EthosUCompileSpec):
+        if not target.hardware.npu:
             return
-        log = events.current()
-        made = choose_forms(graph, target, FORMS, Prices(spec.configuration).of) if spec.tuning else []
+        log, made = events.current(), list[Choice]()
+        if isinstance(spec, EthosUCompileSpec) and spec.tuning:
+            made = choose_forms(graph, target, FORMS, Prices(spec.configuration).of)
         if made and log is not None:
             log.notes.append(told(made))
         take_always(graph, target)

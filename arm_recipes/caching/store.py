@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arm_backend_core.forms.kept import write
-from arm_recipes.files import made_folder
+from arm_recipes.files import made_folder, write
 from arm_recipes.report import Report
 
 _MAGIC = b"arm-recipes export 1\n"

@@ -15,8 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.forms.kept import write
-from arm_recipes.files import check_writable
+from arm_recipes.files import check_writable, write
 from arm_recipes.page.network import line, network
 from arm_recipes.report import Section, as_html, size
 

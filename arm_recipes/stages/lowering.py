@@ -21,9 +21,6 @@ from executorch.export.stages import (
 )
 from torch.export import ExportedProgram
 
-from arm_backend_core import events
-from arm_backend_core.errors import CompileError
-
 _Q = torch.ops.quantized_decomposed
 #: What ExecuTorch's decompositions leave as it is.
 _WHOLE = (
@@ -87,6 +84,8 @@ def _delegated(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dic
 
     Parts were priced one by one: that Vela takes each of them is no proof that it takes them together.
     """
+    from arm_backend_core import events
+    from arm_backend_core.errors import CompileError
 
     def each(chosen: Any) -> dict[str, ExportedProgram]:
         return {method: chosen.transform_for_pre_decomposition(program) for method, program in programs.items()}

@@ -8,8 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arm_backend_core.forms.kept import write
-from arm_recipes.files import made_folder
+from arm_recipes.files import made_folder, write
 from arm_recipes.sweeping.result import Figures
 
 if TYPE_CHECKING:

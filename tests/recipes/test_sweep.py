@@ -98,7 +98,7 @@ def _configurations(system_configs: str | None) -> tuple[Configuration, ...]:
 @pytest.mark.parametrize("index", range(8))
 def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
     row = eight.rows[index]
-    chosen = {"macs": row.macs, "system_config": row.system_config, "memory_mode": row.memory_mode}
+    chosen = {"macs": row.macs, "system_config": row.system_config, "memory_mode": row.memory_mode, "tuning": False}
     result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType[row.recipe], **chosen), images())
     (delegate,) = result.report.delegates
     figures = delegate.vela
