@@ -88,8 +88,8 @@ class Prices:
         return {}
 
     def _keep(self) -> None:
-        """With what other processes have written meanwhile."""
-        every = list((self._read() | self._answers).items())
+        """With what other processes have written meanwhile; what had no price may have one on another day."""
+        every = [(key, price) for key, price in (self._read() | self._answers).items() if price is not None]
         with contextlib.suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write(self._file, json.dumps(dict(every[-_MOST:])).encode())
