@@ -45,8 +45,9 @@ def sweep(
     """Compile a model for many configurations of Ethos-U NPUs, to choose one.
 
     The model is captured once, quantized once for each precision and lowered once for each NPU, without forms that are
-    chosen by their price for one configuration, as with ``tuning=False``. Vela compiles the configurations in parallel, by joblib: in a process for each core, or as ``joblib.parallel_config`` says, on a
-    cluster for example. The machines there need this package and Vela.
+    chosen by their price for one configuration, as with ``tuning=False``. Vela compiles the configurations in parallel,
+    by joblib: in a process for each core, or as ``joblib.parallel_config`` says, on a cluster for example. The machines
+    there need this package and Vela.
 
     Args:
         model: as ``export`` takes it; one method.
