@@ -250,6 +250,12 @@ def _padded(b: Builder, x: Value) -> Value:
     return b.rescale(wide, DType.INT8, 0.125)
 
 
+def _padded_images(b: Builder, x: Value) -> Value:
+    weight = b.const(np.arange(1, 4).reshape(1, 1, 3, 1), DType.INT8)
+    image = b.reshape(b.pad(x, ((0, 0), (2, 0), (0, 0)), 0), (2, 1, 8, 1))
+    return b.rescale(b.conv2d(image, weight, b.const([0], DType.INT32), pad=(0, 0, 0, 0)), DType.INT8, 0.125)
+
+
 def _reshaped_select(b: Builder, x: Value) -> Value:
     turned = b.gather(b.reshape(x, (1, 80, 1)), b.const([np.arange(80)[::-1]], DType.INT32))
     large = b.compare("GREATER", b.cast(x, DType.INT32), b.const([5], DType.INT32))
@@ -326,6 +332,7 @@ MISTAKES = (
     Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
+    Mistake("padded_images", _padded_images, (((2, 6, 1), DType.INT8),), _ALL),
     Mistake("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
     Mistake("clamped_cast", _clamped, (((6, 8), DType.INT32),), _OLD),
     Mistake(

@@ -130,10 +130,10 @@ def _is_misplaced_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela makes PAD with 0 the padding of a convolution that has none, which is with ``input_zp``."""
+    """Vela makes PAD with 0 a convolution's own: it is with ``input_zp``, and behind a RESHAPE of one image alone."""
     source = producer(past(value, "RESHAPE"), "PAD")
-    zeros = source is not None and source.attrs["pad_const"] == 0
-    return zeros and not any(op.attrs["pad"]) and op.attrs["input_zp"] != 0
+    zeros = source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
+    return zeros and (op.attrs["input_zp"] != 0 or (value.shape[0] > 1 and source is not value.producer))
 
 
 def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
