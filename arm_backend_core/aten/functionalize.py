@@ -116,9 +116,9 @@ def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
 
 
 def _drop_identities(graph: Graph) -> None:
-    """What returns its input itself, which neither schema nor trace shows reliably: ``lift``, dropout in evaluation."""
+    """What returns its input itself, which neither schema nor trace shows reliably: ``lift``, ``detach_``, dropout."""
     for node in list(graph.nodes):
-        if node.target is aten.lift.default or (node.target in DROPOUT and not node.args[2]):
+        if node.target in (aten.lift.default, aten.detach_.default) or (node.target in DROPOUT and not node.args[2]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

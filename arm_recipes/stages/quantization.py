@@ -11,10 +11,12 @@ import torch
 from executorch.export import QuantizationRecipe
 from executorch.export.stages import PipelineArtifact, QuantizeStage
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 from arm_recipes.comparing.original import Original
+from arm_recipes.messages import ExportError
 from arm_recipes.methods import observe_together
 from arm_recipes.options import IMPROVEMENTS
 from arm_recipes.sample import Inputs
@@ -227,6 +229,7 @@ class FastQuantizeStage(QuantizeStage):
         tell(observer for model in observed.values() for observer in model.observers.values())
         quantized = {method: model.quantized() for method, model in observed.items()}
         for method, model in observed.items():
+            _check_results(method, captured[method], quantized[method])
             self.originals[method] = Original(captured[method], model.floats, model.ranges)
         return quantized
 
@@ -248,6 +251,26 @@ class FastQuantizeStage(QuantizeStage):
         for sample in self._progress(_samples(recipe.calibration_inputs_fn, model, examples), method):
             model(*sample, **getattr(sample, "keywords", {}))
         return self._apply_passes(model, recipe.pre_convert_passes)
+
+
+def _check_results(method: str, captured: ExportedProgram, quantized: ExportedProgram) -> None:
+    """Quantization leaves shapes and dtypes of results as they were.
+
+    Raises:
+        ExportError: it does not.
+    """
+    wanted, made = _results(captured), _results(quantized)
+    if wanted != made:
+        raise ExportError(
+            f"quantizing '{method}' made {made} of its results {wanted}: a fault of this compiler, which should be reported"
+        )
+
+
+def _results(program: ExportedProgram) -> list[str]:
+    nodes = {node.name: node for node in program.graph.nodes}
+    names = [spec.arg.name for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    values = [nodes[name].meta["val"] for name in names if name in nodes]
+    return [f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in values if isinstance(x, torch.Tensor)]
 
 
 def _corrections(observed: list[Any], improve: Collection[str]) -> list[Any]:

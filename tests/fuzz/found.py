@@ -472,4 +472,9 @@ FOUND = [
         (_x(2, 3, 8),),
         ("ETHOSU_U55_INT8",),
     ),
+    Found(
+        "input_detached_in_place",
+        lambda x, y: (x.detach_().to(torch.int32), (y.detach_().add_(1) * 3).to(torch.int32)),
+        (_x(7, low=-40, high=40), _x(7, low=-40, high=40)),
+    ),
 ]
