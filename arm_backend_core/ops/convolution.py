@@ -108,8 +108,8 @@ def _depth_slices(cx: Context, x: Tensor, weight: Tensor, step: int, pad: int, s
     value = b.pad(b.reshape(value, (n, d, image)), [(0, 0), (pad, behind), (0, 0)], zero_points(x, weight)[0])
     slices = []
     for start in starts:
-        span = b.reshape(b.slice(value, (0, start, 0), (n, depth * step, image)), (n * depth, step, image))
-        slices.append(b.reshape(b.slice(span, (0, 0, 0), (n * depth, 1, image)), (n * depth, h, w, c)))
+        span = b.reshape(b.narrow(value, 1, start, depth * step), (n * depth, step, image))
+        slices.append(b.reshape(b.narrow(span, 1, 0, 1), (n * depth, h, w, c)))
     return slices
 
 
@@ -160,7 +160,7 @@ def conv_transpose(
     in_channels, out_channels = weight.shape[0] // groups, weight.shape[1]
     results = []
     for group in range(groups):
-        part = _slice_last(cx, image, group * in_channels, in_channels)
+        part = cx.b.narrow(image, -1, group * in_channels, in_channels)
         rows = kernels[group * in_channels : (group + 1) * in_channels]
         channels = slice(group * out_channels, (group + 1) * out_channels)
         sums = accumulator(cx, x, weight, bias, rows.transpose(1, 2, 3, 0), channels)
@@ -236,7 +236,7 @@ def _grouped(
     results = []
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
-        part = _slice_last(cx, image, group * per_group, per_group)
+        part = cx.b.narrow(image, -1, group * per_group, per_group)
         sums = accumulator(cx, x, weight, bias, kernel[rows].transpose(0, 2, 3, 1), rows)
         constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
         # A group is finished before groups are joined: CONCAT takes no INT48.
@@ -284,8 +284,3 @@ def _constant(weight: Tensor) -> np.ndarray[Any, Any]:
 def zero_points(x: Tensor, weight: Tensor) -> tuple[int, int]:
     """Those of input and weight, 0 for floats."""
     return (x.q.zero_point if x.q else 0, weight.q.zero_point if weight.q else 0)
-
-
-def _slice_last(cx: Context, value: Value, start: int, size: int) -> Value:
-    starts = (0,) * (value.rank - 1) + (start,)
-    return cx.b.slice(value, starts, (*value.shape[:-1], size))

@@ -59,8 +59,6 @@ def _window(
 
 def _padded(cx: Context, image: Value, window: _Window, amounts: Sequence[int], zero: int) -> tuple[Value, _Window]:
     """Write a part of the window's padding into the image."""
-    if not any(amounts):
-        return image, window
     image = cx.b.pad(image, [(0, 0), (amounts[0], amounts[1]), (amounts[2], amounts[3]), (0, 0)], zero)
     left = tuple(pad - amount for pad, amount in zip(window.pad, amounts, strict=True))
     return image, replace(window, pad=left)

@@ -485,6 +485,7 @@ REDUCTION = [
     Case("sum", lambda x: x.sum(-1), one(2, 3, 16)),
     Case("sum_keepdim", lambda x: x.sum((0, 2), keepdim=True), one(2, 3, 16)),
     Case("sum_all", lambda x: x.sum(), one(2, 3, 16)),
+    Case("sum_two", lambda x: x.sum(1), one(1, 2, 65540)),  # more than Ethos-U55 moves along an axis
     Case("sum_scalar", lambda x: x.sum(), one()),
     Case("sum_scalar_dim", lambda x: x.sum(0), one()),
     Case("amax_scalar_dim", lambda x: x.amax(0), one()),
