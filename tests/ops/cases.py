@@ -528,6 +528,7 @@ MOVEMENT = [
         lambda x: x.view(1, 4, 8, 14, 14, 96).permute(2, 0, 1, 3, 4, 5) * 2,
         one(1, 32, 14, 14, 96),
     ),
+    Case("permute_heads", lambda x: x.permute(2, 0, 3, 1, 4), one(1, 1024, 1, 2, 66)),
     Case("permute_every_dimension", lambda x: x.view([2] * 8).permute(3, 0, 5, 2, 7, 4, 1, 6).flatten(), one(16, 16)),
     Case(
         "positions_of_video",
