@@ -34,10 +34,23 @@ def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
         return b.reshape(b.concat([b.reshape(x, (lead * size, 1, trail))] * times, 1), shape)
     starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
     if len(starts) - 1 > _FEW_SLICES:
+        even = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
+        if list(indices) == list(even):
+            return strided(b, x, axis, even)
         values, picked = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
         if b.refusal("GATHER", (values, picked), (lead, len(indices), trail), x.dtype) is None:
             return b.reshape(b.gather(values, picked), shape)
     return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
+
+
+def strided(b: Builder, x: Value, axis: int, places: range) -> Value:
+    """x[places] along one axis: the first of each group; the last group is filled, and the filling cut off again."""
+    before, after, count = x.shape[:axis], x.shape[axis + 1 :], len(places)
+    behind = max(places.start + count * places.step - x.shape[axis], 0)
+    padded = b.pad(x, [(0, behind if i == axis else 0) for i in range(x.rank)], 0)
+    span = b.narrow(padded, axis, places.start, count * places.step)
+    grouped = b.reshape(span, (*before, count, places.step, *after))
+    return b.reshape(b.narrow(grouped, axis + 1, 0, 1), (*before, count, *after))
 
 
 def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.indexing import take
+from arm_backend_core.ops.indexing import strided, take
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
@@ -137,12 +137,7 @@ def slice_(
     begin, stop, _ = slice(start, end).indices(size)
     if step == 1:
         return cx.b.narrow(x.value, axis, begin, max(stop - begin, 0))
-    count = -(-(stop - begin) // step)
-    behind = max(begin + count * step - size, 0)  # fills the last group; the filling is cut off again
-    padded = cx.b.pad(x.value, [(0, behind if i == axis else 0) for i in range(x.rank)], 0)
-    span = cx.b.narrow(padded, axis, begin, count * step)
-    grouped = cx.b.reshape(span, (*x.shape[:axis], count, step, *x.shape[axis + 1 :]))
-    return cx.b.reshape(cx.b.narrow(grouped, axis + 1, 0, 1), cx.shape)
+    return strided(cx.b, x.value, axis, range(begin, stop, step))
 
 
 @op(aten.roll.default, **_SHARED)

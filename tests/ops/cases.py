@@ -272,6 +272,8 @@ CONVOLUTION = [
     Case("conv3d_dilation", nn.Conv3d(3, 4, (2, 2, 1), stride=(3, 1, 1), dilation=(2, 1, 1)), one(1, 3, 9, 4, 4)),
     Case("conv3d_groups", nn.Conv3d(4, 6, 2, groups=2), one(1, 4, 3, 5, 5)),
     Case("conv3d_depthwise", nn.Conv3d(4, 4, (3, 2, 2), groups=4, padding=1), one(1, 4, 3, 5, 5)),
+    Case("conv3d_depthwise_stride", nn.Conv3d(4, 8, 3, stride=(1, 2, 4), groups=4, padding=1), one(1, 4, 4, 21, 13)),
+    Case("conv3d_depthwise_dilation", nn.Conv3d(3, 3, 2, dilation=(1, 2, 1), groups=3), one(1, 3, 3, 5, 5)),
     Case("conv3d_unbatched", nn.Conv3d(3, 4, 2), one(3, 3, 5, 5)),
     Case("conv1d_same", nn.Conv1d(4, 8, 4, padding="same"), one(1, 4, 12)),
     Case("conv_transpose2d", nn.ConvTranspose2d(4, 6, 3), image(4, 5, 6)),
