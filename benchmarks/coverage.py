@@ -1,7 +1,7 @@
 """Exports public architectures with this project's recipes, and writes which are whole, how exact and how fast.
 
-    python benchmarks/coverage.py --out rows.jsonl                       # one model a family, TOSA_FP and TOSA_INT8
-    python benchmarks/coverage.py --out rows.jsonl --models all --recipes ETHOSU_U85_INT8
+    python benchmarks/coverage.py --out rows.jsonl                       # all models, TOSA_FP and TOSA_INT8
+    python benchmarks/coverage.py --out rows.jsonl --models torchvision timm/dla34 --recipes ETHOSU_U85_INT8
     python benchmarks/coverage.py --out rows.jsonl --table benchmarks/coverage.md
 
 Every model is exported with every recipe in a process of its own. Rows that the file has are not measured again; the
@@ -37,7 +37,7 @@ def main() -> None:
     """Measures what the arguments name, or writes the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="rows, one line of JSON each; added to")
-    parser.add_argument("--models", nargs="+", default=["families"], help="families, all, a library, or names")
+    parser.add_argument("--models", nargs="+", default=["all"], help="all, a library, or names")
     parser.add_argument("--recipes", nargs="+", default=RECIPES[:2], choices=RECIPES)
     parser.add_argument("--again", action="store_true", help="measure again what failed or was not whole")
     parser.add_argument("--seconds", type=float, default=240, help="limit for a row")
@@ -66,12 +66,7 @@ def main() -> None:
 def _names(wanted: list[str], models: Any) -> list[str]:
     chosen: list[str] = []
     for word in wanted:
-        if word in ("families", "all"):
-            chosen += models.names(word)
-        elif "/" in word:
-            chosen.append(word)
-        else:
-            chosen += [name for name in models.names("families") if name.startswith(f"{word}/")]
+        chosen += [word] if "/" in word else [name for name in models.names() if word in ("all", name.split("/")[0])]
     return chosen
 
 

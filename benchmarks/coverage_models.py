@@ -93,14 +93,12 @@ def _vary(module: nn.Module) -> None:
 
 # --- torchvision
 
-TORCHVISION = (
-    "alexnet vgg11 resnet18 resnext50_32x4d wide_resnet50_2 squeezenet1_0 densenet121 googlenet inception_v3 "
-    "mobilenet_v2 mobilenet_v3_small mnasnet0_5 shufflenet_v2_x0_5 regnet_y_400mf efficientnet_b0 efficientnet_v2_s "
-    "convnext_tiny swin_t swin_v2_t vit_b_16 lraspp_mobilenet_v3_large deeplabv3_mobilenet_v3_large fcn_resnet50 "
-    "r3d_18 mc3_18 r2plus1d_18 s3d mvit_v1_b mvit_v2_s swin3d_t raft_small ssdlite320_mobilenet_v3_large "
-    "fcos_resnet50_fpn retinanet_resnet50_fpn fasterrcnn_mobilenet_v3_large_fpn quantized_mobilenet_v2 maxvit_t "
-)
-"""One model of each family."""
+
+def torchvision_names() -> list[str]:
+    """The models that torchvision lists, of at most ``LIMIT`` parameters as it says of its weights for them."""
+    models = zoo.torchvision().models
+    sizes = {name: models.get_model_weights(name).DEFAULT.meta["num_params"] for name in models.list_models()}
+    return [name for name, size in sizes.items() if size <= LIMIT]
 
 
 def _torchvision(name: str) -> Model:
@@ -111,7 +109,8 @@ def _torchvision(name: str) -> Model:
         options["weights_backbone"] = None
     if "googlenet" in name or "inception" in name:
         options |= {"init_weights": True, "transform_input": False}
-    side = _SIDES.get(name.split("_")[0], 64)
+    detects = hasattr(models.detection, name)
+    side = _SIDES.get(name.split("_")[0], 128 if detects else 64)
     if name.startswith("vit"):
         options["image_size"] = side
     module = models.get_model(name, **options)
@@ -121,20 +120,37 @@ def _torchvision(name: str) -> Model:
     if hasattr(models.video, name):
         frames = 14 if name == "s3d" else 16 if name.startswith("mvit") else 8
         return Model(module, lambda: (torch.randn(1, 3, frames, side, side),))
-    detects = hasattr(models.detection, name)
-    image = lambda: (torch.randn(1, 3, 128 if detects else side, 128 if detects else side),)  # noqa: E731
-    return Model(Tensors(module, _detect) if detects else module, image)
+    shapes = [(1, 3, side, side), *((2, *shape) for shape in _pooled(module))]
+    return Model(Tensors(module, _detect) if detects else module, lambda: tuple(torch.randn(shape) for shape in shapes))
 
 
-_SIDES = {"inception": 96, "quantized": 96, "maxvit": 224, "s3d": 224, "mvit": 224}
-"""Sides of the input images that are not 64, by the first word of the model's name."""
+_SIDES = {"inception": 96, "quantized": 96, "maxvit": 224, "s3d": 224, "mvit": 224, "ssd300": 300}
+"""Sides of the input images that are not 64, or 128 for detectors, by the first word of the model's name."""
 
 
-def _detect(model: Any, image: Tensor) -> Any:
-    """A detector without anchors, suppression and the heads behind it."""
+def _detect(model: Any, image: Tensor, *pooled: Tensor) -> Any:
+    """A detector without anchors and suppression: what stands behind these has features of its own as inputs."""
     features = model.backbone(image)
     features = list(features.values()) if isinstance(features, dict) else [features]
-    return model.rpn.head(features) if hasattr(model, "rpn") else model.head(features)
+    if not hasattr(model, "rpn"):
+        return model.head(features)
+    heads = [
+        getattr(model.roi_heads, f"{part}_predictor")(getattr(model.roi_heads, f"{part}_head")(value))
+        for part, value in zip(_regions(model), pooled, strict=True)
+    ]
+    return model.rpn.head(features), heads
+
+
+def _regions(model: Any) -> list[str]:
+    """What a detector looks for in the regions that it proposes."""
+    found = getattr(model, "roi_heads", None)
+    return [part for part in ("box", "mask", "keypoint") if getattr(found, f"{part}_head", None) is not None]
+
+
+def _pooled(model: Any) -> list[tuple[int, ...]]:
+    """Shapes (C, H, W) of a region's features for each of ``_regions``."""
+    pools = [getattr(model.roi_heads, f"{part}_roi_pool") for part in _regions(model)]
+    return [(model.backbone.out_channels, *pool.output_size) for pool in pools]
 
 
 # --- transformers
@@ -333,15 +349,14 @@ def _timm(name: str) -> Model:
     return Model(Tensors(module, lambda model, image: model(image)), lambda: (torch.randn(1, *size),))
 
 
-def names(which: str) -> list[str]:
-    """The names of ``families`` (one model each), or of ``all`` models of the libraries.
+def names() -> list[str]:
+    """The names of all models.
 
     timm is no dependency of this project: its models are listed where it can be imported.
     """
-    vision = TORCHVISION.split() if which == "families" else zoo.torchvision().models.list_models()
     more = TIMM.split() if importlib.util.find_spec("timm") else []
     return [
         f"{library}/{name}"
-        for library, found in (("torchvision", vision), ("transformers", TRANSFORMERS), ("timm", more))
+        for library, found in (("torchvision", torchvision_names()), ("transformers", TRANSFORMERS), ("timm", more))
         for name in found
     ]

@@ -18,14 +18,10 @@ def to_nchw(b: Builder, x: Value) -> Value:
     return b.transpose(x, (0, 3, 1, 2))
 
 
-def as_image(b: Builder, x: Value) -> Value:
-    """[N, C], [N, C, L] or [C, H, W] and the like as [N, C, H, W], by adding dimensions of size 1."""
-    if x.rank == 4:
-        return x
-    if x.rank == 3:
-        return b.reshape(x, (x.shape[0], x.shape[1], 1, x.shape[2]))
-    assert x.rank == 2, x.shape
-    return b.reshape(x, (*x.shape, 1, 1))
+def as_image(b: Builder, x: Value, rank: int) -> Value:
+    """[(N,) C], [(N,) C, L] or [(N,) C, H, W], of so many dimensions with N, as [N, H, W, C]."""
+    n, c, *spatial = (*(1,) * (rank - x.rank), *x.shape)
+    return to_nhwc(b, b.reshape(x, (n, c, *[1, 1, *spatial][-2:])))
 
 
 def pair(values: Sequence[int] | int, spatial: int, neutral: int) -> tuple[int, int]:

@@ -34,15 +34,23 @@ def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
         return b.reshape(b.concat([b.reshape(x, (lead * size, 1, trail))] * times, 1), shape)
     starts = [0, *(i + 1 for i, (a, c) in enumerate(pairwise(indices)) if c != a + 1), len(indices)]
     if len(starts) - 1 > _FEW_SLICES:
+        even = range(indices[0], indices[-1] + 1, max(indices[1] - indices[0], 1))
+        if list(indices) == list(even):
+            return strided(b, x, axis, even)
         values, picked = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
         if b.refusal("GATHER", (values, picked), (lead, len(indices), trail), x.dtype) is None:
             return b.reshape(b.gather(values, picked), shape)
-    return b.concat([_run(b, x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
+    return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
 
 
-def _run(b: Builder, x: Value, axis: int, start: int, size: int) -> Value:
-    starts = [start if i == axis else 0 for i in range(x.rank)]
-    return b.slice(x, starts, [size if i == axis else whole for i, whole in enumerate(x.shape)])
+def strided(b: Builder, x: Value, axis: int, places: range) -> Value:
+    """x[places] along one axis: the first of each group; the last group is filled, and the filling cut off again."""
+    before, after, count = x.shape[:axis], x.shape[axis + 1 :], len(places)
+    behind = max(places.start + count * places.step - x.shape[axis], 0)
+    padded = b.pad(x, [(0, behind if i == axis else 0) for i in range(x.rank)], 0)
+    span = b.narrow(padded, axis, places.start, count * places.step)
+    grouped = b.reshape(span, (*before, count, places.step, *after))
+    return b.reshape(b.narrow(grouped, axis + 1, 0, 1), (*before, count, *after))
 
 
 def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:
@@ -76,7 +84,7 @@ def _product(b: Builder, rows: Value, indices: Value) -> Value:
     bias = b.const(np.repeat([128, 0] if len(parts) > 1 else [0], len(known)), DType.INT32)
     sums = b.conv2d(hot, weights, bias, pad=(0, 0, 0, 0), zps=(-128, 0))
     if len(parts) > 1:
-        low, high = (_run(b, sums, 3, i * len(known), len(known)) for i in range(2))
+        low, high = (b.narrow(sums, 3, i * len(known), len(known)) for i in range(2))
         sums = b.add(low, b.mul(high, b.const(np.full((1,) * 4, 256), DType.INT32)))
     return b.rescale(sums, rows.dtype, 1.0)
 
@@ -133,7 +141,7 @@ def _row_by_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) 
         if other != axis and any(not np.array_equal(row, rows[0]) for row in rows):
             if size > _MOST_ROWS:
                 raise Unsupported(f"gather with other indices in each of {size} rows ({_MOST_ROWS} without GATHER)")
-            return b.concat([_row_by_row(b, _run(b, x, other, i, 1), axis, row) for i, row in enumerate(rows)], other)
+            return b.concat([_row_by_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other)
     picked = np.moveaxis(indices, axis, -1).reshape(-1, indices.shape[axis])[0]
     if picked[0] > picked[-1]:  # Ethos-U55 reverses no channels
         lines = b.reshape(x, (prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])))

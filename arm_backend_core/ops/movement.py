@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.indexing import take
+from arm_backend_core.ops.indexing import strided, take
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
@@ -127,12 +127,6 @@ def stack(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
     return cx.b.concat([cx.b.reshape(value, shape) for value in _aligned(cx, tensors)], axis)
 
 
-def _cut(cx: Context, x: Value, axis: int, start: int, size: int) -> Value:
-    starts = [start if i == axis else 0 for i in range(x.rank)]
-    sizes = [size if i == axis else whole for i, whole in enumerate(x.shape)]
-    return cx.b.slice(x, starts, sizes)
-
-
 @op(aten.slice.Tensor, aten.slice_copy.Tensor, **_SHARED)
 def slice_(
     cx: Context, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
@@ -142,16 +136,8 @@ def slice_(
     size = x.shape[axis]
     begin, stop, _ = slice(start, end).indices(size)
     if step == 1:
-        return _cut(cx, x.value, axis, begin, max(stop - begin, 0))
-    count = -(-(stop - begin) // step)
-    if begin + count * step > size:  # the last group is incomplete: fill it, the filling is cut off again
-        padding = [(0, begin + count * step - size if i == axis else 0) for i in range(x.rank)]
-        padded = cx.b.pad(x.value, padding, 0)
-    else:
-        padded = x.value
-    span = _cut(cx, padded, axis, begin, count * step)
-    grouped = cx.b.reshape(span, (*x.shape[:axis], count, step, *x.shape[axis + 1 :]))
-    return cx.b.reshape(_cut(cx, grouped, axis + 1, 0, 1), cx.shape)
+        return cx.b.narrow(x.value, axis, begin, max(stop - begin, 0))
+    return strided(cx.b, x.value, axis, range(begin, stop, step))
 
 
 @op(aten.roll.default, **_SHARED)
@@ -160,10 +146,7 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
     value = x.value if dims else cx.b.reshape(x.value, (x.value.size,))
     for shift, dim in zip(shifts, dims or (0,), strict=True):
         axis = _axis(cx, dim, value.rank)
-        size = value.shape[axis]
-        head = size - shift % size
-        if 0 < head < size:
-            value = cx.b.concat([_cut(cx, value, axis, head, size - head), _cut(cx, value, axis, 0, head)], axis)
+        value = take(cx.b, value, axis, torch.arange(value.shape[axis]).roll(shift).tolist())
     return cx.b.reshape(value, cx.shape)
 
 
@@ -171,7 +154,7 @@ def roll(cx: Context, x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()
 def select(cx: Context, x: Tensor, dim: int, index: int) -> Value:
     """x[index] along one dimension, which is removed."""
     axis = _axis(cx, dim, x.rank)
-    return cx.b.reshape(_cut(cx, x.value, axis, index % x.shape[axis], 1), cx.shape)
+    return cx.b.reshape(cx.b.narrow(x.value, axis, index % x.shape[axis], 1), cx.shape)
 
 
 @op(
@@ -194,7 +177,7 @@ def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
     results, start = [], 0
     for shape in pieces:
         size = 1 if unbind else shape[axis]
-        results.append(cx.b.reshape(_cut(cx, x.value, axis, start, size), shape))
+        results.append(cx.b.reshape(cx.b.narrow(x.value, axis, start, size), shape))
         start += size
     return results
 
@@ -205,16 +188,10 @@ def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -
     pairs = [(0, 0)] * x.rank
     for i in range(len(pad) // 2):
         pairs[x.rank - 1 - i] = (pad[2 * i], pad[2 * i + 1])
-    result = x.value
-    for axis, (before, after) in enumerate(pairs):
-        if before < 0 or after < 0:
-            start = max(-before, 0)
-            result = _cut(cx, result, axis, start, result.shape[axis] - start - max(-after, 0))
-    padding = [(max(before, 0), max(after, 0)) for before, after in pairs]
-    if not any(map(any, padding)):
-        return result
+    sizes = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.shape, pairs, strict=True)]
+    kept = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
     fill = value if x.q is None else int(x.q.quantize(torch.tensor(float(value)).double().numpy()))
-    return cx.b.pad(result, padding, fill)
+    return cx.b.pad(kept, [(max(before, 0), max(after, 0)) for before, after in pairs], fill)
 
 
 #: Mode -> where the element at place i of the padded dimension comes from, of so many; and of those that are not cut.

@@ -11,7 +11,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops import fixed_point
-from arm_backend_core.ops.images import as_image, to_nchw, to_nhwc
+from arm_backend_core.ops.images import as_image, to_nchw
 from arm_backend_core.ops.integers import Accumulator
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over, vector
@@ -74,7 +74,7 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
     sums = Accumulator.of(cx.integer(x), weight, 0, scale, offset)
     shape = x.shape
     value = x.value if x.rank <= 4 else cx.b.reshape(x.value, (*shape[:3], prod(shape[3:])))
-    image = to_nhwc(cx.b, as_image(cx.b, value))
+    image = as_image(cx.b, value, value.rank)
     accumulator = cx.b.depthwise_conv2d(
         image,
         cx.b.const(sums.weights.reshape(1, 1, -1, 1), DType.INT8),

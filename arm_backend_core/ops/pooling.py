@@ -11,7 +11,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.nodes import is_sole_reader
-from arm_backend_core.ops.images import as_image, pair, to_nchw, to_nhwc
+from arm_backend_core.ops.images import as_image, pair, to_nchw
 from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.integers import Int
 from arm_backend_core.ops.operands import Context, Tensor
@@ -59,8 +59,6 @@ def _window(
 
 def _padded(cx: Context, image: Value, window: _Window, amounts: Sequence[int], zero: int) -> tuple[Value, _Window]:
     """Write a part of the window's padding into the image."""
-    if not any(amounts):
-        return image, window
     image = cx.b.pad(image, [(0, 0), (amounts[0], amounts[1]), (amounts[2], amounts[3]), (0, 0)], zero)
     left = tuple(pad - amount for pad, amount in zip(window.pad, amounts, strict=True))
     return image, replace(window, pad=left)
@@ -72,11 +70,6 @@ def _cut(cx: Context, image: Value, window: _Window) -> tuple[Value, _Window]:
     _, bottom, _, right = window.pad
     image = cx.b.slice(image, (0, 0, 0, 0), (n, h + min(bottom, 0), w + min(right, 0), c))
     return image, replace(window, pad=tuple(max(pad, 0) for pad in window.pad))
-
-
-def _image(cx: Context, x: Tensor, spatial: int) -> Value:
-    batched = x.value if x.rank == spatial + 2 else cx.b.reshape(x.value, (1, *x.shape))
-    return to_nhwc(cx.b, as_image(cx.b, batched))
 
 
 @op(aten.max_pool2d.default, aten.max_pool1d.default, kind=Kind.SHARED)
@@ -91,7 +84,7 @@ def max_pool(
 ) -> Value:
     """x [N, C, (H,) W]."""
     spatial = 1 if "max_pool1d" in str(cx.node.target) else 2
-    image, apart = _image(cx, x, spatial), pair(dilation, spatial, 1)
+    image, apart = as_image(cx.b, x.value, spatial + 2), pair(dilation, spatial, 1)
     image, window = _cut(cx, image, _window(cx, image, spatial, kernel_size, stride, padding, apart))
     if apart == (1, 1):
         result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
@@ -136,7 +129,7 @@ def avg_pool(
 ) -> Value:
     """TOSA divides by the number of elements inside the image; zeros that PyTorch counts are written into it."""
     spatial = 1 if "avg_pool1d" in str(cx.node.target) else 2
-    image, q = _image(cx, x, spatial), x.q
+    image, q = as_image(cx.b, x.value, spatial + 2), x.q
     if divisor_override is not None and q is not None and q.dtype is DType.INT8:  # finer, as means are multiplied
         fine = Int.of(cx.b, image, q).rescale(DType.INT16, 128.0)
         image, q = fine.value, QParams(fine.scale, 0, DType.INT16, *DType.INT16.range)
@@ -192,7 +185,7 @@ adaptive_avg_pool.integer(adaptive_avg_pool.lower)
 
 
 def _adaptive_cells(cx: Context, x: Tensor, spatial: int) -> Value:
-    image = _image(cx, x, spatial)
+    image = as_image(cx.b, x.value, spatial + 2)
     out = (1, *cx.shape)[-2:] if spatial == 2 else (1, cx.shape[-1])
     rows, columns = cells(image.shape[1], out[0]), cells(image.shape[2], out[1])
     n, _, _, c = image.shape

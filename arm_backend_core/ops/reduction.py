@@ -199,8 +199,8 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
     signs = element.sign().in_steps_of(1.0)
     while count > 1:
         half = count // 2
-        left, right = (cx.b.slice(signs.value, (0, start), (signs.shape[0], half)) for start in (0, half))
-        odd = [cx.b.slice(signs.value, (0, count - 1), (signs.shape[0], 1))] if count % 2 else []
+        left, right = (cx.b.narrow(signs.value, 1, start, half) for start in (0, half))
+        odd = [cx.b.narrow(signs.value, 1, count - 1, 1)] if count % 2 else []
         signs, count = replace(signs, value=cx.b.concat([cx.b.mul(left, right), *odd], 1)), half + len(odd)
     size = fixed_point.exponential(total, cx.q).rescale(DType.INT32, 1.0)
     return cx.b.reshape((size * signs).to(cx.q), cx.shape)

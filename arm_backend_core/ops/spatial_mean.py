@@ -121,7 +121,7 @@ def _sums(x: Int, parts: Sequence[int]) -> list[Value]:
     sums, start = [], 0
     for length in parts:
         ones = b.const(np.ones((length, 1, channels, 1)), DType.INT8)
-        piece = b.slice(x.value, (0, start, 0, 0), (x.shape[0], length, *x.shape[2:]))
+        piece = b.narrow(x.value, 1, start, length)
         sums.append(b.depthwise_conv2d(piece, ones, zeros, pad=(0, 0, 0, 0), zps=(x.zero_point, 0)))
         start += length
     return sums

@@ -23,22 +23,48 @@ LONGEST = 1 << 16  # extents along one axis are 16-bit registers
 
 
 @lru_cache(maxsize=4096)
-def steps(shape: Layout, perms: Layout, dtype: DType) -> tuple[tuple[Layout, Layout], ...] | None:
-    """Shapes and orders of TRANSPOSEs of one exchange each that give this one; itself if it is of one or none."""
+def steps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[tuple[Layout, Layout], ...] | None:
+    """Shapes and orders of TRANSPOSEs of one exchange each that give this one; itself if it is of one or none.
+
+    ``source`` is the shape that the operand has before a RESHAPE, its own without one.
+    """
     real = [axis for axis, size in enumerate(shape) if size != 1]
-    moved = [axis for axis in perms if axis in real]
-    own = list(exchanges(shape, perms, dtype))
-    if moved == real or (len(own) == 1 and fits(own, dtype)):
+    plain = tuple(shape[axis] for axis in real), tuple(real.index(axis) for axis in perms if axis in real)
+    alone = len(list(exchanges(shape, perms, dtype))) == 1 and taken(shape, perms, dtype, source)
+    if alone or plain[1] == identity(len(real)):
         return ((shape, perms),)
-    # A RESHAPE that only drops dimensions of size 1 Vela moves behind the TRANSPOSE, in which these then stay.
-    still = [moved[real.index(axis)] if axis in real else axis for axis in range(len(shape))]
-    plain = tuple(shape[axis] for axis in real), tuple(real.index(axis) for axis in moved)
     for sizes, order in (merged(shape, perms), plain):
-        found = _shortest(sizes, order, dtype)
-        dropped = found and tuple(size for size in found[0][0] if size != 1) == plain[0]
-        if found and (not dropped or fits(exchanges(shape, still, dtype), dtype)):
-            return tuple((view, ORDERS[axes]) for view, axes in found)
+        path = [(view, ORDERS[axes]) for view, axes in _shortest(sizes, order, dtype) or ()]
+        if path and taken(*path[0], dtype, source):
+            return tuple(path)
+        if path and (first := _divided(*path[0], dtype)):
+            return (first, *path[1:])
     return None
+
+
+def taken(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> bool:
+    """Whether Vela does a TRANSPOSE within the limits of hardware, the operand being a RESHAPE of ``source``.
+
+    Where this only drops or adds dimensions of size 1, Vela moves it behind the TRANSPOSE, in which these then stay.
+    """
+    real, held = ([axis for axis, size in enumerate(sizes) if size != 1] for sizes in (shape, source))
+    if source != shape and [shape[axis] for axis in real] == [source[axis] for axis in held]:
+        order = [real.index(axis) for axis in perms if axis in real]
+        places = {axis: held[i] for axis, i in zip(held, order, strict=True)}
+        shape, perms = source, tuple(places.get(axis, axis) for axis in range(len(source)))
+    return fits(exchanges(shape, perms, dtype), dtype)
+
+
+def _divided(view: Layout, perms: Layout, dtype: DType) -> tuple[Layout, Layout] | None:
+    """The same TRANSPOSE with one dimension as two, if there is one that Vela does within the limits."""
+    ways: list[tuple[int, Layout, Layout]] = []
+    for axis, part in ((axis, n) for axis, size in enumerate(view) for n in range(2, size) if size % n == 0):
+        shape: Layout = (*view[:axis], part, view[axis] // part, *view[axis + 1 :])
+        order = tuple(dim for i in perms for dim in ((i, i + 1) if i == axis else (i + (i > axis),)))
+        path = list(exchanges(shape, order, dtype))
+        if fits(path, dtype):
+            ways.append((_cycles(path), shape, order))
+    return min(ways)[1:] if ways else None
 
 
 def _cycles(path: Iterable[Exchange]) -> int:

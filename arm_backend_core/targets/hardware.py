@@ -235,7 +235,7 @@ def _resize(op: Operation) -> str | None:
 
 def _transpose(op: Operation) -> str | None:
     x, perms = op.inputs[0], tuple(op.attrs["perms"])
-    if steps(x.shape, perms, x.dtype) is not None:
+    if steps(x.shape, perms, x.dtype, x.shape) is not None:
         return None
     return f"shape {x.shape} by {perms} (65536 at most along each of three axes, whichever are taken together)"
 

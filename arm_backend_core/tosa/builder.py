@@ -354,7 +354,9 @@ class Builder:
         return self.emit("CONCAT", values, shape, values[0].dtype, axis=axis)
 
     def pad(self, x: Value, padding: Sequence[tuple[int, int]], pad_const: float) -> Value:
-        """padding: (before, after) for every dimension, not negative."""
+        """padding: (before, after) for every dimension, not negative; a no-op is not written."""
+        if not any(map(any, padding)):
+            return x
         shape = [before + size + after for size, (before, after) in zip(x.shape, padding, strict=True)]
         flat = [amount for pair in padding for amount in pair]
         return self.emit("PAD", (x,), shape, x.dtype, padding=flat, pad_const=pad_const)
@@ -378,6 +380,12 @@ class Builder:
         if tuple(size) == x.shape:
             return x
         return self.emit("SLICE", (x,), size, x.dtype, start=list(start), size=list(size))
+
+    def narrow(self, x: Value, axis: int, start: int, size: int) -> Value:
+        """x[start : start + size] along ``axis``, which may be counted from the end."""
+        starts, sizes = [0] * x.rank, list(x.shape)
+        starts[axis], sizes[axis] = start, size
+        return self.slice(x, starts, sizes)
 
     def tile(self, x: Value, multiples: Sequence[int]) -> Value:
         """Repeat whole dimensions."""

@@ -272,6 +272,8 @@ CONVOLUTION = [
     Case("conv3d_dilation", nn.Conv3d(3, 4, (2, 2, 1), stride=(3, 1, 1), dilation=(2, 1, 1)), one(1, 3, 9, 4, 4)),
     Case("conv3d_groups", nn.Conv3d(4, 6, 2, groups=2), one(1, 4, 3, 5, 5)),
     Case("conv3d_depthwise", nn.Conv3d(4, 4, (3, 2, 2), groups=4, padding=1), one(1, 4, 3, 5, 5)),
+    Case("conv3d_depthwise_stride", nn.Conv3d(4, 8, 3, stride=(1, 2, 4), groups=4, padding=1), one(1, 4, 4, 21, 13)),
+    Case("conv3d_depthwise_dilation", nn.Conv3d(3, 3, 2, dilation=(1, 2, 1), groups=3), one(1, 3, 3, 5, 5)),
     Case("conv3d_unbatched", nn.Conv3d(3, 4, 2), one(3, 3, 5, 5)),
     Case("conv1d_same", nn.Conv1d(4, 8, 4, padding="same"), one(1, 4, 12)),
     Case("conv_transpose2d", nn.ConvTranspose2d(4, 6, 3), image(4, 5, 6)),
@@ -485,6 +487,7 @@ REDUCTION = [
     Case("sum", lambda x: x.sum(-1), one(2, 3, 16)),
     Case("sum_keepdim", lambda x: x.sum((0, 2), keepdim=True), one(2, 3, 16)),
     Case("sum_all", lambda x: x.sum(), one(2, 3, 16)),
+    Case("sum_two", lambda x: x.sum(1), one(1, 2, 65540)),  # more than Ethos-U55 moves along an axis
     Case("sum_scalar", lambda x: x.sum(), one()),
     Case("sum_scalar_dim", lambda x: x.sum(0), one()),
     Case("amax_scalar_dim", lambda x: x.amax(0), one()),
@@ -527,6 +530,7 @@ MOVEMENT = [
         lambda x: x.view(1, 4, 8, 14, 14, 96).permute(2, 0, 1, 3, 4, 5) * 2,
         one(1, 32, 14, 14, 96),
     ),
+    Case("permute_heads", lambda x: x.permute(2, 0, 3, 1, 4), one(1, 1024, 1, 2, 66)),
     Case("permute_every_dimension", lambda x: x.view([2] * 8).permute(3, 0, 5, 2, 7, 4, 1, 6).flatten(), one(16, 16)),
     Case(
         "positions_of_video",

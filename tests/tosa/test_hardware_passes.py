@@ -215,6 +215,7 @@ def test_int32_and_many_rows_keep_their_transpose_on_u85() -> None:
         ((2, 40, 50, 60, 8), (0, 4, 2, 1, 3), DType.INT8, 2),
         ((5, 300, 3, 500), (3, 2, 1, 0), DType.INT8, 2),
         ((2, 8, 300, 300), (0, 2, 3, 1), DType.INT8, 2),
+        ((1, 3136, 3, 1, 96), (2, 0, 3, 1, 4), DType.INT8, 1),  # heads of an MViT: divided
         ((12, 768, 2, 64), (1, 2, 0, 3), DType.INT32, 1),
         ((42, 64, 384, 1, 1), (1, 0, 3, 4, 2), DType.INT16, 1),
     ],
@@ -231,8 +232,28 @@ def test_a_transpose_that_vela_refuses_is_written_in_other_steps(
     assert compiles(family, serialize(net.graph))
 
 
+@pytest.mark.parametrize(
+    ("before", "shape", "perms"),
+    [
+        ((1, 3136, 1, 2, 96), (1, 3136, 1, 2, 96), (0, 2, 3, 1, 4)),
+        ((1, 3136, 1, 2, 96), (1, 3136, 2, 96), (0, 2, 1, 3)),
+        ((3136, 2, 96), (1, 3136, 1, 2, 96), (0, 2, 3, 1, 4)),
+        ((1, 3137, 1, 3, 101), (1, 3137, 3, 101), (0, 2, 1, 3)),  # no dimension can be divided
+    ],
+)
+@pytest.mark.parametrize("multiplied", [False, True])
+def test_heads_behind_dropped_dimensions_compile(
+    before: tuple[int, ...], shape: tuple[int, ...], perms: tuple[int, ...], multiplied: bool
+) -> None:
+    net = Net(U55)
+    x = net.b.reshape(net.b.rescale(net.input(*before, dtype=DType.INT16), DType.INT8, 0.01), shape)
+    y = net.b.reshape(net.b.transpose(x, perms), (shape[-2], x.size // (shape[-2] * shape[-1]), shape[-1]))
+    net.check(net.b.matmul(y, net.input(shape[-2], shape[-1], 2)) if multiplied else y)
+    assert compiles("ethos-u55", serialize(net.graph))
+
+
 def test_a_transpose_without_steps_is_refused() -> None:
-    for shape, perms in (((1, 3, 70000, 1), (2, 1, 3, 0)), ((256, 4, 1, 1000, 1), (4, 0, 3, 1, 2))):
+    for shape, perms in (((1, 3, 70000, 1), (2, 1, 3, 0)), ((251, 3, 1, 1009, 1), (4, 0, 3, 1, 2))):
         given = graph(lambda b, x, perms=perms: b.transpose(x, perms), (shape, DType.INT8))
         assert op_refusal(U65, given.ops[0]) == (
             f"{U65.name} has no TRANSPOSE with shape {shape} by {perms} "

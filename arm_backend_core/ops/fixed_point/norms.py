@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.fixed_point.inverse import rsqrt, sqrt
-from arm_backend_core.ops.fixed_point.rows import Rows
+from arm_backend_core.ops.fixed_point.rows import Rows, maximum_along
 from arm_backend_core.ops.integers import Array, Int
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -233,19 +233,8 @@ def _places(size: Int, rows: Rows) -> Int:
     zeros = size.sum(rows.axis, peak=1 << 29).leading_zeros()
     if rows.n <= _LONG_ROW:
         return zeros - 3
-    both = zeros + _largest(size, rows.axis).leading_zeros()
+    both = zeros + maximum_along(size, rows.axis).leading_zeros()
     return (both - 8).maximum(0).shifted_right(both.like(1))  # (both - 7) // 2: M * A is below 2**57
-
-
-def _largest(x: Int, axis: int) -> Int:
-    """Maximum along an axis, of halves that share an element where it is odd; no NPU has REDUCE_MAX of INT32."""
-    while (n := x.shape[axis]) > 1:
-        half = (n + 1) // 2
-        starts = [[first if i == axis else 0 for i in range(x.value.rank)] for first in (0, n - half)]
-        sizes = [half if i == axis else size for i, size in enumerate(x.shape)]
-        first, second = (replace(x, value=x.b.slice(x.value, start, sizes)) for start in starts)
-        x = first.maximum(second)
-    return x
 
 
 def _amount(n: int, floor: float) -> tuple[int, int]:

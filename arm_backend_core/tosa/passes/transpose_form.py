@@ -12,11 +12,12 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merged
-from arm_backend_core.targets.exchanges import LONGEST, exchanges, fits, steps
+from arm_backend_core.targets.exchanges import LONGEST, steps, taken
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer, sweep
 from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
+from arm_backend_core.tosa.passes.vela_numbers import copied
 
 
 def slice_after_transposes(graph: Graph, target: Target) -> None:
@@ -50,12 +51,16 @@ def in_steps(op: Op, rewriter: Rewriter) -> Value | None:
     """
     b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
     sizes, order = merged(x.shape, perms)
-    path = steps(x.shape, perms, x.dtype)
-    if rewriter.feeds(op.output, "MATMUL", ("RESHAPE",)) and max(sizes) <= LONGEST:
-        if x.rank <= 4 and fits(exchanges(x.shape, perms, x.dtype), x.dtype):
+    source = past(x, "RESHAPE").shape
+    path = steps(x.shape, perms, x.dtype, source)
+    if path is None:
+        x, path = copied(x, b), steps(x.shape, perms, x.dtype, x.shape)
+    elif rewriter.feeds(op.output, "MATMUL", ("RESHAPE",)) and max(sizes) <= LONGEST:
+        if x.rank <= 4 and taken(x.shape, perms, x.dtype, source):
             return None
-        path = (((1, *sizes), (0, *(axis + 1 for axis in order))),) if len(sizes) == 3 else path
-    if path is None or path == ((x.shape, perms),):
+        whole = (1, *sizes), (0, *(axis + 1 for axis in order))
+        path = (whole,) if len(sizes) == 3 and taken(*whole, x.dtype, source) else path
+    if path is None or (x is op.inputs[0] and path == ((x.shape, perms),)):
         return None
     value = x
     for shape, axes in path:

@@ -99,9 +99,8 @@ def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
         inside, padding = before.inputs[0], before.attrs["padding"][2:-2]
     if max(attrs["dilation"]) <= 2 or not any(padding) or not _has_empty_part(op, inside.shape[1:-1], padding):
         return None
-    if any(pad):
-        sides = [(0, 0), *zip(pad[::2], pad[1::2], strict=True), (0, 0)]
-        image, attrs["pad"] = b.pad(image, sides, attrs["input_zp"]), [0] * len(pad)
+    sides = [(0, 0), *zip(pad[::2], pad[1::2], strict=True), (0, 0)]
+    image, attrs["pad"] = b.pad(image, sides, attrs["input_zp"]), [0] * len(pad)
     return b.emit(op.kind, (copied(image, b), *op.inputs[1:]), op.output.shape, op.output.dtype, **attrs)
 
 

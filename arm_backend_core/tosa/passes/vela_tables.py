@@ -135,6 +135,4 @@ def _part(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) ->
         return _repeated([op], _part(op.inputs[0], axis, span, rewriter), b)
     if value.data is not None:
         return b.const(value.data.take(range(start, end), axis), value.dtype)
-    starts, sizes = [0] * value.rank, list(value.shape)
-    starts[axis], sizes[axis] = start, end - start
-    return b.slice(value, starts, sizes)
+    return b.narrow(value, axis, start, end - start)
