@@ -3,8 +3,8 @@
     python benchmarks/tuning.py --out rows.jsonl [--models tiny_vit ...] [--recipes ETHOSU_U85_INT8 ...]
     python benchmarks/tuning.py --out rows.jsonl --table benchmarks/tuning.md    # write the table, measure nothing
 
-Samples: six calibrate, six others judge. Figures are the SQNR in dB of the quantized programs in PyTorch, and Vela's
-cycles; the chosen program is executed on the emulator too.
+Samples: six calibrate, six choose, six others judge. Figures are the SQNR in dB of the quantized programs in PyTorch
+on those that judge, and Vela's cycles; the chosen program is executed on the emulator too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MODELS = ("mobilenet_v3_small", "efficientnet_b0", "tiny_vit", "tiny_bert")
 RECIPES = ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8")
-_BUDGET, _DRAWS = 1.1, 3
+_BUDGET, _DRAWS, _EACH = 1.1, 3, 6
 
 
 def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:
@@ -34,16 +34,19 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     from arm_recipes import ArmRecipeType, ExportRecipe, tune
     from arm_recipes.sweeping.kept import Kept
     from arm_recipes.sweeping.sweep import captured
+    from arm_recipes.tuning.division import divide
     from arm_recipes.tuning.trial import Trial
     from tests.models import zoo
 
-    entry = zoo.build(name, samples=12)
+    entry = zoo.build(name, samples=3 * _EACH)
+    samples, held = entry.samples[: 2 * _EACH], entry.samples[2 * _EACH :]
     recipe: Any = ExportRecipe.get_recipe(ArmRecipeType[recipe_name])
     start = time.perf_counter()
-    found = tune(entry.model, entry.samples, recipe, budget={"cycles": _BUDGET}, folder=folder, progress=False)
+    options: dict[str, Any] = {"budget": {"cycles": _BUDGET}, "held_out": held, "folder": folder, "progress": False}
+    found = tune(entry.model, samples, recipe, **options)
     seconds = time.perf_counter() - start
-    program, _, examples, _ = captured(entry.model, entry.samples, "tune")
-    trial = Trial(program, recipe, "INT8", examples[::2], examples[1::2], examples[1::2], None, Kept(folder))
+    program, given, examples, _ = captured(entry.model, samples, "tune")
+    trial = Trial(program, recipe, "INT8", divide(program, recipe, examples, given, held, None), Kept(folder))
     modules = [module for region in found.regions for module in region.modules]
     limit = _BUDGET * found.base.price.of("cycles")
     plain = dict.fromkeys(modules, "INT8")
@@ -53,38 +56,40 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
         (price,) = trial.price([plan])
         if isinstance(price, str):
             raise RuntimeError(price)
-        return trial.rate(plan).sqnr, price.of("cycles")
+        return trial.judge(plan).sqnr, price.of("cycles")
 
     last = modules[-1:]
     drawn = [_random(found.regions, figures, limit, seed) for seed in range(_DRAWS)]
-    whole = figures(modules)
     return {
         "model": name,
         "recipe": recipe_name,
         "seconds": round(seconds, 1),
         "int8": [found.base.sqnr, found.base.price.cycles],
-        "a16w8": whole,
+        "a16w8": figures(modules),
         "tuned": [found.chosen.sqnr, found.chosen.price.cycles],
         "verified": found.verified,
         "output_layer": figures(last),
         "random": drawn,
-        "by_parts": _by_parts(found, whole, limit),
+        "by_parts": _by_parts(found, limit),
     }
 
 
-def _by_parts(found: Tuned, whole: tuple[float, int], limit: float) -> float:
-    """The SQNR in dB of the best choice, if errors and prices of regions, as measured for each alone, added up.
+def _by_parts(found: Tuned, limit: float) -> float:
+    """Of the dB between INT8 and A16W8 what the best choice reaches, if what regions do, measured alone, added up.
 
-    Regions become exact in the order of what they gain for their price, the last one in part, and what gains and costs
-    nothing does too; A16W8's own error stays.
+    Regions become exact in the order of what they gain for their price, the last one in part (the fractional knapsack,
+    which no choice of whole regions exceeds), and what gains and costs nothing does too; A16W8's own error stays. By
+    the samples that choose, with which regions' errors are measured.
     """
-    left = 10 ** (-found.base.sqnr / 10) - 10 ** (-whole[0] / 10)
+    (whole,) = (c for c in found.candidates if c.precisions == {"": "A16W8"})
+    low, high = found.base.search_accuracy, whole.search_accuracy
+    left = 10 ** (-low / 10) - 10 ** (-high / 10)
     room = limit - found.base.price.of("cycles")
     gains = [(region.share * left, region.prices["A16W8"]) for region in found.regions if "A16W8" in region.prices]
     for gain, paid in sorted(gains, key=lambda item: item[1] / max(item[0], 1e-30)):
         part = min(1.0, room / paid) if paid > 0 else 1.0
         left, room = left - part * gain, room - part * paid
-    return -10 * math.log10(left + 10 ** (-whole[0] / 10))
+    return (-10 * math.log10(left + 10 ** (-high / 10)) - low) / (high - low)
 
 
 def _random(regions: Sequence[Any], figures: Any, limit: float, seed: int) -> tuple[float, int]:
@@ -128,7 +133,7 @@ def table(found: Iterable[dict[str, Any]]) -> str:
             relative(row["a16w8"]),
             relative(row["tuned"]),
             f"{share:.0%}",
-            f"{(row['by_parts'] - low) / (high - low):.0%}",
+            f"{row['by_parts']:.0%}",
             verified,
             relative(row["output_layer"]),
             relative(mean),

@@ -10,6 +10,7 @@ choice of forms follow.
 from __future__ import annotations
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.forms.halves import by_halves
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
@@ -27,7 +28,7 @@ def take_always(graph: Graph, target: Target) -> None:
     if sweep(graph, target, {"RESCALE": [summed_as_read]}):
         merge_reshapes(graph, target)
         share_common(graph, target)
-    known: dict[str, list[Rule]] = {"RESCALE": [with_product]}
+    known: dict[str, list[Rule]] = {"RESCALE": [by_halves, with_product]}
     if target.family != "ethos-u85":  # whose estimate is right
         known = {"RESCALE": [with_product, bounded], "MAX_POOL2D": [bounded]}
     sweep(graph, target, known)

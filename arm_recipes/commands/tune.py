@@ -27,6 +27,7 @@ def add(commands: Commands) -> None:
     arguments.add_model(parser)
     arguments.add_recipe(parser)
     arguments.add_samples(parser, "--samples", "to calibrate and measure with, instead of those in the model's file")
+    arguments.add_samples(parser, "--held-out", "to judge with, others than --samples")
     for name in goals.PRICES:
         parser.add_argument(f"--{name}", type=_limit, help="at most: 1.1 is a factor, 512KiB or 400000 absolute")
     parser.add_argument("--sqnr", type=float, metavar="DB", help="at least; the cheapest program that has it")
@@ -43,13 +44,15 @@ def add(commands: Commands) -> None:
 
 def _tune(given: argparse.Namespace) -> None:
     chosen = arguments.chosen(given)
-    if given.samples is not None:
-        check_source(given.samples, "--samples")
+    for flag, source in (("--samples", given.samples), ("--held-out", given.held_out)):
+        if source is not None:
+            check_source(source, flag)
     budget = {name: getattr(given, name) for name in goals.PRICES if getattr(given, name) is not None} or None
     goals.check(budget, given.sqnr, None)
     written = {name: getattr(given, name) for name in ("output", "save", "html")}
     paths = {name: None if path is None else check_writable(path) for name, path in written.items()}
-    arguments.check_apart([given.model, given.samples, given.calibration, given.tuned], paths.values())
+    read = [given.model, given.samples, given.held_out, given.calibration, given.tuned]
+    arguments.check_apart(read, paths.values())
     from arm_recipes import ArmRecipe, tune
 
     program = arguments.load_model(given.model)
@@ -63,6 +66,7 @@ def _tune(given: argparse.Namespace) -> None:
         budget=budget,
         metric_at_least=given.sqnr,
         precisions=given.choose,
+        held_out=arguments.model_samples(given, "held_out", program),
         folder=given.folder,
     )
     if paths["output"] is not None:

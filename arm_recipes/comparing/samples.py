@@ -35,16 +35,21 @@ class Samples:
     wrapped: bool
 
 
-def samples_of(pattern: Pattern, method: str, samples: Any, labels: Any, metric: Any) -> Samples:
+def samples_of(
+    pattern: Pattern, method: str, samples: Any, labels: Any, metric: Any, *, argument: str = "samples"
+) -> Samples:
     """Samples for what was captured with ``pattern``.
+
+    Args:
+        argument: what messages call them.
 
     Raises:
         ValueError: there are none, or one is not what the model takes; the message names it.
     """
-    given = _listed(method, samples)
+    given = _listed(method, samples, argument)
     arity = pattern.spec.children()[0].num_children
     cut = [_cut(sample, arity) for sample in given]
-    made = [as_inputs(sample, f"samples[{index}]") for index, sample in enumerate(cut)]
+    made = [as_inputs(sample, f"{argument}[{index}]") for index, sample in enumerate(cut)]
     is_loader = isinstance(samples, DataLoader)
     if is_loader:
         made = list(fitted(made, pattern))
@@ -57,7 +62,7 @@ def samples_of(pattern: Pattern, method: str, samples: Any, labels: Any, metric:
         labels = _labels(given, arity)
     inputs = []
     for index, sample in enumerate(made):
-        leaves = pattern.check(sample, f"samples[{index}]")
+        leaves = pattern.check(sample, f"{argument}[{index}]")
         inputs.append([x for x, kind in zip(leaves, pattern.leaves, strict=True) if isinstance(kind, Tensor)])
     return Samples(given, made, inputs, None if labels is None else flat_labels(labels), is_loader)
 
@@ -68,7 +73,7 @@ def samples_of_program(expected: Sequence[Value], method: str, samples: Any, lab
     Raises:
         ValueError: there are none, or one has another number of tensors than the program has inputs.
     """
-    given = _listed(method, samples)
+    given = _listed(method, samples, "samples")
     made, inputs = [], []
     for index, sample in enumerate(given):
         what = f"samples[{index}]"
@@ -86,10 +91,10 @@ def samples_of_program(expected: Sequence[Value], method: str, samples: Any, lab
     return Samples(given, made, inputs, None if labels is None else flat_labels(labels), wrapped=False)
 
 
-def _listed(method: str, samples: Any) -> list[Any]:
-    found = [] if samples is None else sample_list(method, samples, "samples")
+def _listed(method: str, samples: Any, argument: str) -> list[Any]:
+    found = [] if samples is None else sample_list(method, samples, argument)
     if not found:
-        raise ValueError("samples: there are none; give a list of input tuples, [(x,)], a DataLoader or the like")
+        raise ValueError(f"{argument}: there are none; give a list of input tuples, [(x,)], a DataLoader or the like")
     return found
 
 

@@ -11,7 +11,7 @@ little of a channel's range, and what is beyond it would be clipped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -47,9 +47,13 @@ _THROUGH = {
 }
 
 
-def equalize(program: ExportedProgram) -> None:
-    """Give a program other parameters where that is worth it; the tensors of the model stay as they are."""
-    tensors = _Tensors(program)
+def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> None:
+    """Give a program other parameters where that is worth it; the tensors of the model stay as they are.
+
+    Args:
+        names: parameters that may be others; None for all.
+    """
+    tensors = _Tensors(program, names)
     for node in program.graph.nodes:
         source = _source(node, tensors)
         readers = None if source is None else _readers(node, source.axis, tensors)
@@ -62,6 +66,21 @@ def equalize(program: ExportedProgram) -> None:
                 tensors.scale(parameter, 1 / factors, 0)
             for reader in readers:
                 tensors.scale(reader.weight, factors, reader.columns)
+
+
+def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> None:
+    """Give the model itself, which is going to be trained, and its program other parameters.
+
+    Args:
+        model: its parameters and buffers by name, which the program was captured with. They are written.
+    """
+    before = {name: tensor for name, tensor in program.state_dict.items() if name in model}
+    equalize(program, before)
+    with torch.no_grad():
+        for name, tensor in before.items():
+            if program.state_dict[name] is not tensor:
+                model[name].copy_(program.state_dict[name])
+                program.state_dict[name] = tensor
 
 
 @dataclass(frozen=True)
@@ -91,7 +110,7 @@ class _Reader:
 class _Tensors:
     """Parameters that one operator alone reads, as they are by now."""
 
-    def __init__(self, program: ExportedProgram) -> None:
+    def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
         self._program, self._known = program, constants_of(program)
         known = self._known
         often = Counter(identity(tensor) for tensor in known.values())
@@ -100,6 +119,8 @@ class _Tensors:
             for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False)
             if node in known and len(node.users) == 1 and often[identity(known[node])] == 1
         }
+        if names is not None:
+            self._names = {node: name for node, name in self._names.items() if name in names}
 
     def has(self, node: Any) -> bool:
         """Whether it is such a parameter, of float32."""

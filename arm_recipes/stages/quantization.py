@@ -216,7 +216,7 @@ class FastQuantizeStage(QuantizeStage):
         improve = improvements_of(self._quantization_recipe)
         trained = any(isinstance(one, Settle) for one in passes)
         if "channels" in improve and not trained and len(programs) == 1:  # methods share their weights
-            equalize(*programs.values())
+            equalize(next(iter(programs.values())))
         captured = {method: copied(program) for method, program in programs.items()}
         observed = {method: self.observed(program, common) for method, program in programs.items()}
         if len(observed) > 1:

@@ -19,8 +19,9 @@ from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 from arm_recipes import inputs
 from arm_recipes.messages import ExportError, quiet
 from arm_recipes.sample import Inputs, Pattern
+from arm_recipes.stages.equalization import equalize_model
 from arm_recipes.stages.post_training import Observed
-from arm_recipes.stages.quantization import FastQuantizeStage, Settle, is_quantized
+from arm_recipes.stages.quantization import FastQuantizeStage, Settle, improvements_of, is_quantized
 from arm_recipes.training.form import Form, Settings, activations, settle
 from arm_recipes.training.layers import tensors_of
 from arm_recipes.training.ranges import Mode, Range
@@ -192,7 +193,10 @@ class Prepared(torch.nn.Module):
                 self._pattern.check(sample, "the call")  # what was captured has its shapes written in it
             example = self._pattern.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
             with quiet(), inputs.evaluation_mode({_METHOD: self.model}):
-                form = Form(self._stage.capture(_METHOD, self.model, example), self._stage.observed)
+                program = self._stage.capture(_METHOD, self.model, example)
+                if not hasattr(self, "ranges") and "channels" in improvements_of(self._quantization):
+                    equalize_model(program, tensors_of(self.model))
+                form = Form(program, self._stage.observed)
             if self._forms or hasattr(self, "ranges"):
                 self._check_places(form.observed)
             self._forms[key] = form

@@ -22,14 +22,16 @@ class Candidate:
     Attributes:
         precisions: by module, as the option ``precisions`` of a recipe; a module's holds for all in it.
         price: what it costs.
-        sqnr: against the model in floating point on the held-out samples, dB, of the quantized program in PyTorch.
-        accuracy: by the metric; the SQNR where there is none.
+        sqnr: against the model in floating point on the samples that judge, dB, of the quantized program in PyTorch.
+        accuracy: by the metric, on these samples; the SQNR where there is none.
+        search_accuracy: on the samples by which the search goes.
     """
 
     precisions: dict[str, str]
     price: Price
     sqnr: float
     accuracy: float
+    search_accuracy: float
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class Tuned(Shown):
         candidates: all programs that were made, the cheapest first.
         regions: what was chosen for which part.
         metric: what accuracy is.
-        goal: what was looked for; ``reached`` whether it was found.
+        goal: what was looked for; ``reached`` whether it was found, by the samples that judge.
+        samples: how many calibrated, chose and judged; ``notes`` say where those that chose judged too.
         notes: what else the user should know, one sentence each.
     """
 
@@ -76,14 +79,15 @@ class Tuned(Shown):
     metric: str
     goal: str
     reached: bool
+    samples: dict[str, int]
     notes: tuple[str, ...] = ()
 
     @property
     def frontier(self) -> tuple[Candidate, ...]:
-        """Candidates that no other is as exact as for less, the cheapest first."""
+        """Candidates that no other is as exact as for less, by the samples that choose; the cheapest first."""
         found: list[Candidate] = []
-        for candidate in sorted(self.candidates, key=lambda c: (_time(c.price), -c.accuracy)):
-            if not found or candidate.accuracy > found[-1].accuracy:
+        for candidate in sorted(self.candidates, key=lambda c: (_time(c.price), -c.search_accuracy)):
+            if not found or candidate.search_accuracy > found[-1].search_accuracy:
                 found.append(candidate)
         return tuple(found)
 
@@ -107,25 +111,26 @@ class Tuned(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """All but the program as dicts, lists, str and numbers, ready for JSON."""
-        names = ("chosen", "base", "verified", "candidates", "regions", "metric", "goal", "reached", "notes")
+        names = ("chosen", "base", "verified", "candidates", "regions", "metric", "goal", "reached", "samples", "notes")
         return {"recipe": self.recipe.to_dict()} | {name: plain(getattr(self, name)) for name in names}
 
     def _sections(self) -> Iterator[Section]:
         relative = _time(self.chosen.price) / max(_time(self.base.price), 1)
         rows: list[tuple[str, ...]] = [
-            ("goal", self.goal + ("" if self.reached else ": not reached, this comes nearest")),
+            ("goal", self.goal + ("" if self.reached else ": not reached")),
             (self.metric, f"{self.chosen.accuracy:.4g}, {self.base.accuracy:.4g} with {self.recipe.type_name} alone"),
             (self.chosen.price.main, f"{_time(self.chosen.price):,}, {relative:.3f} of {self.recipe.type_name}"),
         ]
+        rows.append(("samples", ", ".join(f"{count} {did}" for did, count in self.samples.items())))
         if self.verified is not None:
             rows.append(("verified", f"{self.verified:.4g}: the program as it runs"))
         yield "Tuned", rows
-        head = ("", self.base.price.main, "relative", "SRAM", "flash", self.metric, "precisions")
+        head = ("", self.base.price.main, "relative", "SRAM", "flash", self.metric, "in the search", "precisions")
         front = set(map(id, self.frontier))
         marks = {id(candidate): "*" for candidate in self.candidates if id(candidate) in front}
         marks[id(self.chosen)] = "chosen"
         lines = [_cells(c, self.base, marks.get(id(c), "")) for c in self.candidates]
-        yield f"{len(lines)} programs; none with * is less exact than a cheaper one", [head, *lines]
+        yield f"{len(lines)} programs; none with * was less exact than a cheaper one in the search", [head, *lines]
         changed = [region for region in self.regions if region.share >= 0.001 or any(region.prices.values())]
         changed.sort(key=lambda region: -region.share)
         yield "Regions", [("of the error", "precision", "module", "beyond the recipe's own"), *map(_region, changed)]
@@ -147,6 +152,7 @@ def _cells(candidate: Candidate, base: Candidate, mark: str) -> tuple[str, ...]:
         "" if price.sram is None else size(price.sram),
         size(price.flash),
         f"{candidate.accuracy:.4g}",
+        f"{candidate.search_accuracy:.4g}",
         _settings(candidate.precisions),
     )
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +15,12 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes.comparing.figures import Sums, added
 from arm_recipes.messages import ExportError
 from arm_recipes.sweeping.compiling import Unit, compile_units, key
 from arm_recipes.sweeping.lowered import Lowered, Precision
 from arm_recipes.sweeping.parallel import in_parallel
 from arm_recipes.sweeping.result import Figures
+from arm_recipes.tuning.panel import Panel, Rating
 from arm_recipes.tuning.price import Price, price
 from arm_recipes.tuning.regions import Plan, told
 
@@ -32,30 +30,7 @@ if TYPE_CHECKING:
     from arm_recipes.recipe import ArmRecipe
     from arm_recipes.sample import Inputs
     from arm_recipes.sweeping.kept import Kept
-
-Metric = Callable[[Any, Any], Any]
-
-
-@dataclass(frozen=True)
-class Rating:
-    """How right a program is on the samples that did not calibrate it.
-
-    Attributes:
-        sqnr: against the model in floating point, dB.
-        noise: power of the error over power of the signal.
-        metric: mean of the user's metric; the SQNR where there is none.
-    """
-
-    sqnr: float
-    noise: float
-    metric: float
-
-    @classmethod
-    def read(cls, record: Mapping[str, Any] | None) -> Rating | None:
-        """What was kept; None if that is nothing, or of another form."""
-        names = ("sqnr", "noise", "metric")
-        found = [value for name in names if isinstance(value := (record or {}).get(name), float)]
-        return cls(*found) if len(found) == len(names) else None
+    from arm_recipes.tuning.division import Division
 
 
 class Trial:
@@ -65,66 +40,47 @@ class Trial:
         program: the model, captured.
         recipe: whose precisions are replaced.
         everywhere: the precision that it gives.
-        calibration, held: samples, as the model takes them. ``given``: ``held`` as the user gave them.
-        metric: ``metric(outputs, sample)``, the higher the better; None for the SQNR.
+        division: samples that calibrate, that choose and that judge.
         kept: where ratings and figures are kept.
     """
 
     def __init__(
-        self,
-        program: ExportedProgram,
-        recipe: ArmRecipe,
-        everywhere: str,
-        calibration: Sequence[Inputs],
-        held: Sequence[Inputs],
-        given: Sequence[Any],
-        metric: Metric | None,
-        kept: Kept,
+        self, program: ExportedProgram, recipe: ArmRecipe, everywhere: str, division: Division, kept: Kept
     ) -> None:
-        self.program, self.recipe, self.everywhere = program, recipe, everywhere
-        self.calibration, self.held, self._given = list(calibration), list(held), list(given)
-        self._metric, self._kept = metric, kept
-        self._expected = self._outputs(program)
-        self._content = _digest(program, recipe, [*self.calibration, *self.held])
+        self.program, self.recipe, self.everywhere, self.division = program, recipe, everywhere, division
+        self._kept = kept
+        self._content = _digest(program, recipe, division.calibration)
+        panels = (division.choosing, division.judging)
+        self._by = {panel: _samples_digest(panel.samples) for panel in panels}
         self._ratings: dict[str, Rating] = {}
         self._prices: dict[str, Price | str] = {}
         self._last: tuple[Plan, Precision] | None = None
-
-    @property
-    def metric(self) -> str:
-        """What accuracy is."""
-        return "SQNR in dB" if self._metric is None else str(getattr(self._metric, "__name__", "metric"))
-
-    def floating(self) -> float | None:
-        """The metric of the model in floating point; None for the SQNR, which is infinite."""
-        return None if self._metric is None else self._mean(self._expected)
 
     def planned(self, plan: Mapping[str, str]) -> ArmRecipe:
         """The recipe with a plan."""
         return self.recipe.with_options(precisions=told(plan, self.everywhere))
 
     def rate(self, plan: Plan) -> Rating:
-        """How right the quantized program is, in PyTorch: the program on the target differs by roundings.
+        """How right the quantized program is by the samples that choose.
 
         Raises:
             ExportError, ArmBackendError: it cannot be quantized so.
         """
-        name = self._key(plan)
+        return self._rated(plan, self.division.choosing)
+
+    def judge(self, plan: Plan) -> Rating:
+        """How right it is by the samples that judge; raises as ``rate``."""
+        return self._rated(plan, self.division.judging)
+
+    def _rated(self, plan: Plan, panel: Panel) -> Rating:
+        name = self._key(plan, self._by[panel])
         if name not in self._ratings:
-            found = Rating.read(self._kept.record(name)) if self._metric is None else None
+            found = Rating.read(self._kept.record(name)) if panel.is_kept else None
             if found is None:
-                found = self.rated(self._outputs(self._quantized(plan).program))
+                found = panel.rate(self._quantized(plan).program)
                 self._kept.keep_record(name, vars(found))
             self._ratings[name] = found
         return self._ratings[name]
-
-    def rated(self, outputs: list[Any]) -> Rating:
-        """Outputs for the held-out samples, compared with the model's."""
-        pairs = zip(pytree.tree_leaves(self._expected), pytree.tree_leaves(outputs), strict=True)
-        sums = added(Sums.of(one.double(), other.double()) for one, other in pairs if isinstance(one, torch.Tensor))
-        sqnr = sums.gap.sqnr
-        noise = sums.noise / sums.signal if sums.signal else 0.0
-        return Rating(sqnr, noise, sqnr if self._metric is None else self._mean(outputs))
 
     def price(self, plans: Iterable[Plan]) -> list[Price | str]:
         """What each plan's program costs, or why there is none; Vela compiles several at once."""
@@ -187,24 +143,11 @@ class Trial:
                 recipe: ExportRecipe = self.recipe.with_options(
                     precisions=told(plan, self.everywhere), calibration=None, require_runnable=False
                 )
-                self._last = dict(plan), Precision(self.program, self.calibration, recipe)
+                self._last = dict(plan), Precision(self.program, self.division.calibration, recipe)
         return self._last[1]
 
-    def _outputs(self, program: ExportedProgram) -> list[Any]:
-        model = copy.deepcopy(program).module(check_guards=False)  # of its own: it may write buffers
-        with torch.no_grad():
-            samples = map(copy.deepcopy, self.held)  # into which it may write too
-            outputs = (model(*sample, **sample.keywords) for sample in samples)
-            return [pytree.tree_map_only(torch.Tensor, torch.clone, output) for output in outputs]
-
-    def _mean(self, outputs: Sequence[Any]) -> float:
-        from arm_recipes.comparing.accuracy import by_metric
-
-        assert self._metric is not None
-        return by_metric(self._metric, outputs, outputs, self._given).program
-
-    def _key(self, plan: Mapping[str, str]) -> str:
-        text = json.dumps([self._content, sorted(plan.items())])
+    def _key(self, plan: Mapping[str, str], samples: str = "") -> str:
+        text = json.dumps([self._content, samples, sorted(plan.items())])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -225,15 +168,25 @@ def _quietly() -> Iterator[None]:
         yield
 
 
-def _digest(program: ExportedProgram, recipe: ArmRecipe, samples: Sequence[Inputs]) -> str:
+def _digest(program: ExportedProgram, recipe: ArmRecipe, calibration: Sequence[Inputs]) -> str:
     """By what ratings are kept: the model, the recipe, the samples, and what makes programs of them."""
     digest = hashlib.sha256(json.dumps(recipe.to_dict()).encode())
     for package in ("arm-recipes", "torch", "ethos-u-vela"):
         digest.update(version(package).encode())
     digest.update(str(program.graph).encode())
-    tensors: list[Any] = [*program.state_dict.values(), *program.constants.values()]
-    for leaf in pytree.tree_leaves([tensors, [(tuple(sample), sample.keywords) for sample in samples]]):
+    _add(digest, [*program.state_dict.values(), *program.constants.values()])
+    digest.update(_samples_digest(calibration).encode())
+    return digest.hexdigest()
+
+
+def _samples_digest(samples: Sequence[Inputs]) -> str:
+    digest = hashlib.sha256()
+    _add(digest, [(tuple(sample), sample.keywords) for sample in samples])
+    return digest.hexdigest()
+
+
+def _add(digest: Any, values: Any) -> None:
+    for leaf in pytree.tree_leaves(values):
         digest.update(repr((leaf.dtype, leaf.shape) if isinstance(leaf, torch.Tensor) else leaf).encode())
         if isinstance(leaf, torch.Tensor):
             digest.update(leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -22,15 +22,15 @@ from arm_recipes.exporting import export
 from arm_recipes.messages import ExportError, marked, quiet
 from arm_recipes.recipe import ArmRecipe
 from arm_recipes.runtime.errors import RunError
-from arm_recipes.sample import Inputs
-from arm_recipes.stages.calibration import Calibration
 from arm_recipes.sweeping.kept import Kept
 from arm_recipes.sweeping.sweep import captured
 from arm_recipes.tuning import goals, path
+from arm_recipes.tuning.division import divide
+from arm_recipes.tuning.panel import Metric
 from arm_recipes.tuning.price import Price
 from arm_recipes.tuning.regions import Plan, Region, computing_modules, divided, tree, with_region
 from arm_recipes.tuning.result import Candidate, Tuned, TunedRegion
-from arm_recipes.tuning.trial import Metric, Trial
+from arm_recipes.tuning.trial import Trial
 
 #: A region of more than this share of the error is divided, while there are at most so many.
 _SHARE, _REGIONS = 0.02, 48
@@ -50,6 +50,7 @@ def tune(
     metric_at_least: float | None = None,
     metric_within: float | None = None,
     precisions: Sequence[str] | None = None,
+    held_out: Any = None,
     folder: str | Path | None = None,
     progress: bool = True,
 ) -> Tuned:
@@ -57,9 +58,10 @@ def tune(
 
     Args:
         model: as ``export`` takes it; one method.
-        samples: as ``example_inputs`` of ``export``, at least two. Every second one calibrates, the others tell how
-            exact a program is; with the recipe's option ``calibration`` all do the latter. A sample may have more than
-            the model takes, such as labels, behind the inputs: the metric gets it whole.
+        samples: as ``example_inputs`` of ``export``, at least two. Every second one calibrates, unless the recipe has
+            the option ``calibration``. Of the others every second one chooses, and the rest judge: accuracies that are
+            told are measured with these. A sample may have more than the model takes, such as labels, behind the
+            inputs: the metric gets it whole.
         recipe: a quantizing one of this package. Its precision is what regions begin with.
         metric: ``metric(outputs, sample)`` gives a number, the higher the better; its mean is the accuracy. By default
             that is the signal to noise of the outputs against the model in floating point, in dB.
@@ -70,6 +72,7 @@ def tune(
         metric_within: the same, given as how far below the model in floating point it may be. Needs ``metric``.
         precisions: to choose from, of ``arm_recipes.precisions.NAMES``. By default the recipe's own and A16W8, and
             floating point for VGF; A8W4 too where flash is limited.
+        held_out: samples that judge; then all that do not calibrate choose.
         folder: where what was tried is kept, by content: a search that was ended goes on from there.
         progress: show a progress bar if standard error is a terminal.
 
@@ -87,11 +90,10 @@ def tune(
     kept = Kept(folder)
     with quiet():
         program, given, examples, notes = captured(model, samples, "tune")
-        calibration, held = _divided(recipe, examples)
-        whole = given if len(held) == len(examples) else given[1::2]
-        trial = Trial(program, recipe, choices[0], calibration, held, whole, metric, kept)
+        division = divide(program, recipe, examples, given, held_out, metric)
+        trial = Trial(program, recipe, choices[0], division, kept)
         search = _Search(trial, choices, budget, metric_at_least, metric_within, progress)
-        return search.run(notes)
+        return search.run([*notes, *division.notes])
 
 
 def _check_recipe(recipe: Any) -> None:
@@ -121,23 +123,6 @@ def _choices(recipe: ArmRecipe, given: Sequence[str] | None, budget: Mapping[str
     return choices
 
 
-def _divided(recipe: ArmRecipe, examples: Sequence[Inputs]) -> tuple[list[Inputs], list[Inputs]]:
-    """Samples that calibrate, and those that do not.
-
-    Raises:
-        ValueError: there are too few.
-    """
-    source = recipe.options.get("calibration")
-    if source is not None:
-        return list(Calibration(source)()), list(examples)
-    if len(examples) < 2:
-        raise ValueError(
-            "samples: there is one, which would calibrate and judge at once; give more, or samples of their own to "
-            "get_recipe(..., calibration=...)"
-        )
-    return list(examples[::2]), list(examples[1::2])
-
-
 class _Search:
     """One search."""
 
@@ -163,8 +148,10 @@ class _Search:
         if isinstance(base, str):
             raise ExportError(f"the program of {trial.recipe.type_name} cannot be made: {base}")
         self._start = base
-        self._goal = goals.goal(
-            budget, at_least, within, base=base.price, floating=trial.floating(), metric=trial.metric
+        division = trial.division
+        self._goal, self._judged = (
+            goals.goal(budget, at_least, within, base=base.price, floating=panel.floating(), metric=panel.metric)
+            for panel in (division.choosing, division.judging)
         )
         # What is saved in flash is looked for where flash is all that is limited.
         only = {limit.price for limit in self._goal.limits}
@@ -257,7 +244,7 @@ class _Search:
     def _enough(self, candidate: Candidate) -> bool:
         """Whether to look further down the path: it is exact enough, or costs too much."""
         if self._goal.least is not None:
-            return self._goal.exact(candidate.accuracy)
+            return self._goal.exact(candidate.search_accuracy)
         return not self._goal.affordable(candidate.price)
 
     def _bracket(self, made: Mapping[int, Candidate | None]) -> tuple[int | None, int | None]:
@@ -283,7 +270,7 @@ class _Search:
                 changed = with_region(changed, step.region, step.choice.precision)
             candidate = self._make(changed)
             helps = candidate is not None and self._goal.affordable(candidate.price)
-            if candidate is not None and helps and candidate.accuracy > current.accuracy:
+            if candidate is not None and helps and candidate.search_accuracy > current.search_accuracy:
                 plan, current, part = changed, candidate, min(2 * part, 1.0)
                 left = [step for step in left if step not in chosen]
             else:
@@ -303,22 +290,27 @@ class _Search:
                 return price
             if self._candidates and price.cpu_operators > self._start.price.cpu_operators:
                 return "it leaves more operators on the CPU"
-            rating = self._trial.rate(plan)
+            judged = self._trial.judge(plan)
             settings = self._trial.planned(plan).options["precisions"]
-            self._candidates[key] = Candidate(dict(settings), price, rating.sqnr, rating.metric)
+            searched = self._trial.rate(plan).metric
+            self._candidates[key] = Candidate(dict(settings), price, judged.sqnr, judged.metric, searched)
         return self._candidates[key]
 
     def _best(self) -> Candidate:
-        """What was looked for; where nothing is, what comes nearest."""
+        """What was looked for; where nothing is, what comes nearest: by the samples that choose alone."""
         found = list(self._candidates.values())
         affordable = [c for c in found if self._goal.affordable(c.price)]
-        exact = [c for c in affordable if self._goal.exact(c.accuracy)]
+        exact = [c for c in affordable if self._goal.exact(c.search_accuracy)]
         if self._goal.least is not None and exact:
-            return min(exact, key=lambda c: (c.price.of(self._currency), -c.accuracy))
+            return min(exact, key=lambda c: (c.price.of(self._currency), -c.search_accuracy))
         if affordable:
-            return max(affordable, key=lambda c: (c.accuracy, c.sqnr, -c.price.of(self._currency)))
+            return max(affordable, key=lambda c: (*self._exactness(c), -c.price.of(self._currency)))
         limit = self._goal.limits[0]
         return min(found, key=lambda c: c.price.of(limit.price))
+
+    def _exactness(self, candidate: Candidate) -> tuple[float, float]:
+        rating = self._trial.rate(self._plan_of(candidate))
+        return rating.metric, rating.sqnr
 
     def _plan_of(self, candidate: Candidate) -> Plan:
         return dict(next(key for key, found in self._candidates.items() if found is candidate))
@@ -348,6 +340,9 @@ class _Search:
             for region in regions
         ]
         accuracy = chosen.accuracy if verified is None else verified
+        reached = self._judged.affordable(chosen.price) and self._judged.exact(accuracy)
+        if not reached:
+            notes.append(self._missed(chosen, accuracy))
         return Tuned(
             best=best,
             recipe=recipe,
@@ -356,22 +351,33 @@ class _Search:
             verified=verified,
             candidates=tuple(sorted(self._candidates.values(), key=lambda c: c.price.of(c.price.main))),
             regions=tuple(rows),
-            metric=self._trial.metric,
-            goal=str(self._goal),
-            reached=self._goal.affordable(chosen.price) and self._goal.exact(accuracy),
+            metric=self._goal.metric,
+            goal=str(self._judged),
+            reached=reached,
+            samples=self._trial.division.sizes,
             notes=tuple(notes),
         )
 
+    def _missed(self, chosen: Candidate, accuracy: float) -> str:
+        """A note for a goal that was not reached."""
+        if self._goal.affordable(chosen.price) and self._goal.exact(chosen.search_accuracy):
+            return (
+                f"the goal is reached by the samples that chose ({chosen.search_accuracy:.4g}), and not by those that "
+                f"judge ({accuracy:.4g}): more samples tell more, or ask for somewhat more than is needed"
+            )
+        return "no program that was made reaches the goal; this one comes nearest"
+
     def _verified(self, recipe: ArmRecipe, notes: list[str]) -> tuple[Any, float | None]:
         """The exported program, and its accuracy as it runs."""
-        trial = self._trial
-        best = export(trial.program, recipe, trial.calibration, progress=False)
+        division = self._trial.division
+        best = export(self._trial.program, recipe, division.calibration, progress=False)
         try:
-            outputs = [best.run_real(sample) for sample in self._marked(trial.held, "running", "sample")]
+            samples = self._marked(division.judging.samples, "running", "sample")
+            outputs = [best.run_real(sample) for sample in samples]
         except (RunError, ArmBackendError) as error:
             notes.append(f"the program was not run: {error}")
             return best, None
-        return best, trial.rated(outputs).metric
+        return best, division.judging.rated(outputs).metric
 
     def _marked(self, items: Sequence[Any], doing: str, unit: str) -> Iterable[Any]:
         return marked(items, doing, unit, shown=self._shown, count=len(items))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arm_recipes import ArmRecipeType, ExportRecipe, export
+from arm_recipes import ArmRecipeType, ExportRecipe, export, prepare_qat
 from arm_recipes.stages.equalization import equalize
 
 INT8 = ArmRecipeType.TOSA_INT8
@@ -113,6 +114,26 @@ def test_more_is_left_of_small_channels(name: str, per_channel: bool) -> None:
         found[len(improve)] = min(_sqnr(*pair) for pair in pairs)
     assert found[1] > max(found[0] + 10, 35)
     assert min(layer.gap.sqnr for layer in result.compare(samples[-1:]).layers) > 25
+
+
+def test_a_model_that_is_trained_has_channels_of_one_size() -> None:
+    """Its own parameters are others, with which it is the same function, and the program's are those."""
+    model, samples = _model("convolutions")
+    (x,) = samples[-1]
+    with torch.no_grad():
+        expected = model(x)[0]
+    found = {}
+    for name, improve in (("as it was", {"bias"}), ("equalized", {"bias", "channels"})):
+        recipe = ExportRecipe.get_recipe(INT8, improve=improve, per_channel=False)
+        prepared = prepare_qat(copy.deepcopy(model), recipe, samples[:-1], progress=False).eval()
+        with torch.no_grad():
+            torch.testing.assert_close(prepared.model(x)[0], expected, rtol=1e-4, atol=1e-5)
+            found[name] = prepared(x)[0]
+            again = prepared.export(progress=False).exported_programs["forward"].module()(x)[0]
+        assert torch.equal(again, found[name])
+        weights = (dict(one.named_parameters())["first.weight"] for one in (prepared.model, model))
+        assert torch.equal(*weights) == (name == "as it was")
+    assert _sqnr(expected, found["equalized"]) > max(_sqnr(expected, found["as it was"]) + 10, 35)
 
 
 class _Tied(nn.Module):

@@ -213,6 +213,17 @@ def _residual(case: Case) -> list[Value]:
     return [again, case.conv(result, 3), *([x] if case.rng.random() < 0.3 else [])]
 
 
+def _halved(case: Case) -> list[Value]:
+    """Linear layers that read one row of int16, with the least and the largest numbers, channels of scales apart."""
+    b, size, channels = case.b, 8 * case.number(16, 24), case.number(128, 140)
+    x = case.input(1, 1, 1, size, dtype=DType.INT16)
+    weight = b.const(case.rng.integers(-127, 128, (channels, 1, 1, size)), DType.INT8)
+    bias = b.const(case.rng.integers(-(10**6), 10**6, case.number(0, 1) * (channels - 1) + 1), DType.INT48)
+    sums = b.conv2d(x, weight, bias, pad=(0, 0, 0, 0))
+    scales = case.rng.uniform(1e-4, 1e-2, channels) if case.rng.random() < 0.7 else 2e-4
+    return [b.rescale(sums, (DType.INT16, DType.INT8)[case.number(0, 1)], scales, 0, 0)]
+
+
 FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("pools", pools.CASCADE, _pooled),
     ("channels", channels.CHANNELS, _shuffled),
@@ -223,6 +234,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("upsampling", upsampling.UPSAMPLING, _upsampled),
     ("sums", None, _residual),
     ("bounds", None, _bounded),
+    ("halves", None, _halved),
 ]
 
 
@@ -234,6 +246,27 @@ def test_forms_are_equal_to_the_bit(
     case = Case(seed, SPECS[seed % 3])
     case.graph.outputs = draw(case)
     case.check(form, emulator)
+
+
+@pytest.mark.parametrize(("size", "number", "is_taken"), [(128, 127, True), (520, 125, True), (520, 127, False)])
+def test_rows_of_int16_are_halved_where_int32_holds_the_sums(size: int, number: int, is_taken: bool) -> None:
+    """520 * 127 * 2**15 does not fit. Where sums do, it costs at least a fifth less."""
+    graphs = []
+    for form in (lambda graph, target: None, take_always):
+        case = Case(0, SPECS[2])
+        weight = case.b.const(np.full((128, 1, 1, size), number), DType.INT8)
+        bias = case.b.const(np.zeros(1), DType.INT48)
+        x = case.input(1, 1, 1, size, dtype=DType.INT16)
+        sums = case.b.conv2d(x, weight, bias, pad=(0, 0, 0, 0))
+        case.graph.outputs = [case.b.rescale(sums, DType.INT16, 1e-3)]
+        form(case.graph, case.spec.target)
+        finish(case.graph, case.spec.target)
+        graphs.append(case.graph)
+    assert ("CONCAT" in [op.kind for op in graphs[1].ops]) == is_taken
+    before, after = Prices(SPECS[2].configuration).of(graphs)
+    assert before is not None
+    assert after is not None
+    assert after.cycles < 0.8 * before.cycles if is_taken else after == before
 
 
 # -- prices ----------------------------------------------------------------------------------------------------
