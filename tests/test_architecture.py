@@ -210,8 +210,8 @@ def test_lines_per_operator() -> None:
 
 
 def test_lines_per_form() -> None:
-    always = 3  # those of ``always``, which are not chosen
-    assert _total_lines(f"{CORE}/forms") / (len(FORMS) + always) <= LINES_PER_FORM
+    always, goals = 3, 1  # those of ``always``, which are not chosen, and what is of whole programs
+    assert _total_lines(f"{CORE}/forms") / (len(FORMS) + always + goals) <= LINES_PER_FORM
 
 
 def _total_lines(package: str) -> int:

@@ -23,11 +23,6 @@ def compile_both(
     Raises:
         Exception: Vela failed on the first.
     """
-    if not hasattr(os, "fork"):
-        first = compile_tosa(flatbuffer, accelerator, system_config, options)
-        with contextlib.suppress(Exception, SystemExit):
-            return first, compile_tosa(flatbuffer, accelerator, system_config, others)
-        return first, None
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

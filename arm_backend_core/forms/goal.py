@@ -9,6 +9,7 @@ performance: on U85-256 14 to 59% less SRAM for the same cycles to 0.1%; on U65-
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,16 @@ from arm_backend_core.workers import vela
 
 #: Share of the cycles that less memory may cost.
 MOST_CYCLES = 0.005
+#: The request to Vela's process.
+BOTH = "arm_backend_core.forms.beside:compile_both"
 #: Bytes of SRAM and of weights below which a program for performance stays: there is nothing to save.
 _LEAST = 16 << 10
 #: Bytes of flatbuffer, which is weights but for some kilobytes, from which both are compiled at once: Vela takes 0.1 to
 #: 0.2 seconds of a processor for a megabyte of them.
 _LONG = 1 << 20
-#: Bytes of flatbuffer from which size is not tried: where the NPU reads constants from SRAM, and where from elsewhere.
-#: There a program for size is seldom within the limit, and for large weights Vela takes most of an export.
-_MOST_IN_SRAM, _MOST_ELSEWHERE = 16 << 20, 6 << 20
+#: Bytes of flatbuffer from which size is not tried: for weights so large Vela takes most of an export. For weights that
+#: come from a slower memory than all else does, few programs for size are within the limit.
+_MOST, _MOST_OF_SLOW = 16 << 20, 6 << 20
 
 
 def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **rest: Any) -> tuple[Payload, ArmCompileSpec]:
@@ -40,20 +43,26 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **rest: Any) -> tuple[
     """
     if not isinstance(spec, EthosUCompileSpec) or spec.optimise != "auto":
         return compile_payload(spec, flatbuffer, **rest), spec
-    small, size = for_size(spec), len(flatbuffer)
-    in_sram = spec.configuration.const_memory not in ("OffChipFlash", "Dram")
-    if _LONG <= size < (_MOST_IN_SRAM if in_sram else _MOST_ELSEWHERE):
+    size, most = len(flatbuffer), _MOST if _reads_it_fast(spec.configuration) else _MOST_OF_SLOW
+    if _LONG <= size < most and hasattr(os, "fork"):
+        small = for_size(spec)
         fast, other = _both(spec, small, flatbuffer, rest)
     else:
         fast, other = compile_payload(spec, flatbuffer, **rest), None
     assert fast.vela is not None, "of an Ethos-U"
-    if other is None and (_exceeds(fast.vela, spec) or (size < _LONG and _worth_it(fast.vela))):
+    worth_it = size < _LONG and max(fast.vela.sram_bytes, fast.vela.weight_bytes) >= _LEAST
+    if other is None and (worth_it or _exceeds(fast.vela, spec)):
+        small = for_size(spec)
         other = _tried(small, flatbuffer, rest)
     if other is None or other.vela is None or not _better(fast.vela, other.vela, spec):
         return fast, spec
     if (log := events.current()) is not None:
         log.notes.append(f"'{rest['delegate']}' is optimised for size: {_told(fast.vela, other.vela)}")
     return other, small
+
+
+def _reads_it_fast(configuration: vela.Configuration) -> bool:
+    return configuration.arena_on_second_port or configuration.const_memory not in ("OffChipFlash", "Dram")
 
 
 def for_size(spec: EthosUCompileSpec) -> EthosUCompileSpec:
@@ -74,7 +83,7 @@ def _both(
     others: list[Any] = []
 
     def ask(content: bytes, configuration: vela.Configuration, timeout: float | None) -> tuple[Any, str]:
-        request = "arm_backend_core.forms.beside:compile_both", small.configuration.options
+        request = BOTH, small.configuration.options
         (first, second), log = vela.compile_tosa(content, configuration, timeout, *request)
         others.append(second)
         return first, log
@@ -99,10 +108,6 @@ def _exceeds(figures: VelaFigures, spec: EthosUCompileSpec) -> bool:
     return figures.sram_exceeded or (spec.sram_budget is not None and figures.sram_bytes > spec.sram_budget)
 
 
-def _worth_it(figures: VelaFigures) -> bool:
-    return max(figures.sram_bytes, figures.weight_bytes) >= _LEAST
-
-
 def _better(fast: VelaFigures, small: VelaFigures, spec: EthosUCompileSpec) -> bool:
     """Whether the program for size has all but as few cycles, and saves a larger share of memory than it takes of them.
 
@@ -115,8 +120,8 @@ def _better(fast: VelaFigures, small: VelaFigures, spec: EthosUCompileSpec) -> b
 
 
 def _ratios(fast: VelaFigures, small: VelaFigures) -> list[float]:
-    names = ("total_cycles", "sram_bytes", "weight_bytes")
-    return [getattr(small, name) / max(getattr(fast, name), 1) for name in names]
+    pairs = [(x.total_cycles, x.sram_bytes, x.weight_bytes) for x in (fast, small)]
+    return [after / max(before, 1) for before, after in zip(*pairs, strict=True)]
 
 
 def _told(fast: VelaFigures, small: VelaFigures) -> str:
