@@ -19,12 +19,12 @@ from arm_backend_core.aten.memory_format import settle_memory_formats
 from arm_backend_core.aten.ranks import lower_ranks
 from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
-from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.culprit import culprit
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, FullDelegationError, fault
 from arm_backend_core.forms.chooser import chooser
+from arm_backend_core.forms.goal import compile_best
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import drop_unread, handle_of, is_quantize, keep_reason, number, operator_name
 from arm_backend_core.ops.operands import dtype_of
@@ -119,7 +119,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         what = f"optimizing delegate '{part.name}' raised {type(error).__name__}: {error}"
         raise CompileError(fault(what, error).reason, delegate=part.name) from error
     flatbuffer = serialize(graph, locations=spec.debug_mode is ArmCompileSpec.DebugMode.TOSA)
-    payload = _payload(part, graph, flatbuffer, spec)
+    payload, spec = _payload(part, graph, flatbuffer, spec)
     artifacts.dump(spec, part.name, flatbuffer, payload, graph)
     told = payload.told()
     record = events.Delegate(
@@ -157,7 +157,7 @@ def _handles(part: Part, graph: Graph) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(sorted({known[o.node] for o in op.origins if o.node in known})) for op in graph.walk())
 
 
-def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) -> Payload:
+def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) -> tuple[Payload, ArmCompileSpec]:
     def locate(text: str) -> tuple[str, str] | None:
         """The ATen operator behind a TOSA operator that a tool's message names."""
         for op in graph.ops:
@@ -169,7 +169,7 @@ def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) 
     unread = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read}
     results = [x.size * x.dtype.bytes for x in graph.outputs]
     try:
-        return compile_payload(spec, flatbuffer, delegate=part.name, locate=locate, unread=unread, results=results)
+        return compile_best(spec, flatbuffer, delegate=part.name, locate=locate, unread=unread, results=results)
     except CompileError as error:
         origin = culprit(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.at(origin.operator, origin.source) from error

@@ -86,6 +86,10 @@ def _is_observer(value: Any) -> str | None:
     return None if value in OBSERVER_NAMES else "none of these"
 
 
+def _is_goal(value: Any) -> str | None:
+    return None if value in GOALS else "none of these"
+
+
 def improvements(value: Any, recipe: str) -> tuple[str, ...]:
     """The names that ``improve`` stands for, with a recipe."""
     if isinstance(value, bool):
@@ -170,6 +174,9 @@ NAMED_IMPROVEMENTS = ("rounding",)
 #: What an NPU takes more than 2 % more cycles for: there it is made where it is named.
 _DEAR = ("norms",)
 
+#: What programs for Ethos-U are compiled for: fewest cycles, least memory, or the better of both.
+GOALS = ("auto", "performance", "size")
+
 #: How ranges follow from what calibration shows; ``arm_recipes.observers`` has the classes.
 OBSERVER_NAMES = ("mse", "minmax", "percentile", "entropy")
 
@@ -184,6 +191,7 @@ OPTIONS: dict[str, Option] = {
         Option("extra_flags", "ethos-u", "a list of Vela command line flags", _is_flags),
         Option("config_ini", "ethos-u", "the path of a Vela .ini file", _is_ini),
         Option("tuning", "ethos-u", "a bool", _is_bool, default=True),
+        Option("optimise", "ethos-u", f"one of {', '.join(map(repr, GOALS))}", _is_goal, default="auto"),
         Option("sram_budget", "ethos-u", _BUDGET, _is_budget),
         Option("flash_budget", "ethos-u", _BUDGET, _is_budget),
         Option("direct_drive", "ethos-u85", "a bool", _is_bool, default=False),

@@ -86,7 +86,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
     passes.append(CheckRunnable(given["require_runnable"]))
     sram, flash = (given.get(name) and options.byte_count(given[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash:
-        passes.append(CheckBudgets(sram, flash))
+        passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", "")))
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
         spec, require_full_delegation=given["require_full_delegation"]
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from arm_recipes import options
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
@@ -28,16 +30,33 @@ def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSp
                 f"macs={macs}: no {family} has that many; did you mean {nearest}? "
                 f"(allowed: {', '.join(map(str, allowed))})"
             )
-        return EthosUCompileSpec(
+        flags = _vela_flags(given)
+        spec = EthosUCompileSpec(
             f"{family}-{macs}",
             system_config=given["system_config"],
             memory_mode=given["memory_mode"],
-            extra_flags=_vela_flags(given) or None,
+            extra_flags=flags or None,
             config_ini=None if given["config_ini"] is None else str(given["config_ini"]),
             tuning=given["tuning"],
+            optimise=_goal(given["optimise"], flags),
         )
+        budget = given["sram_budget"]
+        spec.sram_budget = None if budget is None else options.byte_count(budget)
+        return spec
 
     return build
+
+
+def _goal(optimise: str, flags: Sequence[str]) -> str:
+    """What Vela optimises for; where a flag says so, "auto" leaves it to the flag.
+
+    Raises:
+        ValueError: both say it.
+    """
+    named = [flag for flag in flags if flag.startswith(("--optimise", "--optimize"))]
+    if named and optimise != "auto":
+        raise ValueError(f"optimise={optimise!r}: extra_flags say it too, with {named[0]!r}; leave one of them out")
+    return "performance" if named else optimise
 
 
 def _vela_flags(given: Options) -> list[str]:

@@ -210,8 +210,8 @@ def test_lines_per_operator() -> None:
 
 
 def test_lines_per_form() -> None:
-    always = 4  # those of ``take_always``, which are not chosen
-    assert _total_lines(f"{CORE}/forms") / (len(FORMS) + always) <= LINES_PER_FORM
+    always, goals = 4, 1  # those of ``take_always``, which are not chosen, and what is of whole programs
+    assert _total_lines(f"{CORE}/forms") / (len(FORMS) + always + goals) <= LINES_PER_FORM
 
 
 def _total_lines(package: str) -> int:

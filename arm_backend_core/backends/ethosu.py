@@ -7,7 +7,7 @@ import csv
 import io
 import logging
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ def compile_ethosu(
     unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
     results: Sequence[int] | None = None,
     timeout: float | None = 1800.0,
+    ask: Callable[[bytes, vela.Configuration, float | None], tuple[Any, str]] | None = None,
 ) -> Payload:
     """Compile a TOSA 1.0 flatbuffer for ``spec``'s NPU.
 
@@ -49,6 +50,7 @@ def compile_ethosu(
         unread: see ``compile_payload``. Vela leaves these inputs out; the payload has them without a place.
         results: see ``compile_payload``.
         timeout: seconds after which Vela is stopped; None never.
+        ask: gives Vela's answer and what it printed, where it is known already.
 
     Raises:
         CompileError: Vela refused the flatbuffer, crashed on it, took too long, or lost a result.
@@ -59,7 +61,7 @@ def compile_ethosu(
         return failure(reason, flatbuffer, delegate=delegate, directory=directory, locate=locate, log=log)
 
     try:
-        answer, log = vela.compile_tosa(flatbuffer, spec.configuration, timeout)
+        answer, log = (ask or vela.compile_tosa)(flatbuffer, spec.configuration, timeout)
     except WorkerError as error:
         raise failed(f"Vela refused it: {error.message.removeprefix('Compilation failed: ')}", error.log) from None
     except WorkerDied as death:

@@ -98,7 +98,7 @@ def _cheaper(graph: Graph, target: Target, form: Form, ask: Ask) -> tuple[set[Op
         alike[key].append(ops)
         trials[key] = []
         for way in ways:
-            alone = _alone(graph, ops, users, position.__getitem__)
+            alone = cut_out(graph, ops, users, position.__getitem__)
             if not way or _rewrite(alone, target, form, {alone.ops[i] for i in way}):
                 trials[key].append((way, alone))
     graphs = [alone for trial in trials.values() for _, alone in trial if len(trial) > 1]
@@ -142,7 +142,7 @@ def _parts(graph: Graph, target: Target, form: Form) -> Iterator[Part]:
             yield found
 
 
-def _alone(
+def cut_out(
     graph: Graph, ops: Sequence[Op], users: Mapping[Value, Sequence[Op]], position: Callable[[Op], int]
 ) -> Graph:
     """These operators as a graph, with what others make as its inputs and what others read as its outputs."""

@@ -145,8 +145,10 @@ class EthosUCompileSpec(ArmCompileSpec):
         extra_flags: flags of Vela's command line, for example ``["--optimise=Size"]``.
         config_ini: a file that comes with Vela (``Arm/vela.ini``, the default) or the path of one.
         tuning: ask Vela what equal forms of operators cost, and take the cheapest; else the usual ones.
+        optimise: "performance", "size" or "auto", the better of both (``forms/goal.py``).
 
     Attributes:
+        sram_budget: bytes of SRAM that there are, for the better of both; None for any.
         accelerator: Vela's name of the NPU.
         configuration: what Vela's command line made of the arguments.
 
@@ -166,6 +168,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         extra_flags: Sequence[str] | None = None,
         config_ini: str | os.PathLike[str] | None = None,
         tuning: bool = True,
+        optimise: str = "performance",
     ) -> None:
         from arm_backend_core.targets import vela_config
 
@@ -175,11 +178,15 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.system_config = default_system if system_config is None else system_config
         self.memory_mode = default_mode if memory_mode is None else memory_mode
         chosen = DEFAULT_CONFIG_INI if config_ini is None else config_ini
-        flags = vela_config.split_flags(extra_flags or ())
+        if optimise not in (goals := ("auto", "performance", "size")):
+            raise ValueError(f"optimise={optimise!r}: there is no such goal. Allowed: {', '.join(goals)}")
+        flags = (*vela_config.split_flags(extra_flags or ()), *["--optimise=Size"] * (optimise == "size"))
         self.configuration: Configuration = vela_config.configure(
             npu, self.system_config, self.memory_mode, flags, chosen
         )
-        self.config_ini, self.tuning = os.fspath(chosen), tuning
+        self.config_ini, self.tuning, self.extra_flags = os.fspath(chosen), tuning, flags
+        self.sram_budget: int | None = None
+        self.optimise = "size" if "optimize=Size" in self.configuration.options else optimise
         super().__init__(
             Target(npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs),
             vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),

@@ -8,15 +8,12 @@ from typing import Any
 from arm_backend_core.workers.serving import serve
 
 
-def _answer(_: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The outputs and the name of the status that the graph ended with, as ``serving.serve`` wants it."""
-    try:
-        import tosa_reference_model
+def _run(*arguments: Any) -> tuple[list[Any], str]:
+    """The outputs and the name of the status that the graph ended with."""
+    import tosa_reference_model
 
-        outputs, status = tosa_reference_model.run(*arguments)
-        return "ok", (list(outputs), status.name)
-    except Exception as error:
-        return "error", type(error).__name__, str(error), ()
+    outputs, status = tosa_reference_model.run(*arguments)
+    return list(outputs), status.name
 
 
 def _prepare() -> None:
@@ -25,4 +22,4 @@ def _prepare() -> None:
 
 
 if __name__ == "__main__":
-    serve(_answer, _prepare)
+    serve({"run": _run}, _prepare)

@@ -9,20 +9,20 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import pkgutil
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any, BinaryIO
 
 _LENGTH = struct.Struct("<Q")
 
 
-def serve(answer: Callable[[str, tuple[Any, ...]], tuple[Any, ...]], prepare: Callable[[], object]) -> None:
+def serve(functions: Mapping[str, Callable[..., object]], prepare: Callable[[], object]) -> None:
     """Answer requests until the other end closes.
 
     Args:
-        answer: makes ``("ok", value)`` or ``("error", exception class, message, arguments of the exception)`` of the
-            name and the arguments of a request.
+        functions: by the names of requests; of another name, the function of a module (``package.module:function``).
         prepare: called before the first request; does what takes time. A failed import is left to the request.
     """
     requests: BinaryIO = os.fdopen(os.dup(0), "rb")
@@ -42,13 +42,23 @@ def serve(answer: Callable[[str, tuple[Any, ...]], tuple[Any, ...]], prepare: Ca
     while (request := receive(requests)) is not None:
         os.ftruncate(2, 0)
         os.lseek(2, 0, os.SEEK_SET)
-        reply = answer(*request)
+        reply = _answer(functions, *request)
         sys.stdout.flush()
         sys.stderr.flush()
         if libc is not None:
             libc.fflush(None)  # native code prints through C's buffers
         with contextlib.suppress(BrokenPipeError):
             send(replies, reply)
+
+
+def _answer(functions: Mapping[str, Callable[..., object]], name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``("ok", value)`` or ``("error", exception class, message, the exception's ``detail``)``."""
+    try:
+        return "ok", (functions.get(name) or pkgutil.resolve_name(name))(*arguments)
+    except (Exception, SystemExit) as error:
+        # Vela's errors carry their sentence in an attribute; str() of them is a repr.
+        message = str(getattr(error, "error_msg", error))
+        return "error", type(error).__name__, message, getattr(error, "detail", ())
 
 
 def receive(stream: IO[bytes]) -> Any:

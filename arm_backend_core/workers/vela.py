@@ -87,15 +87,17 @@ def configure(argv: tuple[str, ...]) -> Configuration:
     return Configuration(**_ask("configure", list(argv)))
 
 
-def compile_tosa(flatbuffer: bytes, configuration: Configuration, timeout: float | None) -> tuple[dict[str, Any], str]:
-    """Compile; returns the answer of ``vela_process.compile_tosa`` and what the compiler printed.
+def compile_tosa(
+    flatbuffer: bytes, configuration: Configuration, timeout: float | None, request: str = "compile", *more: str
+) -> tuple[Any, str]:
+    """Compile; returns the answer of ``vela_process.compile_tosa`` (or ``request``) and what the compiler printed.
 
     Raises:
         WorkerError: the compiler refused the flatbuffer.
         WorkerDied: it crashed or took longer than ``timeout`` seconds.
     """
     arguments = (flatbuffer, configuration.accelerator, configuration.system_config, configuration.options)
-    reply = _worker.call("compile", *arguments, timeout=timeout)
+    reply = _worker.call(request, *arguments, *more, timeout=timeout)
     return reply.value, reply.log
 
 

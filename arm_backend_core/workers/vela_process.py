@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import types
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, NoReturn
 
@@ -20,7 +19,8 @@ class FlagError(Exception):
     """Vela's argument parser refused the flags. ``flags``: the option strings that it knows."""
 
     def __init__(self, message: str, flags: list[str]) -> None:
-        super().__init__(message, flags)
+        super().__init__(message)
+        self.detail = (flags,)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -135,23 +135,9 @@ def compile_tosa(flatbuffer: bytes, accelerator: str, system_config: str, option
     }
 
 
-_REQUESTS: dict[str, Callable[..., Any]] = {"describe": describe, "configure": configure, "compile": compile_tosa}
-
-
-def _answer(name: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``("ok", value)`` or ``("error", exception class, message, arguments of the exception)``."""
-    try:
-        return "ok", _REQUESTS[name](*arguments)
-    except (Exception, SystemExit) as error:
-        # Vela's errors carry their sentence in an attribute; str() of them is a repr.
-        message = str(getattr(error, "error_msg", error))
-        detail = error.args[1:] if isinstance(error, FlagError) else ()
-        return "error", type(error).__name__, str(error.args[0]) if detail else message, detail
-
-
 def _prepare() -> None:
     from ethosu.vela import vela  # noqa: F401
 
 
 if __name__ == "__main__":
-    serve(_answer, _prepare)
+    serve({"describe": describe, "configure": configure, "compile": compile_tosa}, _prepare)

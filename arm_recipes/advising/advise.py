@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from arm_recipes.sweeping.result import Figures
 
 _Units = tuple[Sequence[Unit], Sequence["np.ndarray[Any, Any]"]]
-#: The flag of Vela that says what it optimizes for.
-_OPTIMISE = ("--optimise", "--optimize")
 
 
 def advise(
@@ -78,12 +76,6 @@ def _spec_of(recipe: ExportRecipe | None) -> EthosUCompileSpec | None:
     return next((spec for spec in specs if isinstance(spec, EthosUCompileSpec)), None)
 
 
-def flags_of(spec: EthosUCompileSpec) -> list[str]:
-    """The flags of Vela that the user added."""
-    given = spec.compiler_flags
-    return given[: next(i for i, flag in enumerate(given) if flag.startswith("--accelerator-config="))]
-
-
 def _other_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
     """What to try beside the memory mode and the flags that there are."""
     from arm_backend_core.targets import vela_config
@@ -91,8 +83,8 @@ def _other_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
     for mode in vela_config.sections(spec.config_ini, vela_config.MEMORY):
         if mode != spec.memory_mode:
             yield {"memory_mode": mode}
-    if not any(flag.startswith(_OPTIMISE) for flag in flags_of(spec)):
-        yield {"extra_flags": [*flags_of(spec), "--optimise", "Size"]}
+    if spec.optimise != "size":  # where that was chosen, it gives what there is, and is no advice
+        yield {"optimise": "size"}
 
 
 #: Vela's names of where constants lie. What is on the chip is SRAM: Vela counts it apart.
@@ -115,9 +107,10 @@ class _Trial:
         from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
         given = self._spec
-        options = {"memory_mode": given.memory_mode, "extra_flags": flags_of(given), **changed}
+        options: dict[str, Any] = {"memory_mode": given.memory_mode, "optimise": given.optimise, **changed}
+        rest: dict[str, Any] = {"extra_flags": given.extra_flags, "config_ini": given.config_ini}
         try:
-            spec = EthosUCompileSpec(given.accelerator, given.system_config, config_ini=given.config_ini, **options)
+            spec = EthosUCompileSpec(given.accelerator, given.system_config, **rest, **options)
         except ValueError:
             return
         words = ", ".join(f"{name}={value!r}" for name, value in changed.items())

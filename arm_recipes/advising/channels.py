@@ -143,7 +143,6 @@ def _compiled(layer: _Layer, channels: int, recipe: ExportRecipe | None, spec: E
     from executorch.export import ExportRecipe
 
     from arm_backend_core.errors import ArmBackendError
-    from arm_recipes.advising.advise import flags_of
     from arm_recipes.exporting import export
     from arm_recipes.messages import ExportError
     from arm_recipes.recipe_types import ArmRecipeType
@@ -156,7 +155,7 @@ def _compiled(layer: _Layer, channels: int, recipe: ExportRecipe | None, spec: E
         macs=spec.target.macs,
         system_config=spec.system_config,
         memory_mode=spec.memory_mode,
-        extra_flags=flags_of(spec),
+        extra_flags=list(spec.extra_flags),
         config_ini=spec.config_ini,
         quantized_io=True,
         require_runnable=False,

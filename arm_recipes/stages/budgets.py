@@ -32,10 +32,12 @@ class CheckBudgets:
     Args:
         sram: bytes for the working memory of the NPU, as Vela counts them; None for any.
         flash: bytes for the program with all that is stored beside it; None for any.
+        optimise: what the program is compiled for, with this budget of SRAM in view.
     """
 
     sram: int | None
     flash: int | None
+    optimise: str = "auto"
 
     def __call__(self, manager: EdgeProgramManager) -> Sequence[Any]:
         """Check every method.
@@ -50,7 +52,7 @@ class CheckBudgets:
                 stored += len(module.processed_bytes)
                 records.append(record)
                 if record.vela is not None and self.sram is not None and record.vela.sram_bytes > self.sram:
-                    raise BudgetError(_sram(method, record, record.vela, self.sram))
+                    raise BudgetError(_sram(method, record, record.vela, self.sram, self.optimise))
         self._check_flash(stored, records, "the delegates alone")
         return []
 
@@ -73,7 +75,7 @@ def budgets(recipe: ExportRecipe) -> Iterator[CheckBudgets]:
     return (each for each in passes if isinstance(each, CheckBudgets))
 
 
-def _sram(method: str, record: Delegate, vela: VelaFigures, budget: int) -> str:
+def _sram(method: str, record: Delegate, vela: VelaFigures, budget: int, optimise: str) -> str:
     text = (
         f"sram_budget: '{method}' needs {_bytes(vela.sram_bytes)} of SRAM with memory mode {vela.memory_mode}, "
         f"{vela.sram_bytes - budget:,} more than the {_bytes(budget)} that there are"
@@ -89,7 +91,8 @@ def _sram(method: str, record: Delegate, vela: VelaFigures, budget: int) -> str:
         (
             "To need less:",
             [
-                ('extra_flags=["--optimise", "Size"]: Vela computes layers in parts, which may take more cycles',),
+                *[('optimise="size": Vela computes layers in parts, which may take more cycles',)]
+                * (optimise == "performance"),
                 ("another memory_mode, where the system has a DRAM; a smaller input, or fewer channels in these",),
                 ("result.advice(), without sram_budget, compiles for what there is and tells what each would need",),
             ],

@@ -262,7 +262,8 @@ def _check_results(method: str, captured: ExportedProgram, quantized: ExportedPr
     wanted, made = _results(captured), _results(quantized)
     if wanted != made:
         raise ExportError(
-            f"quantizing '{method}' made {made} of its results {wanted}: a fault of this compiler, which should be reported"
+            f"quantizing '{method}' made {made} of its results {wanted}: "
+            "a fault of this compiler, which should be reported"
         )
 
 

@@ -44,6 +44,7 @@ def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
     """
     chosen = spec.configuration
     parts = [str(_FORM), version("ethos-u-vela"), chosen.accelerator, chosen.system_config, chosen.options]
+    parts += [spec.optimise, str(spec.sram_budget)]
     parts += [unit.digest for unit in units]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
@@ -52,8 +53,8 @@ def compile_units(
     index: int, spec: EthosUCompileSpec, units: Sequence[Unit], *flatbuffers: np.ndarray[Any, Any]
 ) -> tuple[int, Figures | str]:
     """Compile the delegates of one configuration: its number with its figures, or with the error in words."""
-    from arm_backend_core.backends.compile import compile_payload
     from arm_backend_core.errors import ArmBackendError
+    from arm_backend_core.forms.goal import compile_best
 
     found = []
     try:
@@ -62,7 +63,7 @@ def compile_units(
             def locate(text: str, unit: Unit = unit) -> tuple[str, str] | None:
                 return next((named for named in unit.sources if named[0] in text.upper() and named[1]), None)
 
-            payload = compile_payload(
+            payload, _ = compile_best(
                 spec, flatbuffer.tobytes(), delegate=unit.name, locate=locate, results=unit.result_bytes
             )
             assert payload.vela is not None

@@ -147,13 +147,13 @@ def test_rows_without_a_module_have_a_name() -> None:
 
 def test_a_program_over_the_sram_budget_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
-    recipe = ExportRecipe.get_recipe(U55, sram_budget=500)
+    recipe = ExportRecipe.get_recipe(U55, sram_budget=500, optimise="performance")
     with pytest.raises(BudgetError) as error:
         export(Small().eval(), recipe, images(), output=path, progress=False)
     text = str(error.value)
     assert re.match(r"sram_budget: 'forward' needs [\d,]+ B of SRAM with memory mode Shared_Sram, .* 500 B", text)
     assert re.search(r"[\d,]+ B +result +body\.0 .*models\.py:\d+", text)
-    assert "--optimise" in text
+    assert 'optimise="size"' in text
     assert not path.exists()
 
 
@@ -171,10 +171,15 @@ def test_flash_is_what_is_stored() -> None:
 
 
 def test_sram_that_is_just_enough() -> None:
-    needed = _export(Small(), images(), U55).report.memory[0].bytes
-    _export(Small(), images(), U55, sram_budget=needed)
+    needed = _export(Small(), images(), U55, optimise="performance").report.memory[0].bytes
+    _export(Small(), images(), U55, sram_budget=needed, optimise="performance")
     with pytest.raises(BudgetError):
-        _export(Small(), images(), U55, sram_budget=f"{needed - 1} B")
+        _export(Small(), images(), U55, sram_budget=f"{needed - 1} B", optimise="performance")
+    with_less = _export(Small(), images(), U55, sram_budget=needed - 1)
+    assert with_less.report.memory[0].bytes < needed
+    with pytest.raises(BudgetError) as error:
+        _export(Small(), images(), U55, sram_budget=with_less.report.memory[0].bytes - 1)
+    assert "optimise=" not in str(error.value)
 
 
 def test_weights_that_are_kept_are_in_memory_all_the_time() -> None:

@@ -133,7 +133,7 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"per_channel", "calibration", "observer", "improve", "precisions", "qat", "quantized_io"}
     if recipe in ETHOS_U:
         expected |= {"macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
-        expected |= {"sram_budget", "flash_budget", "tuning"}
+        expected |= {"sram_budget", "flash_budget", "tuning", "optimise"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}
     if recipe not in ETHOS_U:

@@ -14,8 +14,8 @@ import torch
 from executorch.export import ExportRecipe
 from torch import nn
 
-from arm_backend_core import delegate
 from arm_backend_core.backends.payload import Payload
+from arm_backend_core.forms import goal
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, ExportError, RuntimeUnavailable, export
 from arm_recipes.cli import main
@@ -89,13 +89,13 @@ def _without_waits(payload: bytes) -> bytes:
 
 def test_right_numbers_in_no_order_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here one operation runs after the other; on a device nothing would wait for the weights."""
-    compile_payload = delegate.compile_payload
+    compile_payload = goal.compile_payload
 
     def hasty(*arguments: Any, **keywords: Any) -> Payload:
         payload = compile_payload(*arguments, **keywords)
         return replace(payload, data=_without_waits(payload.data))
 
-    monkeypatch.setattr(delegate, "compile_payload", hasty)
+    monkeypatch.setattr(goal, "compile_payload", hasty)
     with pytest.raises(
         ExportError,
         match=r"verify: delegate '\w+' of method 'forward' gives the right numbers here, and may give others on a "

@@ -16,7 +16,7 @@ from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError
-from arm_backend_core.forms import channels, dilation, heads, pixels, pools, price, upsampling
+from arm_backend_core.forms import channels, dilation, goal, heads, pixels, pools, price, upsampling
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Ask, Form, choose_forms
 from arm_backend_core.forms.chooser import FORMS
@@ -407,7 +407,7 @@ def test_the_report_says_what_was_chosen() -> None:
 
 def test_where_vela_fails_on_chosen_forms_there_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """And where it fails on these too, the first failure is told."""
-    compiled, tried = delegate.compile_payload, list[bool]()
+    compiled, tried = goal.compile_payload, list[bool]()
 
     def failing(spec: EthosUCompileSpec, *arguments: Any, **keywords: Any) -> Payload:
         tried.append(spec.tuning)
@@ -415,7 +415,7 @@ def test_where_vela_fails_on_chosen_forms_there_are_the_usual_ones(monkeypatch: 
             raise CompileError(f"Vela crashed ({len(tried)})", delegate="arm_0")
         return compiled(spec, *arguments, **keywords)
 
-    monkeypatch.setattr(delegate, "compile_payload", failing)
+    monkeypatch.setattr(goal, "compile_payload", failing)
     monkeypatch.setattr(delegate, "culprit", lambda *_: None)
     model, samples = torch.nn.Conv2d(3, 4, 3).eval(), [(torch.rand(1, 3, 8, 8),) for _ in range(2)]
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)

@@ -13,8 +13,8 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_backend_core import delegate
 from arm_backend_core.backends.payload import Payload
+from arm_backend_core.forms import goal
 from arm_recipes import ArmRecipeType, ExportResult, export, load
 from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
@@ -109,13 +109,13 @@ def test_a_loaded_program_has_no_names() -> None:
 
 def test_an_error_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an operation that writes outside of its region, as is found while it is loaded."""
-    compile_payload = delegate.compile_payload
+    compile_payload = goal.compile_payload
 
     def outside(*arguments: Any, **keywords: Any) -> Payload:
         payload = compile_payload(*arguments, **keywords)
         return replace(payload, data=_at_another_place(payload.data))
 
-    monkeypatch.setattr(delegate, "compile_payload", outside)
+    monkeypatch.setattr(goal, "compile_payload", outside)
     result, x = _exported(NPUS[0])
     given = result.inputs[0].quantize(x)
     what = r"In its command stream, NPU_OP_\w+ at byte \d+: OFM takes bytes \d+ to \d+ of a region of \d+"

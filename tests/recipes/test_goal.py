@@ -1,0 +1,187 @@
+"""``optimise=``: Vela's programs for performance and for size, and which of them is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arm_backend_core.backends.payload import Payload
+from arm_backend_core.errors import CompileError
+from arm_backend_core.forms import goal
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.workers import vela
+from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, sweep
+from arm_recipes.recipe_files import read_recipe
+
+U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
+X = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
+
+
+class Wide(nn.Module):
+    """Its largest tensors are in the middle, where a program for size computes some rows at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.widen, self.between = nn.Conv2d(3, 24, 3, padding=1), nn.Conv2d(24, 24, 3, padding=1)
+        self.narrow = nn.Conv2d(24, 4, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of images."""
+        return self.narrow(self.between(self.widen(x).relu()).relu())
+
+
+def _export(recipe: ArmRecipeType, **options: Any) -> ExportResult:
+    return export(Wide().eval(), ExportRecipe.get_recipe(recipe, **options), [(X,)], progress=False)
+
+
+def _figures(result: ExportResult) -> tuple[int, int, int]:
+    (delegate,) = result.report.delegates
+    assert delegate.vela is not None
+    return delegate.vela.total_cycles, delegate.vela.sram_bytes, delegate.vela.weight_bytes
+
+
+def _notes(result: ExportResult) -> list[str]:
+    return [note for note in result.report.notes if "optimised for size" in note]
+
+
+@pytest.fixture(scope="module")
+def exported() -> dict[tuple[ArmRecipeType, str], ExportResult]:
+    return {(recipe, aim): _export(recipe, optimise=aim) for recipe in (U55, U85) for aim in ("performance", "size")}
+
+
+def test_the_better_is_taken(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
+    fast, small, auto = exported[U85, "performance"], exported[U85, "size"], _export(U85)
+    assert _figures(small)[0] <= 1.005 * _figures(fast)[0]
+    assert _figures(small)[1] < 0.7 * _figures(fast)[1]
+    assert auto.buffer == small.buffer != fast.buffer
+    (note,) = _notes(auto)
+    assert f"{_figures(small)[1]:,} bytes of SRAM for {_figures(fast)[1]:,}" in note
+    assert b"--optimise=Size" in auto.buffer
+    assert not _notes(fast) + _notes(small)
+    assert torch.equal(auto.run(X), fast.run(X))
+    assert not any("optimise" in item.change for item in auto.advice())
+
+
+def test_cycles_come_first(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
+    """On U55, which reads weights from flash again for each part."""
+    fast, small, auto = exported[U55, "performance"], exported[U55, "size"], _export(U55)
+    assert _figures(small)[1] < 0.7 * _figures(fast)[1]
+    assert _figures(small)[0] > 1.005 * _figures(fast)[0]
+    assert auto.buffer == fast.buffer
+    assert not _notes(auto)
+    assert torch.equal(small.run(X), fast.run(X))
+
+
+def test_what_does_not_fit_otherwise_is_for_size(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
+    least, most = _figures(exported[U55, "size"])[1], _figures(exported[U55, "performance"])[1]
+    assert _figures(_export(U55, sram_budget=least))[1] == least
+    assert _figures(_export(U55, sram_budget=most))[1] == most
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_both_at_once_are_the_same(
+    exported: dict[tuple[ArmRecipeType, str], ExportResult], monkeypatch: pytest.MonkeyPatch, forks: bool
+) -> None:
+    (delegate,) = exported[U85, "performance"].report.delegates
+    asked = list[str]()
+    compile_tosa = vela.compile_tosa
+
+    def ask(*arguments: Any) -> Any:
+        asked.append(arguments[3] if len(arguments) > 3 else "compile")
+        return compile_tosa(*arguments)
+
+    monkeypatch.setattr(vela, "compile_tosa", ask)
+    monkeypatch.setattr(goal, "_LONG", 0 if forks else 1 << 20)
+    spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
+    payload, chosen = goal.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
+    assert asked == ([goal.BOTH] if forks else ["compile", "compile"])
+    assert (chosen.compiler_flags[0], spec.optimise) == ("--optimise=Size", "auto")
+    assert payload.data == goal.compile_best(chosen, delegate.tosa, delegate="d", locate=lambda _: None)[0].data
+
+
+def test_where_vela_fails_on_one_of_both(
+    exported: dict[tuple[ArmRecipeType, str], ExportResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other is taken; where it is that for performance, it is an error, and Vela's process works on."""
+    (delegate,) = exported[U85, "performance"].report.delegates
+    spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
+    small = goal.for_size(spec)
+
+    def compiled() -> tuple[Payload, Any]:
+        return goal.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
+
+    monkeypatch.setattr(goal, "for_size", lambda _: small)
+    monkeypatch.setattr(goal, "_LONG", 0)
+    right = small.configuration
+    small.configuration = _without(right)
+    assert compiled()[1] is spec
+    small.configuration, spec.configuration = right, _without(spec.configuration)
+    with pytest.raises(CompileError, match="Vela refused it"):
+        compiled()
+    spec.configuration = EthosUCompileSpec("ethos-u85-256").configuration
+    assert compiled()[1] is small
+
+
+def _without(configuration: vela.Configuration) -> vela.Configuration:
+    from dataclasses import replace
+
+    return replace(configuration, options="[scheduler]\noptimize=Beauty\n")
+
+
+def test_small_and_very_large_programs_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = list[Any]()
+    monkeypatch.setattr(goal, "_tried", lambda *arguments, **_: tried.append(arguments))
+    tiny = nn.Conv2d(3, 4, 3).eval(), [(torch.rand(1, 3, 8, 8),)]
+    export(tiny[0], ExportRecipe.get_recipe(U85), tiny[1], progress=False)
+    assert not tried
+    monkeypatch.setattr(goal, "_LONG", 0)
+    monkeypatch.setattr(goal, "_MOST", 0)
+    _export(U85)
+    assert not tried
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "told"),
+    [
+        (U85, {"optimise": "fast"}, "optimise must be one of 'auto', 'performance', 'size'; got 'fast'"),
+        (U85, {"optimise": None}, "optimise must be one of"),
+        (ArmRecipeType.TOSA_INT8, {"optimise": "size"}, "unknown argument 'optimise'; it belongs to Ethos-U recipes"),
+        (U85, {"optimise": "size", "extra_flags": ["--optimise", "Size"]}, "extra_flags say it too, with '--optimise'"),
+    ],
+)
+def test_what_cannot_be_is_an_error_at_once(recipe: ArmRecipeType, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        ExportRecipe.get_recipe(recipe, **options)
+
+
+def test_spec_names_its_goals() -> None:
+    with pytest.raises(ValueError, match=r"optimise='fast': there is no such goal\. Allowed: auto, performance, size"):
+        EthosUCompileSpec("ethos-u55-128", optimise="fast")
+
+
+def test_a_flag_is_a_word_too() -> None:
+    assert _flagged("Size").optimise == "size"
+    assert _flagged("Performance").optimise == "performance"
+
+
+def _flagged(aim: str) -> EthosUCompileSpec:
+    recipe: Any = ExportRecipe.get_recipe(U55, extra_flags=["--optimise", aim])
+    spec: EthosUCompileSpec = recipe.lowering_recipe.partitioners[0].compile_spec
+    return spec
+
+
+def test_recipes_that_are_written_down_keep_it(tmp_path: Path) -> None:
+    recipe: Any = ExportRecipe.get_recipe(U55, optimise="size")
+    assert read_recipe(recipe.to_dict())[1] == {"optimise": "size"}
+
+
+def test_a_sweep_has_the_figures_of_an_export(exported: dict[tuple[ArmRecipeType, str], ExportResult]) -> None:
+    rows = sweep(Wide().eval(), [(X,)], recipes=[U85], macs=[256], memory_modes=["Sram_Only"], progress=False).rows
+    assert [(row.figures.cycles, row.figures.sram_bytes) for row in rows if row.figures is not None] == [
+        _figures(exported[U85, "size"])[:2]
+    ]
