@@ -47,6 +47,9 @@ class Annotator:
             record, config = find(node), config_of(node)
             if record is None or config is None or node in self.constants or record.kind is Kind.PASSTHROUGH:
                 continue
+            sizes = [x.meta["val"].numel() for x in node.all_input_nodes if x in self.constants]
+            if record.kind is Kind.SHARED and max(sizes, default=0) >= 1 << 20:  # a table, in int16 twice its bytes
+                config = replace(config, inner=None)
             if record.kind is not Kind.CONV or config.weight is not None:
                 self.records[node], self.configs[node] = record, config
         self._results: dict[Node, QuantizationSpec] = {}
@@ -121,8 +124,7 @@ class Annotator:
             self._annotate_shared(node)
             return
         regions = self.regions
-        reads = node in regions.origin or node in regions.readers or regions.has_integer_rule(node)
-        if not reads:
+        if not (node in regions.origin or node in regions.readers or regions.has_integer_rule(node)):
             return  # stays in floating point: an integer-only target will say why
         inputs: dict[Node, QuantizationSpecBase | None] = {
             source: self._input_spec(node, source)

@@ -168,3 +168,26 @@ def test_inputs_of_any_size(size: float, recipe: ArmRecipeType) -> None:
             assert bool(actual.isfinite().all())
             assert size == 0.0 or size == 1e-30 or sqnr([expected], [actual]) > 25, sqnr([expected], [actual])
             assert (expected - actual).abs().max() <= 0.05 * max(float(expected.abs().max()), 1e-15)
+
+
+class _Embedded(nn.Module):
+    """Words and positions, added and normalized."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.words, self.positions, self.norm = nn.Embedding(words, 64), nn.Embedding(16, 64), nn.LayerNorm(64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalized: Tensor = self.norm(self.words(x) + self.positions(torch.arange(16)))
+        return normalized
+
+
+@pytest.mark.parametrize(("words", "width"), [(1 << 10, 2), (1 << 14, 1)])
+def test_large_tables_stay_int8(words: int, width: int) -> None:
+    """A table that a sum reads is int16, for its precision; with a million numbers that would be a megabyte more."""
+    torch.manual_seed(0)
+    model, size = _Embedded(words).eval(), words * 64 * width
+    samples = [(torch.randint(0, words, (1, 16), dtype=torch.int32),) for _ in range(4)]
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples[:3])
+    assert size < len(result.buffer) < size + 40_000
+    assert sqnr([model(*samples[3]).detach()], [result.run(*samples[3])]) > (60 if width == 2 else 38)
