@@ -41,9 +41,9 @@ def convolve_phases(op: Op, rewriter: Rewriter) -> Value | None:
     repeats, phases = repeated(bias, size[3], strides[1]), []
     for kernel in _phases(weight.data, strides, taps, zero_points[1]):
         sums = b.conv2d(x, constant(kernel, weight.dtype), repeats, pad=pad, zps=zero_points)
-        n, rows, columns, channels = sums.shape
-        phases.append(b.reshape(done_to(sums, steps, strides[1], b), (n * rows, 1, columns, channels)))
-    value = b.reshape(b.concat(phases, 1), (n, rows * strides[0], columns * strides[1], size[3]))
+        phases.append(done_to(sums, steps, strides[1], b))
+    n, rows, columns, _ = phases[0].shape
+    value = b.reshape(b.concat(phases, 2), (n, rows * strides[0], columns * strides[1], size[3]))
     return b.slice(value, (0, *(crop[axis] - first[axis] * strides[axis] for axis in _AXES), 0), size)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from arm_recipes.commands import arguments
 from arm_recipes.commands.samples import check_source
 from arm_recipes.files import check_saved_program, check_writable
+from arm_recipes.options import GOALS
 from arm_recipes.sweeping.configurations import ALL, configurations
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("--config-ini", help="a Vela .ini file")
     parser.add_argument("--extra-flags", action="append", metavar="FLAG", help="for Vela; repeat for more")
     parser.add_argument("--per-tensor", dest="per_channel", action="store_false", help="one scale per weight tensor")
+    parser.add_argument("--optimise", default="auto", help=", ".join(GOALS) + "; default: auto")
     parser.add_argument("--folder", type=Path, help="where finished configurations are kept, to go on from")
     parser.add_argument("--html", type=Path, help="write a picture there (needs Plotly)")
     arguments.add_json(parser)
@@ -49,7 +51,7 @@ def _sweep(given: argparse.Namespace) -> None:
     arguments.check_apart([given.model, given.samples], [picture])
     systems = given.system_configs if given.system_configs != [ALL] else ALL
     varied = {"macs": given.macs, "system_config": systems, "memory_mode": given.memory_modes}
-    rest = {name: getattr(given, name) for name in ("per_channel", "extra_flags", "config_ini")}
+    rest = {name: getattr(given, name) for name in ("per_channel", "optimise", "extra_flags", "config_ini")}
     configurations(given.recipes, varied, {"calibration": None, **rest})  # now: before PyTorch is imported
     from arm_recipes import sweep
 

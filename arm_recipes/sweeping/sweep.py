@@ -38,6 +38,7 @@ def sweep(
     folder: str | Path | None = None,
     calibration: Any = None,
     per_channel: bool = True,
+    optimise: str = "auto",
     extra_flags: Sequence[str] | None = None,
     config_ini: str | Path | None = None,
     progress: bool = True,
@@ -62,7 +63,7 @@ def sweep(
             that is the signal to noise of the outputs against the model in floating point, in dB.
         folder: where finished configurations are kept, by content: graphs, Vela's options and version. A sweep that
             was ended goes on with the others, and a new one makes only what has changed. Failed ones are tried again.
-        calibration, per_channel, extra_flags, config_ini: options of the recipes.
+        calibration, per_channel, optimise, extra_flags, config_ini: options of the recipes.
         progress: show a progress bar if standard error is a terminal.
 
     Returns:
@@ -76,6 +77,7 @@ def sweep(
     fixed = {
         "calibration": calibration,
         "per_channel": per_channel,
+        "optimise": optimise,
         "extra_flags": extra_flags,
         "config_ini": config_ini,
     }
