@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
@@ -41,9 +41,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> bool:
             return False
     written: dict[Node, Node] = {}
     for node in mutating:
-        source = node.args[0]
-        target = _functional(node)
-        assert isinstance(source, Node)
+        source, target = cast(Node, node.args[0]), _functional(node)
         assert target is not None
         node.target = target
         later = {user for user in source.users if order[user] > order[node]}

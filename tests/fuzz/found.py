@@ -477,4 +477,10 @@ FOUND = [
         lambda x, y: (x.detach_().to(torch.int32), (y.detach_().add_(1) * 3).to(torch.int32)),
         (_x(7, low=-40, high=40), _x(7, low=-40, high=40)),
     ),
+    Found("powers_of_next_to_nothing", torch.pow, (_x(2, 7, low=-0.3, high=0.6), _x(1, low=0, high=0)), _INT),
+    Found(
+        "batch_norm_of_one_value",
+        lambda x, y: aten._native_batch_norm_legit.no_stats(x, y, y, True, 0.1, 1e-3)[0],
+        (_x(1, 5, 1), _x(5)),
+    ),
 ]

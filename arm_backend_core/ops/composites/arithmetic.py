@@ -52,8 +52,8 @@ def native_batch_norm(
 def batch_norm_of_batch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, None, None]:
-    """With the statistics of the batch, which are not returned."""
-    return F.batch_norm(x, None, None, weight, bias, True, momentum, eps), None, None
+    """With the statistics of the batch, which are not returned; ``F.batch_norm`` refuses channels of one value."""
+    return torch.batch_norm(x, weight, bias, None, None, True, momentum, eps, False), None, None
 
 
 @made_of(aten._fused_rms_norm.default)

@@ -71,6 +71,8 @@ def exponential(v: Int, out: QParams) -> Int:
     most = float(out.scale) * max(out.qmax - out.zero_point, out.zero_point - out.qmin, 1) * 1.01
     low, high = math.log(float(out.scale) / 8), math.log(most)
     middle, half = (high + low) / 2, (high - low) / 2
+    if v.scale < half * 2.0**-24:  # steps that count for nothing, of which the middle has more than INT32 holds
+        v = v.rescale(I32, v.scale / half * 2.0**24)
     index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * ONE, saturate=True)
     return index.tabulated(np.exp(middle + POINTS / ONE * half) / most * ONE, most / ONE)
 
