@@ -2,7 +2,8 @@
 
 Windows are cut out of a video by a view of eight dimensions, a permutation and another view. What stays together is one
 dimension, and what is left above six is moved one run of elements at a time. Elementwise operators broadcast along runs
-of dimensions, each of which is one too (relative positions of a video's patches).
+of dimensions, each of which is one too (relative positions of a video's patches); softmax and reductions need but one
+before and one behind their own (RAFT's weights of neighbours).
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ _VIEWS = (
 )
 _COPIES = (aten.clone.default, aten.contiguous.default)
 _PERMUTES = (aten.permute.default, aten.permute_copy.default)
+_ALONG = (aten.softmax.int, aten._softmax.default, aten.sum.dim_IntList, aten.mean.dim, aten.amax.default)
 
 
 def lower_ranks(module: GraphModule) -> None:
     """Write what has too many dimensions with fewer; a view of a view of these reads what that one reads."""
-    wide = [node for node in module.graph.nodes if node.op == "call_function" and _is_wide(node)]
+    wide = [node for node in module.graph.nodes if any(map(_is_wide, (node, *node.all_input_nodes)))]
     for node in wide:
-        if node.target in _PERMUTES:
-            _permute(node)
-        elif torch.Tag.pointwise in getattr(node.target, "tags", ()):
-            _meet(node)
+        with node.graph.inserting_before(node):
+            narrow = _permuted if node.target in _PERMUTES else _reduced if node.target in _ALONG else _met
+            if (value := narrow(node)) is not None:
+                node.replace_all_uses_with(call(node, aten.reshape.default, value, list(node.meta["val"].shape)))
+                node.graph.erase_node(node)
     for node in module.graph.nodes if wide else ():
         while node.target in _VIEWS and node.args[0].target in (*_VIEWS, *_COPIES) and _is_wide(node.args[0]):
             # A view of the first one need not be one of its source.
@@ -53,19 +56,29 @@ def _is_wide(node: Node) -> bool:
     return isinstance(value, Tensor) and value.dim() > LEVEL_8K.max_rank
 
 
-def _permute(node: Node) -> None:
+def _permuted(node: Node) -> Node | None:
     value, dims = cast(Any, node.args)
     shape = value.meta["val"].shape
-    with node.graph.inserting_before(node):
-        for sizes, order in _steps(shape, [dim % len(shape) for dim in dims]):
-            value = call(node, aten.permute.default, call(node, aten.reshape.default, value, list(sizes)), list(order))
-        value = call(node, aten.reshape.default, value, list(node.meta["val"].shape))
-    node.replace_all_uses_with(value)
-    node.graph.erase_node(node)
+    for sizes, order in _steps(shape, [dim % len(shape) for dim in dims]):
+        value = call(node, aten.permute.default, call(node, aten.reshape.default, value, list(sizes)), list(order))
+    return value
 
 
-def _meet(node: Node) -> None:
+def _reduced(node: Node) -> Node | None:
+    """An operator along one dimension."""
+    value, dims, *rest = cast(Any, node.args)
+    shape, along = value.meta["val"].shape, [dims] if isinstance(dims, int) else dims
+    if len(along or ()) != 1:
+        return None
+    dim = along[0] % len(shape)
+    flat = call(node, aten.reshape.default, value, [prod(shape[:dim]), shape[dim], prod(shape[dim + 1 :])])
+    return call(node, node.target, flat, 1 if along is not dims else [1], *rest, **node.kwargs)
+
+
+def _met(node: Node) -> Node | None:
     """An elementwise operator on operands whose dimensions, as far as each has or lacks them all, are one."""
+    if torch.Tag.pointwise not in getattr(node.target, "tags", ()):
+        return None
     shape = node.meta["val"].shape
     operands = [source for source in node.all_input_nodes if source.meta["val"].dim()]
     aligned = {x: (1,) * (len(shape) - x.meta["val"].dim()) + tuple(x.meta["val"].shape) for x in operands}
@@ -75,17 +88,14 @@ def _meet(node: Node) -> None:
         joined = size == 1 or not real or all((a[dim] == 1) == (a[real[-1]] == 1) for a in aligned.values())
         runs = [*runs[:-1], [*runs[-1], dim]] if runs and joined else [*runs, [dim]]
     if len(runs) > LEVEL_8K.max_rank:
-        return
-    with node.graph.inserting_before(node):
-        narrow = {
-            x: call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
-            for x, sizes in aligned.items()
-        }
-        made = node.graph.node_copy(node, lambda x: narrow.get(x, x))
-        made.meta["val"] = node.meta["val"].reshape([prod(shape[dim] for dim in run) for run in runs])
-        value = call(node, aten.reshape.default, made, list(shape))
-    node.replace_all_uses_with(value)
-    node.graph.erase_node(node)
+        return None
+    narrow = {
+        x: call(node, aten.reshape.default, x, [prod(sizes[dim] for dim in run) for run in runs])
+        for x, sizes in aligned.items()
+    }
+    made = node.graph.node_copy(node, lambda x: narrow.get(x, x))
+    made.meta["val"] = node.meta["val"].reshape([prod(shape[dim] for dim in run) for run in runs])
+    return made
 
 
 def _steps(shape: Sequence[int], order: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

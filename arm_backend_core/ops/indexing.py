@@ -46,6 +46,8 @@ def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
 def strided(b: Builder, x: Value, axis: int, places: range) -> Value:
     """x[places] along one axis: the first of each group; the last group is filled, and the filling cut off again."""
     before, after, count = x.shape[:axis], x.shape[axis + 1 :], len(places)
+    if places.step == 1:
+        return b.narrow(x, axis, places.start, count)
     behind = max(places.start + count * places.step - x.shape[axis], 0)
     padded = b.pad(x, [(0, behind if i == axis else 0) for i in range(x.rank)], 0)
     span = b.narrow(padded, axis, places.start, count * places.step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -133,11 +134,7 @@ def slice_(
 ) -> Value:
     """x[start:end:step] along one dimension; a step keeps the first of every ``step`` elements."""
     axis = _axis(cx, dim, x.rank)
-    size = x.shape[axis]
-    begin, stop, _ = slice(start, end).indices(size)
-    if step == 1:
-        return cx.b.narrow(x.value, axis, begin, max(stop - begin, 0))
-    return strided(cx.b, x.value, axis, range(begin, stop, step))
+    return strided(cx.b, x.value, axis, range(*slice(start, end, step).indices(x.shape[axis])))
 
 
 @op(aten.roll.default, **_SHARED)
@@ -174,20 +171,15 @@ def split(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> list[Value]:
     unbind = len(pieces[0]) < x.rank
     dim = kwargs.get("dim", (args[0] if args else 0) if unbind else (args[1] if len(args) > 1 else 0))
     axis = _axis(cx, dim, x.rank)
-    results, start = [], 0
-    for shape in pieces:
-        size = 1 if unbind else shape[axis]
-        results.append(cx.b.reshape(cx.b.narrow(x.value, axis, start, size), shape))
-        start += size
-    return results
+    sizes = [1 if unbind else shape[axis] for shape in pieces]
+    parts = [cx.b.narrow(x.value, axis, end - size, size) for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    return [cx.b.reshape(part, shape) for part, shape in zip(parts, pieces, strict=True)]
 
 
 @op(aten.constant_pad_nd.default, **_SHARED)
 def constant_pad(cx: Context, x: Tensor, pad: Sequence[int], value: float = 0) -> Value:
     """pad: (before, after) pairs, last dimension first; negative amounts cut."""
-    pairs = [(0, 0)] * x.rank
-    for i in range(len(pad) // 2):
-        pairs[x.rank - 1 - i] = (pad[2 * i], pad[2 * i + 1])
+    pairs = [(0, 0)] * (x.rank - len(pad) // 2) + list(zip(pad[-2::-2], pad[::-2], strict=True))
     sizes = [size + min(before, 0) + min(after, 0) for size, (before, after) in zip(x.shape, pairs, strict=True)]
     kept = cx.b.slice(x.value, [max(-before, 0) for before, _ in pairs], sizes)
     fill = value if x.q is None else int(x.q.quantize(torch.tensor(float(value)).double().numpy()))

@@ -57,13 +57,6 @@ def _window(
     return _Window(kernel, steps, (before[0], after[0], before[1], after[1]))
 
 
-def _padded(cx: Context, image: Value, window: _Window, amounts: Sequence[int], zero: int) -> tuple[Value, _Window]:
-    """Write a part of the window's padding into the image."""
-    image = cx.b.pad(image, [(0, 0), (amounts[0], amounts[1]), (amounts[2], amounts[3]), (0, 0)], zero)
-    left = tuple(pad - amount for pad, amount in zip(window.pad, amounts, strict=True))
-    return image, replace(window, pad=left)
-
-
 def _cut(cx: Context, image: Value, window: _Window) -> tuple[Value, _Window]:
     """Take off the rows and columns that no window reaches."""
     n, h, w, c = image.shape
@@ -142,7 +135,11 @@ def avg_pool(
         counted = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
     else:
         counted = [0, 0, 0, 0]
-    image, window = _cut(cx, *_padded(cx, image, window, counted, q.zero_point if q else 0))
+    image = cx.b.pad(
+        image, [(0, 0), (counted[0], counted[1]), (counted[2], counted[3]), (0, 0)], q.zero_point if q else 0
+    )
+    rest = tuple(pad - amount for pad, amount in zip(window.pad, counted, strict=True))
+    image, window = _cut(cx, image, replace(window, pad=rest))
     result, factor = _average(cx, q, image, window), prod(window.kernel) / (divisor_override or prod(window.kernel))
     if factor != 1 and q is None:
         result = cx.b.mul(result, cx.operand(factor))

@@ -533,6 +533,14 @@ MOVEMENT = [
     Case("permute_heads", lambda x: x.permute(2, 0, 3, 1, 4), one(1, 1024, 1, 2, 66)),
     Case("permute_every_dimension", lambda x: x.view([2] * 8).permute(3, 0, 5, 2, 7, 4, 1, 6).flatten(), one(16, 16)),
     Case(
+        "weights_of_neighbours",  # of RAFT
+        lambda x, y: (
+            (x.view(1, 1, 9, 2, 2, 3, 4).softmax(2) * y.view(1, 2, 9, 1, 1, 3, 4)).sum(2).permute(0, 1, 4, 2, 5, 3)
+        ),
+        two((1, 36, 3, 4), (1, 18, 12)),
+        wide_steps=4,  # a sum of nine products, each with an error of its own
+    ),
+    Case(
         "positions_of_video",
         lambda x, y: (
             x.reshape(1, 2, 2, 3, 1, 2, 1, 1) + y.reshape(1, 2, 1, 3, 1, 1, 2, 1) * x.reshape(1, 2, 2, 3, 1, 1, 1, 2)
