@@ -115,10 +115,6 @@ class Regions:
         alone = record.univariate and len(self.operands(node)) == 1
         return record.lower_integer is not None and not alone
 
-    def reads_wide(self, user: Node) -> bool:
-        """Whether int16 operands are worth having for ``user`` in an int8 program."""
-        return self._reads_wide(user, self.wide)
-
     def _merged_producers(self) -> dict[Node, Node]:
         merged: dict[Node, Node] = {}
         readers: set[Node] = set()
@@ -159,12 +155,12 @@ class Regions:
         These are the residual stream of a transformer. A reader that needs int8 (a matrix product) quantizes its own
         operand once more.
         """
-        wide: set[Node] = {node for node in self._feedback if node not in self._records or may_be(node)}
+        wide = self.wide = {node for node in self._feedback if node not in self._records or may_be(node)}
         places = set[Any]()
         for node in reversed(list(self._records)):
             readers = [user for user in node.users if user in self._records]
             free = self._records[node].fixed_range is None and may_be(node)
-            if free and any(self._reads_wide(user, wide) for user in readers):
+            if free and any(map(self.reads_wide, readers)):
                 wide.add(node)
                 places.add(node.meta.get(PLACE))
         return wide | {node for node in self._records if PLACE in node.meta and node.meta[PLACE] in places}
@@ -187,12 +183,15 @@ class Regions:
         computes = any(node in self._records and self._records[node].univariate for node in between)
         return between if computes else set()
 
-    def _reads_wide(self, user: Node, wide: set[Node]) -> bool:
-        record = self._records[user]
-        if record.reads_int16 or (PLACE in user.meta and record.kind is not Kind.CONV):
+    def reads_wide(self, user: Node) -> bool:
+        """Whether int16 operands are worth having for ``user`` in an int8 program."""
+        record, target, single = self._records[user], overload_of(user.target), user in self.origin
+        divides = target is aten.div.Tensor and not single  # by sums that may be small: efficientvit_b0 5 dB, now 11
+        if record.reads_int16 or divides or (PLACE in user.meta and record.kind is not Kind.CONV):
             return True
-        arithmetic = (record.fuses and record.univariate and user not in self.origin) or user in self._feedback
-        return (arithmetic or record.kind is Kind.SHARED) and (user in wide or self.merged.get(user) in wide)
+        adds = not single or target is aten.add.Tensor  # with a number, which keeps a divisor from 0
+        arithmetic = (record.fuses and record.univariate and adds) or user in self._feedback
+        return (arithmetic or record.kind is Kind.SHARED) and not self.wide.isdisjoint((user, self.merged.get(user)))
 
 
 @dataclass(frozen=True, eq=False)

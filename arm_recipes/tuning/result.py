@@ -43,7 +43,8 @@ class TunedRegion:
         modules: that quantize what they read.
         precision: chosen.
         share: of the error that all regions make with the recipe's own precision.
-        prices: what each other precision costs beyond the recipe's own, here alone: cycles, or bytes of traffic.
+        prices: what each other precision costs here beyond the recipe's own, beside the latter or beside the most exact
+            one in all other regions, whichever is less: cycles, or bytes of traffic.
     """
 
     module: str

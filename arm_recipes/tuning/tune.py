@@ -3,7 +3,8 @@
 1. The model's modules are divided into regions by the error that each makes of the output, alone at the recipe's
    precision while all others are at the most exact one. So measured errors add up; taken the other way round, from
    the recipe's program with one region made exact, they drown in the noise of the rest.
-2. What another precision costs a region is compiled: the recipe's program with this region changed.
+2. What another precision costs a region is compiled: the recipe's program with this region changed, and the most exact
+   one with it and with the recipe's own. Plans are made from either price, as borders are in the first.
 3. The best plans for every exchange rate between error and price follow (``path``). Some are made whole, then those
    around the goal, then steps that still fit: borders between regions cost, and only whole programs tell how much.
 4. The chosen one is exported and executed.
@@ -160,21 +161,22 @@ class _Search:
     def run(self, notes: Sequence[str]) -> Tuned:
         """Find the program, export it and run it."""
         shares, errors = self._errors()
-        prices = self._prices(errors)
-        found = {
-            region: [
-                path.Choice(name, errors[region, name], prices[region, name])
-                for name in self._choices
-                if (region, name) in prices
-            ]
-            for region in shares
-        }
-        start, steps = path.steps(found)
-        plans = path.plans(self._base, start, steps)
-        self._along(plans, start, steps)
+        alone = self._prices(errors)
+        least = alone | {place: min(alone[place], paid) for place, paid in self._in_company(alone, errors).items()}
+        for prices in (alone, least) if least != alone else (alone,):
+            found = {
+                region: [
+                    path.Choice(name, errors[region, name], prices[region, name])
+                    for name in self._choices
+                    if (region, name) in prices
+                ]
+                for region in shares
+            }
+            start, steps = path.steps(found)
+            self._along(path.plans(self._base, start, steps), start, steps)
         chosen = self._best()
         plan = self._plan_of(chosen)
-        return self._told(chosen, plan, shares, errors, prices, list(notes))
+        return self._told(chosen, plan, shares, errors, least, list(notes))
 
     # -- what regions do, each by itself -------------------------------------------------------------------------
 
@@ -211,6 +213,26 @@ class _Search:
         for place, price in zip(wanted, made, strict=True):
             if isinstance(price, Price) and price.cpu_operators <= base.cpu_operators:
                 found[place] = float(price.of(self._currency) - base.of(self._currency))
+        return found
+
+    def _in_company(
+        self, alone: Iterable[tuple[Region, str]], errors: Mapping[tuple[Region, str], float]
+    ) -> dict[tuple[Region, str], float]:
+        """What precisions cost those regions that make some of the error while all others are at the most exact one.
+
+        Alone, int16 in a linear layer behind a function in int8 pays for bringing int8 to int16, and gains nothing.
+        """
+        total = sum(noise for (_, name), noise in errors.items() if name == self._own)
+        places = [place for place in alone if errors[place[0], self._own] > _SHARE * total and place[1] != self._own]
+        exact = dict.fromkeys(self._base, self._finest)
+        pairs = [(with_region(exact, region, name), with_region(exact, region, self._own)) for region, name in places]
+        made = iter(self._trial.price(plan for pair in pairs for plan in pair))
+        found = {}
+        for place, pair in zip(places, zip(made, made, strict=True), strict=True):
+            one, other = pair
+            if isinstance(one, Price) and isinstance(other, Price):
+                # What int8 costs more among int16 is not saved where that is not there.
+                found[place] = max(float(one.of(self._currency) - other.of(self._currency)), 0.0)
         return found
 
     # -- whole programs ------------------------------------------------------------------------------------------
