@@ -13,6 +13,15 @@ def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
 
     Each has the weights, bias and scales of its channels, so each result is the one that it was.
     """
+    parts = heads_of(op, rewriter)
+    if parts is None:
+        return None
+    image = rewriter.build.concat(parts, 1)
+    return rewriter.build.transpose(image, [(0, 2, 1, 3).index(axis) for axis in op.attrs["perms"]])
+
+
+def heads_of(op: Op, rewriter: Rewriter) -> list[Value] | None:
+    """[1, 1, T, D] of each head, computed apart; None where no convolution made what the TRANSPOSE takes apart."""
     made = _linear(op, rewriter)
     if made is None:
         return None
@@ -23,9 +32,9 @@ def separate_heads(op: Op, rewriter: Rewriter) -> Value | None:
         spans = [*((0, n) for n in conv.output.shape[:-1]), (head * size, size)]
         total = convolve_part(conv, spans[-1], rewriter)
         attrs = attributes_part(rescale, spans)
-        parts.append(b.emit("RESCALE", (total,), total.shape, rescale.output.dtype, **attrs))
-    image = b.concat([b.reshape(part, (1, 1, rows, size)) for part in parts], 1)
-    return b.transpose(image, [(0, 2, 1, 3).index(axis) for axis in op.attrs["perms"]])
+        part = b.emit("RESCALE", (total,), total.shape, rescale.output.dtype, **attrs)
+        parts.append(b.reshape(part, (1, 1, rows, size)))
+    return parts
 
 
 def _linear(op: Op, rewriter: Rewriter) -> tuple[Op, Op] | None:
