@@ -54,10 +54,10 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **rest: Any) -> tuple[
     if other is None and (worth_it or _exceeds(fast.vela, spec)):
         small = for_size(spec)
         other = _tried(small, flatbuffer, rest)
-    if other is None or other.vela is None or not _better(fast.vela, other.vela, spec):
+    if other is None or not _better(fast, other, spec):
         return fast, spec
     if (log := events.current()) is not None:
-        log.notes.append(f"'{rest['delegate']}' is optimised for size: {_told(fast.vela, other.vela)}")
+        log.notes.append(f"'{rest['delegate']}' is optimised for size: {_told(fast, other)}")
     return other, small
 
 
@@ -104,29 +104,29 @@ def _tried(spec: EthosUCompileSpec, flatbuffer: bytes, rest: dict[str, Any], **h
         return None
 
 
-def _exceeds(figures: VelaFigures, spec: EthosUCompileSpec) -> bool:
+def _exceeds(figures: VelaFigures | None, spec: EthosUCompileSpec) -> bool:
+    assert figures is not None, "of an Ethos-U"
     return figures.sram_exceeded or (spec.sram_budget is not None and figures.sram_bytes > spec.sram_budget)
 
 
-def _better(fast: VelaFigures, small: VelaFigures, spec: EthosUCompileSpec) -> bool:
-    """Whether the program for size has all but as few cycles, and saves a larger share of memory than it takes of them.
+def _better(fast: Payload, small: Payload, spec: EthosUCompileSpec) -> bool:
+    """Whether it has all but as few cycles for size, and saves a larger share of all bytes than it takes of cycles.
 
     Where it needs no more SRAM than there is, and the other one does, it is in any case.
     """
-    if _exceeds(fast, spec):
-        return not _exceeds(small, spec)
-    cycles, *memory = _ratios(fast, small)
-    return cycles <= 1 + MOST_CYCLES and cycles + sum(memory) < 1 + len(memory)
+    if _exceeds(fast.vela, spec):
+        return not _exceeds(small.vela, spec)
+    (before, *had), (after, *has) = _costs(fast), _costs(small)
+    return after <= (1 + MOST_CYCLES) * before and after * sum(has) < before * sum(had)
 
 
-def _ratios(fast: VelaFigures, small: VelaFigures) -> list[float]:
-    pairs = [(x.total_cycles, x.sram_bytes, x.weight_bytes) for x in (fast, small)]
-    return [after / max(before, 1) for before, after in zip(*pairs, strict=True)]
+def _costs(payload: Payload) -> tuple[int, int, int]:
+    """Cycles, bytes of SRAM, and of the program."""
+    assert payload.vela is not None, "of an Ethos-U"
+    return payload.vela.total_cycles, payload.vela.sram_bytes, len(payload.data)
 
 
-def _told(fast: VelaFigures, small: VelaFigures) -> str:
-    cycles = 100 * (_ratios(fast, small)[0] - 1)
-    return (
-        f"{small.sram_bytes:,} bytes of SRAM for {fast.sram_bytes:,}, {small.weight_bytes:,} of weights for "
-        f"{fast.weight_bytes:,}, cycles {cycles:+.1f}%"
-    )
+def _told(fast: Payload, small: Payload) -> str:
+    (before, had, stored), (after, has, stores) = _costs(fast), _costs(small)
+    cycles = 100 * (after / max(before, 1) - 1)
+    return f"{has:,} bytes of SRAM for {had:,}, {stores:,} of program for {stored:,}, cycles {cycles:+.1f}%"

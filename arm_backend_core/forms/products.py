@@ -57,7 +57,7 @@ def _scaled(op: Op) -> Op | None:
     split = producer(op.inputs[0], "RESHAPE")
     rescale = split and producer(split.inputs[0], "RESCALE")
     kept = rescale is not None and (1, *rescale.output.shape) == op.inputs[0].shape
-    return rescale if kept and tuple(op.attrs["perms"]) == (0, 2, 1, 3) else None
+    return rescale if kept and tuple(op.attrs["perms"]) in ((0, 2, 1, 3), (2, 0, 1, 3)) else None
 
 
 def _product(op: Op, rewriter: Rewriter) -> Part | None:
@@ -68,7 +68,10 @@ def _product(op: Op, rewriter: Rewriter) -> Part | None:
         return None
     last = readers[0]
     behind = dict.fromkeys(around(last, rewriter, (), ("RESHAPE", "TRANSPOSE")))
-    last = next((step for step in behind if step.kind == "TRANSPOSE" and _scaled(step) is last), last)
+    moved = [step for step in behind if step.kind == "TRANSPOSE"]
+    if any(_scaled(step) is not last for step in moved):  # of what is put together Vela may turn in many steps
+        return None
+    last = moved[0] if len(moved) == 1 else last
     # With what makes the operands: into a CONCAT it writes without a copy, which operands that are given need.
     before = around(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT", "RESCALE"), ())
     convs = [made for step in before for x in step.inputs if (made := producer(x, "CONV2D")) is not None]
