@@ -217,13 +217,8 @@ def _grouped(
 ) -> Value:
     """image [N, H, W, C], kernel [OC, C / groups, KH, KW]: depthwise where it is, else a convolution per group."""
     out_channels, per_group = kernel.shape[:2]
-    groups = geometry.groups
-    attrs: dict[str, Any] = {
-        "pad": geometry.pad,
-        "stride": geometry.stride,
-        "dilation": geometry.dilation,
-        "zps": zero_points(x, weight),
-    }
+    attrs: dict[str, Any] = {**vars(geometry), "zps": zero_points(x, weight)}
+    groups = attrs.pop("groups")
     if groups > 1 and per_group == 1:
         # PyTorch's output channel is c * M + m, as TOSA's.
         sums = accumulator(cx, x, weight, bias, kernel, slice(None))

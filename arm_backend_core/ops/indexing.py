@@ -23,6 +23,7 @@ aten = torch.ops.aten
 _FEW_ROWS, _FEW_PRODUCTS = 1024, 1 << 21
 _MOST_ROWS = 64  #: each is taken out, picked from and put back
 _FEW_SLICES = 8  #: up to here copies of runs are taken for cheaper than a GATHER
+_MOST_SLICES = 1024  #: RAFT samples 12,544 elements one by one; the CPU is faster, and Vela not done in minutes
 
 
 def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
@@ -40,6 +41,8 @@ def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
         values, picked = b.reshape(x, (lead, size, trail)), b.const(np.tile(indices, (lead, 1)), DType.INT32)
         if b.refusal("GATHER", (values, picked), (lead, len(indices), trail), x.dtype) is None:
             return b.reshape(b.gather(values, picked), shape)
+    if len(starts) > _MOST_SLICES:
+        raise Unsupported(f"{len(starts) - 1} runs of elements ({_MOST_SLICES} without GATHER); leave it to the CPU")
     return b.concat([b.narrow(x, axis, indices[i], j - i) for i, j in pairwise(starts)], axis)
 
 
