@@ -143,7 +143,7 @@ def table(found: Iterable[dict[str, Any]]) -> str:
             relative(row["tuned"]),
             f"{share:.0%}",
             f"{row['by_parts']:.0%}",
-            f"{row['half']:.2f}x",
+            f"{row['half']:.2f}x" if "half" in row else "",
             verified,
             relative(row["output_layer"]),
             relative(mean),
