@@ -276,8 +276,8 @@ def processor_seconds() -> float:
     total = own.user + own.system + own.children_user + own.children_system
     for task in Path("/proc/self/task").iterdir():
         for worker in (task / "children").read_text().split():
-            user, system = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[11:13]
-            total += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+            ticks = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[11:15]  # a copy's of it too
+            total += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
     return total
 
 
