@@ -70,7 +70,7 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     "large_int64": (
         lambda x: x < torch.tensor([2**40]),
         [Input((3,), 0, 9, torch.int64)],
-        "int64 constant 'detach_' has values that int32 cannot hold",
+        "int64 constant 'lift_fresh_copy' has values that int32 cannot hold",
     ),
     "rrelu_training": (
         lambda x: F.rrelu(x, training=True),
