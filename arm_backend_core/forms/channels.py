@@ -34,7 +34,7 @@ def take_channels(op: Op, rewriter: Rewriter) -> Value | None:
     build = rewriter.build
     if folded:
         data = op.inputs[1].data
-        if data is None:
+        if data is None or data.shape[-1] != len(order):  # pixels become others on the way
             return None
         weight = np.zeros((*data.shape[:3], x.shape[-1]), data.dtype)
         weight[..., order] = data

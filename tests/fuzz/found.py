@@ -483,4 +483,10 @@ FOUND = [
         lambda x, y: aten._native_batch_norm_legit.no_stats(x, y, y, True, 0.1, 1e-3)[0],
         (_x(1, 5, 1), _x(5)),
     ),
+    Found(
+        "folded_and_resized",
+        lambda x: aten.upsample_bicubic2d.vec(F.fold(x, 2, 1), [5, 7], True, None),
+        (_x(3, 2, 4),),
+        ("ETHOSU_U85_INT8",),
+    ),
 ]
