@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from arm_backend_core import events
+from arm_backend_core.errors import fault
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.price import Price
 from arm_backend_core.targets.target import Target
@@ -65,7 +67,12 @@ def choose_forms(graph: Graph, target: Target, forms: Sequence[Form], ask: Ask) 
     """Rewrite ``graph`` in place with those of ``forms`` that are cheaper, one form after the other."""
     made = []
     for form in forms:
-        chosen, saved = _cheaper(graph, target, form, ask)
+        try:
+            chosen, saved = _cheaper(graph, target, form, ask)
+        except Exception as error:  # of copies: the graph is as it was, and does without the form
+            reason = fault(f"the form '{form.name}' raised {type(error).__name__}: {error}", error).reason
+            (events.current() or events.Log()).notes.append(reason)
+            continue
         if chosen:
             _rewrite(graph, target, form, chosen)
             made.append(Choice(form.name, len(chosen), saved))
@@ -106,8 +113,7 @@ def _cheaper(graph: Graph, target: Target, form: Form, ask: Ask) -> tuple[set[Op
         take_always(alone, target)
         finish(alone, target)
     prices = dict(zip(graphs, ask(graphs), strict=True))
-    chosen: set[Op] = set()
-    saved = 0
+    chosen, saved = set[Op](), 0
     for shared, trial in trials.items():
         known = [(price, way) for way, alone in trial if (price := prices.get(alone)) is not None]
         if len(known) > 1 and not known[0][1]:

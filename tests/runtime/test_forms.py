@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from arm_backend_core import delegate
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import CompileError
-from arm_backend_core.forms import channels, dilation, goal, heads, pixels, pools, price, products, upsampling
+from arm_backend_core.errors import CompileError, InternalError
+from arm_backend_core.forms import channels, chooser, dilation, goal, heads, pixels, pools, price, products, upsampling
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Ask, Form, choose_forms
 from arm_backend_core.forms.chooser import FORMS
@@ -428,3 +429,19 @@ def test_where_vela_fails_on_chosen_forms_there_are_the_usual_ones(monkeypatch: 
     assert any("no forms are chosen by their price" in note and "(1)" in note for note in result.report.notes)
     with pytest.raises(CompileError, match=r"Vela crashed \(3\)"):
         export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
+
+
+def test_a_form_that_fails_ends_no_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program is that without the form, and a note says so; in the tests it is an error."""
+
+    def failing(*_: object) -> None:
+        raise IndexError("of channels")
+
+    monkeypatch.setattr(chooser, "FORMS", (replace(pools.CASCADE, rule=failing),))
+    x = torch.randn(1, 8, 14, 14).to(memory_format=torch.channels_last)
+    with pytest.raises(InternalError, match="max pools as cascades of small ones' raised IndexError: of channels"):
+        export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), [(x,)])
+    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
+    result = export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), [(x,)])
+    assert any("cascades of small ones' raised IndexError: of channels" in note for note in result.report.notes)
+    assert len(result.report.delegates) == 1
