@@ -75,9 +75,7 @@ def delegate(
     for node, refusal in selection.refusals.items():
         keep_reason(node, refusal.reason)
     rejected = selection.rejections()
-    log = events.current()
-    if log is not None:
-        log.rejected.extend(rejected)
+    events.current().rejected.extend(rejected)
     if require_full_delegation and rejected:
         lines = [f"  {r.operator} ({r.node}{', ' + r.source if r.source else ''}): {r.reason}" for r in rejected]
         raise FullDelegationError(
@@ -136,9 +134,7 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         origins=tuple(tuple(op.origins.items()) for op in graph.walk()),
         handles=_handles(part, graph),
     )
-    log = events.current()
-    if log is not None:
-        log.delegates.append(record)
+    events.current().delegates.append(record)
     execute = _executor(flatbuffer, [walk.entry(node)[1] for node in part.inputs], [x.dtype for x in graph.outputs])
     meta = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
     return Compiled(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, meta)

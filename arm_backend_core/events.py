@@ -76,9 +76,9 @@ class Log:
 _log: ContextVar[Log | None] = ContextVar("arm_backend_core_log", default=None)
 
 
-def current() -> Log | None:
-    """The innermost open log, or None."""
-    return _log.get()
+def current() -> Log:
+    """The innermost open log; one that nobody reads where none is open."""
+    return _log.get() or Log()
 
 
 @contextmanager

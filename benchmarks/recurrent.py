@@ -9,9 +9,7 @@ Processor time of this process and of Vela's on one thread, after a first export
 from __future__ import annotations
 
 import copy
-import os
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,19 +24,10 @@ sys.path.insert(0, str(ROOT))
 from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config  # noqa: E402
 from arm_recipes import ArmRecipeType, export  # noqa: E402
 from arm_recipes.report import TensorInfo  # noqa: E402
+from benchmarks.compare import processor_seconds  # noqa: E402
 from tests.models.keyword_spotter import KeywordSpotter  # noqa: E402
 
 RECIPES = (ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.TOSA_INT8)
-
-
-def _seconds() -> float:
-    """Of this process and the processes that it started."""
-    ticks = 0
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        fields = stat.read_text().rpartition(")")[2].split()
-        if int(fields[1]) == os.getpid():
-            ticks += sum(map(int, fields[11:15]))  # of what it started and waited for, too
-    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _noise(exact: Tensor, x: Tensor) -> float:
@@ -75,8 +64,8 @@ def _exported(model: nn.Module, kind: ArmRecipeType, steps: int, wide: str | Non
         assert recipe.quantization_recipe is not None
         assert recipe.quantization_recipe.quantizers
         recipe.quantization_recipe.quantizers[0].set_module_name(wide, get_symmetric_a16w8_quantization_config())
-    begin = _seconds()
-    return export(model, recipe, samples), _seconds() - begin
+    begin = processor_seconds()
+    return export(model, recipe, samples), processor_seconds() - begin
 
 
 def _cycles(result: Any) -> str:

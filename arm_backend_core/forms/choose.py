@@ -71,7 +71,7 @@ def choose_forms(graph: Graph, target: Target, forms: Sequence[Form], ask: Ask) 
             chosen, saved = _cheaper(graph, target, form, ask)
         except Exception as error:  # of copies: the graph is as it was, and does without the form
             reason = fault(f"the form '{form.name}' raised {type(error).__name__}: {error}", error).reason
-            (events.current() or events.Log()).notes.append(reason)
+            events.current().notes.append(reason)
             continue
         if chosen:
             _rewrite(graph, target, form, chosen)

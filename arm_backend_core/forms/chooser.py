@@ -25,11 +25,11 @@ def chooser(spec: ArmCompileSpec) -> Pass:
     def choose(graph: Graph, target: Target) -> None:
         if not target.hardware.npu:
             return
-        log, made = events.current(), list[Choice]()
+        made: list[Choice] = []
         if isinstance(spec, EthosUCompileSpec) and spec.tuning:
             made = choose_forms(graph, target, FORMS, Prices(spec.configuration).of)
-        if made and log is not None:
-            log.notes.append(told(made))
+        if made:
+            events.current().notes.append(told(made))
         take_always(graph, target)
 
     return choose

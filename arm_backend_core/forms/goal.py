@@ -49,15 +49,14 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **rest: Any) -> tuple[
         fast, other = _both(spec, small, flatbuffer, rest)
     else:
         fast, other = compile_payload(spec, flatbuffer, **rest), None
-    assert fast.vela is not None, "of an Ethos-U"
-    worth_it = size < _LONG and max(fast.vela.sram_bytes, fast.vela.weight_bytes) >= _LEAST
-    if other is None and (worth_it or _exceeds(fast.vela, spec)):
+    figures = _figures(fast)
+    worth_it = size < _LONG and max(figures.sram_bytes, figures.weight_bytes) >= _LEAST
+    if other is None and (worth_it or _exceeds(fast, spec)):
         small = for_size(spec)
         other = _tried(small, flatbuffer, rest)
     if other is None or not _better(fast, other, spec):
         return fast, spec
-    if (log := events.current()) is not None:
-        log.notes.append(f"'{rest['delegate']}' is optimised for size: {_told(fast, other)}")
+    events.current().notes.append(f"'{rest['delegate']}' is optimised for size: {_told(fast, other)}")
     return other, small
 
 
@@ -67,11 +66,8 @@ def _reads_it_fast(configuration: vela.Configuration) -> bool:
 
 def for_size(spec: EthosUCompileSpec) -> EthosUCompileSpec:
     """The same with ``--optimise Size``."""
-    made = EthosUCompileSpec(
-        *(spec.accelerator, spec.system_config, spec.memory_mode, spec.extra_flags, spec.config_ini),
-        tuning=spec.tuning,
-        optimise="size",
-    )
+    given = spec.accelerator, spec.system_config, spec.memory_mode, spec.extra_flags, spec.config_ini
+    made = EthosUCompileSpec(*given, optimise="size")
     found = copy.copy(spec)  # with where it writes intermediate files
     found.configuration, found.compiler_flags, found.optimise = made.configuration, made.compiler_flags, made.optimise
     return found
@@ -104,8 +100,13 @@ def _tried(spec: EthosUCompileSpec, flatbuffer: bytes, rest: dict[str, Any], **h
         return None
 
 
-def _exceeds(figures: VelaFigures | None, spec: EthosUCompileSpec) -> bool:
-    assert figures is not None, "of an Ethos-U"
+def _figures(payload: Payload) -> VelaFigures:
+    assert payload.vela is not None, "of an Ethos-U"
+    return payload.vela
+
+
+def _exceeds(payload: Payload, spec: EthosUCompileSpec) -> bool:
+    figures = _figures(payload)
     return figures.sram_exceeded or (spec.sram_budget is not None and figures.sram_bytes > spec.sram_budget)
 
 
@@ -114,16 +115,16 @@ def _better(fast: Payload, small: Payload, spec: EthosUCompileSpec) -> bool:
 
     Where it needs no more SRAM than there is, and the other one does, it is in any case.
     """
-    if _exceeds(fast.vela, spec):
-        return not _exceeds(small.vela, spec)
+    if _exceeds(fast, spec):
+        return not _exceeds(small, spec)
     (before, *had), (after, *has) = _costs(fast), _costs(small)
     return after <= (1 + MOST_CYCLES) * before and after * sum(has) < before * sum(had)
 
 
 def _costs(payload: Payload) -> tuple[int, int, int]:
     """Cycles, bytes of SRAM, and of the program."""
-    assert payload.vela is not None, "of an Ethos-U"
-    return payload.vela.total_cycles, payload.vela.sram_bytes, len(payload.data)
+    figures = _figures(payload)
+    return figures.total_cycles, figures.sram_bytes, len(payload.data)
 
 
 def _told(fast: Payload, small: Payload) -> str:

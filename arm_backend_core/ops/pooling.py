@@ -135,9 +135,8 @@ def avg_pool(
         counted = [min(max(pad, 0), limit) for pad, limit in zip(window.pad, limits, strict=True)]
     else:
         counted = [0, 0, 0, 0]
-    image = cx.b.pad(
-        image, [(0, 0), (counted[0], counted[1]), (counted[2], counted[3]), (0, 0)], q.zero_point if q else 0
-    )
+    sides = [(0, 0), *zip(counted[::2], counted[1::2], strict=True), (0, 0)]
+    image = cx.b.pad(image, sides, q.zero_point if q else 0)
     rest = tuple(pad - amount for pad, amount in zip(window.pad, counted, strict=True))
     image, window = _cut(cx, image, replace(window, pad=rest))
     result, factor = _average(cx, q, image, window), prod(window.kernel) / (divisor_override or prod(window.kernel))

@@ -23,6 +23,7 @@ _DEFAULTS = {
     "ethos-u85": ("Ethos_U85_SYS_DRAM_Mid", "Sram_Only"),
 }
 DEFAULT_CONFIG_INI = "Arm/vela.ini"
+GOALS = ("auto", "performance", "size")
 
 
 class ArmCompileSpec(ABC):
@@ -178,8 +179,8 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.system_config = default_system if system_config is None else system_config
         self.memory_mode = default_mode if memory_mode is None else memory_mode
         chosen = DEFAULT_CONFIG_INI if config_ini is None else config_ini
-        if optimise not in (goals := ("auto", "performance", "size")):
-            raise ValueError(f"optimise={optimise!r}: there is no such goal. Allowed: {', '.join(goals)}")
+        if optimise not in GOALS:
+            raise ValueError(f"optimise={optimise!r}: there is no such goal. Allowed: {', '.join(GOALS)}")
         flags = (*vela_config.split_flags(extra_flags or ()), *["--optimise=Size"] * (optimise == "size"))
         self.configuration: Configuration = vela_config.configure(
             npu, self.system_config, self.memory_mode, flags, chosen

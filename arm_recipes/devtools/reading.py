@@ -99,18 +99,18 @@ def in_order(candidates: Sequence[Array], expected: Array) -> Array:
 
     A layout of memory is chosen by the compiler and written down nowhere; a wrong one is far off.
     """
-    best: tuple[float, Array] | None = None
-    for ways in (_layouts, _joined_layouts):
-        for array in (array for candidate in candidates for array in ways(candidate, expected.shape)):
-            with np.errstate(invalid="ignore"):  # infinities of a mask
-                distance = float(np.nan_to_num(np.abs(array.astype(np.float64) - expected)).sum())
-            if best is None or distance < best[0]:
-                best = distance, array
-        # Dimensions may be of the wanted sizes by chance.
-        if best is not None and best[0] < float(np.nan_to_num(np.abs(expected)).sum()) / 2:
-            break
-    assert best is not None, "no layout"
-    return np.ascontiguousarray(best[1])
+
+    def distance(array: Array) -> float:
+        with np.errstate(invalid="ignore"):  # infinities of a mask
+            return float(np.nan_to_num(np.abs(array.astype(np.float64) - expected)).sum())
+
+    plain = itertools.chain.from_iterable(_layouts(candidate, expected.shape) for candidate in candidates)
+    joined = itertools.chain.from_iterable(_joined_layouts(candidate, expected.shape) for candidate in candidates)
+    best = min(plain, key=distance, default=None)
+    far = float(np.nan_to_num(np.abs(expected)).sum()) / 2  # dimensions are of the wanted sizes by chance
+    if best is None or distance(best) >= far:
+        best = min(itertools.chain(() if best is None else (best,), joined), key=distance)
+    return np.ascontiguousarray(best)
 
 
 def _layouts(array: Array, shape: tuple[int, ...]) -> Iterator[Array]:

@@ -91,7 +91,7 @@ def _delegated(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dic
         return {method: chosen.transform_for_pre_decomposition(program) for method, program in programs.items()}
 
     log = events.current()
-    if log is None or not getattr(partitioner.compile_spec, "tuning", False):
+    if not getattr(partitioner.compile_spec, "tuning", False):
         return each(partitioner)
     try:
         with events.record() as tried:

@@ -157,10 +157,10 @@ class Observed(torch.nn.Module):
         """What no sample chose gets its ranges from what the last one makes of it."""
         wheres = [node for node in self.graph.nodes if CHOICE in node.meta]
         sides = {(where, side) for where in wheres for side in (True, False)}
-        log, told = events.current() or events.Log(), {place for place in sides if place not in self._taken}
+        notes, told = events.current().notes, {place for place in sides if place not in self._taken}
         for line, side in sorted({(source_line(where), side) for where, side in told}):
             which = f"the {'first' if side else 'second'} branch of a torch.cond{line and f' ({line})'}"
-            log.notes.append(f"no calibration sample takes {which}: calibrate with one that does")
+            notes.append(f"no calibration sample takes {which}: calibrate with one that does")
         self._paths = {}
         while self.samples and not sides <= self._taken:
             self._observe(self._last)

@@ -11,7 +11,6 @@ import torch
 from executorch.export import QuantizationRecipe
 from executorch.export.stages import PipelineArtifact, QuantizeStage
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
@@ -269,8 +268,7 @@ def _check_results(method: str, captured: ExportedProgram, quantized: ExportedPr
 
 def _results(program: ExportedProgram) -> list[str]:
     nodes = {node.name: node for node in program.graph.nodes}
-    names = [spec.arg.name for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    values = [nodes[name].meta["val"] for name in names if name in nodes]
+    values = [nodes[name].meta["val"] for name in program.graph_signature.user_outputs if name in nodes]
     return [f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in values if isinstance(x, torch.Tensor)]
 
 

@@ -15,7 +15,7 @@ _NAMED = 3
 
 def tell(observers: Iterable[Any]) -> None:
     """Add a sentence for each kind to the notes of the export."""
-    log = events.current()
+    notes = events.current().notes
     kinds: dict[str, list[str]] = {}
     for observer in dict.fromkeys(observers):
         if isinstance(observer, RangeObserver) and not isinstance(observer, WeightObserver) and not observer.exact:
@@ -24,8 +24,7 @@ def tell(observers: Iterable[Any]) -> None:
                 kinds.setdefault(kind, []).append(observer.tensor)
     for kind, tensors in kinds.items():
         more = f" and {len(tensors) - _NAMED} more" if len(tensors) > _NAMED else ""
-        if log is not None:
-            log.notes.append(f"calibration: {', '.join(tensors[:_NAMED])}{more} {kind}")
+        notes.append(f"calibration: {', '.join(tensors[:_NAMED])}{more} {kind}")
 
 
 def _kind(observer: RangeObserver) -> str | None:

@@ -146,8 +146,7 @@ class Prepared(torch.nn.Module):
     def settle(self, observed: Observed) -> None:
         """Let a calibrated program have the ranges that were found."""
         self._check_places(observed)
-        if (log := events.current()) is not None:
-            log.notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
+        events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
         observed.observe_not_taken()  # now, as what an observer sees afterwards counts again
         for observer, span in zip(activations(observed), self._spans(), strict=True):
             settle(observer, span())

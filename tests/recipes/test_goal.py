@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.errors import CompileError
 from arm_backend_core.forms import goal
-from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.targets.compile_spec import GOALS, EthosUCompileSpec
 from arm_backend_core.workers import vela
-from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, sweep
+from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, options, sweep
 from arm_recipes.recipe_files import read_recipe
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
@@ -33,6 +33,10 @@ class Wide(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Features of images."""
         return self.narrow(self.between(self.widen(x).relu()).relu())
+
+
+def test_goals_are_those_of_the_option() -> None:
+    assert options.GOALS == GOALS
 
 
 def _export(recipe: ArmRecipeType, **options: Any) -> ExportResult:

@@ -20,7 +20,6 @@ from arm_backend_core.errors import CompileError, InternalError
 from arm_backend_core.forms import channels, chooser, dilation, goal, heads, pixels, pools, price, products, upsampling
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Ask, Form, choose_forms
-from arm_backend_core.forms.chooser import FORMS
 from arm_backend_core.forms.price import Price, Prices
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
@@ -333,7 +332,7 @@ def test_what_vela_refuses_has_no_price(cache: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", fail)
     assert Prices(SPECS[0].configuration).of([_pool(5)]) == [None]
     graph = _pool(9)
-    assert choose_forms(graph, SPECS[0].target, FORMS, Prices(SPECS[0].configuration).of) == []
+    assert choose_forms(graph, SPECS[0].target, chooser.FORMS, Prices(SPECS[0].configuration).of) == []
     assert [op.kind for op in graph.ops] == ["MAX_POOL2D"]
 
 
@@ -346,7 +345,7 @@ def test_large_pools_become_cascades_that_share_their_beginnings(spec: EthosUCom
     x = case.input(1, 14, 14, 64)
     pools = [case.b.max_pool2d(x, (size, size), (1, 1), (size // 2,) * 4) for size in (5, 9, 13)]
     case.graph.outputs = [case.b.concat([x, *pools], 3)]
-    (choice,) = choose_forms(case.graph, spec.target, FORMS, Prices(spec.configuration).of)
+    (choice,) = choose_forms(case.graph, spec.target, chooser.FORMS, Prices(spec.configuration).of)
     assert choice.times == 3
     assert choice.cycles > 0
     assert sorted(str(op.attrs["kernel"]) for op in case.graph.ops[:-1]) == ["[1, 5]"] * 3 + ["[5, 1]"] * 3
@@ -357,7 +356,7 @@ def test_a_shuffle_of_channels_is_done_by_convolutions() -> None:
     x = case.b.reshape(case.conv(case.input(1, 28, 28, 8), 116), (1, 28, 28, 2, 58))
     x = case.b.reshape(case.b.transpose(x, (0, 1, 2, 4, 3)), (1, 28, 28, 116))
     case.graph.outputs = [case.conv(case.b.slice(x, (0, 0, 0, 58), (1, 28, 28, 58)), 58)]
-    assert choose_forms(case.graph, SPECS[2].target, FORMS, Prices(SPECS[2].configuration).of)
+    assert choose_forms(case.graph, SPECS[2].target, chooser.FORMS, Prices(SPECS[2].configuration).of)
     assert {op.kind for op in case.graph.ops} == {"CONV2D", "RESCALE"}
 
 
@@ -369,7 +368,7 @@ def test_what_was_padded_and_dilated_is_neither(spec: EthosUCompileSpec) -> None
     bias = case.b.const(np.zeros(32), DType.INT32)
     y = case.b.conv2d(case.b.reshape(x, (1, 1, 80, 32)), weight, bias, pad=(0, 0, 0, 0), dilation=(1, 8))
     case.graph.outputs = [case.b.rescale(y, DType.INT8, 0.01)]
-    assert choose_forms(case.graph, spec.target, FORMS, Prices(spec.configuration).of)
+    assert choose_forms(case.graph, spec.target, chooser.FORMS, Prices(spec.configuration).of)
     assert [op.kind for op in case.graph.ops] == ["RESHAPE", "CONV2D", "RESCALE", "RESHAPE"]
     assert case.graph.ops[1].attrs["pad"] == [2, 0, 0, 0]
     assert case.graph.ops[1].inputs[0].shape == (1, 8, 8, 32)
