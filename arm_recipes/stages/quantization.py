@@ -275,11 +275,14 @@ def _results(program: ExportedProgram) -> list[str]:
 def _corrections(observed: list[Any], improve: Collection[str]) -> list[Any]:
     """What edits a program after its samples, in this order; ``observed`` watch for them from now on."""
     from arm_recipes.stages.bias import BiasCorrection
+    from arm_recipes.stages.joins import Joins
     from arm_recipes.stages.rounding import Rounding
 
     corrections: list[Any] = []
+    if "joins" in improve and len(observed) == 1:  # methods share observers
+        corrections = [Joins(model) for model in observed]
     if "rounding" in improve and len(observed) == 1:  # methods share their weights
-        corrections = [Rounding(model, centred="bias" in improve) for model in observed]
+        corrections += [Rounding(model, centred="bias" in improve) for model in observed]
     return corrections + ([BiasCorrection(observed)] if "bias" in improve else [])
 
 

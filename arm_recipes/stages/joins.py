@@ -1,0 +1,155 @@
+"""Operands of concatenations that have parameters of their own, where those of the concatenation are too coarse.
+
+The quantizer gives the operands of a concatenation and its result one scale, so that joining them costs nothing. An
+operand that something else reads as well may be much finer than that: of a detector's scores boxes are computed, in
+pixels, before both are joined, and a few steps of pixels is all that the scores would be left. Calibration shows which
+operands these are: they are rescaled where they are joined, and read as they are elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from networkx.utils import UnionFind
+from torch.fx import Node
+from torchao.quantization.pt2e import prepare
+from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQuantizationSpec
+
+from arm_backend_core.nodes import PLACE, is_float
+from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.quantizer.annotator import connect
+from arm_backend_core.quantizer.observer import RangeObserver
+from arm_recipes.stages.post_training import Observed
+
+#: How much coarser a scale may be: it takes two bits.
+_MOST = 4.0
+#: The result of a node, or the operand that it is for a reader.
+Place = Node | tuple[Node, Node]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Tensors that the quantizer gives one scale, which ``whole`` observes; and operands, with what joins them."""
+
+    whole: RangeObserver
+    places: Sequence[Place]
+    pairs: Sequence[tuple[Place, Node]]
+
+
+class Joins:
+    """Concatenations of a program whose operands are read elsewhere too; they observe by themselves until ``apply``.
+
+    Args:
+        model: has seen no sample yet. Its observers are changed.
+    """
+
+    def __init__(self, model: Observed) -> None:
+        self._model, self._groups = model, list[_Group]()
+        self._specs: dict[Place, Any] = prepare._get_edge_or_node_to_qspec(model.model)
+        places: dict[Any, list[Place]] = {}
+        for place, observer in model.observers.items():
+            places.setdefault(observer, []).append(place)
+        for observer in dict.fromkeys(model.observers.get(node) for node in model.graph.nodes if _joins(node)):
+            if isinstance(observer, RangeObserver):
+                self._part(observer, places[observer])
+        if self._groups:
+            self._connect()
+
+    def _part(self, whole: RangeObserver, places: list[Place]) -> None:
+        """Beside the one observer, one for each tensor that is read elsewhere, with what is moved of it."""
+        if any(PLACE in _source(place).meta for place in places):
+            return  # the steps of a recurrent layer have their parameters in common
+        same = _tensors(places, self._specs)
+        operands = [place for place in places if isinstance(place, tuple) and _joins(place[1])]
+        read = {same[node] for node in map(_source, places) if _is_computed_with(node)}
+        for source, join in [place for place in operands if same[place[0]] not in read]:
+            same.union(source, join)
+        apart = [(source, join) for source, join in operands if same[source] != same[join]]
+        if not apart:
+            return
+        tensors: dict[Any, list[Place]] = {}
+        for place in places:
+            tensors.setdefault(same[place], []).append(place)
+        for alike in tensors.values():
+            spec = next(self._specs[place] for place in alike if not _is_shared(self._specs[place]))
+            observer = prepare._create_obs_or_fq_from_qspec(spec, {}, is_qat=False)
+            self._model.observers |= dict.fromkeys(alike, observer)
+        self._groups.append(_Group(whole, places, [(tensors[same[source]][0], join) for source, join in apart]))
+        self._model.watchers += [(node, whole) for node in dict.fromkeys(map(_source, places))]
+
+    def apply(self) -> None:
+        """After the samples: operands whose scales are alike have that of the concatenation."""
+        observers = self._model.observers
+        for group in self._groups:
+            same = UnionFind(dict.fromkeys(observers[place] for place in group.places))
+            scales = {one: 2 * (float(one.calculate_qparams()[0]),) for one in same}
+            for place, join in group.pairs:
+                pair = observers[place], observers[join]
+                least, most = (end(scales[same[one]][side] for one in pair) for side, end in enumerate((min, max)))
+                if most <= _MOST * least:
+                    same.union(*pair)
+                    scales[same[pair[0]]] = least, most
+            alike: dict[Any, list[RangeObserver]] = {}
+            for one in list(same):
+                alike.setdefault(same[one], []).append(one)
+            for every in alike.values():
+                one = group.whole if len(alike) == 1 else _pooled(every)
+                observers |= {place: one for place in group.places if observers[place] in every}
+        if self._groups:
+            self._connect()
+
+    def _connect(self) -> None:
+        """Biases and weights follow from the observers of what they are multiplied with and added to."""
+        observers = self._model.observers
+        for place, spec in self._specs.items():
+            if isinstance(spec, DerivedQuantizationSpec):
+                observers[place].obs_or_fqs = [observers[source] for source in spec.derived_from]
+        connect((self._model.model, observers))
+
+
+def _tensors(places: Iterable[Place], specs: Mapping[Place, Any]) -> UnionFind:
+    """Which of these places must have parameters in common, if no operand has those of a concatenation."""
+    same = UnionFind(places)
+    for place in list(same):
+        if isinstance(place, tuple) and _joins(place[1]):
+            same.union(place, place[1])
+            continue
+        if isinstance(place, tuple):
+            same.union(place, place[0])
+        if _is_shared(specs[place]):
+            same.union(place, specs[place].edge_or_node)
+    return same
+
+
+def _pooled(observers: Sequence[RangeObserver]) -> RangeObserver:
+    """The first one, as if it had seen what all of them saw."""
+    first, every = observers[0], [observer._seen for observer in observers]
+    low, high, stride = min(x.low for x in every), max(x.high for x in every), max(x.stride for x in every)
+    values = [torch.cat(x.values)[:: stride // x.stride] for x in every if x.values]
+    first._seen = type(every[0])(low, high, sum(x.count for x in every), values, sum(map(len, values)), stride)
+    return first
+
+
+def _joins(node: Node) -> bool:
+    """Whether it moves several tensors into one."""
+    return _moves(node) and sum(map(is_float, node.all_input_nodes)) > 1
+
+
+def _moves(node: Node) -> bool:
+    return getattr(find(node), "kind", None) is Kind.SHARED
+
+
+def _is_computed_with(node: Node) -> bool:
+    """Whether something reads its values, and not only moves them."""
+    return any(user.op == "output" or (find(user) is not None and not _moves(user)) for user in node.users)
+
+
+def _source(place: Place) -> Node:
+    return place if isinstance(place, Node) else place[0]
+
+
+def _is_shared(spec: Any) -> bool:
+    return isinstance(spec, SharedQuantizationSpec)

@@ -1,0 +1,128 @@
+"""Concatenations of tensors that something else reads too: which keep scales of their own, and what it brings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
+from arm_recipes.sweeping.accuracy import sqnr
+
+INT8 = ArmRecipeType.TOSA_INT8
+_SAMPLES = [(torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed)),) for seed in range(8)]
+
+
+class _Detector(nn.Module):
+    """A head whose scores, 0 to 1, give offsets and sizes in pixels; all are joined. (N, 3, H, W) to (N, 2 H W, 5)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 10, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.convolution(x).unflatten(1, (2, 5)).permute(0, 1, 3, 4, 2).sigmoid()
+        centres, sizes = found[..., :2] * 64, (found[..., 2:4] * 2) ** 2 * 16
+        return torch.cat([centres, sizes, found[..., 4:]], -1).flatten(1, 3)
+
+
+class _Joined(nn.Module):
+    """``join`` of two convolutions of one image, the results of which are ``gain`` apart."""
+
+    def __init__(self, gain: float, join: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.small, self.large, self.join = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3), join
+        with torch.no_grad():
+            self.large.weight.mul_(gain)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.join(self.small(x), self.large(x))
+
+
+def _exported(model: nn.Module, target: ArmRecipeType = INT8, *, joins: bool = True) -> ExportResult:
+    recipe = ExportRecipe.get_recipe(target, improve=["bias", "joins"] if joins else ["bias"])
+    return export(model.eval(), recipe, _SAMPLES[:-2], verify=True)
+
+
+def _decibels(model: nn.Module, result: ExportResult) -> list[float]:
+    """Of each output, over samples that calibrated it."""
+    pairs = [(model(*x), result.run(*x)) for x in _SAMPLES[:2]]
+    outputs = [list(zip(*map(pytree.tree_leaves, pair), strict=True)) for pair in pairs]
+    return [sqnr(*zip(*found, strict=True)) for found in zip(*outputs, strict=True)]
+
+
+@pytest.mark.parametrize("target", [INT8, ArmRecipeType.TOSA_A16W8, ArmRecipeType.ETHOSU_U55_INT8])
+def test_what_else_reads_an_operand_reads_it_in_its_own_steps(target: ArmRecipeType) -> None:
+    torch.manual_seed(0)
+    model = _Detector()
+    (before,), (after,) = (_decibels(model, _exported(model, target, joins=joins)) for joins in (False, True))
+    assert before < 30
+    assert after > 40
+
+
+_JOINS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "the operand is returned": lambda x, y: (torch.cat([x, y], 1), x),
+    "stacked": lambda x, y: (torch.stack([y, x]), x * x),
+    "a part of it": lambda x, y: (torch.cat([y, x[:, :2]], 1), x.exp()),
+    "joined twice": lambda x, y: (lambda z: (torch.cat([z, y], 1), z * z))(torch.cat([x, x.relu()], 1)),
+}
+
+
+@pytest.mark.parametrize("name", _JOINS)
+def test_operands_that_are_much_finer_stay_so(name: str) -> None:
+    torch.manual_seed(0)
+    model = _Joined(100.0, _JOINS[name])
+    before, after = (_decibels(model, _exported(model, joins=joins)) for joins in (False, True))
+    assert before[1] < 20
+    assert after[1] > 35
+    assert after[0] > before[0] - 1
+
+
+def test_a_small_part_of_a_large_tensor_leaves_the_others_as_fine_as_they_are() -> None:
+    torch.manual_seed(0)
+    model = _Joined(100.0, lambda x, y: (torch.cat([x, y[:, :1]], 1), x.exp(), y.relu()))
+    with torch.no_grad():
+        model.large.weight[0] /= 100
+    before, after = (_decibels(model, _exported(model, joins=joins)) for joins in (False, True))
+    assert after[1] > 35 > 20 > before[1]
+    assert after[2] > before[2] - 1
+
+
+_ALIKE: dict[str, tuple[float, Callable[[Tensor, Tensor], Any]]] = {
+    "of one size": (1.0, lambda x, y: (torch.cat([x, y], 1), x * x)),
+    "read nowhere else": (100.0, lambda x, y: torch.cat([x, y], 1)),
+    "moved and joined alone": (100.0, lambda x, y: torch.cat([x.flip(2), torch.cat([y, x], 1)], 1)),
+    "of the steps of a loop": (1.0, lambda x, y: torch.stack([x + y * i for i in range(3)])),
+}
+
+
+@pytest.mark.parametrize("name", _ALIKE)
+def test_nothing_else_is_rescaled(name: str) -> None:
+    torch.manual_seed(0)
+    gain, join = _ALIKE[name]
+    model = _Joined(gain, join)
+    assert _exported(model, joins=True).buffer == _exported(model, joins=False).buffer
+
+
+def test_some_of_several_operands_stay_apart() -> None:
+    """Those that are alike have one scale, found of what was seen of them all."""
+    torch.manual_seed(0)
+    model = _Joined(100.0, lambda x, y: (torch.cat([x, y, y + 1], 1), x * x, y * y))
+    before, after = (_decibels(model, _exported(model, joins=joins)) for joins in (False, True))
+    assert after[1] > 35 > 20 > before[1]
+    assert after[2] > before[2] - 1
+
+
+def test_biases_follow_the_operand_that_they_are_added_to() -> None:
+    torch.manual_seed(0)
+    reader = nn.Conv2d(4, 4, 1)
+    with torch.no_grad():
+        assert reader.bias is not None
+        reader.bias.fill_(3.0)
+    model = _Joined(100.0, lambda x, y: (torch.cat([x, y], 1), reader(x)))
+    model.reader = reader
+    assert _decibels(model, _exported(model, ArmRecipeType.ETHOSU_U85_INT8))[1] > 35
