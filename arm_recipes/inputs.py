@@ -41,6 +41,8 @@ def _model(method: Any, value: Any) -> Model:
         return _load(value)
     if isinstance(value, type) and issubclass(value, torch.nn.Module):
         raise TypeError(f"model: got the class {value.__name__}; pass an instance")
+    if isinstance(value, torch.jit.ScriptModule):
+        raise TypeError("model: a ScriptModule cannot be captured; pass the nn.Module that it was made of")
     if not isinstance(value, (torch.nn.Module, ExportedProgram)):
         raise TypeError(
             "model: must be an nn.Module, an ExportedProgram, a path to a saved one, or a dict of them by "

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from executorch.export.stages import PipelineArtifact, TorchExportStage
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import CustomObjArgument, InputKind
 
 from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
@@ -116,15 +116,21 @@ def _find_buffers(program: ExportedProgram) -> bool:
 
 
 def _check_state(program: ExportedProgram) -> None:
-    """A tensor that is written must be a buffer: PyTorch takes others for constants.
+    """A tensor that is written must be a buffer: PyTorch takes others for constants. Nothing else is kept at all.
 
     Raises:
-        ValueError: names the tensor.
+        ValueError: names the tensor, or the class of what is none.
     """
     from arm_backend_core.nodes import is_written
 
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     for spec in program.graph_signature.input_specs:
+        if isinstance(spec.arg, CustomObjArgument):
+            name = spec.arg.class_fqn.replace("torch._C.", "torch.")
+            raise ValueError(
+                f"the model uses a {name}, which no program can hold: compute what it gives in __init__, and "
+                "keep it with register_buffer()"
+            )
         if spec.kind is InputKind.CONSTANT_TENSOR and is_written(nodes[spec.arg.name]):
             shape = list(nodes[spec.arg.name].meta["val"].shape)
             raise ValueError(

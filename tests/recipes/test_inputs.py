@@ -41,6 +41,7 @@ def test_forms_of_a_model(tmp_path: Path) -> None:
         ({}, ValueError, "model: the dict of methods is empty"),
         ({"not a name": nn.ReLU()}, ValueError, "method name 'not a name' is not an identifier"),
         ({1: nn.ReLU()}, ValueError, "method name 1 is not an identifier"),
+        (torch.jit.trace(nn.ReLU(), X), TypeError, "a ScriptModule cannot be captured; pass the nn.Module that it was"),
         ("/nowhere/model.pt2", ValueError, "model: there is no file '/nowhere/model.pt2'"),
         (nn.ReLU, TypeError, "model: got the class ReLU; pass an instance"),
         (3, TypeError, "model: must be an nn.Module, an ExportedProgram, .*; got int"),

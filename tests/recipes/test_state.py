@@ -236,6 +236,17 @@ def test_state_that_is_a_buffer_under_another_name() -> None:
     assert [float(program.run(torch.ones(1, 4))[0][0, 0]) for _ in range(3)] == [2, 4, 6]
 
 
+def test_state_that_no_program_can_hold() -> None:
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.rand(4, generator=torch.Generator().manual_seed(0))
+
+    with pytest.raises(
+        arm_recipes.ExportError, match=r"uses a torch\.Generator, which no program can hold: .* register_buffer\(\)"
+    ):
+        arm_recipes.export(Noisy().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.ones(1, 4),)])
+
+
 def test_state_that_is_no_buffer() -> None:
     message = r"a tensor of shape \[1, 4\] that is none of its buffers \(.*\): call register_buffer\(\)"
     with pytest.raises(arm_recipes.ExportError, match=message):
