@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from networkx.utils import UnionFind
@@ -22,7 +22,9 @@ from arm_backend_core.nodes import PLACE, is_float
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.annotator import connect
 from arm_backend_core.quantizer.observer import RangeObserver
-from arm_recipes.stages.post_training import Observed
+
+if TYPE_CHECKING:
+    from arm_recipes.stages.post_training import Observed
 
 #: How much coarser a scale may be: it takes two bits.
 _MOST = 4.0
@@ -44,10 +46,13 @@ class Joins:
 
     Args:
         model: has seen no sample yet. Its observers are changed.
+        apart: whether there shall be any.
     """
 
-    def __init__(self, model: Observed) -> None:
+    def __init__(self, model: Observed, *, apart: bool) -> None:
         self._model, self._groups = model, list[_Group]()
+        if not apart:
+            return
         self._specs: dict[Place, Any] = prepare._get_edge_or_node_to_qspec(model.model)
         places: dict[Any, list[Place]] = {}
         for place, observer in model.observers.items():
@@ -80,16 +85,24 @@ class Joins:
         self._groups.append(_Group(whole, places, [(tensors[same[source]][0], join) for source, join in apart]))
         self._model.watchers += [(node, whole) for node in dict.fromkeys(map(_source, places))]
 
-    def apply(self) -> None:
-        """After the samples: operands whose scales are alike have that of the concatenation."""
-        observers = self._model.observers
+    def apply(self, decided: Sequence[bool] | None = None) -> list[bool]:
+        """After the samples: operands whose scales are alike have that of the concatenation.
+
+        Args:
+            decided: what this gave for the same operators, whatever is seen here.
+
+        Returns:
+            Of each operand, whether it has.
+        """
+        observers, found = self._model.observers, list[bool]()
         for group in self._groups:
             same = UnionFind(dict.fromkeys(observers[place] for place in group.places))
             scales = {one: 2 * (float(one.calculate_qparams()[0]),) for one in same}
             for place, join in group.pairs:
                 pair = observers[place], observers[join]
                 least, most = (end(scales[same[one]][side] for one in pair) for side, end in enumerate((min, max)))
-                if most <= _MOST * least:
+                found.append(most <= _MOST * least if decided is None else decided[len(found)])
+                if found[-1]:
                     same.union(*pair)
                     scales[same[pair[0]]] = least, most
             alike: dict[Any, list[RangeObserver]] = {}
@@ -100,6 +113,7 @@ class Joins:
                 observers |= {place: one for place in group.places if observers[place] in every}
         if self._groups:
             self._connect()
+        return found
 
     def _connect(self) -> None:
         """Biases and weights follow from the observers of what they are multiplied with and added to."""

@@ -33,6 +33,7 @@ from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 from arm_recipes.methods import Identity, identity
 from arm_recipes.stages.grids import refine
+from arm_recipes.stages.joins import Joins
 from arm_recipes.stages.norms import join_norms
 from arm_recipes.stages.walking import Paths, Side, Walk, paths_of
 
@@ -63,12 +64,13 @@ class Observed(torch.nn.Module):
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
         quantizer: annotates it.
         common: what programs that go on from each other's state, and share observers, have in common.
-        improve: names of improvements, of which those that change the graph or its annotations are made here.
+        improve: names of improvements, of which those that change the graph, annotations or observers are made here.
 
     Attributes:
         held: nodes of parameters, buffers and constants, and which tensor each is.
         model: the program's module; parameters and buffers are attributes.
         observers: by the node whose result, or by the source and the reader of the operand, that they observe.
+        joins: what it concatenates, to be applied after the samples.
         watchers: nodes, and what else is to see the values of each while samples run.
         corrected: attributes that are not what they were in the model, as they were.
         floats: once it is quantized, what quantized constants were before, by their names.
@@ -103,6 +105,7 @@ class Observed(torch.nn.Module):
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
+        self.joins = Joins(self, apart="joins" in improve)
         self.samples = 0
         self._last: list[Any] = []
         self._paths: Paths = paths_of(self.model.graph)

@@ -178,12 +178,17 @@ class FastQuantizeStage(QuantizeStage):
         passes = [one for one in recipe.pre_prepare_passes or () if one is not _refuse]
         return own and len(self.quantizers) == 1 and not passes and not recipe.post_convert_passes
 
-    def observed(self, program: ExportedProgram, common: Common | None = None) -> Observed:
-        """The program, which is edited, with observers where it will be quantized."""
+    def observed(self, program: ExportedProgram, common: Common | None = None, *, alone: bool = True) -> Observed:
+        """The program, which is edited, with observers where it will be quantized.
+
+        Args:
+            alone: it shares no observers with other methods.
+        """
         from arm_recipes.stages.post_training import Observed
 
         (quantizer,) = self.quantizers
-        return Observed(program, quantizer, common, improvements_of(self._quantization_recipe))
+        improve = set(improvements_of(self._quantization_recipe)) - (set() if alone else {"joins"})
+        return Observed(program, quantizer, common, improve)
 
     def _trained(self, models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]) -> dict[str, Any]:
         """A copy of the one model, trained by the recipe's function; what quantizes it is then known."""
@@ -217,12 +222,15 @@ class FastQuantizeStage(QuantizeStage):
         if "channels" in improve and not trained and len(programs) == 1:  # methods share their weights
             equalize(next(iter(programs.values())))
         captured = {method: copied(program) for method, program in programs.items()}
-        observed = {method: self.observed(program, common) for method, program in programs.items()}
+        alone = len(programs) == 1
+        observed = {method: self.observed(program, common, alone=alone) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
         corrections = [] if trained else _corrections(list(observed.values()), improve)
         for method, model in observed.items():
             self.calibrated(method, model, examples[method])
+        for model in observed.values() if not trained else ():
+            model.joins.apply()
         for correction in corrections:
             correction.apply()
         tell(observer for model in observed.values() for observer in model.observers.values())
@@ -275,14 +283,11 @@ def _results(program: ExportedProgram) -> list[str]:
 def _corrections(observed: list[Any], improve: Collection[str]) -> list[Any]:
     """What edits a program after its samples, in this order; ``observed`` watch for them from now on."""
     from arm_recipes.stages.bias import BiasCorrection
-    from arm_recipes.stages.joins import Joins
     from arm_recipes.stages.rounding import Rounding
 
     corrections: list[Any] = []
-    if "joins" in improve and len(observed) == 1:  # methods share observers
-        corrections = [Joins(model) for model in observed]
     if "rounding" in improve and len(observed) == 1:  # methods share their weights
-        corrections += [Rounding(model, centred="bias" in improve) for model in observed]
+        corrections = [Rounding(model, centred="bias" in improve) for model in observed]
     return corrections + ([BiasCorrection(observed)] if "bias" in improve else [])
 
 

@@ -65,6 +65,7 @@ class Prepared(torch.nn.Module):
         self._recipe, self._stage, self._quantization = recipe, stage, stage.recipe
         self._examples = [_on_cpu(example) for example in examples]
         self._forms: dict[Hashable, Form] = {}
+        self._joined: list[bool] | None = None
         self._pattern = Pattern.of_inputs(self._examples[0])
         device = self._device()
         model.cpu()  # where observers compute
@@ -73,6 +74,7 @@ class Prepared(torch.nn.Module):
         with torch.no_grad():
             stage.calibrated(_METHOD, form.observed, self._examples)
             form.observed.observe_not_taken()
+        self._joined = form.observed.joins.apply()
         found = activations(form.observed)
         self._kinds = list(map(_kind, found))
         names = {observer: place for place, observer in reversed(form.observed.observers.items())}
@@ -145,7 +147,7 @@ class Prepared(torch.nn.Module):
 
     def settle(self, observed: Observed) -> None:
         """Let a calibrated program have the ranges that were found."""
-        self._check_places(observed)
+        self._fit_places(observed)
         events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
         observed.observe_not_taken()  # now, as what an observer sees afterwards counts again
         for observer, span in zip(activations(observed), self._spans(), strict=True):
@@ -193,15 +195,17 @@ class Prepared(torch.nn.Module):
             example = self._pattern.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
             with quiet(), inputs.evaluation_mode({_METHOD: self.model}):
                 program = self._stage.capture(_METHOD, self.model, example)
-                if not hasattr(self, "ranges") and "channels" in improvements_of(self._quantization):
+                if self._joined is None and "channels" in improvements_of(self._quantization):
                     equalize_model(program, tensors_of(self.model))
                 form = Form(program, self._stage.observed)
-            if self._forms or hasattr(self, "ranges"):
-                self._check_places(form.observed)
+            if self._joined is not None:
+                self._fit_places(form.observed)
             self._forms[key] = form
         return self._forms[key]
 
-    def _check_places(self, observed: Observed) -> None:
+    def _fit_places(self, observed: Observed) -> None:
+        """Operands of concatenations keep scales of their own where they did when the model was prepared."""
+        observed.joins.apply(self._joined)
         if list(map(_kind, activations(observed))) != self._kinds:
             shapes = ", ".join(str(tuple(x.shape)) for x in self._pattern.leaves if isinstance(x, Tensor))
             raise ExportError(

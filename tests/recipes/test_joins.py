@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
+from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, prepare_qat
 from arm_recipes.sweeping.accuracy import sqnr
 
 INT8 = ArmRecipeType.TOSA_INT8
@@ -126,3 +126,16 @@ def test_biases_follow_the_operand_that_they_are_added_to() -> None:
     model = _Joined(100.0, lambda x, y: (torch.cat([x, y], 1), reader(x)))
     model.reader = reader
     assert _decibels(model, _exported(model, ArmRecipeType.ETHOSU_U85_INT8))[1] > 35
+
+
+def test_a_model_that_is_trained_is_joined_as_its_program_is() -> None:
+    torch.manual_seed(0)
+    model = _Detector()
+    prepared = prepare_qat(model, ExportRecipe.get_recipe(INT8, improve=["joins"]), _SAMPLES)
+    prepared.train()
+    prepared(torch.randn(2, 3, 4, 8)).sum().backward()  # a form of other shapes
+    prepared.eval()
+    result = prepared.export()
+    assert _decibels(model, result)[0] > 40
+    expected, found = prepared(*_SAMPLES[0]), result.run(*_SAMPLES[0])
+    assert float((expected - found).abs().max()) <= 1.01 * float((expected.max() - expected.min()) / 255)
