@@ -1,15 +1,19 @@
-"""Operands of concatenations that have parameters of their own, where those of the concatenation are too coarse.
+"""Concatenations of tensors whose scales are far apart: none of them is left a few steps of another's.
 
 The quantizer gives the operands of a concatenation and its result one scale, so that joining them costs nothing. An
-operand that something else reads as well may be much finer than that: of a detector's scores boxes are computed, in
-pixels, before both are joined, and a few steps of pixels is all that the scores would be left. Calibration shows which
-operands these are: they are rescaled where they are joined, and read as they are elsewhere.
+operand may be much finer than that: a detector computes boxes, in pixels, of its scores, and joins both. Calibration
+shows which operands these are.
+
+- One that something else reads as well is rescaled where it is joined, and read as it is elsewhere.
+- Where the model returns the concatenation, it is int16, as results are float in the end, and its operands stay as fine
+  as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +24,8 @@ from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQ
 
 from arm_backend_core.nodes import PLACE, is_float
 from arm_backend_core.ops.registry import Kind, find
-from arm_backend_core.quantizer.annotator import connect
+from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
+from arm_backend_core.quantizer.annotator import ANNOTATION, connect
 from arm_backend_core.quantizer.observer import RangeObserver
 
 if TYPE_CHECKING:
@@ -32,25 +37,36 @@ _MOST = 4.0
 Place = Node | tuple[Node, Node]
 
 
+Pair = tuple[Place, Node]
+
+
 @dataclass(frozen=True)
 class _Group:
-    """Tensors that the quantizer gives one scale, which ``whole`` observes; and operands, with what joins them."""
+    """Tensors that the quantizer gives one scale.
+
+    Attributes:
+        whole: observes them all.
+        pairs: operands, each with what joins it; those that are of one scale or all apart are together.
+        returned: concatenations that the model returns.
+    """
 
     whole: RangeObserver
     places: Sequence[Place]
-    pairs: Sequence[tuple[Place, Node]]
+    pairs: Sequence[Sequence[Pair]]
+    returned: Collection[Node]
 
 
 class Joins:
-    """Concatenations of a program whose operands are read elsewhere too; they observe by themselves until ``apply``.
+    """Concatenations of a program; operands that may be apart from them observe by themselves until ``apply``.
 
     Args:
         model: has seen no sample yet. Its observers are changed.
         apart: whether there shall be any.
+        wide: whether what the model returns may be int16.
     """
 
-    def __init__(self, model: Observed, *, apart: bool) -> None:
-        self._model, self._groups = model, list[_Group]()
+    def __init__(self, model: Observed, *, apart: bool, wide: bool) -> None:
+        self._model, self._wide, self._groups = model, wide, list[_Group]()
         if not apart:
             return
         self._specs: dict[Place, Any] = prepare._get_edge_or_node_to_qspec(model.model)
@@ -70,7 +86,11 @@ class Joins:
         same = _tensors(places, self._specs)
         operands = [place for place in places if isinstance(place, tuple) and _joins(place[1])]
         read = {same[node] for node in map(_source, places) if _is_computed_with(node)}
-        for source, join in [place for place in operands if same[place[0]] not in read]:
+        may_be = self._wide and whole.dtype is torch.int8
+        returned = {join for _, join in operands if may_be and _is_returned(join)}
+        ends = {same[join] for join in returned}
+        moved = [x for x in operands if (same[x[0]] in ends if x[1] in returned else same[x[0]] not in read)]
+        for source, join in moved:
             same.union(source, join)
         apart = [(source, join) for source, join in operands if same[source] != same[join]]
         if not apart:
@@ -82,7 +102,12 @@ class Joins:
             spec = next(self._specs[place] for place in alike if not _is_shared(self._specs[place]))
             observer = prepare._create_obs_or_fq_from_qspec(spec, {}, is_qat=False)
             self._model.observers |= dict.fromkeys(alike, observer)
-        self._groups.append(_Group(whole, places, [(tensors[same[source]][0], join) for source, join in apart]))
+        pairs: dict[Any, list[Pair]] = {}
+        for source, join in apart:
+            together = same[join] if join in returned else (source, join)
+            pairs.setdefault(together, []).append((tensors[same[source]][0], join))
+        ordered = sorted(pairs.values(), key=lambda found: found[0][1] in returned)
+        self._groups.append(_Group(whole, places, ordered, returned))
         self._model.watchers += [(node, whole) for node in dict.fromkeys(map(_source, places))]
 
     def apply(self, decided: Sequence[bool] | None = None) -> list[bool]:
@@ -92,28 +117,35 @@ class Joins:
             decided: what this gave for the same operators, whatever is seen here.
 
         Returns:
-            Of each operand, whether it has.
+            Of operands that might, whether they have.
         """
-        observers, found = self._model.observers, list[bool]()
+        found = list[bool]()
         for group in self._groups:
-            same = UnionFind(dict.fromkeys(observers[place] for place in group.places))
-            scales = {one: 2 * (float(one.calculate_qparams()[0]),) for one in same}
-            for place, join in group.pairs:
-                pair = observers[place], observers[join]
-                least, most = (end(scales[same[one]][side] for one in pair) for side, end in enumerate((min, max)))
-                found.append(most <= _MOST * least if decided is None else decided[len(found)])
-                if found[-1]:
-                    same.union(*pair)
-                    scales[same[pair[0]]] = least, most
-            alike: dict[Any, list[RangeObserver]] = {}
-            for one in list(same):
-                alike.setdefault(same[one], []).append(one)
-            for every in alike.values():
-                one = group.whole if len(alike) == 1 else _pooled(every)
-                observers |= {place: one for place in group.places if observers[place] in every}
+            self._settle(group, found, decided)
         if self._groups:
             self._connect()
         return found
+
+    def _settle(self, group: _Group, found: list[bool], decided: Sequence[bool] | None) -> None:
+        observers, wide = self._model.observers, set[Any]()
+        same = UnionFind(dict.fromkeys(observers[place] for place in group.places))
+        scales = {one: 2 * (float(one.calculate_qparams()[0]),) for one in same}
+        for pairs in group.pairs:
+            tensors = [observers[place] for pair in pairs for place in pair]
+            least, most = (end(scales[same[one]][side] for one in tensors) for side, end in enumerate((min, max)))
+            found.append(most <= _MOST * least if decided is None else decided[len(found)])
+            if found[-1]:
+                same.union(*tensors)
+                scales[same[tensors[0]]] = least, most
+            elif pairs[0][1] in group.returned:
+                wide.add(observers[pairs[0][1]])
+        alike: dict[Any, list[RangeObserver]] = {}
+        for one in list(same):
+            alike.setdefault(same[one], []).append(one)
+        for every in alike.values():
+            one = group.whole if len(alike) == 1 else _pooled(every)
+            one = one if wide.isdisjoint(every) else _widened(one)
+            observers |= {place: one for place in group.places if observers[place] in every}
 
     def _connect(self) -> None:
         """Biases and weights follow from the observers of what they are multiplied with and added to."""
@@ -147,6 +179,14 @@ def _pooled(observers: Sequence[RangeObserver]) -> RangeObserver:
     return first
 
 
+def _widened(observer: RangeObserver) -> RangeObserver:
+    """For int16, having seen the same."""
+    spec = get_symmetric_a16w8_quantization_config().activation
+    wide: RangeObserver = prepare._create_obs_or_fq_from_qspec(spec, {}, is_qat=False)
+    wide._seen = observer._seen
+    return wide
+
+
 def _joins(node: Node) -> bool:
     """Whether it moves several tensors into one."""
     return _moves(node) and sum(map(is_float, node.all_input_nodes)) > 1
@@ -159,6 +199,13 @@ def _moves(node: Node) -> bool:
 def _is_computed_with(node: Node) -> bool:
     """Whether something reads its values, and not only moves them."""
     return any(user.op == "output" or (find(user) is not None and not _moves(user)) for user in node.users)
+
+
+def _is_returned(node: Node) -> bool:
+    """Whether the model returns it, or what is moved of it, as float, and nothing else reads it."""
+    ends = (user.op == "output" and not user.meta.get(ANNOTATION) for user in node.users)
+    moved = (_moves(user) and _is_returned(user) for user in node.users)
+    return bool(node.users) and all(map(or_, ends, moved))
 
 
 def _source(place: Place) -> Node:

@@ -105,7 +105,7 @@ class Observed(torch.nn.Module):
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
-        self.joins = Joins(self, apart="joins" in improve)
+        self.joins = Joins(self, apart="joins" in improve, wide="outputs" in improve)
         self.samples = 0
         self._last: list[Any] = []
         self._paths: Paths = paths_of(self.model.graph)

@@ -44,7 +44,7 @@ class _Joined(nn.Module):
 
 
 def _exported(model: nn.Module, target: ArmRecipeType = INT8, *, joins: bool = True) -> ExportResult:
-    recipe = ExportRecipe.get_recipe(target, improve=["bias", "joins"] if joins else ["bias"])
+    recipe = ExportRecipe.get_recipe(target, improve=["outputs", "joins"] if joins else ["outputs"])
     return export(model.eval(), recipe, _SAMPLES[:-2], verify=True)
 
 
@@ -94,8 +94,9 @@ def test_a_small_part_of_a_large_tensor_leaves_the_others_as_fine_as_they_are() 
 
 _ALIKE: dict[str, tuple[float, Callable[[Tensor, Tensor], Any]]] = {
     "of one size": (1.0, lambda x, y: (torch.cat([x, y], 1), x * x)),
-    "read nowhere else": (100.0, lambda x, y: torch.cat([x, y], 1)),
-    "moved and joined alone": (100.0, lambda x, y: torch.cat([x.flip(2), torch.cat([y, x], 1)], 1)),
+    "read nowhere else": (100.0, lambda x, y: torch.cat([x, y], 1).tanh()),
+    "moved and joined alone": (100.0, lambda x, y: torch.cat([x.flip(2), torch.cat([y, x], 1)], 1).tanh()),
+    "returned": (1.0, lambda x, y: torch.cat([x, y], 1).flatten(1)),
     "of the steps of a loop": (1.0, lambda x, y: torch.stack([x + y * i for i in range(3)])),
 }
 
@@ -106,6 +107,30 @@ def test_nothing_else_is_rescaled(name: str) -> None:
     gain, join = _ALIKE[name]
     model = _Joined(gain, join)
     assert _exported(model, joins=True).buffer == _exported(model, joins=False).buffer
+
+
+_RETURNED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "joined": lambda x, y: torch.cat([x, y], 1),
+    "of two levels": lambda x, y: torch.cat([torch.cat([x.relu(), y], 1), torch.cat([x, y.relu()], 1)], 2).flip(3),
+    "stacked and taken apart": lambda x, y: (lambda z: (z[:, 0], z[:, 1]))(torch.stack([x.sigmoid(), y], 1)),
+}
+
+
+@pytest.mark.parametrize("target", [INT8, ArmRecipeType.ETHOSU_U55_INT8])
+@pytest.mark.parametrize("name", _RETURNED)
+def test_what_the_model_returns_is_as_fine_as_its_operands(name: str, target: ArmRecipeType) -> None:
+    torch.manual_seed(0)
+    model = _Joined(100.0, _RETURNED[name])
+    before, after = (_exported(model, target, joins=joins) for joins in (False, True))
+    fine = [pytree.tree_leaves(run(*_SAMPLES[0]))[0][:, :4] for run in (model, before.run, after.run)]
+    assert sqnr(fine[:1], fine[1:2]) < 20
+    assert sqnr(fine[:1], fine[2:]) > 35
+
+
+def test_what_is_returned_as_integers_has_one_scale() -> None:
+    model = _Joined(100.0, _RETURNED["joined"]).eval()
+    (output,) = export(model, ExportRecipe.get_recipe(INT8, quantized_io=True), _SAMPLES).outputs
+    assert output.dtype == "int8"
 
 
 def test_some_of_several_operands_stay_apart() -> None:
