@@ -489,4 +489,13 @@ FOUND = [
         (_x(3, 2, 4),),
         ("ETHOSU_U85_INT8",),
     ),
+    Found(
+        "weights_outside_of_the_edges",
+        lambda x, y: (
+            torch.histogram(x, torch.tensor([-2.0, 2.0]), weight=x)[0],
+            torch.histogram(y, torch.tensor([-1.0, 0.5]), weight=torch.exp(y), density=True)[0],
+        ),
+        (Input((9, 7), -10000, 10000, special=(-math.inf, math.nan)), _x(144, low=-30, high=30)),
+        _FP,
+    ),
 ]
