@@ -498,4 +498,9 @@ FOUND = [
         (Input((9, 7), -10000, 10000, special=(-math.inf, math.nan)), _x(144, low=-30, high=30)),
         _FP,
     ),
+    Found(
+        "whole_numbers_added_with_a_real_factor",
+        lambda x: (aten._add_relu(x, x, alpha=1.5), aten._add_relu(x, 3, -0.5), aten._add_relu(x, 2.5, 0.5)),
+        (_x(5, 5, low=-50, high=50, dtype=torch.int8),),
+    ),
 ]

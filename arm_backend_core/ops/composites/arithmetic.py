@@ -173,8 +173,8 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
 
 @made_of(aten._add_relu.Tensor, aten._add_relu.Scalar)
 def add_relu(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
-    """What PyTorch's fusion of a sum with its activation leaves."""
-    return torch.relu(torch.add(x, y, alpha=alpha))
+    """What PyTorch's fusion of a sum with its activation leaves; of whole numbers, it cuts the factor to one."""
+    return torch.relu(torch.add(x, y, alpha=alpha if (x + y).is_floating_point() else int(alpha)))
 
 
 @made_of(aten.hypot.default)
