@@ -503,4 +503,10 @@ FOUND = [
         lambda x: (aten._add_relu(x, x, alpha=1.5), aten._add_relu(x, 3, -0.5), aten._add_relu(x, 2.5, 0.5)),
         (_x(5, 5, low=-50, high=50, dtype=torch.int8),),
     ),
+    Found(
+        "numbers_beside_half_precision",
+        lambda x: (aten.xlogy(3.0, x), aten.xlogy(x[None], 2.5), torch.copysign(x, -2.5)),
+        (_x(low=1, high=5, dtype=torch.bfloat16),),
+        _FP,
+    ),
 ]
