@@ -509,4 +509,9 @@ FOUND = [
         (_x(low=1, high=5, dtype=torch.bfloat16),),
         _FP,
     ),
+    Found(
+        "order_of_equal_elements",
+        lambda x, y: (x.relu().sort(-1)[1], x.relu().kthvalue(30, 1)[1], y.median(-1)[1], x.relu().topk(20, 0)[1]),
+        (_x(70, 40), _x(9, 41, low=-3, high=3, dtype=torch.int32)),
+    ),
 ]
