@@ -513,6 +513,7 @@ FOUND = [
         "order_of_equal_elements",
         lambda x, y: (x.relu().sort(-1)[1], x.relu().kthvalue(30, 1)[1], y.median(-1)[1], x.relu().topk(20, 0)[1]),
         (_x(70, 40), _x(9, 41, low=-3, high=3, dtype=torch.int32)),
+        _FP,
     ),
     Found(
         "rms_norm_of_half_precision",
