@@ -129,9 +129,9 @@ def layer_norm(
 def rms_norm(
     cx: Context, x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> Value:
-    """x / sqrt(mean(x * x) + eps) * weight over the trailing dimensions; eps is the type's where it is None."""
+    """x / sqrt(mean(x * x) + eps) * weight over the trailing dimensions; without eps that of float32, as it sums."""
     b, axes = cx.b, _trailing(x, normalized_shape)
-    eps = float(torch.finfo(cx.node.meta["val"].dtype).eps) if eps is None else eps
+    eps = torch.finfo(torch.float32).eps if eps is None else eps
     if x.q is not None:
         return fixed_point.layer_norm(b, x.value, x.q, axes, _real(weight), None, eps, cx.q, centre=False)
     square = mean_over(cx, Tensor(b.mul(x.value, x.value)), axes)

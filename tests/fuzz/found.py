@@ -489,4 +489,36 @@ FOUND = [
         (_x(3, 2, 4),),
         ("ETHOSU_U85_INT8",),
     ),
+    Found(
+        "weights_outside_of_the_edges",
+        lambda x, y: (
+            torch.histogram(x, torch.tensor([-2.0, 2.0]), weight=x)[0],
+            torch.histogram(y, torch.tensor([-1.0, 0.5]), weight=torch.exp(y), density=True)[0],
+        ),
+        (Input((9, 7), -10000, 10000, special=(-math.inf, math.nan)), _x(144, low=-30, high=30)),
+        _FP,
+    ),
+    Found(
+        "whole_numbers_added_with_a_real_factor",
+        lambda x: (aten._add_relu(x, x, alpha=1.5), aten._add_relu(x, 3, -0.5), aten._add_relu(x, 2.5, 0.5)),
+        (_x(5, 5, low=-50, high=50, dtype=torch.int8),),
+    ),
+    Found(
+        "numbers_beside_half_precision",
+        lambda x: (aten.xlogy(3.0, x), aten.xlogy(x[None], 2.5), torch.copysign(x, -2.5)),
+        (_x(low=1, high=5, dtype=torch.bfloat16),),
+        _FP,
+    ),
+    Found(
+        "order_of_equal_elements",
+        lambda x, y: (x.relu().sort(-1)[1], x.relu().kthvalue(30, 1)[1], y.median(-1)[1], x.relu().topk(20, 0)[1]),
+        (_x(70, 40), _x(9, 41, low=-3, high=3, dtype=torch.int32)),
+        _FP,
+    ),
+    Found(
+        "rms_norm_of_half_precision",
+        lambda x: F.rms_norm(x, (3,)),
+        (_x(5, 6, 3, low=-0.05, high=0.05, dtype=torch.float16),),
+        _FP,
+    ),
 ]

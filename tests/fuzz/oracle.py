@@ -27,6 +27,7 @@ from typing import Any, cast
 import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Interpreter
@@ -58,6 +59,10 @@ from tests.runtime.ethosu_emulator import payloads, random_inputs
 #: Relative error that an operator may make, by the element type of its result.
 _PRECISION = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _FLOAT32 = 2.0**-20
+_REPLACING = {getattr(torch.ops.aten, f"{part}_scatter").default for part in ("select", "slice", "diagonal")}
+#: PyTorch says that their results may name any of equal elements, ``sort.stable`` where it is not asked to be.
+_ANY_OF_EQUALS = {getattr(torch.ops.aten, name).default for name in ("topk", "sort", "kthvalue")}
+_ANY_OF_EQUALS |= {torch.ops.aten.sort.stable, torch.ops.aten.median.dim}
 _COMPARISONS = [f"aten::{name}" for name in ("eq", "ne", "gt", "ge", "lt", "le")]
 #: Smaller ones may be taken for 0 (TOSA 1.0, floating-point behavior of each operator).
 _SUBNORMAL = 2.0**-126
@@ -289,10 +294,13 @@ def _check_traced(program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
 class _AsTraced(Interpreter):
     """Raises ``Undefined`` where PyTorch's kernels give what nobody can hold a target to.
 
-    Another type than PyTorch traced (moments of float16 in norms, say), or integers of numbers beyond their type.
+    Another type than PyTorch traced (moments of float16 in norms, say), integers of numbers beyond their type, or
+    what was replaced in windows that share memory: the copy shares it too, and neighbors are replaced as well.
     """
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        if overload_of(n.target) in _REPLACING and _overlaps(self.env[n.all_input_nodes[0]]):
+            raise Undefined(f"{n.target} in elements that share memory")
         result, traced = super().run_node(n), n.meta.get("val")
         if not isinstance(result, Tensor) or not isinstance(traced, Tensor):
             return result
@@ -303,6 +311,11 @@ class _AsTraced(Interpreter):
             if real.is_floating_point() and (real.abs() >= 2.0 ** (torch.iinfo(traced.dtype).bits - 1)).any():
                 raise Undefined(f"{n.target} of numbers beyond {traced.dtype}")
         return result
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether there are more elements than memory from the first to the last."""
+    return x.numel() > 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
 def _where(error: BaseException) -> str:
@@ -433,11 +446,12 @@ class _Perturbed(quantized_reference.Float64):
 
     def _called(self, target: Any, args: Any, kwargs: Any) -> Any:
         """In float32 what PyTorch refuses in float64: its kernels are not equally strict."""
-        target = _first_of_equals if overload_of(target) is torch.ops.aten.topk.default else target
+        overload = overload_of(target)
+        if overload is not None and overload in _ANY_OF_EQUALS and args[0].dim():
+            target = partial(_ordered, overload, self._generator)
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, NotImplementedError):
-            overload = overload_of(target)
             if overload is None or overload._schema.is_mutable:
                 raise
             args, kwargs = torch.fx.node.map_aggregate((args, kwargs), _narrowed)
@@ -465,11 +479,23 @@ class _Perturbed(quantized_reference.Float64):
         return torch.where(x.abs() < _SUBNORMAL, 0.0, moved) if self._side == 1.0 else moved
 
 
-def _first_of_equals(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, ...]:
-    """``topk`` with the order of equal elements that targets have; PyTorch leaves it open."""
-    if not x.dim():
-        return torch.topk(x, k, dim, largest)
-    return tuple(found.narrow(dim, 0, k) for found in torch.sort(x, dim=dim, descending=largest, stable=True))
+def _ordered(overload: OpOverload, generator: torch.Generator | None, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Elements in order and their places. Of equal ones the first, as targets have it; with a generator, any."""
+    names = [argument.name for argument in overload._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    x, dim, k = given["self"], given.get("dim", -1), given.get("k")
+    largest = given.get("descending", overload is torch.ops.aten.topk.default and given.get("largest", True))
+    places = torch.arange(x.shape[dim])
+    if generator is not None and not given.get("stable"):
+        places = torch.randperm(x.shape[dim], generator=generator)
+    values, order = torch.sort(x.index_select(dim, places), dim=dim, descending=largest, stable=True)
+    found: tuple[Tensor, ...] = values, places[order]
+    if "keepdim" not in names:
+        return found if k is None else tuple(part.narrow(dim, 0, k) for part in found)
+    unknown = torch.isnan(x).any(dim, keepdim=True) & (k is None)  # what is no number is the last, and the median
+    rank = torch.where(unknown, x.shape[dim] - 1, (x.shape[dim] + 1) // 2 - 1 if k is None else k - 1)
+    found = tuple(part.gather(dim, rank) for part in found)
+    return found if given.get("keepdim") else tuple(part.squeeze(dim) for part in found)
 
 
 def _ratio(x: Any, y: Any) -> float:

@@ -134,3 +134,14 @@ def test_a_step_that_float32_cannot_decide_is_not_judged() -> None:
             return rest > 0, rest / rest.abs().clamp_min(1e-30)
 
     oracle.check(Undecided(), _SAMPLES, "TOSA_FP")
+
+
+class _ReplacedInWindows(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.select_scatter(x.unfold(1, 2, 1), x[:, 1:] * 2, 2, 1)
+
+
+def test_what_pytorch_replaces_in_shared_memory_is_undefined() -> None:
+    """PyTorch's copy of overlapping windows overlaps too: it also replaces what no one named."""
+    with pytest.raises(oracle.Undefined, match="share memory"):
+        oracle.check(_ReplacedInWindows(), _SAMPLES, "TOSA_FP")

@@ -111,7 +111,7 @@ def heaviside(x: Tensor, values: Tensor) -> Tensor:
 def _times(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[..., Tensor]:
     def product(x: Any, y: Any, *, quantized: bool) -> Tensor:
         """x * function(y), 0 where x is 0 and y a number; what the function makes of y there is not calibrated with."""
-        x, y = (z if isinstance(z, Tensor) else torch.full((), z) for z in (x, y))
+        x, y = (z if isinstance(z, Tensor) else torch.full((), z, dtype=(x * y).dtype) for z in (x, y))
         nothing = x == 0 if quantized else (x == 0) & (y == y)
         return x * function(torch.where(nothing, at_zero, y))
 
@@ -173,8 +173,8 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
 
 @made_of(aten._add_relu.Tensor, aten._add_relu.Scalar)
 def add_relu(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
-    """What PyTorch's fusion of a sum with its activation leaves."""
-    return torch.relu(torch.add(x, y, alpha=alpha))
+    """What PyTorch's fusion of a sum with its activation leaves; of whole numbers, it cuts the factor to one."""
+    return torch.relu(torch.add(x, y, alpha=alpha if (x + y).is_floating_point() else int(alpha)))
 
 
 @made_of(aten.hypot.default)
@@ -194,9 +194,8 @@ def signbit(x: Tensor, *, quantized: bool = False) -> Tensor:
 @made_of(aten.copysign.Tensor, aten.copysign.Scalar, tell_quantized=True)
 def copysign(x: Tensor, y: Any, *, quantized: bool = False) -> Tensor:
     """The magnitude of x with the sign of y."""
-    y = y if isinstance(y, Tensor) else torch.tensor(y)
     dtype = (x / y).dtype  # integers become floating-point numbers alike
-    x, y = x.to(dtype), y.to(dtype)
+    x, y = x.to(dtype), y.to(dtype) if isinstance(y, Tensor) else torch.full((), y, dtype=dtype)
     return torch.where(signbit(y, quantized=quantized), -x.abs(), x.abs())
 
 
