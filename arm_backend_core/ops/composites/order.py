@@ -73,13 +73,14 @@ def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor,
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """By topk, for which the CPU has a kernel; its order of equal elements, usual in integers, is not stable."""
+    """By topk, for which the CPU has a kernel; its order of equal elements is no stable one."""
     size = x.shape[dim] if x.dim() else 1
     values, indices = torch.topk(x, size, dim, largest=descending)
-    few = x.dim() > 0 and size <= _FEW
-    if few and (stable or not x.is_floating_point()):
-        indices = _ordered(x, dim, descending, torch.int32 if quantized else torch.float32)
-    return values, indices if few or not stable else None
+    if not stable:
+        return values, indices
+    return values, _ordered(
+        x, dim, descending, torch.int32 if quantized else torch.float32
+    ) if x.dim() and size <= _FEW else None
 
 
 #: Elements of which each is compared with all others.
