@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arm_backend_core import events
-from arm_backend_core.forms import channels, dilation, heads, pixels, pools, products, upsampling
+from arm_backend_core.forms import channels, dilation, filling, heads, pixels, pools, products, upsampling
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Choice, choose_forms
 from arm_backend_core.forms.price import Prices
@@ -15,7 +15,7 @@ from arm_backend_core.tosa.passes import Pass
 #: In this order: what a form writes, those behind it may write otherwise.
 FORMS = (
     *(pools.CASCADE, upsampling.UPSAMPLING, channels.CHANNELS, dilation.DILATION),
-    *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, pixels.PIXELS),
+    *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, pixels.PIXELS, filling.FILLING),
 )
 
 

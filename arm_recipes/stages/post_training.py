@@ -32,6 +32,7 @@ from arm_backend_core.program import store_of, with_parts
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 from arm_recipes.methods import Identity, identity
+from arm_recipes.stages.constant_sums import join_constants
 from arm_recipes.stages.grids import refine
 from arm_recipes.stages.joins import Joins
 from arm_recipes.stages.norms import join_norms
@@ -93,6 +94,7 @@ class Observed(torch.nn.Module):
         self._common = common or Common()
         self._specs, self.held = _unlift(self._program, self._common.states)
         _write_states(self._program, self._specs)
+        join_constants(self._program.graph_module.graph)
         if "norms" in improve:
             join_norms(self._program.graph_module)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)

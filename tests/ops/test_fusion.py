@@ -72,3 +72,15 @@ def test_the_lowering_finds_the_regions_that_the_quantizer_made() -> None:
     assert delegate.tosa_operators.count("TABLE") == 3
     assert "MUL" not in delegate.tosa_operators
     assert "CLAMP" not in delegate.tosa_operators
+
+
+def test_a_mask_that_hides_nothing_is_not_added() -> None:
+    case = Case("masked", lambda x: x @ x.mT + torch.zeros(4, 4), (Input((2, 4, 8)),))
+    module = quantized(case, wide=False)
+    program = exported(module, case.sample())
+    lowered = lower(program, "int")
+    lowered.check_delegated()
+    check_steps(lowered.run(case.sample()), [module(*case.sample())], output_scales(program), 1)
+    (delegate,) = lowered.log.delegates
+    assert "MATMUL" in delegate.tosa_operators
+    assert "ADD" not in delegate.tosa_operators

@@ -227,3 +227,30 @@ def test_a_row_of_zeros_stays_one_before_a_norm() -> None:
     samples: Samples = [(torch.rand(1, 2, 16) * torch.tensor([[1.0], [0.0]]),) for _ in range(4)]
     result = export(Model().eval(), ExportRecipe.get_recipe(INT8), samples)
     assert not result.run(*samples[0])[:, 1].any()
+
+
+class Sums(nn.Module):
+    """Adds constants one after the other: of which some are larger together than each is."""
+
+    def __init__(self, *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.terms = nn.ParameterList(torch.randn(shape) for shape in shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for term in self.terms:
+            x = x + term
+        return x
+
+
+@pytest.mark.parametrize(
+    ("shapes", "count"), [([(1, 4, 8), (4, 8), (8,)], 1), ([(4, 1), (8,)], 2), ([(4, 1), (8,), (1, 4, 8)], 2)]
+)
+def test_constants_are_added_before_the_program_runs(shapes: list[tuple[int, ...]], count: int) -> None:
+    torch.manual_seed(0)
+    model = Sums(*shapes).eval()
+    samples: Samples = [(torch.randn(1, 4, 8),) for _ in range(4)]
+    result = export(model, ExportRecipe.get_recipe(INT8), samples)
+    (delegate,) = result.report.delegates
+    assert delegate.tosa_operators.count("ADD") == count
+    with torch.no_grad():
+        assert _sqnr(model(*samples[0]), result.run(*samples[0])) > 30

@@ -1,0 +1,47 @@
+"""Constants that a program adds one after the other are added before it runs, as BERT's position and token types."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch.fx import Graph, Node
+
+from arm_backend_core.aten.batch_norm import call
+from arm_backend_core.nodes import constant_nodes, drop_unread
+
+aten = torch.ops.aten
+
+
+def join_constants(graph: Graph) -> None:
+    """x + a + b of constants a and b, of real numbers, becomes x + (a + b), where that is no larger than a or b.
+
+    It is an addition less, and x + a is not rounded on the way.
+    """
+    sums = graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    constants = constant_nodes(graph) if len(sums) > 1 else set[Node]()
+    for outer in sums:
+        inner, second = _terms(outer, constants)
+        x, first = _terms(inner, constants)
+        if inner is None or x is None or first is None or second is None or len(inner.users) > 1:
+            continue
+        a, b = first.meta["val"], second.meta["val"]
+        size = torch.broadcast_shapes(a.shape, b.shape).numel()
+        if not a.dtype is b.dtype is outer.meta["val"].dtype or size > max(a.numel(), b.numel()):
+            continue
+        with graph.inserting_before(outer):
+            total = call(outer, aten.add.Tensor, first, second)
+            joined = call(outer, aten.add.Tensor, x, total)
+        constants.add(total)
+        outer.replace_all_uses_with(joined)
+    drop_unread(graph)
+
+
+def _terms(node: Node | None, constants: Collection[Node]) -> tuple[Node | None, Node | None]:
+    """What is computed and what is constant of a plain sum of both; None twice of anything else."""
+    if node is None or node.target is not aten.add.Tensor or node.kwargs or not node.meta["val"].is_floating_point():
+        return None, None
+    terms = [term for term in node.args if isinstance(term, Node)]
+    computed = [term for term in terms if term not in constants]
+    known = [term for term in terms if term in constants]
+    return (computed[0], known[0]) if len(computed) == len(known) == 1 else (None, None)
