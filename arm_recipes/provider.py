@@ -68,7 +68,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
     quantization = None
-    passes: list[Any] = [edge_manager.initial_state, edge_manager.whole_remainders]
+    passes: list[Any] = [edge_manager.initial_state, edge_manager.whole_remainders, edge_manager.written_once]
     if precision != "FP":
         chosen = getattr(quantizer, f"{prefix}Quantizer")(spec)
         everywhere = precisions.of_recipe(recipe_type.name, per_channel=given["per_channel"])

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx import Graph, Node
 
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import mutates
+from arm_backend_core.nodes import mutates, overload_of
 
 aten = torch.ops.aten
 DROPOUT = tuple(
@@ -81,16 +81,17 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error
     functionalize(program.graph_module.graph)  # what lstm_cell is decomposed to, say, writes in place again
-    _drop_final_copies(program.graph)
+    drop_final_copies(program.graph)
     return program
 
 
-def _drop_final_copies(graph: Graph) -> None:
-    """What is written to an input leaves the program as it is computed, not as a copy of that."""
-    for node in graph.find_nodes(op="call_function", target=aten.copy.default):
+def drop_final_copies(graph: Graph) -> None:
+    """What is written to an input or buffer leaves the program as it is computed, not as a copy of that."""
+    for node in [node for node in graph.nodes if overload_of(node.target) is aten.copy.default]:
         result, source = node.meta["val"], node.args[1]
         same = (result.shape, result.dtype) == (source.meta["val"].shape, source.meta["val"].dtype)
-        if same and source.op == "call_function" and all(user.op == "output" for user in node.users):
+        own = source.op == "call_function" and overload_of(source.target) is not aten.view_copy.default
+        if same and own and all(user.op == "output" for user in node.users):
             node.replace_all_uses_with(source)
             graph.erase_node(node)
 

@@ -16,11 +16,11 @@ from arm_backend_core.ops.registry import Kind, find
 
 
 def promote(module: GraphModule) -> None:
-    """Cast integers that functions, operators of several tensors and ``cat`` turn into real numbers."""
+    """Cast integers that functions, operators of several tensors and ``cat`` turn into real numbers; not one number."""
     constants = constant_nodes(module.graph)
     for node in list(module.graph.nodes):
         for source in list(_counting(node)):
-            if source not in constants:
+            if source not in constants or source.meta["val"].numel() > 1:
                 with module.graph.inserting_before(node):
                     node.replace_input_with(source, call(node, torch.ops.aten.to.dtype, source, torch.float32))
 

@@ -57,7 +57,9 @@ class _ExecutorStruct(ctypes.Structure):
 
 #: Numpy's name of each executorch::aten::ScalarType that a delegate can have at its boundary.
 _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "float16", 6: "float32", 11: "bool"}
-_SCALAR_TYPES |= {15: "bfloat16"}  # which numpy knows as two bytes only, and the reference model gives so
+_SCALAR_TYPES |= {15: "bfloat16", 23: "float8_e5m2", 24: "float8_e4m3fn"}
+#: What the reference model takes and gives of types that numpy does not know: their bytes.
+_AS_BYTES = {"bfloat16": "V2", "float8_e5m2": "V1", "float8_e4m3fn": "V1"}
 
 _failures = threading.local()
 
@@ -240,7 +242,7 @@ def _bytes(backend: str, index: int, tensor: Any, expected: EthosUTensor) -> Arr
 
 
 def _dtype(kind: str) -> str:
-    return "V2" if kind == "bfloat16" else kind
+    return _AS_BYTES.get(kind, kind)
 
 
 def _memory(tensor: Any) -> Array:

@@ -15,6 +15,7 @@ from executorch.exir.dialects._ops import ops as exir_ops
 from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx import Node
 
+from arm_backend_core.aten.functionalize import drop_final_copies
 from arm_backend_core.nodes import operator_name
 from arm_recipes.messages import warn
 
@@ -92,6 +93,22 @@ def whole_remainders(manager: EdgeProgramManager) -> Sequence[Any]:
             down.meta, whole.meta = dict(node.meta), dict(node.meta)
             node.target, node.args = aten.sub.Tensor, (x, whole)
         module.recompile()
+    return []
+
+
+def written_once(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Have the new values of inputs and buffers written as they are computed.
+
+    Where ExecuTorch traces a method anew, what writes them becomes a copy on the CPU, which is then written.
+    """
+    for method in manager.methods:
+        program = manager.exported_program(method)
+        drop_final_copies(program.graph)
+        results = program.graph.output_node().args[0]
+        for spec, value in zip(program.graph_signature.output_specs, results, strict=True):
+            if isinstance(value, Node):
+                spec.arg.name = value.name
+        program.graph_module.recompile()
     return []
 
 

@@ -719,6 +719,9 @@ LOGICAL = [
         )
     ),
     Case("cast_int32", lambda x, y: y.to(torch.float32) + x, [Input((2, 8)), Input((2, 8), -2000, 2000, torch.int32)]),
+    Case("add_known_integers", lambda x: x + torch.arange(6).reshape(2, 3), one(3)),
+    Case("cat_known_integers", lambda x: torch.cat([x, torch.eye(3, dtype=torch.int32)]), one(2, 3)),
+    Case("mul_by_known_booleans", lambda x: x * (torch.arange(6) > 2).reshape(2, 3), one(3)),
     Case("cast_real_to_int32", lambda x: F.relu6(x).to(torch.int32) * 3, one(4, 16, low=-1, high=7)),
     Case("cast_negative_to_int32", lambda x: (x - 1).to(torch.int32), one(4, 16, low=-40, high=40)),
     Case("where_known", Constant(lambda x, c: torch.where(c > 0, x, -1.5), 8), one(2, 8)),

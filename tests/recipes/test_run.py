@@ -173,6 +173,20 @@ def test_a_model_that_writes_its_input(quantized_io: bool) -> None:
     assert torch.equal(given[0], before)
 
 
+@pytest.mark.filterwarnings("ignore:.*writes into its input", "ignore:.*is int64, which TOSA does not have")
+def test_what_is_written_is_not_copied_first() -> None:
+    """Index inputs of int64 are converted on the CPU, and ExecuTorch traces what is around the delegate anew."""
+
+    class Write(nn.Module):
+        def forward(self, x: Tensor, index: Tensor, rows: Tensor) -> Tensor:
+            return x.index_copy_(0, index, rows)
+
+    sample = torch.randn(4, 5), torch.tensor([2, 0]), torch.randn(2, 5)
+    result = export(Write().eval(), ExportRecipe.get_recipe(FP), [sample])
+    assert result.report.cpu == ()
+    assert torch.equal(result.run(*sample), Write()(*sample))
+
+
 @pytest.mark.parametrize("recipe", [FP, ArmRecipeType.VGF_FP], ids=lambda recipe: recipe.name)
 def test_a_written_buffer_begins_with_its_value(recipe: ArmRecipeType) -> None:
     class Count(nn.Module):
