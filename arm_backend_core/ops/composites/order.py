@@ -76,11 +76,10 @@ def sort(
     """By topk, for which the CPU has a kernel; its order of equal elements is no stable one."""
     size = x.shape[dim] if x.dim() else 1
     values, indices = torch.topk(x, size, dim, largest=descending)
-    if not stable:
-        return values, indices
-    return values, _ordered(
-        x, dim, descending, torch.int32 if quantized else torch.float32
-    ) if x.dim() and size <= _FEW else None
+    if stable:
+        number, few = torch.int32 if quantized else torch.float32, x.dim() and size <= _FEW
+        return values, _ordered(x, dim, descending, number) if few else None
+    return values, indices
 
 
 #: Elements of which each is compared with all others.
