@@ -16,7 +16,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import merge_reshapes
 from arm_backend_core.tosa.passes.cse import share_common
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
 from arm_backend_core.tosa.passes.vela_numbers import filled
 
 #: Those whose output takes less than a table's cycle.
@@ -28,10 +28,9 @@ def take_always(graph: Graph, target: Target) -> None:
     if sweep(graph, target, {"RESCALE": [summed_as_read]}):
         merge_reshapes(graph, target)
         share_common(graph, target)
-    known: dict[str, list[Rule]] = {"RESCALE": [by_halves, with_product]}
+    sweep(graph, target, {"RESCALE": [by_halves, with_product]})
     if target.family != "ethos-u85":  # whose estimate is right
-        known = {"RESCALE": [with_product, bounded], "MAX_POOL2D": [bounded]}
-    sweep(graph, target, known)
+        sweep(graph, target, {"RESCALE": [bounded], "MAX_POOL2D": [bounded]})
 
 
 def summed_as_read(op: Op, rewriter: Rewriter) -> Value | None:
