@@ -489,4 +489,40 @@ FOUND = [
         (_x(3, 2, 4),),
         ("ETHOSU_U85_INT8",),
     ),
+    Found("its_own_slope", lambda x: F.prelu(x, x), (_x(1),), _INT),
+    Found(
+        "triangular_solve_of_batches",
+        lambda b, c, a, d: (*aten.triangular_solve(b, a), *aten.triangular_solve(c, d, False, False, True)),
+        (_x(3, 1, 2, 2), _x(2, 2), _x(2, 2, low=1), _x(3, 2, 2, low=1)),
+        _FP,
+    ),
+    Found("solved_for_itself_and_batches", lambda b, a: aten.triangular_solve(b, a), (_x(4, 1, 1, 1), _x(1, 1, low=1))),
+    Found(
+        "masked_indices_from_the_end",
+        lambda x, mask, i: aten._unsafe_masked_index(x, mask, [i], 0.5),
+        (_x(5), _x(9, dtype=torch.bool), _x(9, low=-9, high=9, dtype=torch.int64)),
+    ),
+    Found(
+        "masked_indices_of_nothing",
+        lambda x, mask, i: aten._unsafe_masked_index(x, mask, [i], 0.5),
+        (_x(0), _x(4, dtype=torch.bool), _x(4, low=-9, high=9, dtype=torch.int64)),
+    ),
+    Found(
+        "whole_numbers_added_by_half",
+        lambda x: (aten._add_relu(x, x, alpha=0.5), aten._add_relu(x, 3, 1.5)),
+        (_x(5, 5, low=-30, high=30, dtype=torch.int8),),
+    ),
+    Found(
+        "weights_beyond_the_edges",
+        lambda x, weight, far: (
+            torch.histogram(x, torch.tensor([-1.0, 0.0, 1.0]), weight=weight, density=True)[0],
+            torch.histogram(far, torch.tensor([-1.0, 0.5, 1.0]), weight=far)[0],
+        ),
+        (
+            Input((6, 6), special=(9.0,)),
+            Input((6, 6), 0, 1, special=(1e9,)),
+            Input((9, 9), -2, 2, special=(math.inf, math.nan)),
+        ),
+        _FP,
+    ),
 ]

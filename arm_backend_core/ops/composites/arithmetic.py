@@ -173,8 +173,9 @@ def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Te
 
 @made_of(aten._add_relu.Tensor, aten._add_relu.Scalar)
 def add_relu(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
-    """What PyTorch's fusion of a sum with its activation leaves."""
-    return torch.relu(torch.add(x, y, alpha=alpha))
+    """What PyTorch's fusion of a sum with its activation leaves; whole numbers have a whole factor."""
+    whole = not any(z.is_floating_point() if isinstance(z, Tensor) else isinstance(z, float) for z in (x, y))
+    return torch.relu(torch.add(x, y, alpha=int(alpha) if whole else alpha))
 
 
 @made_of(aten.hypot.default)

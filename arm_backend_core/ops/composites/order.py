@@ -313,9 +313,9 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
 def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
     """How many elements, or how much of their weights, are from each of the edges to the next; the last one counts."""
     flat = x.reshape(-1, 1)
-    reached = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1).to(x.dtype)
-    total = (reached if weight is None else reached * weight.reshape(-1, 1)).sum(0)
-    counts = total[:-1] - total[1:]
+    reached = torch.cat([flat >= bins[:-1], flat > bins[-1:]], 1)
+    inside = reached[:, :-1] & ~reached[:, 1:]  # weights that are beyond would cancel, or be infinite
+    counts = (inside.to(x.dtype) if weight is None else torch.where(inside, weight.reshape(-1, 1), 0.0)).sum(0)
     return (counts / (counts.sum() * (bins[1:] - bins[:-1])) if density else counts), bins.clone()
 
 
