@@ -289,7 +289,8 @@ def _check_traced(program: ExportedProgram, inputs: Sequence[Tensor]) -> None:
 class _AsTraced(Interpreter):
     """Raises ``Undefined`` where PyTorch's kernels give what nobody can hold a target to.
 
-    Another type than PyTorch traced (moments of float16 in norms, say), or integers of numbers beyond their type.
+    Another type than PyTorch traced (moments of float16 in norms, say), integers of numbers beyond their type, or what
+    is written to a copy of a view with one element in several places.
     """
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -298,11 +299,19 @@ class _AsTraced(Interpreter):
             return result
         if (result.dtype, result.shape) != (traced.dtype, traced.shape):
             raise Undefined(f"{n.target}: {result.dtype} where {traced.dtype} was traced")
+        if "_scatter." in str(n.target) and _overlaps(self.env[n.all_input_nodes[0]]):
+            raise Undefined(f"{n.target} of memory with one element in several places")
         if str(n.target).startswith(("aten.to.", "aten._to_copy.", "aten.type_as.")) and traced.dtype in _WHOLE:
             real = self.env[n.all_input_nodes[0]]
             if real.is_floating_point() and (real.abs() >= 2.0 ** (torch.iinfo(traced.dtype).bits - 1)).any():
                 raise Undefined(f"{n.target} of numbers beyond {traced.dtype}")
         return result
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether elements share memory, as those of ``unfold`` do."""
+    span = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride(), strict=True))
+    return span < x.numel()
 
 
 def _where(error: BaseException) -> str:
@@ -433,7 +442,7 @@ class _Perturbed(quantized_reference.Float64):
 
     def _called(self, target: Any, args: Any, kwargs: Any) -> Any:
         """In float32 what PyTorch refuses in float64: its kernels are not equally strict."""
-        target = _first_of_equals if overload_of(target) is torch.ops.aten.topk.default else target
+        target = _FIRST_OF_EQUALS.get(overload_of(target), target)
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, NotImplementedError):
@@ -449,7 +458,11 @@ class _Perturbed(quantized_reference.Float64):
         if overload_of(target) in _REMAINDERS and _ratio(*args[:2]) > _EXACT_REMAINDER:
             return False
         args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._random)
-        pair = flat(target(*args, **kwargs)), flat(self._called(target, *_widened(args, kwargs)))
+        args64, kwargs64 = _widened(args, kwargs)
+        try:
+            pair = flat(target(*args, **kwargs)), flat(Interpreter.call_function(self, target, args64, kwargs64))
+        except (RuntimeError, NotImplementedError):  # in float32 alone
+            return False
         return all(torch.equal(x.double(), y.double()) for x, y in zip(*pair, strict=True))
 
     def _random(self, x: Any) -> Any:
@@ -466,10 +479,28 @@ class _Perturbed(quantized_reference.Float64):
 
 
 def _first_of_equals(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, ...]:
-    """``topk`` with the order of equal elements that targets have; PyTorch leaves it open."""
     if not x.dim():
         return torch.topk(x, k, dim, largest)
     return tuple(found.narrow(dim, 0, k) for found in torch.sort(x, dim=dim, descending=largest, stable=True))
+
+
+def _sorted(x: Tensor, dim: int = -1, descending: bool = False, **_: bool) -> tuple[Tensor, ...]:
+    return tuple(torch.sort(x, dim=dim, descending=descending, stable=True))
+
+
+def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, ...]:
+    if not x.dim():
+        return torch.kthvalue(x, k, dim)
+    return tuple(y.narrow(dim, k - 1, 1) if keepdim else y.select(dim, k - 1) for y in _sorted(x, dim))
+
+
+#: ``topk`` and others with the order of equal elements that targets have; PyTorch leaves it open.
+_FIRST_OF_EQUALS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.topk.default: _first_of_equals,
+    torch.ops.aten.sort.default: _sorted,
+    torch.ops.aten.sort.stable: _sorted,
+    torch.ops.aten.kthvalue.default: _kth,
+}
 
 
 def _ratio(x: Any, y: Any) -> float:
