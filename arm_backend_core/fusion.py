@@ -28,6 +28,8 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Base = TypeVar("Base")
+#: A tensor of one element may be its own slope: of the grid's numbers each has another.
+_EVALUATED: dict[Any, Callable[..., torch.Tensor]] = {aten.prelu.default: aten._prelu_kernel.default}
 
 
 def merging_reader(node: Node) -> Node | None:
@@ -233,7 +235,7 @@ class Univariate:
             if not missing:
                 waiting.pop()
                 kwargs = {name: real(x) for name, x in function.kwargs.items()}
-                known[function] = function.target(*map(real, function.args), **kwargs)
+                known[function] = _EVALUATED.get(function.target, function.target)(*map(real, function.args), **kwargs)
             waiting += missing
         return known[self]
 
@@ -262,8 +264,10 @@ class Univariate:
 
 def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:
     """``node`` as a function of the one quantized tensor that its operands are, or are functions of, if so it is."""
-    operands = _operands(args, kwargs)
-    bases = [x.base if isinstance(x, Univariate) else x for x in operands if not _is_number(x)]
+    operands = [
+        x for x in _operands(args, kwargs) if isinstance(x, Univariate) or not x.is_constant or x.value.size > 1
+    ]
+    bases = [x.base if isinstance(x, Univariate) else x for x in operands]
     base = common_base(node, record, bases, lambda x: x.shape)
     if base is None or base.q is None or base.q.axis is not None:
         return None
@@ -293,10 +297,6 @@ def _factor(node: Node, record: Record) -> float | None:
 def _scaled(q: QParams | None, factor: float) -> QParams:
     assert q is not None
     return replace(q, scale=float(q.scale) * factor)
-
-
-def _is_number(x: Tensor | Univariate) -> bool:
-    return isinstance(x, Tensor) and x.is_constant and x.value.size == 1
 
 
 def _operands(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor | Univariate]:

@@ -95,7 +95,8 @@ class _Joints:
     def enter(self, source: Node) -> Node:
         """``source`` as delegates take it: int32 in place of int64, in memory as ``boundary_order`` says."""
         if source not in self._made:
-            self._made[source] = _laid_out(_narrowed(source))
+            wide = source.meta["val"].dtype is torch.int64
+            self._made[source] = _laid_out(_cast(source, torch.int32) if wide else source)
         return self._made[source]
 
     def leave(self, pick: Node, node: Node) -> None:
@@ -103,10 +104,6 @@ class _Joints:
         self._made[node] = pick
         wanted = node.meta["val"].dtype
         node.replace_all_uses_with(pick if wanted is pick.meta["val"].dtype else _cast(pick, wanted))
-
-
-def _narrowed(source: Node) -> Node:
-    return _cast(source, torch.int32) if source.meta["val"].dtype is torch.int64 else source
 
 
 def _laid_out(source: Node) -> Node:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -130,17 +129,13 @@ def op(
     """
 
     def decorate(rule: Rule) -> Record:
-        lower = partial(_widened, rule) if wide else rule
+        lower = (lambda cx, *args, **kwargs: cx.widened(rule, *args, **kwargs)) if wide else rule
         record = Record(overloads, kind, lower, **facts)
         if kind is Kind.SHARED and record.lower_integer is None:
             record.lower_integer = rule
         return register(record)
 
     return decorate
-
-
-def _widened(rule: Rule, cx: Any, *args: Any, **kwargs: Any) -> Any:
-    return cx.widened(rule, *args, **kwargs)
 
 
 def made_of(*overloads: OpOverload, **facts: bool) -> Callable[[Rule], Rule]:

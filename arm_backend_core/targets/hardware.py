@@ -302,7 +302,7 @@ _U55 = Hardware(
     # The first leaves no REDUCE_MIN.
     mistakes=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
-        *("one_of_five", "reshaped_broadcast", "joined_table", "square", "activation"),
+        *("one_of_five", "reshaped_broadcast", "joined_table", "square", "activation", "read_parts"),
     ),
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
@@ -316,7 +316,7 @@ _U85 = Hardware(
     slow_weights=256,
     mistakes=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "read_twice", "gathered"),
-        *("turned_table", "two_tables", "activation"),
+        *("turned_table", "two_tables", "activation", "read_parts"),
     ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE

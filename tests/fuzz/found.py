@@ -489,6 +489,24 @@ FOUND = [
         (_x(3, 2, 4),),
         ("ETHOSU_U85_INT8",),
     ),
+    Found("its_own_slope", lambda x: F.prelu(x, x), (_x(1),), _INT),
+    Found(
+        "triangular_solve_of_batches",
+        lambda b, c, a, d: (*aten.triangular_solve(b, a), *aten.triangular_solve(c, d, False, False, True)),
+        (_x(3, 1, 2, 2), _x(2, 2), _x(2, 2, low=1), _x(3, 2, 2, low=1)),
+        _FP,
+    ),
+    Found("solved_for_itself_and_batches", lambda b, a: aten.triangular_solve(b, a), (_x(4, 1, 1, 1), _x(1, 1, low=1))),
+    Found(
+        "masked_indices_from_the_end",
+        lambda x, mask, i: aten._unsafe_masked_index(x, mask, [i], 0.5),
+        (_x(5), _x(9, dtype=torch.bool), _x(9, low=-9, high=9, dtype=torch.int64)),
+    ),
+    Found(
+        "masked_indices_of_nothing",
+        lambda x, mask, i: aten._unsafe_masked_index(x, mask, [i], 0.5),
+        (_x(0), _x(4, dtype=torch.bool), _x(4, low=-9, high=9, dtype=torch.int64)),
+    ),
     Found(
         "weights_outside_of_the_edges",
         lambda x, y: (

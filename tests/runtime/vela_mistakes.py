@@ -113,6 +113,25 @@ def _read_twice(b: Builder, x: Value) -> Value:
     return b.maximum(b.reshape(x, (10, 1, 8)), b.reshape(x, (1, 10, 8)))
 
 
+def _raised(b: Builder, x: Value) -> Value:
+    return b.maximum(x, b.const(np.full((1,) * x.rank, -7), DType.INT32))
+
+
+def _read_halves(b: Builder, x: Value) -> Value:
+    whole = _raised(b, x)
+    return b.minimum(b.slice(whole, (0, 32), (64, 32)), b.slice(whole, (0, 0), (64, 32)))
+
+
+def _read_joined(b: Builder, x: Value, y: Value) -> Value:
+    whole = b.concat([_raised(b, x), _raised(b, y)], 0)
+    return b.minimum(b.slice(whole, (1, 0), (1, 64)), b.slice(whole, (0, 0), (1, 64)))
+
+
+def _read_part_and_whole(b: Builder, x: Value) -> Value:
+    whole = _raised(b, x)
+    return b.minimum(whole, b.slice(whole, (0, 0), (64, 1)))
+
+
 def _gathered(b: Builder, x: Value, i: Value, y: Value) -> tuple[Value, ...]:
     turned = b.reverse(y, 1)
     joined = b.concat([b.slice(turned, (0, 2, 0), (1, 1, 9)), turned, turned], 1)
@@ -369,6 +388,9 @@ MISTAKES = (
     Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, _NEW),
+    Mistake("read_halves", _read_halves, (((64, 64), DType.INT32),), _ALL),
+    Mistake("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _ALL),
+    Mistake("read_part_and_whole", _read_part_and_whole, (((64, 64), DType.INT32),), _NEW, _NEW),
     Mistake(
         "gathered",
         _gathered,

@@ -118,6 +118,7 @@ def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, un
     if not left:
         return solve_triangular(a.mT, b.mT, upper=not upper, unitriangular=unitriangular).mT
     n = a.shape[-1]
+    b = b.expand(*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
     known: dict[int, Tensor] = {}
     for i in range(n)[:: -1 if upper else 1]:
         rest = b[..., i, :]
@@ -144,9 +145,10 @@ def cholesky_inverse(a: Tensor, upper: bool = False) -> Tensor:
 def triangular_solve(
     b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The older form, with a copy of the matrix."""
+    """The older form, with a copy of the matrices."""
     matrix = a.mT if transpose else a
-    return solve_triangular(matrix, b, upper=upper != transpose, unitriangular=unitriangular), a.clone()
+    solved = solve_triangular(matrix, b, upper=upper != transpose, unitriangular=unitriangular)
+    return solved, a.expand(*solved.shape[:-2], *a.shape[-2:]).clone()
 
 
 @made_of(aten.linalg_matrix_exp.default, tell_quantized=True)

@@ -241,8 +241,11 @@ def masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float, *, quantized: bool = False
 ) -> Tensor:
     """x[indices] where the mask holds, else ``fill``, whatever the indices are; these are limited as numbers."""
+    if not x.numel():
+        raise Unsupported("indices of a tensor without elements; write it with torch.full")
     number = torch.int32 if quantized else torch.float32  # which the FP profile has bounds for
-    inside = [i if i is None else i.to(number).clamp(0, x.shape[d] - 1).to(torch.int32) for d, i in enumerate(indices)]
+    limits = zip(indices, x.shape, strict=False)
+    inside = [i if i is None else i.to(number).clamp(-n, n - 1).to(torch.int32) for i, n in limits]
     return torch.where(mask, aten.index(x, inside), _like(x, fill))
 
 

@@ -205,17 +205,15 @@ def tile_to_broadcast(op: Op, rewriter: Rewriter) -> Value | None:
     inputs = list(op.inputs)
     for i, value in enumerate(op.inputs):
         tile = producer(value, "TILE")
-        if tile is not None and all(n == 1 or m == 1 for n, m in _sizes(tile)):
+        if tile is not None and all(
+            1 in pair for pair in zip(tile.inputs[0].shape, tile.attrs["multiples"], strict=True)
+        ):
             inputs[i] = tile.inputs[0]
             if np.broadcast_shapes(*(v.shape for v in inputs)) != op.output.shape:
                 inputs[i] = value
     if inputs == op.inputs:
         return None
     return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
-
-
-def _sizes(tile: Op) -> list[tuple[int, int]]:
-    return list(zip(tile.inputs[0].shape, tile.attrs["multiples"], strict=True))
 
 
 def drop_identity(op: Op, rewriter: Rewriter) -> Value | None:

@@ -162,6 +162,14 @@ def _read_twice(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return value is first and all(x.shape != value.shape for x in others) and sources.count(sources[0]) > 1
 
 
+def _is_part(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """And one that reads two parts of a tensor, or a part and the whole: by the one that is written earlier."""
+    sources = [past(operand, "RESHAPE", "RESCALE") for operand in op.inputs]
+    wholes = [past(source, "RESHAPE", "RESCALE", "SLICE") for source in sources]
+    read = [x for x in zip(op.inputs, sources, wholes, strict=True) if x[2].producer and wholes.count(x[2]) > 1]
+    return value in [operand for operand, source, whole in read if source is not whole][:1]
+
+
 def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela does a REVERSE or TRANSPOSE with the TABLE or CLAMP before it, and with both the one behind: one is lost."""
     result = past(value, "RESHAPE", "RESCALE")
@@ -205,6 +213,7 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
     "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
     "read_twice": (partial(_copy_where, _read_twice), tuple(ELEMENTWISE - UNARY)),
+    "read_parts": (partial(_copy_where, _is_part), tuple(ELEMENTWISE - UNARY)),
     "turned_table": (partial(_copy_where, _is_second_table), ("TABLE", "CLAMP")),
     "gathered": (_wait_for_gather, ("GATHER", "SCATTER")),
     **vela_numbers.RULES,
