@@ -85,11 +85,13 @@ class Joins:
             return  # the steps of a recurrent layer have their parameters in common
         same = _tensors(places, self._specs)
         operands = [place for place in places if isinstance(place, tuple) and _joins(place[1])]
-        read = {same[node] for node in map(_source, places) if _is_computed_with(node)}
+        placed = {same[place] for place in places}
+        read = placed & {same[node] for node in map(_source, places) if _is_computed_with(node)}
         may_be = self._wide and whole.dtype is torch.int8
         returned = {join for _, join in operands if may_be and _is_returned(join)}
         ends = {same[join] for join in returned}
-        moved = [x for x in operands if (same[x[0]] in ends if x[1] in returned else same[x[0]] not in read)]
+        own = placed - ends  # what has parameters only where it is joined has none that could be finer
+        moved = [x for x in operands if same[x[0]] not in (own if x[1] in returned else read)]
         for source, join in moved:
             same.union(source, join)
         apart = [(source, join) for source, join in operands if same[source] != same[join]]
