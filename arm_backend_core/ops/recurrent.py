@@ -69,12 +69,8 @@ def _tanh(x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
     return (torch.tanh(x + F.linear(h, weight)),)
 
 
-def _relu(x: Tensor, h: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-    return (torch.relu(x + F.linear(h, weight)),)
-
-
 _LSTM, _GRU = Cell(_lstm, (0, 1, 3, 2), (3, 1)), Cell(_gru, (0, 1, 2), (2, 1), adds=False)
-_RNN_TANH, _RNN_RELU = Cell(_tanh, (0,), (1,)), Cell(_relu, (0,), (1,))
+_RNN_TANH, _RNN_RELU = Cell(_tanh, (0,), (1,)), Cell(lambda x, h, w: (torch.relu(x + F.linear(h, w)),), (0,), (1,))
 
 
 def _parts(x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
