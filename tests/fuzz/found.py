@@ -539,4 +539,10 @@ FOUND = [
         (_x(5, 6, 3, low=-0.05, high=0.05, dtype=torch.float16),),
         _FP,
     ),
+    Found(
+        "neighbours_of_one_tensor",
+        lambda x, y: (torch.histc(x, 5, -1, 2), torch.cummax(y, 0)[1]),
+        (_x(24, low=1, high=1.27), _x(3, 1, 5)),
+        ("ETHOSU_U85_INT8",),
+    ),
 ]
