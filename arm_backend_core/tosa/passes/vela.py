@@ -163,14 +163,12 @@ def _read_twice(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _is_part(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """And one that reads a part and the whole, or two parts: not in their order, or joined there by CONCAT."""
+    """And one that reads a part and the whole, or two parts that are not in their order."""
     wholes = [past(operand, "RESHAPE", "RESCALE", "SLICE") for operand in op.inputs]
     twice = [x for x, whole in zip(op.inputs, wholes, strict=True) if whole.producer and wholes.count(whole) > 1]
     cuts = [(x, cut) for x in twice if (cut := producer(past(x, "RESHAPE", "RESCALE"), "SLICE")) is not None]
-    joined = producer(cuts[0][1].inputs[0], "CONCAT") if cuts else None
     starts = [cut.attrs["start"] for _, cut in cuts]
-    along = {start[joined.attrs["axis"]] for start in starts} if joined else set[int]()
-    return value in [x for x, _ in cuts[:1]] and (len(starts) == 1 or starts != sorted(starts) or len(along) > 1)
+    return value in [x for x, _ in cuts[:1]] and (len(starts) == 1 or starts != sorted(starts))
 
 
 def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
