@@ -94,14 +94,14 @@ class _Writer:
             dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
         else:
             dtype = DType(how)
-        return self._const(constant(data, dtype))
+        return self._const(constant(data, dtype), "parameter")
 
-    def _const(self, value: Value) -> str:
-        if value.content not in self.constants:
+    def _const(self, value: Value, use: str = "data") -> str:
+        key = use, value.content  # Vela ends where the shift of a MUL is data of another operator
+        if key not in self.constants:
             data = np.asarray(value.data, dtype=value.dtype.numpy, order="C")
-            written = self.out.addConst(list(value.shape), self._dtype(value.dtype), data)
-            self.constants[value.content] = written.name
-        return self.constants[value.content]
+            self.constants[key] = self.out.addConst(list(value.shape), self._dtype(value.dtype), data).name
+        return self.constants[key]
 
     def _shape(self, values: tuple[int, ...]) -> str:
         if values not in self.shapes:
