@@ -190,6 +190,8 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
     """The signs' product times exp of the sum of logarithms: values may differ by more than 32 bits hold."""
     x = vector(cx, x)
     axis, count = (x.rank - 1, x.value.size) if dim is None else (dim % x.rank, x.shape[dim])
+    if count == 1:
+        return cx.b.reshape(cx.requantize(x, cx.q), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
     element = cx.integer(x).in_steps()
     element = replace(element, value=cx.b.transpose(element.value, order)).reshape((x.value.size // count, count))

@@ -299,8 +299,8 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
         edges = low + (high - low) * (torch.arange(1, bins, dtype=x.dtype) / bins)
         first, beyond = (flat >= flat, flat != flat) if all_of_them else (flat >= low, flat > high)
         between = [flat >= edges] if bins > 1 else []
-        reached = torch.cat([part.to(x.dtype).sum(0) for part in (first, *between, beyond)])
-        return reached[:-1] - reached[1:]
+        reached = [part.to(x.dtype).sum(0) for part in (first, *between, beyond)]
+        return torch.cat(reached[:-1]) - torch.cat(reached[1:])
     if all_of_them:
         same = torch.eq(flat.amin(), flat.amax()).to(x.dtype)
         low, high = low - same, high + same
@@ -324,6 +324,7 @@ def histogram_of_parts(
     x: Tensor, bins: int = 100, *, range: Sequence[float] | None = None, **how: Any
 ) -> tuple[Tensor, Tensor]:
     """Of equal parts of [low, high], or of what the elements span; of equal elements one to each side."""
+    range = range or ((0.0, 1.0) if x.numel() == 0 else None)
     low, high = (torch.tensor(end) for end in range) if range else (torch.amin(x), torch.amax(x))
     apart = torch.where(low == high, 0.5, 0.0).to(x.dtype)
     low, high = low - apart, high + apart

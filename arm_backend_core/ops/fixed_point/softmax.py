@@ -36,10 +36,18 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     """
     rows = Rows.of(b, x, q, (axis,), "softmax")
     _require(out, 2.0**-16, "softmax")
+    if rows.n == 1:
+        return rows.restore(_alike(rows, 1).to(out))
     grid, e, total = _exponential(rows, precise=out.dtype is not DType.INT8)
     k = grid.least * ONE
     r = reciprocal(total).rescale(I16, k / (1 << 30), saturate=True).in_steps_of(grid.one / k)
     return rows.restore((e * r).to(out))
+
+
+def _alike(rows: Rows, number: int) -> Int:
+    """``number`` whatever the elements are."""
+    wide = rows.x.rescale(I32, 1.0).in_steps_of(1.0)
+    return wide - wide + number
 
 
 def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
@@ -49,9 +57,8 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
         Unsupported: x is neither int8 nor int16.
     """
     rows = Rows.of(b, x, q, (axis,), "log_softmax")
-    if rows.n == 1:  # 0, whatever x is
-        wide = rows.x.rescale(I32, 1.0)
-        return rows.restore((wide - wide).to(out))
+    if rows.n == 1:
+        return rows.restore(_alike(rows, 0).to(out))
     grid, _, total = _exponential(rows, precise=out.dtype is not DType.INT8)
     scale = float(q.scale)
     unit = 2.0 ** min(20, 28 - math.ceil(math.log2(scale * (rows.x.high - rows.x.low))))
