@@ -81,6 +81,7 @@ class Regions:
         records: the operators that will be quantized, in program order.
         constants: nodes that are parameters or computed from them alone.
         may_be_wide: whether the configuration of a node has int16 for such results.
+        is_wide: whether a node is int16 by its configuration.
         states: buffers that the program writes, and what it writes into each.
     """
 
@@ -89,6 +90,7 @@ class Regions:
         records: Mapping[Node, Record],
         constants: Container[Node],
         may_be_wide: Callable[[Node], bool],
+        is_wide: Callable[[Node], bool],
         states: Mapping[Node, Node] = MappingProxyType({}),
     ) -> None:
         self._records = records
@@ -96,6 +98,7 @@ class Regions:
         self._feedback = {node for state in states for node in self._fed_back(state, states[state])}
         self.merged = self._merged_producers()
         self.readers = set(self.merged.values())
+        self._jumps = {node for node, record in records.items() if record.jumps and is_wide(node)}
         self.origin, chained = self._chains()
         self.interior = chained | self.merged.keys()
         self.wide = self._wide(may_be_wide)
@@ -130,11 +133,11 @@ class Regions:
     def _chains(self) -> tuple[dict[Node, Node], set[Node]]:
         """Origins, and the functions that are interior.
 
-        Starts with all of them interior and takes out, until nothing changes, those that someone reads who is not a
-        function of the same tensor.
+        Starts with all of them interior, but for what jumps in int16 and its operands, and takes out, until nothing
+        changes, those that someone reads who is not a function of the same tensor.
         """
         members = [node for node, record in self._records.items() if record.univariate and node not in self.readers]
-        interior = set(members)
+        interior = {node for node in members if self._jumps.isdisjoint((node, *node.users))}
         while True:
             origin: dict[Node, Node] = {}
             for node in members:
@@ -207,6 +210,7 @@ class Univariate:
         kwargs: the same by name.
         clamp: (low, high) when the function is clamp(base, low, high) and nothing else.
         factor: c when the function is c * base, c > 0, and nothing else.
+        jumps: it is a function of int16 that jumps, and nothing else.
     """
 
     base: Tensor
@@ -215,6 +219,7 @@ class Univariate:
     kwargs: dict[str, Any]
     clamp: tuple[float, float] | None = None
     factor: float | None = None
+    jumps: bool = False
 
     def evaluate(self, grid: torch.Tensor) -> torch.Tensor:
         """The function on real numbers, by PyTorch's own operators. ``grid`` float64, 1-D."""
@@ -274,7 +279,9 @@ def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, An
     function = Univariate(base, overload_of(node.target), tuple(args), kwargs)
     if args[0] is not base:
         return function
-    return replace(function, clamp=record.clamp and record.clamp(*args, **kwargs), factor=_factor(node, record))
+    clamp = record.clamp and record.clamp(*args, **kwargs)
+    jumps = record.jumps and base.q.dtype is DType.INT16
+    return replace(function, clamp=clamp, factor=_factor(node, record), jumps=jumps)
 
 
 def before_reader(reader: Node, q: QParams) -> QParams:

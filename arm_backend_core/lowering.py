@@ -245,7 +245,7 @@ class Lowering:
 
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         function = None if node in self.floats else univariate(node, record, args, kwargs)
-        if function is not None:
+        if function is not None and not (function.jumps and self.result_qparams(node) is not None):
             return function
         args = [_settle(arg) for arg in args]
         kwargs = {name: _settle(arg) for name, arg in kwargs.items()}

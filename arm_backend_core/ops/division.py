@@ -11,6 +11,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.elementwise import div
 from arm_backend_core.ops.expression import Float
+from arm_backend_core.ops.fixed_point.jumps import Fixed, quotient
 from arm_backend_core.ops.integers import Int
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record, Rule, op
@@ -18,7 +19,7 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float
-_WHOLE: dict[str, Any] = {"univariate": True, "wide": True}
+_WHOLE: dict[str, Any] = {"univariate": True, "jumps": True, "wide": True}
 #: Quotients up to this are off by one at most, however their reciprocal was rounded.
 _EXACT = 2.0**21
 #: The inverse of a quotient of which two divisions leave more than the divisor.
@@ -127,28 +128,40 @@ def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None =
 
 
 def _in_steps(plain: Record, *, rest: bool = False) -> Rule:
-    def rule(cx: Context, x: Tensor, y: Tensor, **mode: str | None) -> Value:
-        """``plain`` on whole numbers with the same quotients: x times the ratio of the steps, as fine as 32 bits allow.
+    def rule(cx: Context, x: Operand, y: Operand, **mode: str | None) -> Value:
+        """``plain`` on whole numbers with the same quotients: x in steps of y, as fine as 32 bits allow.
 
         x / 0 is beyond what the result holds; what it leaves, which is no number, is 0.
         """
         if mode.get("rounding_mode", "floor") is None:
             assert div.lower_integer is not None
             return cast(Value, div.lower_integer(cx, x, y))
-        dividend, divisor = (cx.integer(z).in_steps().in_steps_of(1.0) for z in (x, y))
-        ratio = min(cx.integer(x).scale / cx.integer(y).scale, 2.0**29 / dividend.peak)
-        bits = min(int(math.log2(2.0**30 / max(dividend.peak * ratio, divisor.peak))), 22)
-        left = dividend.times(max(round(ratio * 2.0**bits), 1))
+        number = _number(y)
+        if number and isinstance(x, Tensor) and not x.is_constant:
+            down = Fixed.ceil if number < 0 else Fixed.floor
+            method = Fixed.trunc if plain is fmod or mode.get("rounding_mode") == "trunc" else down
+            return quotient(cx, x, number, method, rest=rest)
+        dividend, divisor = cx.integer(x), cx.integer(y).in_steps().in_steps_of(1.0)
+        ratio = min(dividend.scale / cx.integer(y).scale, 2.0**28 / dividend.peak)
+        bits = min(int(math.log2(2.0**29 / max(dividend.peak * ratio, divisor.peak))), 22)
+        left = dividend.rescale(DType.INT32, ratio * 2.0**bits).in_steps_of(1.0)
         none = (abs(divisor).maximum(1) - abs(divisor)).within(0, 1)
         right = (divisor + none).times(1 << bits)
         whole = replace(cx, out=None, computed=DType.INT32)
         value = plain.lower(whole, Tensor(left.value), Tensor(right.value), **mode)
         if rest:
             return Int(cx.b, value, -right.peak, right.peak, cx.integer(y).scale * 2.0**-bits).to(cx.q)
-        infinite = none.times(1 << 29).in_steps_of(1.0) * dividend.sign()
+        infinite = none.times(1 << 29).in_steps_of(1.0) * dividend.sign().in_steps_of(1.0)
         return (Int(cx.b, value, -left.peak - 1, left.peak) + infinite).to(cx.q)
 
     return rule
+
+
+def _number(y: Operand) -> float | None:
+    """A divisor that is one number."""
+    if not isinstance(y, Tensor):
+        return float(y)
+    return float(y.real.item()) if y.is_constant and y.value.size == 1 else None
 
 
 for _record in (floor_divide, div_mode):

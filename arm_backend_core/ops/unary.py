@@ -1,7 +1,8 @@
 """Functions of one tensor, a row each: the floating-point formula.
 
-Quantized, none of them has a rule of its own: the function (or a chain of them) is evaluated by PyTorch on every value
-that the quantized operand can have, and becomes a TABLE (``arm_backend_core.lowering.Univariate``).
+Quantized, none of them needs a rule of its own: the function (or a chain of them) is evaluated by PyTorch on every
+value that the quantized operand can have, and becomes a TABLE (``arm_backend_core.fusion.Univariate``). Those that jump
+have one for int16.
 
 Where TOSA has no operator, the formulas keep the *relative* error small (1e-5 in float32), also next to a zero of the
 function, where the textbook form cancels. Sources: Abramowitz & Stegun, Handbook of Mathematical Functions (A&S);
@@ -20,6 +21,7 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.expression import Float
+from arm_backend_core.ops.fixed_point.jumps import Fixed, quotient, whole
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record, register
 from arm_backend_core.tosa.graph import Value
@@ -367,14 +369,16 @@ unary(aten.special_entr.default, lambda x: x.equal(0.0).where(0.0, x.less(0.0).w
 
 unary(aten.abs.default, abs)
 unary(aten.neg.default, lambda x: -x)
-unary(aten.sign.default, _sign)
-unary(aten.sgn.default, _sign)
-unary(aten.floor.default, lambda x: x.unary("FLOOR"))
-unary(aten.ceil.default, lambda x: x.unary("CEIL"))
-unary(aten.round.default, _round)
-unary(aten.round.decimals, _round_decimals)
-unary(aten.trunc.default, Float.truncated)
-unary(aten.frac.default, lambda x: x - x.truncated())
+unary(aten.sign.default, _sign, jumps=True).integer(lambda cx, x: cx.integer(x).sign().in_steps_of(1.0).to(cx.q))
+unary(aten.sgn.default, _sign, jumps=True).integer(lambda cx, x: cx.integer(x).sign().in_steps_of(1.0).to(cx.q))
+unary(aten.floor.default, lambda x: x.unary("FLOOR"), jumps=True).integer(whole(Fixed.floor))
+unary(aten.ceil.default, lambda x: x.unary("CEIL"), jumps=True).integer(whole(Fixed.ceil))
+unary(aten.round.default, _round, jumps=True).integer(whole(Fixed.round))
+unary(aten.round.decimals, _round_decimals, jumps=True).integer(whole(Fixed.round))
+unary(aten.trunc.default, Float.truncated, jumps=True).integer(whole(Fixed.trunc))
+unary(aten.frac.default, lambda x: x - x.truncated(), jumps=True).integer(
+    lambda cx, x: quotient(cx, x, 1.0, Fixed.trunc, rest=True)
+)
 unary(aten.nan_to_num.default, _nan_to_num)
 
 # -- orthogonal polynomials ---------------------------------------------------------------------------------------
@@ -432,6 +436,10 @@ unary(aten.special_log_ndtr.default, _log_ndtr)
 unary(aten.lgamma.default, None)
 unary(aten.digamma.default, None)
 unary(aten.polygamma.default, None)
+unary(aten.special_zeta.other_scalar, None)
+unary(aten.special_zeta.self_scalar, None)
+unary(aten.igamma.default, None)
+unary(aten.igammac.default, None)
 unary(aten.i0.default, None)
 unary(aten.special_i0e.default, None)
 unary(aten.special_i1.default, None)

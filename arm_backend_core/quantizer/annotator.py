@@ -74,7 +74,8 @@ class Annotator:
     def run(self) -> None:
         """Write ``quantization_annotation`` into the nodes' metadata."""
         states = {state: value for state, value, _ in self._writes()}
-        self.regions = Regions(self.records, self.constants, lambda node: self.configs[node].inner is not None, states)
+        may_be_wide = {node for node in self.records if self.configs[node].inner is not None}
+        self.regions = Regions(self.records, self.constants, may_be_wide.__contains__, self._is_wide, states)
         self.regions.interior |= set(filter(self._is_exact, self.records))
         for base in dict.fromkeys(self.regions.origin.values()):
             self._agree(base)
@@ -142,9 +143,12 @@ class Annotator:
         output = None if node in regions.interior or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
+    def _is_wide(self, node: Node) -> bool:
+        return self.configs[node].activation.dtype is torch.int16
+
     def _is_exact(self, node: Node) -> bool:
         """Whether an int16 product within a recurrent layer is added as it is."""
-        wide = node in self.regions.wide or self.configs[node].activation.dtype is torch.int16
+        wide = node in self.regions.wide or self._is_wide(node)
         return PLACE in node.meta and wide and is_term(node) and len(self.regions.operands(node)) == 2
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:

@@ -60,6 +60,13 @@ def _compared(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x == y, x != y, x < y, x >= y
 
 
+def _jumps(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Functions with more jumps than a table of int16 has room for, alone and within others."""
+    alone = (x.floor(), x.ceil(), x.round(), (2 * x).round(decimals=1), x.trunc(), x.frac(), x.sign())
+    divided = (x // 0.3, x // -0.3, x % 0.7, x % -0.7, torch.fmod(x, -0.7), torch.div(x, 0.3, rounding_mode="trunc"))
+    return (*alone, *divided, torch.sigmoid(x) - torch.floor(torch.tanh(x) * 5) / 5)
+
+
 def _indices(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     i = torch.sort(x, 2)[1]
     return F.one_hot(i.abs() % 4, 4), i
@@ -545,4 +552,10 @@ FOUND = [
         (_x(3, 1, 5),),
         ("ETHOSU_U85_INT8",),
     ),
+    Found("counts_of_parts", lambda x: torch.histc(x, 5, -1, 2), (_x(30),), ("ETHOSU_U85_INT8",)),
+    Found("histogram_of_nothing", lambda x: torch.histogram(x, 4), (_x(2, 0),), _FP),
+    Found("zero_beside_a_product", lambda x, y: (x * y, y[0].zero_()), (_x(3, 4), _x(3, 1)), ("ETHOSU_U85_INT8",)),
+    Found("one_element", lambda x: (torch.softmax(x, 1), torch.prod(x, 1)), (_x(4, 1, 3),), ("TOSA_A16W8",)),
+    Found("small_remainders", torch.remainder, (_x(80, low=-1e4, high=1e4), _x(80, low=0.5, high=4)), ("TOSA_A16W8",)),
+    Found("jumps", _jumps, (_x(300, low=-3.9, high=3.9),), _EVERY),
 ]

@@ -127,6 +127,10 @@ UNARY = [
     # Its pole is in the range that a symmetric scale spans: a table that jumps has entries of half the resolution.
     unary("digamma", torch.digamma, 0.3, 5, refused=_NO_FORMULA, wide_steps=2),
     unary("polygamma", lambda x: torch.special.polygamma(2, x), 0.5, 4, refused=_NO_FORMULA),
+    unary("zeta", lambda x: torch.special.zeta(x, 0.5), 1.5, 6, refused=_NO_FORMULA, wide_steps=2),
+    unary("zeta_of_number", lambda x: torch.special.zeta(2.5, x), 0.5, 6, refused=_NO_FORMULA, wide_steps=2),
+    unary("gammainc", lambda x: torch.special.gammainc(torch.tensor(1.5), x), 0, 6, refused=_NO_FORMULA),
+    unary("gammaincc", lambda x: torch.special.gammaincc(torch.tensor([1.5]), x), 0, 6, refused=_NO_FORMULA),
     unary("i0", torch.i0, refused=_NO_FORMULA),
     unary("i0e", torch.special.i0e, refused=_NO_FORMULA),
     unary("i1", torch.special.i1, refused=_NO_FORMULA),

@@ -48,7 +48,7 @@ def test_regions_of_a_graph() -> None:
     program = exported(_Block(), (torch.randn(1, 4, 5, 5),))
     graph = program.module(check_guards=False).graph
     records = {node: record for node in graph.nodes if (record := find(node)) is not None}
-    regions = Regions(records, constant_nodes(graph), lambda node: False)
+    regions = Regions(records, constant_nodes(graph), lambda node: False, lambda node: False)
     assert {a.name: b.name for a, b in regions.merged.items()} == {"conv2d": "mul", "add_1": "relu"}
     # swish's steps but the last; tanh is an output, so what is computed of it starts anew.
     assert {node.name for node in regions.interior} == {"conv2d", "sigmoid", "mul_1", "add_1", "exp", "mul_2"}

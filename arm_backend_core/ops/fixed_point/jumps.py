@@ -1,0 +1,76 @@
+"""Whole numbers of int16: where a function jumps, a TABLE draws a line over 128 steps of its operand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.ops.integers import Int
+from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.registry import Rule
+from arm_backend_core.tosa.graph import Value
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed:
+    """x / unit as INT32 ``parts`` of 2**-bits of ``step``, which is 1 unless x / unit reaches 2**29."""
+
+    parts: Int
+    bits: int
+    step: float
+
+    @classmethod
+    def of(cls, x: Int, unit: float = 1.0) -> Fixed:
+        """x / unit, unit > 0, as finely as RESCALE takes it."""
+        bits = min(29 - math.frexp(x.real_peak / unit)[1], 28)
+        parts = x.rescale(DType.INT32, x.scale / unit * 2.0**bits)
+        return cls(parts.in_steps_of(1.0), max(bits, 0), 2.0 ** max(-bits, 0))
+
+    def floor(self, more: Int | int = 0) -> Int:
+        """Rounded down after ``more`` parts are added: RESCALE rounds halves up."""
+        return self._nearest(self.parts + more - (1 << self.bits >> 1))
+
+    def ceil(self) -> Int:
+        """Rounded up."""
+        return self.floor((1 << self.bits) - 1)
+
+    def trunc(self) -> Int:
+        """Rounded towards zero: negative numbers up, others down."""
+        negative = self.parts.minimum(0).maximum(-1)
+        return self.floor(negative.times(1 - (1 << self.bits)).in_steps_of(1.0))
+
+    def round(self) -> Int:
+        """To the nearest, of two the even one: RESCALE gives the upper, of which 1 is taken if it is odd."""
+        upper = self._nearest(self.parts)
+        odd = (upper.rescale(DType.INT32, 0.5).times(2).in_steps_of(1.0) - upper).within(0, 1)
+        between = (self.rest(upper) + ((1 << self.bits >> 1) - 1)).maximum(-1).minimum(0)
+        return upper + between * odd
+
+    def rest(self, whole: Int) -> Int:
+        """The parts that remain beyond ``whole``."""
+        most = 1 << self.bits
+        return (self.parts - whole.times(most).in_steps_of(1.0)).within(-most, most)
+
+    def _nearest(self, parts: Int) -> Int:
+        return parts.rescale(DType.INT32, 2.0**-self.bits).in_steps_of(1.0)
+
+
+def whole(method: Callable[[Fixed], Int]) -> Rule:
+    """The rule of a function that rounds to multiples of 10**-decimals."""
+
+    def rule(cx: Context, x: Tensor, *, decimals: int = 0) -> Value:
+        fixed = Fixed.of(cx.integer(x), 10.0**-decimals)
+        return method(fixed).in_steps_of(fixed.step * 10.0**-decimals).to(cx.q)
+
+    return rule
+
+
+def quotient(cx: Context, x: Tensor, y: float, method: Callable[[Fixed], Int], *, rest: bool = False) -> Value:
+    """x / y, rounded, or what remains of x. Where y is negative, ``method`` rounds -x / y."""
+    fixed = Fixed.of(cx.integer(x), abs(y))
+    result = method(fixed)
+    if rest:
+        return fixed.rest(result).in_steps_of(fixed.step * abs(y) * 2.0**-fixed.bits).to(cx.q)
+    return (result if y > 0 else result.like(0) - result).in_steps_of(fixed.step).to(cx.q)
