@@ -19,10 +19,12 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.passes.tools_common import stable_topological_sort
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source, drop_unread
+from arm_backend_core.program import with_parts
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -174,26 +176,23 @@ def _own_program(program: ExportedProgram, part: Part) -> ExportedProgram:
     for node in part.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in part.outputs))
-    held = [replace(specs[node.name], arg=TensorArgument(copies[node].name)) for node in part.constants]
-    given = [InputSpec(InputKind.USER_INPUT, TensorArgument(copies[node].name), None) for node in part.inputs]
+    given = [replace(specs[node.name], arg=TensorArgument(copies[node].name)) for node in part.constants]
+    targets = {str(spec.target) for spec in given}
+    given += [InputSpec(InputKind.USER_INPUT, TensorArgument(copies[node].name), None) for node in part.inputs]
     made = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(copies[node].name), None) for node in part.outputs]
-    targets = {str(spec.target) for spec in held}
     structure = ModuleCallSignature(
         inputs=[],
         outputs=[],
         in_spec=pytree.tree_structure((tuple(part.inputs), {})),
         out_spec=pytree.tree_structure(tuple(part.outputs)),
     )
-    return ExportedProgram(
-        root=torch.nn.Module(),
-        graph=graph,
-        graph_signature=ExportGraphSignature([*held, *given], made),
-        state_dict={name: value for name, value in program.state_dict.items() if name in targets},
-        range_constraints={},
-        module_call_graph=[ModuleCallEntry("", structure)],
-        constants={name: value for name, value in program.constants.items() if name in targets},
-        verifiers=[program.verifier],
-    )
+    stores = (program.state_dict, program.constants)
+    tables = ({name: held for name, held in store.items() if name in targets} for store in stores)
+    # Not by the constructor: it writes and compiles the Python code of every part.
+    owned = with_parts(program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(given, made), *tables)
+    owned._module_call_graph, owned._range_constraints = [ModuleCallEntry("", structure)], {}
+    owned._example_inputs = None
+    return owned
 
 
 def _drop_unread_constants(program: ExportedProgram, names: Container[str]) -> None:
