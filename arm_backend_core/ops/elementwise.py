@@ -16,7 +16,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.integers import Int, aligned, of_one_rank
+from arm_backend_core.ops.integers import Int, aligned, of_int16, of_one_rank
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams
@@ -41,7 +41,8 @@ def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     if isinstance(x, Tensor) and cx.q.same(x.q) and x.value.shape == cx.shape and not known.any():  # as of a mask
         return x.value
     right = cx.integer(y)
-    left, right = aligned(cx.integer(x), right.in_steps_of(right.scale * abs(factor)), cx.q)
+    pair = cx.integer(x), right.in_steps_of(right.scale * abs(factor))
+    left, right = of_int16(*pair, cx.q) or aligned(*pair, cx.q)
     return (left + right if factor > 0 else left - right).to(cx.q)
 
 

@@ -207,8 +207,8 @@ class Energy:
         bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
         c = x.widened(bits)
         if centre:
-            mean = rows.sum_of(x).in_steps_of(float(n)).rescale(I32, 2.0**bits / n)
-            c = c - mean.in_steps_of(c.scale)
+            total = rows.sum_of(c if bits >= 0 else x)  # no more than 2**29: x need not be widened once more
+            c = c - total.rescale(I32, c.scale**-1 * total.scale / n).in_steps_of(c.scale)
         shift = _places(abs(c), rows).minimum(min(28, -(exponent + 2 * bits - drop) // 2)).maximum(0)
         shifted = c.in_steps_of(1.0).shifted_left(shift, 1 << 29)
         squares = shifted.times(shifted, drop).sum(rows.axis, peak=(1 << 29) + n)
