@@ -316,7 +316,7 @@ _U85 = Hardware(
     slow_weights=256,
     mistakes=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "read_twice", "gathered"),
-        *("turned_table", "two_tables", "activation", "read_parts"),
+        *("turned_table", "two_tables", "activation", "read_parts", "sliced_growth"),
     ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
