@@ -579,6 +579,7 @@ MOVEMENT = [
     Case("index", lambda x: x[:, [3, -5, 1]], one(2, 5, 4)),
     Case("index_many", lambda x: x[:, [7 * i % 40 for i in range(40)]], one(2, 40, 3)),
     Case("flip", lambda x: torch.flip(x, (1,)), one(2, 5, 4)),
+    Case("flip_ends", lambda x: torch.flip(x, (0, -1)), one(2, 5, 4)),
     Case("select", lambda x: x[:, 1], one(2, 5, 4)),
     Case("select_negative", lambda x: x.select(-1, -2), one(2, 5, 4)),
     Case("split", lambda x: torch.split(x, 2, 1), one(2, 5, 4)),
