@@ -26,6 +26,7 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 _GATHER = {"u55": "no GATHER"}
 _CHOICE = {"u55": "no SELECT"}
+_NO_BOOL = {"u55": "boolean|SELECT|GREATER|EQUAL|LOGICAL"}
 _ORDER = {"u55": "no (SELECT|GREATER)"}
 _TOO_MANY = dict.fromkeys(("fp", "int8", "a16w8", "u55", "u85"), "6 among 65 elements")
 _NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
@@ -349,6 +350,14 @@ LINEAR = [
         steps=3,
         wide_steps=4,
     ),
+    Case(
+        "sdpa_mask_of_padding",
+        lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, torch.zeros(1, 6).masked_fill(m, -torch.inf)),
+        [Input((6,), dtype=torch.bool), *[Input((1, 2, 6, 8))] * 3],
+        steps=3,
+        wide_steps=24,
+        refused=_NO_BOOL,
+    ),
     Case("dot_product_einsum", lambda x, y: torch.einsum("bij,bkj->bik", x, y), two((2, 3, 8), (2, 5, 8))),
 ]
 
@@ -611,7 +620,6 @@ MOVEMENT = [
     Case("upsample_bilinear_factor", nn.Upsample(scale_factor=1.6, mode="bilinear"), image()),
 ]
 
-_NO_BOOL = {"u55": "boolean|SELECT|GREATER|EQUAL|LOGICAL"}
 
 _I64 = torch.int64
 
