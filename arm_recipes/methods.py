@@ -183,8 +183,9 @@ def check_state(programs: Mapping[str, ExportedProgram]) -> None:
             if tensor.dtype is not before.dtype or not tensor.equal(before):
                 raise ExportError(
                     f"the buffer '{name}' is {_type(before)} in method '{other}' and {_type(tensor)} in method "
-                    f"'{method}', which cannot share it so: what is computed of its old value, element by element, "
-                    "makes it int16; do the same in both, or give each a buffer of its own"
+                    f"'{method}', which cannot share it so: a new value that is computed of the old one, element by "
+                    "element, makes it int16, and one that is given or constant leaves it as it is; compute it so in "
+                    "both (state * 0 + value), or give each a buffer of its own"
                 )
 
 

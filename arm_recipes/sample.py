@@ -83,15 +83,19 @@ def _parts(sample: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     )
 
 
+def make_known(value: Any) -> bool:
+    """Make dataclasses known to PyTorch that it has not seen yet; whether there are any in ``value``."""
+    unknown = {type(leaf) for leaf in pytree.tree_leaves(value) if dataclasses.is_dataclass(leaf)}
+    for kind in unknown:
+        torch.export.register_dataclass(kind)
+    return bool(unknown)
+
+
 def _flatten(value: Any) -> tuple[list[tuple[tuple[Any, ...], Any]], pytree.TreeSpec]:
-    """Leaves with their paths; dataclasses that PyTorch has not seen yet are made known to it."""
-    while True:
-        paths, spec = pytree.tree_flatten_with_path(value)
-        unknown = {type(leaf) for _, leaf in paths if dataclasses.is_dataclass(leaf)}
-        if not unknown:
-            return paths, spec
-        for kind in unknown:
-            torch.export.register_dataclass(kind)
+    """Leaves with their paths."""
+    while make_known(value):  # what these hold may be such again
+        pass
+    return pytree.tree_flatten_with_path(value)
 
 
 def _leaf(value: Any, what: str) -> Any:

@@ -18,7 +18,7 @@ from arm_backend_core.ops.registry import Kind, find
 
 aten = torch.ops.aten
 
-_SOFTMAX = (aten.softmax.int, aten._softmax.default)
+_SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 #: Operator -> which of its arguments are values of its result, as they are or added up.
 _CHOICES = {
     aten.add.Tensor: (0, 1),
@@ -28,8 +28,7 @@ _CHOICES = {
     aten.where.Scalar: (1, 2),
     aten.masked_fill.Scalar: (0, 2),
     aten.masked_fill.Tensor: (0, 2),
-    aten._to_copy.default: (0,),
-    aten.to.dtype: (0,),
+    **dict.fromkeys((aten.clamp.default, aten._to_copy.default, aten.to.dtype), (0,)),
 }
 #: A product with such a number is a mask: no score is scaled so.
 _MASKING = -1000.0

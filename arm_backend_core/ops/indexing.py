@@ -148,9 +148,8 @@ def _row_by_row(b: Builder, x: Value, axis: int, indices: np.ndarray[Any, Any]) 
                 raise Unsupported(f"gather with other indices in each of {size} rows ({_MOST_ROWS} without GATHER)")
             return b.concat([_row_by_row(b, b.narrow(x, other, i, 1), axis, row) for i, row in enumerate(rows)], other)
     picked = np.moveaxis(indices, axis, -1).reshape(-1, indices.shape[axis])[0]
-    if picked[0] > picked[-1]:  # Ethos-U55 reverses no channels
-        lines = b.reshape(x, (prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])))
-        x, picked = b.reshape(b.reverse(lines, 1), x.shape), x.shape[axis] - 1 - picked
+    if picked[0] > picked[-1]:
+        x, picked = b.reverse(x, axis), x.shape[axis] - 1 - picked
     return take(b, x, axis, picked.tolist())
 
 

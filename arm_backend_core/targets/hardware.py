@@ -241,10 +241,8 @@ def _transpose(op: Operation) -> str | None:
 
 
 def _reverse(op: Operation) -> str | None:
-    # Vela's documentation has height and width only. It takes other axes of some shapes, which is not relied
-    # on.
-    rank, axis = len(op.inputs[0].shape), op.attrs["axis"]
-    return None if axis < rank - 1 and axis >= rank - 3 else "an axis other than height and width"
+    # Vela's documentation has these two only. That it takes other axes of some shapes is not relied on.
+    return None if op.attrs["axis"] - len(op.inputs[0].shape) in _IMAGE else "an axis other than height and width"
 
 
 def _right_shift(op: Operation) -> str | None:
@@ -316,7 +314,7 @@ _U85 = Hardware(
     slow_weights=256,
     mistakes=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "read_twice", "gathered"),
-        *("turned_table", "two_tables", "activation", "read_parts"),
+        *("turned_table", "two_tables", "activation", "read_parts", "sliced_growth"),
     ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE

@@ -372,8 +372,11 @@ class Builder:
         return self.emit("RESHAPE", (x,), shape, x.dtype, shape=list(shape))
 
     def reverse(self, x: Value, axis: int) -> Value:
-        """Elements along ``axis`` in reverse order."""
-        return self._unary("REVERSE", x, axis=axis)
+        """Elements along ``axis`` in reverse order; as the middle one of three, where hardware takes two only."""
+        if "REVERSE" not in self.target.hardware.limits or axis - x.rank in (-3, -2):
+            return self._unary("REVERSE", x, axis=axis)
+        lines = self.reshape(x, (prod(x.shape[:axis]), x.shape[axis], prod(x.shape[axis + 1 :])))
+        return self.reshape(self._unary("REVERSE", lines, axis=1), x.shape)
 
     def slice(self, x: Value, start: Sequence[int], size: Sequence[int]) -> Value:
         """x[start : start + size] in every dimension; a no-op is not written."""

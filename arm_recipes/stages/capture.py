@@ -9,13 +9,19 @@ from typing import Any
 
 import torch
 from executorch.export.stages import PipelineArtifact, TorchExportStage
+from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import CustomObjArgument, InputKind
 
 from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
 from arm_recipes.methods import identity
-from arm_recipes.sample import Inputs
+from arm_recipes.sample import Inputs, make_known
+
+#: What PyTorch says of classes that it can take apart once they are registered.
+_UNKNOWN = "need to register a pytree for it"
+#: Where functions are from that begin and end a level of ``torch.vmap``.
+_VMAP = "torch._functorch.predispatch"
 
 
 class Capture:
@@ -65,6 +71,9 @@ class Capture:
             return program
         except Exception as error:
             restore()
+            if _UNKNOWN in str(error) and self._knows_results(model, example):
+                restore()
+                return self(method, model, example, dynamic_shapes)
             if self._strict is None:
                 try:
                     program = self._export(model, example, dynamic_shapes, True)
@@ -78,14 +87,52 @@ class Capture:
             raise ExportError(describe(f"tracing method '{method}'", error, [model])) from error
 
     @staticmethod
+    def _knows_results(model: torch.nn.Module, example: Inputs) -> bool:
+        """Make dataclasses known that the model returns; whether there are any."""
+        with torch.no_grad():
+            return make_known(model(*example, **example.keywords))
+
+    @staticmethod
     def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
         # When it fails, torch prints the graph it has so far; the exception says what is needed.
         with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()) as printed:
             program = torch.export.export(
                 model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
             )
+            if any(getattr(node.target, "__module__", "") == _VMAP for node in program.graph.nodes):
+                # Its levels, which are calls in the graph, hold while PyTorch traces the operators between them.
+                program = program.run_decompositions({})
         sys.stderr.write(printed.getvalue())
+        _tidy(program)
         return program
+
+
+def _tidy(program: ExportedProgram) -> None:
+    """Take out what adds nothing, and no target has.
+
+    Where the model catches what an operator raises, PyTorch leaves the operator in the graph, without a value. A
+    concatenation may begin with a tensor of no elements.
+    """
+    from arm_backend_core.nodes import drop_unread
+
+    changed = False
+    for node in list(program.graph.nodes):
+        results = isinstance(node.target, OpOverload) and node.target._schema.returns
+        if results and node.meta.get("val") is None and not node.users:
+            program.graph.erase_node(node)
+            changed = True
+        elif node.target is torch.ops.aten.cat.default:
+            parts = [part for part in node.args[0] if 0 not in map(_static, part.meta["val"].shape)]
+            if 0 < len(parts) < len(node.args[0]):
+                node.update_arg(0, parts)
+                changed = True
+    if changed:
+        drop_unread(program.graph)
+        program.graph_module.recompile()
+
+
+def _static(size: int | torch.SymInt) -> int | None:
+    return size if isinstance(size, int) else None
 
 
 def _find_buffers(program: ExportedProgram) -> bool:

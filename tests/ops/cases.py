@@ -26,6 +26,7 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 _GATHER = {"u55": "no GATHER"}
 _CHOICE = {"u55": "no SELECT"}
+_NO_BOOL = {"u55": "boolean|SELECT|GREATER|EQUAL|LOGICAL"}
 _ORDER = {"u55": "no (SELECT|GREATER)"}
 _TOO_MANY = dict.fromkeys(("fp", "int8", "a16w8", "u55", "u85"), "6 among 65 elements")
 _NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
@@ -353,6 +354,14 @@ LINEAR = [
         steps=3,
         wide_steps=4,
     ),
+    Case(
+        "sdpa_mask_of_padding",
+        lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, torch.zeros(1, 6).masked_fill(m, -torch.inf)),
+        [Input((6,), dtype=torch.bool), *[Input((1, 2, 6, 8))] * 3],
+        steps=3,
+        wide_steps=24,
+        refused=_NO_BOOL,
+    ),
     Case("dot_product_einsum", lambda x, y: torch.einsum("bij,bkj->bik", x, y), two((2, 3, 8), (2, 5, 8))),
 ]
 
@@ -583,6 +592,7 @@ MOVEMENT = [
     Case("index", lambda x: x[:, [3, -5, 1]], one(2, 5, 4)),
     Case("index_many", lambda x: x[:, [7 * i % 40 for i in range(40)]], one(2, 40, 3)),
     Case("flip", lambda x: torch.flip(x, (1,)), one(2, 5, 4)),
+    Case("flip_ends", lambda x: torch.flip(x, (0, -1)), one(2, 5, 4)),
     Case("select", lambda x: x[:, 1], one(2, 5, 4)),
     Case("select_negative", lambda x: x.select(-1, -2), one(2, 5, 4)),
     Case("split", lambda x: torch.split(x, 2, 1), one(2, 5, 4)),
@@ -614,7 +624,6 @@ MOVEMENT = [
     Case("upsample_bilinear_factor", nn.Upsample(scale_factor=1.6, mode="bilinear"), image()),
 ]
 
-_NO_BOOL = {"u55": "boolean|SELECT|GREATER|EQUAL|LOGICAL"}
 
 _I64 = torch.int64
 

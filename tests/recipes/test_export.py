@@ -6,6 +6,8 @@ import copy
 import gc
 import json
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from executorch.export import export as executorch_export
 from executorch.export.stages import EdgeTransformAndLowerStage
 from torch import Tensor, nn
 from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import FullDelegationError
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export, pipeline
@@ -393,6 +396,56 @@ def test_results_that_a_program_cannot_have(value: Any, message: str) -> None:
 
     with pytest.raises(ExportError, match=message):
         export(Returning().eval(), get(FP), vectors(1))
+
+
+def _caught(x: Tensor) -> Tensor:
+    try:
+        return x + x[:, :3]
+    except RuntimeError:
+        return x * 2
+
+
+@dataclass
+class Half:
+    low: Tensor
+    high: Tensor | None = None
+
+
+@dataclass
+class Halves:
+    first: Half
+    rest: list[Half]
+
+
+def _halves(x: Tensor) -> Halves:
+    return Halves(Half(x[:, :4] + 1), [Half(x[:, 4:] * 2, x - 1)])
+
+
+@pytest.mark.parametrize("recipe", [FP, INT8], ids=str)
+@pytest.mark.parametrize(
+    "function",
+    [
+        _caught,
+        _halves,
+        lambda x: torch.vmap(torch.outer)(x, x),
+        lambda x: torch.cat([x[:0], torch.zeros(0, 8), x * 2]),
+    ],
+    ids=["a caught exception", "dataclasses", "vmap", "nothing, joined"],
+)
+def test_what_pytorch_captures_with_more_than_operators(
+    function: Callable[[Tensor], Any], recipe: ArmRecipeType
+) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Any:
+            return function(x)
+
+    samples = vectors()
+    result = export(Model().eval(), get(recipe, require_full_delegation=True), samples)
+    found, wanted = result.run(*samples[0]), function(*samples[0])
+    assert type(found) is type(wanted)
+    for a, b in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
+        if b is not None:
+            _close(a, b, recipe.name.rpartition("_")[2])
 
 
 def test_strict_is_the_fallback() -> None:

@@ -168,6 +168,12 @@ def _sliced_rank(b: Builder, x: Value) -> Value:
     return _reversed(b, b.reshape(b.slice(x, (0, 1, 0, 0), (2, 5, 3, 4)), (1, 2, 5, 3, 4)))
 
 
+def _sliced_growth(b: Builder, x: Value) -> Value:
+    """Two halves, stacked."""
+    halves = [b.slice(x, (0, start, 0, 0), (1, 2, 6, 6)) for start in (2, 0)]
+    return b.concat([b.reshape(half, (1, 1, 2, 6, 6)) for half in halves], 1)
+
+
 def _reversed(b: Builder, x: Value) -> Value:
     return b.table(x, np.arange(-128, 128)[::-1])
 
@@ -345,6 +351,7 @@ MISTAKES = (
     Mistake("sliced_sum", _sliced_sum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _OLD),
     Mistake("sliced_rank", _sliced_rank, (((2, 7, 3, 4), DType.INT8),), _ALL),
+    Mistake("sliced_growth", _sliced_growth, (((1, 4, 6, 6), DType.INT8),), _NEW),
     Mistake("column", _column, (((2, 5, 1), DType.INT8),), _ALL),
     # On U65 what is written over happens to be read no more.
     Mistake("column_beside", _column_beside, (((8,), DType.INT8),), (_OLD[0], *_NEW), (_OLD[0], *_NEW)),

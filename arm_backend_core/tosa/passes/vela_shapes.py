@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 from arm_backend_core.targets.exchanges import ORDERS, Exchange, exchanges
 from arm_backend_core.tosa.graph import Op, Value, prod
@@ -31,15 +32,15 @@ def flat_activation(op: Op, rewriter: Rewriter) -> Value | None:
     return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), flat, op.output.dtype, **op.attrs), x.shape)
 
 
-def copy_part(op: Op, rewriter: Rewriter) -> Value | None:
+def copy_part(op: Op, rewriter: Rewriter, *, of_one: bool = False) -> Value | None:
     """RESHAPE of a SLICE to more or fewer dimensions: what is computed of it reads the SLICE with both counted in one.
 
-    Of four dimensions and fewer, Vela makes four.
+    Of four dimensions and fewer, Vela makes four. ``of_one``: of one image too, to more dimensions.
     """
     b, part, whole = rewriter.build, op.inputs[0], past(op.inputs[0], "RESCALE").producer
-    ranks = {max(4, value.rank) for value in (part, op.output)}
-    images = len(_own(part.shape)) > 3 and _own(part.shape) == _own(op.output.shape)
-    if whole is None or whole.kind != "SLICE" or len(ranks) == 1 or not images:
+    more = max(4, op.output.rank) - max(4, part.rank)
+    images = (len(_own(part.shape)) > 3 or (of_one and more > 0)) and _own(part.shape) == _own(op.output.shape)
+    if whole is None or whole.kind != "SLICE" or not more or not images:
         return None
     moved = all(reader.kind == "TRANSPOSE" for reader in rewriter.users(op.output) or [op])
     return None if moved else b.reshape(copied(part, b), op.output.shape)
@@ -119,6 +120,7 @@ def _has_empty_part(op: Op, image: Sequence[int], padding: Sequence[int]) -> boo
 
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced_rank": (copy_part, ("RESHAPE",)),
+    "sliced_growth": (partial(copy_part, of_one=True), ("RESHAPE",)),
     "turned_back": (copy_turned_back, ("TRANSPOSE",)),
     "square": (copy_squares, ("TRANSPOSE",)),
     "dilated": (pad_dilated, ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")),
