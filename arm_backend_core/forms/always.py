@@ -89,7 +89,7 @@ def fetched(op: Op, rewriter: Rewriter) -> Value | None:
     """
     b = rewriter.build
     for i, constant in enumerate(op.inputs):
-        rows = constant.dtype is DType.INT32 and 1 < constant.size <= op.output.size // 8
+        rows = constant.dtype is DType.INT32 and 1 < constant.size <= op.output.size // 64
         if constant.data is not None and rows and op.inputs[1 - i].data is None:
             copy = b.maximum(constant, b.const(np.full((1,) * constant.rank, constant.data.min()), DType.INT32))
             inputs = (copy, op.inputs[1]) if i == 0 else (op.inputs[0], copy)

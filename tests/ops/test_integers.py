@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.integers import Int, aligned
+from arm_backend_core.ops.integers import Int, aligned, of_int16
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record, records
 from arm_backend_core.qparams import QParams
@@ -401,6 +401,21 @@ def test_operands_of_rank_0_saturate_alike() -> None:
         got = evaluate(overload, [(np.array(-32768), p), (np.array(-32768), p)], out, (), constant=(1,))
         assert got.shape == ()
         assert got == (5 if overload is aten.sub.Tensor else 127)
+
+
+@pytest.mark.parametrize(("scale", "is_taken"), [(0.01, True), (0.04, False)])
+def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None:
+    """On NPUs, where int16 holds them in one step; the result is off by a step at most."""
+    rng = np.random.default_rng(0)
+    p, q, out = QParams(scale, 7, I8, -128, 127), QParams(1e-4, 0, I16, *I16.range), QParams(1.3e-4, 0, I16, *I16.range)
+    x, y = rng.integers(-128, 128, 500), rng.integers(-32768, 32768, 500)
+    target = family("ethos-u55")
+    builder = Builder(Graph(), target)
+    left, right = (Int.of(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q))
+    assert (of_int16(left, right, out) is not None) == is_taken
+    check(
+        evaluate(aten.add.Tensor, [(x, p), (y, q)], out, (500,), target=target), p.dequantize(x) + q.dequantize(y), out
+    )
 
 
 def test_operands_with_one_scale_are_added_exactly() -> None:

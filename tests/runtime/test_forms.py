@@ -143,6 +143,14 @@ def _bounded(case: Case) -> list[Value]:
     return [b.concat([y, z], 3), *results, b.reshape(p, (p.size,)), b.transpose(y, (0, 3, 1, 2))]
 
 
+def _scaled(case: Case, rows: int = 64) -> list[Value]:
+    """Rows of INT32 times constants for each column, and more constants added: how a layer normalization ends."""
+    b, columns = case.b, case.number(2, 20)
+    factors, offsets = (b.const(case.rng.integers(-(2**30), 2**30, (1, 1, columns)), DType.INT32) for _ in range(2))
+    x = b.rescale(case.input(1, case.number(rows, 2 * rows), columns, dtype=DType.INT16), DType.INT32, 2.0**14)
+    return [b.rescale(b.add(offsets, b.mul(x, factors, 31)), DType.INT16, 2.0**-15)]
+
+
 def _dilated(case: Case) -> list[Value]:
     """One-dimensional convolutions, some depthwise, behind PAD of any amounts or with padding of their own."""
     n, length, c = case.number(1, 2), case.number(12, 40), case.number(1, 12)
@@ -259,6 +267,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("sums", None, _residual),
     ("bounds", None, _bounded),
     ("halves", None, _halved),
+    ("fetched", None, _scaled),
 ]
 
 
@@ -291,6 +300,18 @@ def test_rows_of_int16_are_halved_where_int32_holds_the_sums(size: int, number: 
     assert before is not None
     assert after is not None
     assert after.cycles < 0.8 * before.cycles if is_taken else after == before
+
+
+@pytest.mark.parametrize(("rows", "is_taken"), [(64, True), (16, False)])
+def test_constants_of_many_rows_are_fetched_once(rows: int, is_taken: bool) -> None:
+    graphs = []
+    for form in (lambda graph, target: None, take_always):
+        case = Case(5, SPECS[0])
+        case.graph.outputs = _scaled(case, rows)
+        form(case.graph, case.spec.target)
+        finish(case.graph, case.spec.target)
+        graphs.append(case.graph)
+    assert [op.kind for op in graphs[1].ops].count("MAXIMUM") == 2 * is_taken
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(144, True), (160, False)])
