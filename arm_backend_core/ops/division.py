@@ -12,7 +12,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.ops.elementwise import div
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.fixed_point.jumps import Fixed, quotient
-from arm_backend_core.ops.integers import Int
+from arm_backend_core.ops.integers import SHIFTED, Int
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record, Rule, op
 from arm_backend_core.tosa.graph import Value
@@ -142,8 +142,8 @@ def _in_steps(plain: Record, *, rest: bool = False) -> Rule:
             method = Fixed.trunc if plain is fmod or mode.get("rounding_mode") == "trunc" else down
             return quotient(cx, x, number, method, rest=rest)
         dividend, divisor = cx.integer(x), cx.integer(y).in_steps().in_steps_of(1.0)
-        ratio = min(dividend.scale / cx.integer(y).scale, 2.0**28 / dividend.peak)
-        bits = min(int(math.log2(2.0**29 / max(dividend.peak * ratio, divisor.peak))), 22)
+        ratio = min(dividend.scale / cx.integer(y).scale, (SHIFTED - 1) / dividend.peak)
+        bits = min(int(math.log2((SHIFTED - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
         left = dividend.rescale(DType.INT32, ratio * 2.0**bits).in_steps_of(1.0)
         none = (abs(divisor).maximum(1) - abs(divisor)).within(0, 1)
         right = (divisor + none).times(1 << bits)

@@ -558,4 +558,8 @@ FOUND = [
     Found("one_element", lambda x: (torch.softmax(x, 1), torch.prod(x, 1)), (_x(4, 1, 3),), ("TOSA_A16W8",)),
     Found("small_remainders", torch.remainder, (_x(80, low=-1e4, high=1e4), _x(80, low=0.5, high=4)), ("TOSA_A16W8",)),
     Found("jumps", _jumps, (_x(300, low=-3.9, high=3.9),), _EVERY),
+    Found("hypot_of_booleans", torch.hypot, (_x(6, dtype=torch.bool), _x(6))),
+    Found(
+        "remainders_of_small_numbers", torch.fmod, (_x(34, 34, low=-1, high=1), _x(34, 1, low=1e-4, high=2e-4)), _INT
+    ),
 ]

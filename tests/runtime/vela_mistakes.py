@@ -132,6 +132,12 @@ def _read_part_and_whole(b: Builder, x: Value) -> Value:
     return b.minimum(whole, b.slice(whole, (0, 0), (64, 1)))
 
 
+def _read_tiled(b: Builder, x: Value) -> Value:
+    whole = b.tile(b.rescale(x, DType.INT16, 128.0), (1, 20))
+    halves = (b.rescale(b.slice(whole, (0, start), (20, 10)), DType.INT32, 1.0) for start in (0, 10))
+    return b.rescale(b.maximum(*halves), DType.INT16, 1.0)
+
+
 def _gathered(b: Builder, x: Value, i: Value, y: Value) -> tuple[Value, ...]:
     turned = b.reverse(y, 1)
     joined = b.concat([b.slice(turned, (0, 2, 0), (1, 1, 9)), turned, turned], 1)
@@ -397,6 +403,7 @@ MISTAKES = (
     Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, _NEW),
     Mistake("read_halves", _read_halves, (((64, 64), DType.INT32),), _ALL),
     Mistake("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _ALL),
+    Mistake("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _ALL),
     Mistake("read_part_and_whole", _read_part_and_whole, (((64, 64), DType.INT32),), _NEW, _NEW),
     Mistake(
         "gathered",

@@ -180,6 +180,7 @@ def add_relu(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
 @made_of(aten.hypot.default)
 def hypot(x: Tensor, y: Tensor) -> Tensor:
     """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), whose squares do not overflow."""
+    x, y = (z.to((x + y).dtype) for z in (x, y))  # a boolean has no magnitude
     large, small = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
     ratio = small / torch.where(large == 0, 1.0, large)
     return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
