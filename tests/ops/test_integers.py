@@ -418,6 +418,19 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None
     )
 
 
+@pytest.mark.parametrize("constant", [(), (0,), (1,)])
+def test_int8_and_int16_are_multiplied_as_int16(constant: tuple[int, ...]) -> None:
+    """With no RESCALE to INT32, which an NPU does apart from the product."""
+    rng = np.random.default_rng(0)
+    p, q, out = QParams(0.04, 7, I8, -128, 127), QParams(1e-4, 0, I16, *I16.range), QParams(6e-4, 0, I16, *I16.range)
+    x, y = rng.integers(-128, 128, 500), rng.integers(-32768, 32768, 500)
+    got = evaluate(aten.mul.Tensor, [(x, p), (y, q)], out, (500,), constant=constant)
+    check(got, p.dequantize(x) * q.dequantize(y), out)
+    builder = _builder()
+    whole = Int.of(builder, builder.graph.add_input((500,), I8, "x"), p).in_int16()
+    assert (whole.dtype, whole.low, whole.high, whole.zero_point) == (I16, -135, 120, 0)
+
+
 def test_operands_with_one_scale_are_added_exactly() -> None:
     builder = _builder()
     q = QParams(0.1, 3, I8, -128, 127)
