@@ -299,8 +299,8 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
         edges = low + (high - low) * (torch.arange(1, bins, dtype=x.dtype) / bins)
         first, beyond = (flat >= flat, flat != flat) if all_of_them else (flat >= low, flat > high)
         between = [flat >= edges] if bins > 1 else []
-        reached = [part.to(x.dtype).sum(0) for part in (first, *between, beyond)]
-        return torch.cat(reached[:-1]) - torch.cat(reached[1:])
+        inside = torch.cat([first, *between], 1) & ~torch.cat([*between, beyond], 1)
+        return inside.to(x.dtype).sum(0)
     if all_of_them:
         same = torch.eq(flat.amin(), flat.amax()).to(x.dtype)
         low, high = low - same, high + same
