@@ -15,7 +15,7 @@ from arm_backend_core.tosa.passes import Pass
 #: In this order: what a form writes, those behind it may write otherwise.
 FORMS = (
     *(pools.CASCADE, upsampling.UPSAMPLING, channels.CHANNELS, dilation.DILATION),
-    *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, pixels.PIXELS, filling.FILLING),
+    *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, products.TURNED, pixels.PIXELS, filling.FILLING),
 )
 
 

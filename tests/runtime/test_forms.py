@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +177,11 @@ def _dilated(case: Case) -> list[Value]:
     return [b.reshape(b.rescale(y, x.dtype, scales, 0, 0), (n, y.shape[2], channels))]
 
 
-def _attention(case: Case) -> list[Value]:
-    """Scores, and what they choose, of heads that linear layers wrote side by side; a layer reads them side by side."""
+def _attention(case: Case, *, joined_by_convolution: bool = False) -> list[Value]:
+    """Scores, and what they choose, of heads that linear layers wrote side by side; a layer reads them side by side.
+
+    Or a convolution reads them one behind the other, as ``heads.JOIN`` writes it, or the program returns them so.
+    """
     rows, count, size = case.number(1, 9), case.number(2, 4), 8 * case.number(1, 2)
     x, b = case.input(1, 1, rows, 16), case.b
     split = [b.reshape(case.conv(x, count * size), (1, rows, count, size)) for _ in range(3)]
@@ -187,8 +191,10 @@ def _attention(case: Case) -> list[Value]:
     flat = [b.reshape(y, y.shape[1:]) for y in (query, key, value)]
     scores = b.rescale(b.matmul(flat[0], flat[1], (3, -5)), DType.INT8, 0.002, 0, -9)
     context = b.rescale(b.matmul(scores, flat[2], (-9, 4)), DType.INT8, 0.01, 0, 6)
-    first = (0, 2, 1, 3) if case.rng.random() < 0.5 else (2, 0, 1, 3)
-    joined = b.transpose(b.reshape(context, (1, count, rows, size)), first)
+    context, place = b.reshape(context, (1, count, rows, size)), case.rng.random()
+    if joined_by_convolution:
+        return [case.conv(context, 12, (count, 1)) if place < 0.7 else context]
+    joined = b.transpose(context, (0, 2, 1, 3) if place < 0.5 else (2, 0, 1, 3))
     return [case.conv(b.reshape(joined, (1, 1, rows, count * size)), 12)]
 
 
@@ -261,6 +267,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("heads_apart", heads.SEPARATE, _attention),
     ("heads_joined", heads.JOIN, _attention),
     ("products", products.PRODUCTS, _attention),
+    ("turned", products.TURNED, partial(_attention, joined_by_convolution=True)),
     ("pixels", pixels.PIXELS, _narrow),
     ("upsampling", upsampling.UPSAMPLING, _upsampled),
     ("filling", filling.FILLING, _squeezed),
@@ -276,7 +283,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
 def test_forms_are_equal_to_the_bit(
     form: Form | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
 ) -> None:
-    case = Case(seed, SPECS[2 if form is products.PRODUCTS else seed % 3])
+    case = Case(seed, SPECS[2 if form is products.PRODUCTS else seed % (2 if form is products.TURNED else 3)])
     case.graph.outputs = draw(case)
     case.check(form, emulator)
 
