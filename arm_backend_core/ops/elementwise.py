@@ -234,8 +234,8 @@ def prelu(cx: Context, x: Tensor, weight: Tensor) -> Value:
 
     The weight of ``_prelu_kernel`` has been brought to a shape that broadcasts.
     """
-    negative = cx.b.minimum(x.value, cx.operand(0.0))
-    return cx.b.add(cx.b.maximum(x.value, cx.operand(0.0)), cx.b.mul(negative, _per_channel(cx, x, weight)))
+    positive = cx.b.compare("GREATER", x.value, cx.operand(0.0))
+    return cx.b.select(positive, x.value, cx.b.mul(x.value, _per_channel(cx, x, weight)))
 
 
 @prelu.integer

@@ -328,4 +328,5 @@ def histogram_of_parts(
     low, high = (torch.tensor(end) for end in range) if range else (torch.amin(x), torch.amax(x))
     apart = torch.where(low == high, 0.5, 0.0).to(x.dtype)
     low, high = low - apart, high + apart
-    return histogram(x, low + (high - low) * (torch.arange(bins + 1, dtype=x.dtype) / bins), **how)
+    edges = low + (high - low) * (torch.arange(bins, dtype=x.dtype) / bins)
+    return histogram(x, torch.cat([edges, high.reshape(1)]), **how)
