@@ -430,6 +430,16 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "clip": (lambda x: torch.clip(x, -0.5, 0.5), [(2, 8)]),
     "column_stack": (lambda x, y: torch.column_stack((x, y)), PAIR),
     "cosine_similarity": (lambda x, y: F.cosine_similarity(x, y, -1), PAIR),
+    "cross_entropy": (lambda x: F.cross_entropy(x, torch.tensor([7, 0])), [(2, 8)]),
+    "cross_entropy_of_one": (lambda x: F.cross_entropy(x, torch.tensor(2)), [(8,)]),
+    "cross_entropy_of_pixels": (
+        lambda x: F.cross_entropy(x, torch.tensor([[0, 1, 2], [3, 1, 0]]), ignore_index=1, reduction="sum"),
+        [(2, 4, 3)],
+    ),
+    "cross_entropy_weighted": (
+        lambda x, y: F.cross_entropy(x, torch.tensor([3, 1]), y[0].abs() + 0.1, reduction="none"),
+        PAIR,
+    ),
     "diff": (torch.diff, [(2, 8)]),
     "divide": (lambda x, y: torch.divide(x, y.abs() + 1), PAIR),
     "dot": (torch.dot, [(8,), (8,)]),

@@ -235,3 +235,14 @@ def rrelu(
 def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """What PyTorch makes of it where it replaces writes; ``noise`` is written to in training only."""
     return rrelu(x, noise, *args), noise
+
+
+@made_of(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
+    """Minus x at the target's class times the class's weight, and the weights' sum; by 1 their quotient, by 2 a sum."""
+    dim, kept = min(1, x.dim() - 1), target != ignored
+    places = torch.where(kept, target, 0)
+    weights = kept.to(x.dtype) if weight is None else torch.where(kept, weight[places], 0.0)
+    loss = -x.gather(dim, places.unsqueeze(dim)).squeeze(dim) * weights
+    total = weights.sum()
+    return (loss if reduction == 0 else loss.sum() / total if reduction == 1 else loss.sum()), total
