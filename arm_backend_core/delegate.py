@@ -11,7 +11,6 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.aten.comparisons import count_comparisons
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functional
@@ -100,8 +99,6 @@ def prepared(program: ExportedProgram, target: Target) -> ExportedProgram:
     lower_ranks(program.graph_module)
     drop_assertions(program)
     drop_unread(program.graph)
-    if "EQUAL" in target.hardware.lacks:
-        count_comparisons(program.graph_module)
     avoid_builtin_names(program)
     split_dequantize(program)
     settle_memory_formats(program)

@@ -1,4 +1,4 @@
-"""Attention masks that a model writes itself, bounded before they are quantized.
+"""Comparisons and attention masks that a model writes itself, in forms that can be quantized.
 
 A mask puts -inf, the type's least number, or -10000 where softmax is to give 0. One such value would take all steps of
 the scale that the scores share with it. exp of QUANTIZABLE_LOWEST is nothing beside any score that counts.
@@ -32,6 +32,23 @@ _CHOICES = {
 }
 #: A product with such a number is a mask: no score is scaled so.
 _MASKING = -1000.0
+_EXTREMES: dict[Any, Any] = {
+    (aten.eq.Tensor, aten.maximum.default): aten.ge.Tensor,
+    (aten.ne.Tensor, aten.maximum.default): aten.lt.Tensor,
+    (aten.eq.Tensor, aten.minimum.default): aten.le.Tensor,
+    (aten.ne.Tensor, aten.minimum.default): aten.gt.Tensor,
+}
+
+
+def compare_operands(module: GraphModule) -> None:
+    """Have x == maximum(x, y) ask whether x >= y: quantized, the maximum has other steps, which x does not meet."""
+    for node in [node for node in module.graph.nodes if node.target in (aten.eq.Tensor, aten.ne.Tensor)]:
+        for x, extreme in (node.args, node.args[::-1]):
+            wanted = _EXTREMES.get((node.target, extreme.target)) if isinstance(extreme, Node) else None
+            if wanted is not None and isinstance(x, Node) and x in extreme.args:
+                first, second = extreme.args
+                node.target, node.args = wanted, (x, second if x is first else first)
+                break
 
 
 def bound_masks(module: GraphModule) -> None:

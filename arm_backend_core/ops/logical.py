@@ -85,19 +85,14 @@ def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
 
 @where.integer
 def _(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
-    """Both choices in the result's parameters; where the condition is known and one choice too, bounds of the other."""
+    """Both choices in the result's parameters."""
 
     def choice(z: Operand) -> Value:
         if not isinstance(z, Tensor):
             return cx.b.const(cx.q.quantize(np.array(float(z))), cx.q.dtype)
         return cx.requantize(z, cx.q)
 
-    left, right, known = choice(x), choice(y), condition.value.data
-    if known is None or "SELECT" not in cx.target.hardware.lacks or left.data is right.data is None:
-        return cx.b.select(to_bool(cx, condition), left, right)
-    free, fixed, open_ = (left, right, known != 0) if right.data is not None else (right, left, known == 0)
-    low, high = (cx.b.const(np.where(open_, end, np.asarray(fixed.data)), DType.INT32) for end in cx.q.dtype.range)
-    return cx.b.rescale(cx.b.minimum(cx.b.maximum(cx.b.rescale(free, DType.INT32, 1.0), low), high), cx.q.dtype, 1.0)
+    return cx.b.select(to_bool(cx, condition), choice(x), choice(y))
 
 
 def _binary(kind: str, *overloads: OpOverload, logical: bool) -> None:

@@ -11,12 +11,11 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantize
 
 from arm_backend_core.aten.angles import reduce_angles
 from arm_backend_core.aten.batch_norm import remove_batch_norms
-from arm_backend_core.aten.comparisons import compare_operands
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.constants import fold_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.aten.masks import bound_masks
+from arm_backend_core.aten.masks import bound_masks, compare_operands
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.aten.promotion import promote
 from arm_backend_core.aten.ranks import lower_ranks

@@ -56,6 +56,7 @@ class Hardware:
         types: element types of an operator's first operand, where they are fewer than the profile's.
         limits: what it cannot do with an operator that it has.
         booleans: whether it has boolean tensors.
+        counted: what it lacks and ``tosa/passes/booleans.py`` writes as arithmetic, booleans being numbers.
         npu: an Ethos-U: convolutions and data movement are written in the form that Vela's estimate is best for.
         longest_kernel: elements along one side of a window.
         largest_stride: larger ones are taken apart by Vela, one operation for each element of the window.
@@ -74,6 +75,7 @@ class Hardware:
     types: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
     booleans: bool = True
+    counted: frozenset[str] = frozenset()
     npu: bool = False
     longest_kernel: int = 64
     largest_stride: int = 3
@@ -99,7 +101,7 @@ class Hardware:
 
 _BITWISE = ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_RIGHT_SHIFT")
 _LOGIC = ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "REDUCE_ALL", "REDUCE_ANY")
-_CHOICE = ("EQUAL", "GREATER", "GREATER_EQUAL", "SELECT", "GATHER", "SCATTER", "INTDIV")
+_CHOICE = ("EQUAL", "GREATER", "GREATER_EQUAL", "SELECT")
 _U55_TYPES = {
     "ARITHMETIC_RIGHT_SHIFT": (DType.INT32,),
     "LOGICAL_LEFT_SHIFT": (DType.INT32,),
@@ -291,7 +293,8 @@ _U55_LIMITS: dict[str, Limit] = {
 }
 _SHAPES = ("sliced", "sliced_rank", "column", "joined", "padded_zero", "turned_back", "returned_view", "dilated")
 _U55 = Hardware(
-    lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE)),
+    lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE, "GATHER", "SCATTER", "INTDIV")),
+    counted=frozenset((*_LOGIC, *_CHOICE)),
     types=_U55_TYPES,
     limits=_U55_LIMITS,
     booleans=False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import COPY, Graph, Op, Origin, Origins, Value, constant, prod, together
-from arm_backend_core.tosa.legality import op_refusal
+from arm_backend_core.tosa.legality import write_refusal
 from arm_backend_core.tosa.operators import LEVEL_8K, OPERATORS
 
 Array = np.ndarray[Any, Any]
@@ -42,7 +43,7 @@ class Builder:
     def emit(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any) -> Value:
         """Append any operator; the typed methods below are the way to use it."""
         op = self._op(kind, inputs, shape, dtype, attrs)
-        reason = op_refusal(self.target, op)
+        reason = write_refusal(self.target, op)
         if reason and self.splits and dtype is DType.INT32 and OPERATORS[kind].moves:
             return self._moved_in_halves(kind, inputs, shape, attrs)
         if reason:
@@ -78,7 +79,7 @@ class Builder:
         self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any
     ) -> str | None:
         """Why ``emit`` would refuse this operator, or None."""
-        return op_refusal(self.target, self._op(kind, inputs, shape, dtype, attrs))
+        return write_refusal(self.target, self._op(kind, inputs, shape, dtype, attrs))
 
     def _op(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, attrs: dict[str, Any]) -> Op:
         output = Value(tuple(int(size) for size in shape), dtype, kind.lower())
@@ -142,38 +143,15 @@ class Builder:
         stride: Sequence[int] = (1, 1),
         dilation: Sequence[int] = (1, 1),
         zps: tuple[int, int] = (0, 0),
+        depthwise: bool = False,
     ) -> Value:
-        """x [N, H, W, IC], weight [OC, KH, KW, IC], bias [OC]; pad (top, bottom, left, right)."""
-        return self._conv("CONV2D", x, weight, bias, weight.shape[1:3], weight.shape[0], pad, stride, dilation, zps)
+        """x [N, H, W, IC], weight [OC, KH, KW, IC], bias [OC]; pad (top, bottom, left, right).
 
-    def depthwise_conv2d(
-        self,
-        x: Value,
-        weight: Value,
-        bias: Value,
-        *,
-        pad: Sequence[int],
-        stride: Sequence[int] = (1, 1),
-        dilation: Sequence[int] = (1, 1),
-        zps: tuple[int, int] = (0, 0),
-    ) -> Value:
-        """x [N, H, W, C], weight [KH, KW, C, M], bias [C * M]; pad (top, bottom, left, right)."""
-        channels = weight.shape[2] * weight.shape[3]
-        return self._conv("DEPTHWISE_CONV2D", x, weight, bias, weight.shape[:2], channels, pad, stride, dilation, zps)
-
-    def _conv(
-        self,
-        kind: str,
-        x: Value,
-        weight: Value,
-        bias: Value,
-        kernel: Sequence[int],
-        channels: int,
-        pad: Sequence[int],
-        stride: Sequence[int],
-        dilation: Sequence[int],
-        zps: tuple[int, int],
-    ) -> Value:
+        With ``depthwise`` weight is [KH, KW, IC, M], bias [IC * M].
+        """
+        kind = "DEPTHWISE_CONV2D" if depthwise else "CONV2D"
+        kernel = weight.shape[:2] if depthwise else weight.shape[1:3]
+        channels = weight.shape[2] * weight.shape[3] if depthwise else weight.shape[0]
         n, h, w, _ = x.shape
         spans = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
         remainder = [(size + pad[2 * i] + pad[2 * i + 1] - spans[i]) % stride[i] for i, size in enumerate((h, w))]
@@ -190,7 +168,10 @@ class Builder:
                 raise
         # Ethos-U55 and U65 pad no window that moves by more than three.
         written = self.pad(x, [(0, 0), (pad[0], pad[1]), (pad[2], pad[3]), (0, 0)], zps[0])
-        return self._conv(kind, written, weight, bias, kernel, channels, (0, 0, 0, 0), stride, dilation, zps)
+        how: dict[str, Any] = {"stride": stride, "dilation": dilation, "zps": zps, "depthwise": depthwise}
+        return self.conv2d(written, weight, bias, pad=(0, 0, 0, 0), **how)
+
+    depthwise_conv2d = partialmethod(conv2d, depthwise=True)
 
     def _accumulate(
         self, kind: str, inputs: tuple[Value, ...], shape: Sequence[int], zps: tuple[int, int], **attrs: Any

@@ -29,5 +29,15 @@ def op_refusal(target: Target, op: Op) -> str | None:
     return _named(target, target.hardware.refusal(op.kind, types, op.output.dtype, op))
 
 
+def write_refusal(target: Target, op: Op) -> str | None:
+    """Why ``op`` cannot be written for ``target``: as ``op_refusal``, but booleans may be numbers in the end."""
+    hardware, types = target.hardware, [value.dtype for value in (*op.inputs, op.output)]
+    if hardware.booleans or DType.BOOL not in types or not (op.kind in hardware.counted or OPERATORS[op.kind].moves):
+        return op_refusal(target, op)
+    counted = [DType.INT8 if dtype is DType.BOOL else dtype for dtype in types]
+    lack = None if op.kind in hardware.counted else hardware.refusal(op.kind, counted[:-1], counted[-1], op)
+    return OPERATORS[op.kind].refusal(op, target) or _named(target, lack)
+
+
 def _named(target: Target, lack: str | None) -> str | None:
     return f"{target.name} has no {lack}" if lack else None

@@ -138,11 +138,11 @@ def test_a_condition_of_one_element_that_is_known() -> None:
     torch.testing.assert_close(lowered.run([x])[0], x.sin())
 
 
-def test_what_lacks_booleans_runs_the_branches() -> None:
-    """Ethos-U55 has no SELECT: the choice stays on the CPU, the layers in the branches do not."""
+def test_what_lacks_booleans_chooses_by_arithmetic() -> None:
+    """Ethos-U55 has no SELECT."""
     lowered = runner.lower(_quantized(_Branches().eval(), _inputs()), "u55")
-    lowered.check_refused("ethos-u55-128 has no")
-    assert any("linear" in name for made in lowered.log.delegates for name in made.operators)
+    lowered.check_delegated()
+    assert "SELECT" not in lowered.log.delegates[0].tosa_operators
 
 
 class _Rounds(nn.Module):

@@ -141,7 +141,7 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
         "u55",
         "2000 runs of elements (1024 without GATHER); leave it to the CPU",
     ),
-    "compare": (torch.gt, [Input((3, 4)), Input((3, 4))], "u55", "ethos-u55-128 has no GREATER in hardware"),
+    "compare": (torch.gt, [Input((3, 4)), Input((3, 4))], "u55", "has no boolean tensors in hardware, and its result"),
     "logic": (torch.logical_and, [Input((3,), dtype=torch.bool)] * 2, "u55", "has no boolean tensors in hardware"),
     "resize": (nn.Upsample(size=(131, 9), mode="bilinear"), [X], "u55", "no RESIZE with bilinear interpolation"),
     "shift": (

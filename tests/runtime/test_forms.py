@@ -73,7 +73,7 @@ class Case:
     def input(self, *shape: int, dtype: DType = DType.INT8) -> Value:
         return self.graph.add_input(shape, dtype, f"x{len(self.graph.inputs)}")
 
-    def conv(self, x: Value, channels: int, kernel: tuple[int, int] = (1, 1), **attrs: tuple[int, ...]) -> Value:
+    def conv(self, x: Value, channels: int, kernel: tuple[int, int] = (1, 1), **attrs: Any) -> Value:
         weight = self.b.const(self.rng.integers(-127, 128, (channels, *kernel, x.shape[3])), DType.INT8)
         bias = self.b.const(self.rng.integers(-999, 999, channels), DType.INT32)
         attrs.setdefault("pad", (0, 0, 0, 0))

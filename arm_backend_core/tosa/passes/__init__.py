@@ -9,7 +9,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
-from arm_backend_core.tosa.passes import fold, fuse, merge, split, transpose
+from arm_backend_core.tosa.passes import booleans, fold, fuse, merge, split, transpose
 from arm_backend_core.tosa.passes.branches import write_branches
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
@@ -38,6 +38,7 @@ PASSES: tuple[tuple[Pass, str], ...] = (
     (share_common, "equal TRANSPOSEs and RESCALEs of one value must be one before layouts are chosen"),
     (choose_layouts, "on the merged graph; in the next round PAD, CONV2D, RESHAPE and arithmetic meet"),
     (compose_tables, "after the TRANSPOSEs are gone: only whole elementwise chains become tables"),
+    (booleans.count_booleans, "after whole chains that compare are tables; what is left may become parts of others"),
     (move_narrow_elements, "undoes what simplify let sink in vain, so it comes after all that could merge"),
 )
 

@@ -1,0 +1,108 @@
+"""Booleans as numbers: for hardware that has none, every operator on them gives what it gives elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa import reference
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+from arm_backend_core.tosa.passes import run
+from arm_backend_core.tosa.passes.booleans import RULES
+from arm_backend_core.tosa.serialize import serialize
+from tests.runtime.ethosu_emulator import Emulator, read_payload
+from tests.tosa.test_hardware_passes import U55, Net
+
+Array = np.ndarray[Any, Any]
+#: Each beside each: what has neighbours on one side alone, and what is as far apart as can be.
+EDGES = np.array([-(2**31), 1 - 2**31, -2, -1, 0, 1, 2, 2**31 - 2, 2**31 - 1], dtype=np.int32)
+DTYPES = (DType.INT8, DType.INT16, DType.INT32)
+
+
+def test_what_hardware_counts_has_a_rule() -> None:
+    assert RULES.keys() == U55.hardware.counted
+
+
+def _same(net: Net, outputs: list[Value], arrays: list[Array], emulator: Emulator) -> None:
+    """Results before and after all passes, and of what Vela makes of them."""
+    net.graph.outputs = outputs
+    before = reference.run(serialize(net.graph), arrays)
+    run(net.graph, net.target)
+    assert all(value.dtype is not DType.BOOL for op in net.graph.ops for value in (*op.inputs, op.output))
+    flatbuffer = serialize(net.graph)
+    payload = compile_ethosu(flatbuffer, EthosUCompileSpec("ethos-u55-128"), delegate="", locate=lambda _: None)
+    kinds = [(array.dtype.name, array.shape) for array in before]
+    for results in (reference.run(flatbuffer, arrays), emulator.run(read_payload(payload.data), arrays, kinds)):
+        for actual, expected in zip(results, before, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("kind", ["EQUAL", "GREATER", "GREATER_EQUAL"])
+@pytest.mark.parametrize("known", ["", "x", "y"])
+def test_comparisons(kind: str, known: str, emulator: Emulator) -> None:
+    net, (x, y) = Net(U55), (EDGES.reshape(-1, 1).repeat(len(EDGES), 1), EDGES.reshape(1, -1))
+    left, right = (
+        net.b.const(data, DType.INT32) if name == known else net.input(*data.shape, dtype=DType.INT32)
+        for name, data in (("x", x), ("y", y))
+    )
+    result = net.b.cast(net.b.compare(kind, left, right), DType.INT32)
+    _same(net, [result], [data for name, data in (("x", x), ("y", y)) if name != known], emulator)
+
+
+_MASKS: dict[str, Callable[[Builder, Value, Value], Value]] = {
+    "LOGICAL_AND": lambda b, p, q: b.bitwise("LOGICAL_AND", p, q),
+    "LOGICAL_OR": lambda b, p, q: b.bitwise("LOGICAL_OR", p, q),
+    "LOGICAL_XOR": lambda b, p, q: b.bitwise("LOGICAL_XOR", p, q),
+    "LOGICAL_NOT": lambda b, p, q: b.unary("LOGICAL_NOT", b.bitwise("LOGICAL_AND", p, q)),
+    "REDUCE_ALL": lambda b, p, q: b.bitwise("LOGICAL_OR", b.reduce("REDUCE_ALL", p, 1), q),
+    "REDUCE_ANY": lambda b, p, q: b.bitwise("LOGICAL_AND", b.reduce("REDUCE_ANY", p, 1), q),
+    "SELECT": lambda b, p, q: b.select(p, q, b.unary("LOGICAL_NOT", q)),
+    "moved": lambda b, p, q: b.concat(
+        [b.reverse(p, 1), b.pad(b.narrow(q, 1, 1, 3), [(0, 0), (2, 3), (0, 0)], True)], 2
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", _MASKS)
+def test_choices(mask: str, dtype: DType, emulator: Emulator) -> None:
+    """By masks that are computed, of tensors, of one that broadcasts and of numbers; and masks as numbers."""
+    net = Net(U55)
+    (low, high), b = dtype.range, net.b
+    p, q = (b.compare("GREATER", net.input(2, 8, 3, dtype=DType.INT32), b.const([[[n]]], DType.INT32)) for n in (0, 40))
+    held = _MASKS[mask](b, p, q)
+    shape = (2, 8, held.shape[2])
+    x, y = net.input(*shape, dtype=dtype), net.input(2, 1, shape[2], dtype=dtype)
+    numbers = [b.const(np.full((1, 1, 1), number), dtype) for number in (0, 1, high)]
+    chosen = [b.select(held, x, y), b.select(held, y, x), b.cast(held, dtype)]
+    chosen += [b.select(held, x, number) for number in numbers] + [b.select(held, *numbers[::2])]
+    arrays = [net.rng.integers(-99, 100, (2, 8, 3)).astype(np.int32) for _ in range(2)]
+    arrays += [net.rng.choice([low, -1, 0, 1, high], value.shape).astype(dtype.numpy) for value in (x, y)]
+    _same(net, chosen, arrays, emulator)
+
+
+def test_a_known_mask_takes_no_table(emulator: Emulator) -> None:
+    net = Net(U55)
+    known = net.b.const(np.arange(24).reshape(2, 4, 3) % 3 > 0, DType.BOOL)
+    x = net.input(2, 4, 3)
+    chosen = net.b.select(known, x, net.b.const(np.full((1, 1, 1), -7), DType.INT8))
+    _same(net, [chosen], [net.rng.integers(-128, 128, (2, 4, 3)).astype(np.int8)], emulator)
+    assert "TABLE" not in net.kinds()
+
+
+def test_a_function_that_compares_is_a_table(emulator: Emulator) -> None:
+    """where(x > 3, x, |x| - 1), the parts read by nothing else."""
+    net = Net(U55)
+    b, x = net.b, net.input(4, 40)
+    wide = b.cast(x, DType.INT32)
+    above = b.compare("GREATER", wide, b.const([[3]], DType.INT32))
+    other = b.rescale(b.sub(b.unary("ABS", wide), b.const([[1]], DType.INT32)), DType.INT8, 1.0)
+    _same(net, [b.select(above, x, other)], [net.rng.integers(-128, 128, (4, 40)).astype(np.int8)], emulator)
+    assert net.kinds() == ["TABLE"]
