@@ -107,6 +107,7 @@ def prepared(program: ExportedProgram, target: Target) -> ExportedProgram:
 
 def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) -> Compiled:
     """Optimize a part's graph and compile it."""
+    results = [value.dtype for value in graph.outputs]
     try:
         passes.run(graph, spec.target, chooser(spec))
         assert all(op.origins for op in graph.walk()), "nobody knows where an operator comes from"
@@ -132,7 +133,8 @@ def _compiled(part: Part, graph: Graph, spec: ArmCompileSpec, walk: Lowering) ->
         handles=_handles(part, graph),
     )
     events.current().delegates.append(record)
-    execute = _executor(flatbuffer, [walk.entry(node)[1] for node in part.inputs], [x.dtype for x in graph.outputs])
+    inputs = [(walk.entry(node)[1], value.dtype) for node, value in zip(part.inputs, graph.inputs, strict=True)]
+    execute = _executor(flatbuffer, inputs, results)
     meta = {"arm_delegate": record, "debug_handle_map": dict(enumerate(record.handles))}
     return Compiled(part, spec.backend_id, payload.data, [*spec.to_list(), *told], execute, meta)
 
@@ -174,11 +176,11 @@ def _io(node: Node, value: Value, walk: Lowering) -> events.Io:
     return events.Io(value.name, value.dtype.value, value.shape, scale, zero_point)
 
 
-def _executor(flatbuffer: bytes, orders: Sequence[Layout], results: Sequence[DType]) -> _Executor:
+def _executor(flatbuffer: bytes, inputs: Sequence[tuple[Layout, DType]], results: Sequence[DType]) -> _Executor:
     def execute(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         arrays = [
-            _array(tensor.detach().cpu().permute(order).contiguous())
-            for tensor, order in zip(tensors, orders, strict=True)
+            _array(tensor.detach().cpu().permute(order).contiguous(), dtype)
+            for tensor, (order, dtype) in zip(tensors, inputs, strict=True)
         ]
         return [_tensor(*made) for made in zip(reference.run(flatbuffer, arrays), results, strict=True)]
 
@@ -190,12 +192,14 @@ _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.fl
 _TYPES = {dtype_of(kind): kind for kind in _BITS}
 
 
-def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+def _array(tensor: torch.Tensor, dtype: DType) -> np.ndarray[Any, Any]:
+    if tensor.dtype is torch.bool and dtype is DType.INT8:  # on hardware without booleans
+        tensor = tensor.char()
     return np.asarray(tensor.view(_BITS.get(tensor.dtype, tensor.dtype)).numpy())
 
 
 def _tensor(array: np.ndarray[Any, Any], dtype: DType) -> torch.Tensor:
     if dtype not in _TYPES:
-        return torch.from_numpy(np.array(array))
+        return torch.from_numpy(np.array(array, dtype=bool if dtype is DType.BOOL else None))
     bits = np.array(array).view(np.int16 if dtype is DType.BF16 else np.uint8)
     return torch.from_numpy(bits).view(_TYPES[dtype])

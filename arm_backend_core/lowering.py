@@ -167,8 +167,7 @@ class Lowering:
     def holds(self, node: Node) -> bool:
         """Whether ``node``'s result cannot leave a delegate: several tensors, real numbers as integers, a function."""
         result = self.results[node]
-        counted = isinstance(result, Tensor) and result.value.dtype is DType.BOOL and not self.target.hardware.booleans
-        return not isinstance(result, Tensor) or result.q is not None or counted
+        return not isinstance(result, Tensor) or result.q is not None
 
     def _input(self, node: Node) -> tuple[Value, Tensor]:
         meta = node.meta.get("val")
@@ -181,8 +180,6 @@ class Lowering:
         if dtype.is_float and not self.target.floating:
             raise Unsupported(f"it is not quantized, and {self.target.name} runs integers only")
         # Where no operator reads it as it is, it must yet have a type and rank that the target knows.
-        if dtype is DType.BOOL and not self.target.hardware.booleans:
-            raise Unsupported(f"{self.target.name} has no boolean tensors in hardware")
         reason = self.builder.refusal("IDENTITY", [Value(shape, dtype, node.name)], shape, dtype)
         if reason:
             raise Unsupported(reason)

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
 from arm_backend_core.errors import Fault, ModelError, Unsupported
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import first_result, is_dequantize, is_quantize, keep_reason, operator_name, source_line
+from arm_backend_core.nodes import is_dequantize, is_quantize, keep_reason, operator_name, source_line
 from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.program import constants_of
@@ -175,14 +174,10 @@ def _torn(order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupporte
         if node in refusals or not walk.holds(node):
             continue
         reader = next((user for user in node.users if user.op == "output" or user in refusals or user in torn), None)
-        if reader is None and node.users:
-            continue
-        counted = getattr(first_result(node), "dtype", None) is torch.bool
-        lack = f"{walk.target.name} has no boolean tensors in hardware, and " if counted else ""
         if reader is not None and reader.op != "output":
-            torn[node] = Unsupported(f"{lack}its result is read unquantized by '{reader.name}', which stays on the CPU")
-        else:
-            torn[node] = Unsupported(f"{lack}its result leaves the program without being quantized")
+            torn[node] = Unsupported(f"its result is read unquantized by '{reader.name}', which stays on the CPU")
+        elif reader is not None or not node.users:
+            torn[node] = Unsupported("its result leaves the program without being quantized")
     return torn
 
 

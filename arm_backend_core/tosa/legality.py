@@ -32,7 +32,8 @@ def op_refusal(target: Target, op: Op) -> str | None:
 def write_refusal(target: Target, op: Op) -> str | None:
     """Why ``op`` cannot be written for ``target``: as ``op_refusal``, but booleans may be numbers in the end."""
     hardware, types = target.hardware, [value.dtype for value in (*op.inputs, op.output)]
-    if hardware.booleans or DType.BOOL not in types or not (op.kind in hardware.counted or OPERATORS[op.kind].moves):
+    kept = OPERATORS[op.kind].moves or op.kind == "IDENTITY"
+    if hardware.booleans or DType.BOOL not in types or not (op.kind in hardware.counted or kept):
         return op_refusal(target, op)
     counted = [DType.INT8 if dtype is DType.BOOL else dtype for dtype in types]
     lack = None if op.kind in hardware.counted else hardware.refusal(op.kind, counted[:-1], counted[-1], op)

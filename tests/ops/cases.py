@@ -25,7 +25,6 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 
 _GATHER = {"u55": "no GATHER"}
-_NO_BOOL = {"u55": "no boolean tensors"}
 _TOO_MANY = dict.fromkeys(("fp", "int8", "a16w8", "u55", "u85"), "6 among 65 elements")
 _NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
 
@@ -358,7 +357,6 @@ LINEAR = [
         [Input((6,), dtype=torch.bool), *[Input((1, 2, 6, 8))] * 3],
         steps=3,
         wide_steps=24,
-        refused=_NO_BOOL,
     ),
     Case("dot_product_einsum", lambda x, y: torch.einsum("bij,bkj->bik", x, y), two((2, 3, 8), (2, 5, 8))),
 ]
@@ -641,36 +639,32 @@ LOGICAL = [
         "where",
         lambda c, x, y: torch.where(c, x, y),
         [Input((2, 8), dtype=torch.bool), *two((2, 8), (2, 8))],
-        refused=_NO_BOOL,
     ),
     Case(
         "where_scalar",
         lambda c, x: torch.where(c, x, 0.5),
         [Input((2, 8), dtype=torch.bool), *one(2, 8)],
-        refused=_NO_BOOL,
     ),
     Case(
         "where_numbers",
         lambda c: torch.where(c, 0.0, -1.5),
         [Input((2, 8), dtype=torch.bool)],
-        refused=_NO_BOOL,
     ),
     Case(
         "masked_fill",
         lambda c, x: x.masked_fill(c, -1.0),
         [Input((8,), dtype=torch.bool), *one(2, 8)],
-        refused=_NO_BOOL,
     ),
     *(
-        Case(f"{name}", lambda x, y, f=function: f(x, y), two((2, 8), (2, 8)), refused=_NO_BOOL)
+        Case(f"{name}", lambda x, y, f=function: f(x, y), two((2, 8), (2, 8)))
         for name, function in {"lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}.items()
     ),
-    Case("eq", lambda x: torch.eq(x, 0), one(2, 8), refused=_NO_BOOL),
-    Case("ne", lambda x: torch.ne(x, 0), one(2, 8), refused=_NO_BOOL),
-    Case("gt_scalar", lambda x: x > 0.5, one(2, 8), refused=_NO_BOOL),
+    Case("eq", lambda x: torch.eq(x, 0), one(2, 8)),
+    Case("ne", lambda x: torch.ne(x, 0), one(2, 8)),
+    Case("gt_scalar", lambda x: x > 0.5, one(2, 8)),
     Case("where_gt", lambda x, y: torch.where(x > y, x, y), two((2, 8), (2, 8))),
     *(
-        Case(name, function, [Input((2, 8), dtype=torch.bool)] * 2, refused=_NO_BOOL)
+        Case(name, function, [Input((2, 8), dtype=torch.bool)] * 2)
         for name, function in {
             "logical_and": torch.logical_and,
             "logical_or": torch.logical_or,
@@ -695,18 +689,17 @@ LOGICAL = [
             ("bits_of_number", lambda x, y: torch.bitwise_or(8, x) + y, {"fp": "needs TOSA INT", "u55": "in hardware"}),
         )
     ),
-    Case("logical_and_real", lambda x, y: torch.logical_and(x > 0, F.relu(y)), two((2, 8), (2, 8)), refused=_NO_BOOL),
-    Case("logical_not_real", lambda x: torch.logical_not(F.relu(x)), one(2, 8), refused=_NO_BOOL),
-    Case("all_real", lambda x: torch.all(F.relu(x), 1), one(2, 3), refused=_NO_BOOL),
-    Case("any_real", lambda x: torch.any(F.relu(x)), one(2, 3), refused=_NO_BOOL),
-    Case("logical_not", torch.logical_not, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
-    Case("bitwise_not", lambda x: ~x, [Input((2, 8), dtype=torch.bool)], refused=_NO_BOOL),
+    Case("logical_and_real", lambda x, y: torch.logical_and(x > 0, F.relu(y)), two((2, 8), (2, 8))),
+    Case("logical_not_real", lambda x: torch.logical_not(F.relu(x)), one(2, 8)),
+    Case("all_real", lambda x: torch.all(F.relu(x), 1), one(2, 3)),
+    Case("any_real", lambda x: torch.any(F.relu(x)), one(2, 3)),
+    Case("logical_not", torch.logical_not, [Input((2, 8), dtype=torch.bool)]),
+    Case("bitwise_not", lambda x: ~x, [Input((2, 8), dtype=torch.bool)]),
     *(
         Case(
             f"{name}_least_and_most",
             lambda x, f=function: (f(x, 1.0), f(x, 0.3), f(x, -1.0)),
             one(2, 8, low=-1, high=1),
-            refused=_NO_BOOL,
         )
         for name, function in {"eq": torch.eq, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}.items()
     ),
@@ -716,17 +709,13 @@ LOGICAL = [
         [Input((2, 64), -(2**31), 2**31 - 1, torch.int32), Input((64,), 0, 32, torch.int32)],
         refused={"u55": "a shift that does not round"},
     ),
-    Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)], refused=_NO_BOOL),
-    Case("lt_int", torch.lt, [Input((2, 8), -6, 6, torch.int32)] * 2, refused=_NO_BOOL),
-    Case("lt_large_int", torch.lt, [Input((2, 64), -(2**31), 2**31 - 1, torch.int32)] * 2, refused=_NO_BOOL),
-    Case("ge_close_ints", torch.ge, [Input((2, 64), 2**30, 2**30 + 5, torch.int32)] * 2, refused=_NO_BOOL),
+    Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)]),
+    Case("lt_int", torch.lt, [Input((2, 8), -6, 6, torch.int32)] * 2),
+    Case("lt_large_int", torch.lt, [Input((2, 64), -(2**31), 2**31 - 1, torch.int32)] * 2),
+    Case("ge_close_ints", torch.ge, [Input((2, 64), 2**30, 2**30 + 5, torch.int32)] * 2),
     *(
-        Case(f"{name}_{kind}", function, [Input((2, 8)), Input((2, 8), -20, 20, dtype)], refused=refused)
-        for kind, dtype, refused in (
-            ("int8", torch.int8, {}),
-            ("int16", torch.int16, {}),
-            ("bool", torch.bool, _NO_BOOL),
-        )
+        Case(f"{name}_{kind}", function, [Input((2, 8)), Input((2, 8), -20, 20, dtype)])
+        for kind, dtype in (("int8", torch.int8), ("int16", torch.int16), ("bool", torch.bool))
         for name, function in (
             ("add_real_to", lambda x, y: x + y),
             ("mul_real_by", lambda x, y: x * y),
@@ -746,8 +735,8 @@ LOGICAL = [
     Case(
         "gather_of_equals", lambda x, i: x + torch.ones(2, 9).gather(1, i), [Input((2, 4)), Input((2, 4), 0, 9, _I64)]
     ),
-    Case("isnan", torch.isnan, one(2, 8), refused=_NO_BOOL),
-    Case("isinf", torch.isinf, one(2, 8), refused=_NO_BOOL),
+    Case("isnan", torch.isnan, one(2, 8)),
+    Case("isinf", torch.isinf, one(2, 8)),
 ]
 
 #: Functions of raw integers by the number of their operands; narrow ones wrap.

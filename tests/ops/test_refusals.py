@@ -129,20 +129,12 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
         "u55",
         "ethos-u55-128 has no GATHER in hardware",
     ),
-    "select": (
-        torch.where,
-        [Input((3, 4), dtype=torch.bool), Input((3, 4)), Input((3, 4))],
-        "u55",
-        "ethos-u55-128 has no boolean tensors in hardware",
-    ),
     "scattered": (
         lambda x: x[torch.arange(2000) * 7 % 2003],
         [Input((2003,))],
         "u55",
         "2000 runs of elements (1024 without GATHER); leave it to the CPU",
     ),
-    "compare": (torch.gt, [Input((3, 4)), Input((3, 4))], "u55", "has no boolean tensors in hardware, and its result"),
-    "logic": (torch.logical_and, [Input((3,), dtype=torch.bool)] * 2, "u55", "has no boolean tensors in hardware"),
     "resize": (nn.Upsample(size=(131, 9), mode="bilinear"), [X], "u55", "no RESIZE with bilinear interpolation"),
     "shift": (
         lambda x, y: torch.bitwise_and(x, y),

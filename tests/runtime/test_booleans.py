@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
@@ -17,6 +19,8 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes import run
 from arm_backend_core.tosa.passes.booleans import RULES
 from arm_backend_core.tosa.serialize import serialize
+from arm_recipes import ArmRecipeType, ExportRecipe, export
+from tests.ops.test_composites import Calls
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.tosa.test_hardware_passes import U55, Net
 
@@ -106,3 +110,20 @@ def test_a_function_that_compares_is_a_table(emulator: Emulator) -> None:
     other = b.rescale(b.sub(b.unary("ABS", wide), b.const([[1]], DType.INT32)), DType.INT8, 1.0)
     _same(net, [b.select(above, x, other)], [net.rng.integers(-128, 128, (4, 40)).astype(np.int8)], emulator)
     assert net.kinds() == ["TABLE"]
+
+
+def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    return torch.where(mask, x, x * 0.3), mask & (x > 0).any(1, keepdim=True), ~mask, mask.sum(), mask
+
+
+@pytest.mark.parametrize("recipe", [ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U65_A16W8])
+def test_masks_enter_and_leave_a_program(recipe: ArmRecipeType) -> None:
+    torch.manual_seed(0)
+    samples = [(torch.randn(1, 3, 4, 4), torch.rand(1, 1, 4, 4) > 0.5) for _ in range(2)]
+    result = export(Calls(_masked), ExportRecipe.get_recipe(recipe), samples, verify=True)
+    assert not result.report.cpu
+    assert len(result.report.delegates) == 1
+    chosen, *masks = result.run(*samples[0])
+    expected, *right = _masked(*samples[0])
+    torch.testing.assert_close(chosen, expected, atol=0.03, rtol=0)
+    torch.testing.assert_close(masks, right, atol=0, rtol=0)

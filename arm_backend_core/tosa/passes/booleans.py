@@ -1,6 +1,6 @@
 """Booleans as the int8 numbers 0 and 1, for hardware that has none: comparisons, logic and choices by arithmetic.
 
-Nothing is rounded and no difference overflows, whatever the operands.
+ExecuTorch's are the same in memory. Nothing is rounded and no difference overflows, whatever the operands.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ def count_booleans(graph: Graph, target: Target) -> None:
     """Where a chain of int8 operators compares, the arithmetic becomes part of its TABLE."""
     if target.hardware.booleans:
         return
+    for value in graph.inputs:
+        value.dtype = DType.INT8 if value.dtype is DType.BOOL else value.dtype
     for op in graph.ops:
         if op.output.dtype is DType.BOOL:
             assert op.kind != "CAST", "a cast to BOOL is to be written as a comparison"
