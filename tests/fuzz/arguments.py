@@ -176,6 +176,27 @@ def _picked(d: Draw, a: Arguments) -> list[Reference | None]:
     ]
 
 
+def _loss(*ranks: int) -> dict[str, Strategy]:
+    """Scores and a class for each position; now and then class 0 counts for nothing."""
+
+    def target(d: Draw, a: Arguments) -> Reference:
+        *lead, classes = (x := _first(a)).shape[: 1 if x.rank == 1 else 2]
+        if not classes:
+            raise Impossible
+        return d.tensor(shape=(*lead, *x.shape[2:]), dtypes=(torch.int64,), span=(0, classes), constant=0.7)
+
+    def weight(d: Draw, a: Arguments) -> Reference | None:
+        return d.choose((None, d.constant(_first(a).shape[min(1, _first(a).rank - 1)], span=(0.5, 2))))
+
+    return {
+        "self": _rank(*ranks),
+        "target": target,
+        "weight": weight,
+        "reduction": _one(0, 1, 2),
+        "ignore_index": _one(-100, 0),
+    }
+
+
 def _channels(*, positive: bool = False, optional: bool = True) -> Strategy:
     def strategy(d: Draw, a: Arguments) -> Reference | None:
         if optional and d.chance(0.15):
@@ -562,6 +583,8 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         ),
         "padding_idx": _one(-1, 0),
     },
+    "nll_loss_forward": _loss(1, 2, 2),
+    "nll_loss2d_forward": _loss(4),
     "index": {"indices": _picked},
     "_unsafe_index": {"indices": _picked},
     "index_select": {

@@ -244,5 +244,5 @@ def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, i
     places = torch.where(kept, target, 0)
     weights = kept.to(x.dtype) if weight is None else torch.where(kept, weight[places], 0.0)
     loss = -x.gather(dim, places.unsqueeze(dim)).squeeze(dim) * weights
-    total = weights.sum()
+    total = weights.sum() if reduction or x.dim() == 1 else x.new_zeros(())
     return (loss if reduction == 0 else loss.sum() / total if reduction == 1 else loss.sum()), total
