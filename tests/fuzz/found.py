@@ -562,4 +562,10 @@ FOUND = [
     Found(
         "remainders_of_small_numbers", torch.fmod, (_x(34, 34, low=-1, high=1), _x(34, 1, low=1e-4, high=2e-4)), _INT
     ),
+    Found(
+        "one_element_beside_a_part",
+        lambda x, y, z: (y * x[:1, :1, :2, :, 1:], x[:1, :1, 2:, :, 1:] - z),
+        (_x(2, 1, 3, 1, 2, 1), _x(1, 1, 1, 1, 1, 1), _x(3, 1, 3, 1, 2, 1)),
+        ("ETHOSU_U55_INT8",),
+    ),
 ]

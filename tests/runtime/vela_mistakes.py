@@ -97,6 +97,10 @@ def _one_of_five(b: Builder, x: Value, y: Value) -> Value:
     return b.rescale(b.add(b.rescale(x, DType.INT32, 1.0), b.rescale(y, DType.INT32, 1.0)), DType.INT8, 0.5)
 
 
+def _part_of_five(b: Builder, x: Value, y: Value) -> Value:
+    return _one_of_five(b, b.reshape(b.slice(x, (0, 0, 0, 0, 1), (1,) * 5), (1,) * 4), y)
+
+
 def _one_number_of_five(b: Builder, x: Value) -> Value:
     return b.maximum(b.const(np.full((1,) * 5, 31), DType.INT32), x)
 
@@ -348,6 +352,7 @@ MISTAKES = (
     Mistake("unequal_scales", _difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _OLD),
     Mistake("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _OLD),
     Mistake("one_of_five", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _OLD),
+    Mistake("part_of_five", _part_of_five, (((1, 1, 1, 2, 2), DType.INT8), ((1, 2, 2, 3), DType.INT8)), _OLD),
     Mistake("sliced_batches", _sliced, (((2, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("sliced_multiplied", _sliced_multiplied, (((1, 2, 2, 3), DType.INT8),), _ALL),
     Mistake("sliced_dilated", _sliced_dilated, (((1, 7, 6, 1), DType.INT8),), _ALL),

@@ -144,12 +144,15 @@ def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Where both operands are to be broadcast, Vela does it to the first with the shape that another reads it with."""
-    if value is not op.inputs[0] or any(operand.shape == op.output.shape for operand in op.inputs):
+    """Vela broadcasts the first as the SLICE of five dimensions that it is or, with the second, as another reads it."""
+    if value is not op.inputs[0] or value.shape == op.output.shape:
+        return False
+    if (part := past(value, "RESHAPE", "RESCALE")).rank > 4 and producer(part, "SLICE"):
+        return True
+    if op.inputs[1].shape == op.output.shape:
         return False
     while not _read_reshaped(op, value, rewriter):
-        scaled = producer(value, "RESCALE")
-        if scaled is None:
+        if (scaled := producer(value, "RESCALE")) is None:
             return False
         value = scaled.inputs[0]
     return True

@@ -133,14 +133,15 @@ def _scaled(term: Op, factor: int, b: Builder) -> Value:
 def four_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
     """Arithmetic of more dimensions whose first operand is one element, of which Vela reads more.
 
-    Not of a constant of 16 bits or fewer, which is a number in the command.
+    Not of a constant of 16 bits or fewer, a number in the command. Parts, which Vela reads in theirs, are copied.
     """
     b, shape, first = rewriter.build, op.output.shape, op.inputs[0]
     single = first.size == 1 and (first.data is None or first.dtype is DType.INT32)
     if len(shape) <= 4 or not single or any(value.size > 1 and value.shape != shape for value in op.inputs):
         return None
     flat = (prod(shape[:-3]), *shape[-3:])
-    inputs = [b.reshape(value, flat if value.shape == shape else (1, 1, 1, 1)) for value in op.inputs]
+    parts = [copied(x, b) if producer(past(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
+    inputs = [b.reshape(x, flat if x.shape == shape else (1, 1, 1, 1)) for x in parts]
     return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
 
 
