@@ -6,11 +6,13 @@ from arm_backend_core import events
 from arm_backend_core.forms import channels, dilation, filling, heads, pixels, pools, products, upsampling
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Choice, choose_forms
+from arm_backend_core.forms.later import Unchosen, kept, restored
 from arm_backend_core.forms.price import Prices
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
-from arm_backend_core.tosa.passes import Pass
+from arm_backend_core.tosa.passes import Pass, check, finish
+from arm_backend_core.tosa.serialize import serialize
 
 #: In this order: what a form writes, those behind it may write otherwise.
 FORMS = (
@@ -23,6 +25,8 @@ def chooser(spec: ArmCompileSpec) -> Pass:
     """The pass that chooses forms for ``spec``: by price where its compiler tells one, else those always taken."""
 
     def choose(graph: Graph, target: Target) -> None:
+        if isinstance(spec, Unchosen):
+            spec.graphs.append(kept(graph))
         if not target.hardware.npu:
             return
         made: list[Choice] = []
@@ -33,6 +37,14 @@ def chooser(spec: ArmCompileSpec) -> Pass:
         take_always(graph, target)
 
     return choose
+
+
+def chosen(data: bytes, spec: EthosUCompileSpec) -> bytes:
+    """The flatbuffer with the forms that ``spec`` gets, of a graph that ``Unchosen`` has."""
+    graph = restored(data)
+    for step in (chooser(spec), finish, check):
+        step(graph, spec.target)
+    return serialize(graph)
 
 
 def told(made: list[Choice]) -> str:

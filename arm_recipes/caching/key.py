@@ -97,7 +97,7 @@ def made_by() -> dict[str, Any]:
     stamp = (converter.stat().st_mtime_ns, converter.stat().st_size) if converter.is_file() else None
     tools = {name: version(name) for name in (*TOOLS, "numpy", "flatbuffers")}
     return {
-        "sources": _sources(),
+        "sources": sources(),
         "tools": tools,
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -108,7 +108,8 @@ def made_by() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1)
-def _sources() -> str:
+def sources() -> str:
+    """Of this package and its core: a digest of all Python files."""
     import arm_backend_core
 
     return digest_of_sources([Path(__file__).parents[1], Path(arm_backend_core.__file__).parent])

@@ -38,7 +38,7 @@ class _Pairs(argparse.Action):
 
 
 #: Options of recipes whose flags are not what their default says: a switch for a bool, text for the others.
-_SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
+SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "macs": ("--macs", {"type": int}),
     "extra_flags": ("--extra-flags", {"action": "append", "metavar": "FLAG", "help": "for Vela; repeat for more"}),
     "extensions": ("--extension", {"action": "append", "metavar": "NAME", "help": "of TOSA; repeat for more"}),
@@ -79,7 +79,7 @@ def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
         if option.name == "qat":  # a function, which no command line can give
             continue
         switch = {"action": "store_true"} if isinstance(option.default, bool) else {}
-        flag, kind = _SPECIAL.get(option.name, ("--" + option.name.replace("_", "-"), switch))
+        flag, kind = SPECIAL.get(option.name, ("--" + option.name.replace("_", "-"), switch))
         help_ = {"help": option.expects} if not kind else {}
         parser.add_argument(flag, dest=option.name, default=argparse.SUPPRESS, **{**kind, **help_})
 

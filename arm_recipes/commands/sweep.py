@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from arm_recipes.commands.arguments import Commands
 
 
+_SWITCHES = ("extra_flags", "per_channel", "tuning")
+
+
 def add(commands: Commands) -> None:
     """Its arguments."""
     parser = commands.add_parser(
@@ -34,8 +37,9 @@ def add(commands: Commands) -> None:
         parser.add_argument(f"--{name}", dest=dest, action="append", metavar="NAME", help=f"repeat for more; {more}")
     parser.add_argument("--macs", type=int, action="append", help="repeat for more; default: all")
     parser.add_argument("--config-ini", help="a Vela .ini file")
-    parser.add_argument("--extra-flags", action="append", metavar="FLAG", help="for Vela; repeat for more")
-    parser.add_argument("--per-tensor", dest="per_channel", action="store_false", help="one scale per weight tensor")
+    for name in _SWITCHES:
+        flag, kind = arguments.SPECIAL[name]
+        parser.add_argument(flag, dest=name, **kind)
     parser.add_argument("--optimise", default="auto", help=", ".join(GOALS) + "; default: auto")
     parser.add_argument("--folder", type=Path, help="where finished configurations are kept, to go on from")
     parser.add_argument("--html", type=Path, help="write a picture there (needs Plotly)")
@@ -51,7 +55,7 @@ def _sweep(given: argparse.Namespace) -> None:
     arguments.check_apart([given.model, given.samples], [picture])
     systems = given.system_configs if given.system_configs != [ALL] else ALL
     varied = {"macs": given.macs, "system_config": systems, "memory_mode": given.memory_modes}
-    rest = {name: getattr(given, name) for name in ("per_channel", "optimise", "extra_flags", "config_ini")}
+    rest = {name: getattr(given, name) for name in (*_SWITCHES, "optimise", "config_ini")}
     configurations(given.recipes, varied, {"calibration": None, **rest})  # now: before PyTorch is imported
     from arm_recipes import sweep
 

@@ -1,9 +1,10 @@
-"""What a worker process of a sweep does: Vela on the graphs of one configuration. It imports no PyTorch."""
+"""What a worker process of a sweep does: forms and Vela for one configuration. It imports no PyTorch."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
 #: Counted up when the same graphs and options would give a record of another form.
-_FORM = 1
+_FORM = 2
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,15 @@ class Unit:
 
     Attributes:
         name: the delegate's name.
-        digest: of its flatbuffer, which travels beside this as an array: joblib shares and scatters arrays.
+        digest: of its flatbuffer in the usual forms, which travels beside this as an array: joblib shares and scatters
+            arrays. ``unchosen``: of its graph before forms are chosen, which is another.
         result_bytes: size of each result.
         sources: TOSA operator and source line of each operator, for errors.
     """
 
     name: str
     digest: str
+    unchosen: str
     result_bytes: tuple[int, ...]
     sources: tuple[tuple[str, str], ...]
 
@@ -40,37 +43,57 @@ class Unit:
 def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
     """By what a configuration's figures are kept: graphs, Vela's options and ``.ini``, Vela's version.
 
-    The TOSA graphs hold all of the model, its quantization and our own compiler that Vela sees.
+    The TOSA graphs hold all of the model, its quantization and our own compiler that Vela sees, but for what chooses
+    forms, which is told by its sources.
     """
     chosen = spec.configuration
     parts = [str(_FORM), version("ethos-u-vela"), chosen.accelerator, chosen.system_config, chosen.options]
     parts += [spec.optimise, str(spec.sram_budget)]
     parts += [unit.digest for unit in units]
+    if spec.tuning:
+        from arm_recipes.caching.key import sources
+
+        parts += [sources(), *(unit.unchosen for unit in units)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 def compile_units(
-    index: int, spec: EthosUCompileSpec, units: Sequence[Unit], *flatbuffers: np.ndarray[Any, Any]
+    index: int, spec: EthosUCompileSpec, units: Sequence[Unit], *arrays: np.ndarray[Any, Any]
 ) -> tuple[int, Figures | str]:
-    """Compile the delegates of one configuration: its number with its figures, or with the error in words."""
+    """Compile the delegates of one configuration: its number with its figures, or with the error in words.
+
+    Args:
+        arrays: flatbuffers in the usual forms and, with ``spec.tuning``, as many graphs to choose forms of.
+    """
+    from arm_backend_core import events
     from arm_backend_core.errors import ArmBackendError
+    from arm_backend_core.forms.chooser import chosen
+
+    data = [array.tobytes() for array in arrays]
+    usual, graphs = data[: len(units)], data[len(units) :]
+    try:
+        with contextlib.suppress(Exception), events.record():  # an export does without forms where they fail, too
+            if graphs:
+                return index, _compiled(spec, units, (chosen(graph, spec) for graph in graphs))
+        with events.record():
+            return index, _compiled(spec, units, usual)
+    except ArmBackendError as error:
+        return index, str(error)
+
+
+def _compiled(spec: EthosUCompileSpec, units: Sequence[Unit], flatbuffers: Iterable[bytes]) -> Figures:
     from arm_backend_core.forms.goal import compile_best
 
     found = []
-    try:
-        for unit, flatbuffer in zip(units, flatbuffers, strict=True):
+    for unit, flatbuffer in zip(units, flatbuffers, strict=True):
 
-            def locate(text: str, unit: Unit = unit) -> tuple[str, str] | None:
-                return next((named for named in unit.sources if named[0] in text.upper() and named[1]), None)
+        def locate(text: str, unit: Unit = unit) -> tuple[str, str] | None:
+            return next((named for named in unit.sources if named[0] in text.upper() and named[1]), None)
 
-            payload, _ = compile_best(
-                spec, flatbuffer.tobytes(), delegate=unit.name, locate=locate, results=unit.result_bytes
-            )
-            assert payload.vela is not None
-            found.append(payload.vela)
-    except ArmBackendError as error:
-        return index, str(error)
-    return index, together(found)
+        payload, _ = compile_best(spec, flatbuffer, delegate=unit.name, locate=locate, results=unit.result_bytes)
+        assert payload.vela is not None
+        found.append(payload.vela)
+    return together(found)
 
 
 def together(delegates: Sequence[VelaFigures]) -> Figures:

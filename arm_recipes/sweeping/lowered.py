@@ -1,9 +1,9 @@
-"""The part of a sweep that comes before Vela: one quantized program a precision, TOSA graphs for each NPU."""
+"""The part of a sweep that comes before configurations: one quantized program a precision, graphs for each NPU."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from arm_backend_core import events
 from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError
-from arm_backend_core.targets.compile_spec import TosaCompileSpec
+from arm_backend_core.forms.later import Unchosen
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes.messages import ExportError
 from arm_recipes.pipeline import Pipeline
@@ -24,6 +25,7 @@ from arm_recipes.sample import Inputs
 from arm_recipes.sweeping.compiling import Unit
 
 METHOD = "forward"
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,18 @@ class Lowered:
     """A program for one NPU, before Vela.
 
     Attributes:
-        units: its delegates; ``flatbuffers``: their TOSA graphs.
+        units: its delegates; ``flatbuffers``: their TOSA graphs in the usual forms; ``graphs``: without forms.
         cpu_operators: how many operators no delegate takes.
     """
 
     units: tuple[Unit, ...]
-    flatbuffers: tuple[np.ndarray[Any, Any], ...]
+    flatbuffers: tuple[Array, ...]
+    graphs: tuple[Array, ...]
     cpu_operators: int
+
+    def arrays(self, spec: EthosUCompileSpec) -> tuple[Array, ...]:
+        """What ``compile_units`` takes for a configuration."""
+        return (*self.flatbuffers, *self.graphs) if spec.tuning else self.flatbuffers
 
 
 class Precision:
@@ -68,24 +75,27 @@ class Precision:
         programs, simplified = pipeline.quantized()
         self.program, self._simplified = programs[METHOD], simplified[METHOD]
         self._lowered: dict[Target, Lowered | str] = {}
-        self._flatbuffers: dict[str, np.ndarray[Any, Any]] = {}
+        self._arrays: dict[str, Array] = {}
 
     def lowered(self, target: Target) -> Lowered | str:
         """The program for an NPU, or why there is none."""
         if target not in self._lowered:
             below = lowered(self._simplified, target)
             if isinstance(below, Lowered):
-                pairs = zip(below.units, below.flatbuffers, strict=True)
-                arrays = tuple(self._flatbuffers.setdefault(unit.digest, array) for unit, array in pairs)
-                below = replace(below, flatbuffers=arrays)
+                flatbuffers = self._shared((unit.digest for unit in below.units), below.flatbuffers)
+                graphs = self._shared((unit.unchosen for unit in below.units), below.graphs)
+                below = replace(below, flatbuffers=flatbuffers, graphs=graphs)
             self._lowered[target] = below
         return self._lowered[target]
+
+    def _shared(self, digests: Iterable[str], arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Those that were there before, where these are equal."""
+        return tuple(self._arrays.setdefault(name, array) for name, array in zip(digests, arrays, strict=True))
 
 
 def lowered(program: ExportedProgram, target: Target) -> Lowered | str:
     """A quantized program, as lowering takes it, for an NPU; or why there is none."""
-    spec = TosaCompileSpec()  # the payload is the flatbuffer: what Vela would be given
-    spec.target = target
+    spec = Unchosen(target)
     try:
         with events.record() as log:
             delegate(program, spec)
@@ -96,14 +106,19 @@ def lowered(program: ExportedProgram, target: Target) -> Lowered | str:
     if not log.delegates:
         reasons = dict.fromkeys(f"{refused.operator}: {refused.reason}" for refused in log.rejected)
         return f"{target.name} runs none of the model's operators: " + "; ".join(reasons)
-    arrays = tuple(np.frombuffer(record.tosa, np.uint8) for record in log.delegates)
-    return Lowered(tuple(map(unit_of, log.delegates)), arrays, len(log.rejected))
+    flatbuffers, graphs = (
+        tuple(np.frombuffer(data, np.uint8) for data in each)
+        for each in ([record.tosa for record in log.delegates], spec.graphs)
+    )
+    units = map(unit_of, log.delegates, spec.graphs)
+    return Lowered(tuple(units), flatbuffers, graphs, len(log.rejected))
 
 
-def unit_of(record: events.Delegate) -> Unit:
-    """What a worker is told of a delegate."""
+def unit_of(record: events.Delegate, graph: bytes = b"") -> Unit:
+    """What a worker is told of a delegate, and of the graph to choose forms of, if it gets one."""
     return Unit(
         name=record.name,
+        unchosen=hashlib.sha256(graph).hexdigest(),
         digest=hashlib.sha256(record.tosa).hexdigest(),
         result_bytes=tuple(int(np.prod(io.shape)) * DType(io.dtype).bytes for io in record.outputs),
         sources=tuple(

@@ -38,6 +38,7 @@ def sweep(
     folder: str | Path | None = None,
     calibration: Any = None,
     per_channel: bool = True,
+    tuning: bool = True,
     optimise: str = "auto",
     extra_flags: Sequence[str] | None = None,
     config_ini: str | Path | None = None,
@@ -45,10 +46,9 @@ def sweep(
 ) -> Sweep:
     """Compile a model for many configurations of Ethos-U NPUs, to choose one.
 
-    The model is captured once, quantized once for each precision and lowered once for each NPU, without forms that are
-    chosen by their price for one configuration, as with ``tuning=False``. Vela compiles the configurations in parallel,
-    by joblib: in a process for each core, or as ``joblib.parallel_config`` says, on a cluster for example. The machines
-    there need this package and Vela.
+    The model is captured once, quantized once for each precision and lowered once for each NPU. Forms are chosen for
+    each configuration, and Vela compiles them, in parallel, by joblib: in a process for each core, or as
+    ``joblib.parallel_config`` says, on a cluster for example. The machines there need this package and Vela.
 
     Args:
         model: as ``export`` takes it; one method.
@@ -63,7 +63,7 @@ def sweep(
             that is the signal to noise of the outputs against the model in floating point, in dB.
         folder: where finished configurations are kept, by content: graphs, Vela's options and version. A sweep that
             was ended goes on with the others, and a new one makes only what has changed. Failed ones are tried again.
-        calibration, per_channel, optimise, extra_flags, config_ini: options of the recipes.
+        calibration, per_channel, tuning, optimise, extra_flags, config_ini: options of the recipes.
         progress: show a progress bar if standard error is a terminal.
 
     Returns:
@@ -77,6 +77,7 @@ def sweep(
     fixed = {
         "calibration": calibration,
         "per_channel": per_channel,
+        "tuning": tuning,
         "optimise": optimise,
         "extra_flags": extra_flags,
         "config_ini": config_ini,
@@ -174,7 +175,7 @@ def _compiled(
         keys[index] = key(configuration.spec, below.units)
         figures = kept.figures(keys[index])
         if figures is None:
-            tasks.append((index, configuration.spec, below.units, *below.flatbuffers))
+            tasks.append((index, configuration.spec, below.units, *below.arrays(configuration.spec)))
         else:
             found[index] = figures
     for index, made in bar.configurations(in_parallel(compile_units, tasks), len(tasks)):

@@ -102,7 +102,7 @@ class Trial:
                 waiting[name] = below
                 kept = self._kept.figures(key(self._spec, below.units))
                 if kept is None:
-                    tasks.append((len(waiting) - 1, self._spec, below.units, *below.flatbuffers))
+                    tasks.append((len(waiting) - 1, self._spec, below.units, *below.arrays(self._spec)))
                 else:
                     self._prices[name] = price(kept, below.flatbuffers, below.cpu_operators)
         order = list(waiting)

@@ -98,7 +98,7 @@ def _configurations(system_configs: str | None) -> tuple[Configuration, ...]:
 @pytest.mark.parametrize("index", range(8))
 def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
     row = eight.rows[index]
-    chosen = {"macs": row.macs, "system_config": row.system_config, "memory_mode": row.memory_mode, "tuning": False}
+    chosen = {"macs": row.macs, "system_config": row.system_config, "memory_mode": row.memory_mode}
     result = export(Small().eval(), ExportRecipe.get_recipe(ArmRecipeType[row.recipe], **chosen), images())
     (delegate,) = result.report.delegates
     figures = delegate.vela
@@ -120,6 +120,24 @@ def test_figures_are_those_of_an_export(eight: Sweep, index: int) -> None:
     error = torch.cat([result.run(*sample) for sample in images()]) - expected
     decibel = 10 * torch.log10(expected.double().square().sum() / error.double().square().sum())
     assert row.accuracy == pytest.approx(float(decibel), abs=1e-3)
+
+
+def test_forms_are_chosen_for_each_configuration() -> None:
+    model = nn.Sequential(nn.MaxPool2d(13, 1, 6), nn.Conv2d(3, 8, 3)).eval()
+    samples = [(torch.rand(1, 3, 24, 24),) for _ in range(2)]
+    one: dict[str, Any] = {"macs": 256, "system_configs": U85, "memory_modes": "Sram_Only"}
+    with joblib.parallel_config(n_jobs=1):
+        found = [
+            sweep(model, samples, recipes="ETHOSU_U85_INT8", tuning=tuning, **one).rows[0].figures
+            for tuning in (True, False)
+        ]
+    chosen, usual = (
+        export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, tuning=tuning), samples).report.delegates
+        for tuning in (True, False)
+    )
+    cycles = [row.vela.total_cycles for row in (*chosen, *usual) if row.vela is not None]
+    assert [figures.cycles for figures in found if figures is not None] == cycles
+    assert cycles[0] < cycles[1]
 
 
 def test_precisions_differ_in_accuracy() -> None:

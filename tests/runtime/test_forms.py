@@ -33,6 +33,7 @@ from arm_backend_core.forms import (
 )
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Ask, Form, choose_forms
+from arm_backend_core.forms.later import kept, restored
 from arm_backend_core.forms.price import Price, Prices
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
@@ -405,6 +406,18 @@ def test_what_vela_refuses_has_no_price(cache: Path, monkeypatch: pytest.MonkeyP
 
 
 # -- what is chosen --------------------------------------------------------------------------------------------
+
+
+def test_a_graph_that_is_kept_is_the_same_when_it_is_restored() -> None:
+    graph = _pool(13)
+    build = Builder(graph, SPECS[0].target)
+    for _ in range(3000):  # deeper than pickle goes
+        graph.outputs = [build.clamp(graph.outputs[0], -50, 50)]
+    again = restored(kept(graph))
+    again.verify()
+    assert serialize(again) == serialize(graph)
+    assert kept(again) == kept(graph)
+    assert again.new_name("CLAMP") == graph.new_name("CLAMP")
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.accelerator)
