@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arm_backend_core import events
-from arm_backend_core.forms import channels, dilation, filling, heads, pixels, pools, products, upsampling
+from arm_backend_core.forms import channels, dilation, filling, heads, pixels, pools, products, turns, upsampling
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Choice, choose_forms
 from arm_backend_core.forms.later import Unchosen, kept, restored
@@ -18,6 +18,7 @@ from arm_backend_core.tosa.serialize import serialize
 FORMS = (
     *(pools.CASCADE, upsampling.UPSAMPLING, channels.CHANNELS, dilation.DILATION),
     *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, products.TURNED, pixels.PIXELS, filling.FILLING),
+    *(turns.MERGED, turns.STEPS),
 )
 
 
@@ -29,6 +30,7 @@ def chooser(spec: ArmCompileSpec) -> Pass:
             spec.graphs.append(kept(graph))
         if not target.hardware.npu:
             return
+        turns.drop_ones(graph, target)
         made: list[Choice] = []
         if isinstance(spec, EthosUCompileSpec) and spec.tuning:
             made = choose_forms(graph, target, FORMS, Prices(spec.configuration).of)
