@@ -207,6 +207,12 @@ def _turned_back_and_returned(b: Builder, x: Value, y: Value) -> tuple[Value, ..
     return image, b.matmul(y, b.reshape(b.transpose(image, (0, 1, 3, 2)), (9, 16, 4)))
 
 
+def _turned_back_without_ones(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """Vela counts three dimensions as four, so that it sees no RESHAPE."""
+    image = _twice(b, x)
+    return image, b.matmul(y, b.transpose(b.reshape(image, (9, 4, 16)), (0, 2, 1)))
+
+
 def _turned_back_input(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     """What is returned is an input: an IDENTITY of it, as the last pass writes."""
     product = b.matmul(y, b.reshape(b.transpose(x, (0, 1, 3, 2)), (9, 16, 4)))
@@ -221,6 +227,11 @@ def _turned_to_sum(b: Builder, x: Value) -> Value:
 def _returned_reshape(b: Builder, x: Value) -> tuple[Value, ...]:
     image = b.reshape(_twice(b, x), (4, 4, 18))
     return image, b.transpose(image, (2, 1, 0))
+
+
+def _returned_reshape_of_reshape(b: Builder, x: Value) -> tuple[Value, ...]:
+    image = b.reshape(_twice(b, x), (9, 1, 3, 2))
+    return image, b.transpose(b.reshape(image, (9, 3, 2)), (0, 2, 1))
 
 
 def _returned_transpose(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
@@ -390,6 +401,12 @@ MISTAKES = (
         _ALL,
     ),
     Mistake(
+        "turned_back_without_ones",
+        _turned_back_without_ones,
+        (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
+        _ALL,
+    ),
+    Mistake(
         "turned_back_input",
         _turned_back_input,
         (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
@@ -397,6 +414,7 @@ MISTAKES = (
     ),
     Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL),
     Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
+    Mistake("returned_reshape_of_reshape", _returned_reshape_of_reshape, (((9, 3, 2), DType.INT8),), _ALL),
     Mistake(
         "returned_transpose",
         _returned_transpose,

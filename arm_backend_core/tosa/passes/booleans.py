@@ -30,9 +30,10 @@ def count_booleans(graph: Graph, target: Target) -> None:
         if op.output.dtype is DType.BOOL:
             assert op.kind != "CAST", "a cast to BOOL is to be written as a comparison"
             op.output.dtype = DType.INT8
-        for i, x in enumerate(op.inputs):
+    for values in (graph.outputs, *(op.inputs for op in graph.ops)):
+        for i, x in enumerate(values):
             if x.dtype is DType.BOOL and x.data is not None:
-                op.inputs[i] = constant(x.data, DType.INT8)
+                values[i] = constant(x.data, DType.INT8)
     sweep(graph, target, RULES)
 
 

@@ -58,6 +58,11 @@ def _copy_returned_views(graph: Graph, target: Target) -> None:
     """
     build, users = Builder(graph, target), graph.users()
 
+    def moved(value: Value) -> bool:
+        readers = users.get(value, [])
+        alone = readers[0].kind if len(readers) == 1 else ""
+        return alone == "TRANSPOSE" or (alone == "RESHAPE" and moved(readers[0].output))
+
     def turned(value: Value) -> bool:
         through = ("RESHAPE", "RESCALE")
         kinds = ("TRANSPOSE", "MATMUL", "REDUCE_SUM")
@@ -65,8 +70,7 @@ def _copy_returned_views(graph: Graph, target: Target) -> None:
 
     for i, value in enumerate(graph.outputs):
         source = past(value, "RESHAPE")
-        moved = source is not value and [reader.kind for reader in users.get(value, ())] == ["TRANSPOSE"]
-        if moved or (producer(source, "TRANSPOSE") is not None and turned(source)):
+        if (source is not value and moved(value)) or (producer(source, "TRANSPOSE") is not None and turned(source)):
             graph.outputs[i] = copied(value, build)
 
 

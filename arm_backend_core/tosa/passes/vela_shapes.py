@@ -58,8 +58,10 @@ def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
     returned = any(read is None or any(reader.kind == "IDENTITY" for reader in read) for read in readers)
     if (past(source, "RESCALE").producer is None and not returned) or perms != [*range(last - 1), last, last - 1]:
         return None
-    undone = ("MATMUL" if x.shape[0] == 1 else "") if x.rank == 4 else "REDUCE_SUM" if x.rank == 3 else ""
-    if (_own(source.shape) == _own(x.shape) and not returned) or not rewriter.feeds(op.output, undone):
+    alone = x.shape[0] == 1 if x.rank == 4 else returned and source.shape == (1, *x.shape)
+    undone = [kind for kind, does in (("MATMUL", alone), ("REDUCE_SUM", x.rank == 3)) if does]
+    same = _own(source.shape) == _own(x.shape) and not returned
+    if same or not any(rewriter.feeds(op.output, kind) for kind in undone):
         return None
     return b.transpose(copied(x, b), perms)
 
