@@ -31,6 +31,11 @@ class QParams:
     qmax: int
     axis: int | None = None
 
+    @property
+    def real_peak(self) -> float:
+        """The largest magnitude that it holds, of one scale."""
+        return max(self.qmax - self.zero_point, self.zero_point - self.qmin) * float(self.scale)
+
     def same(self, other: QParams | None) -> bool:
         """Whether both describe the same integers, to float32 precision of the scale."""
         return (

@@ -437,7 +437,7 @@ def _tamed(x: Int, y: Int, out: QParams | None) -> tuple[Int, Int]:
         return _tamed(y, x, out)[::-1]
     if y.scale <= 2 * x.real_peak or x.low == x.high == 0:
         return x, y
-    room = 0.0 if out is None else max(out.zero_point - out.qmin, out.qmax - out.zero_point) * float(out.scale)
+    room = 0.0 if out is None else out.real_peak
     if 0 < 2 * room < x.scale:
         x = x.sign().in_steps_of(2 * room)
     most = 2 * (x.real_peak + room)

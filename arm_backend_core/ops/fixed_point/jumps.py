@@ -69,8 +69,11 @@ def whole(method: Callable[[Fixed], Int]) -> Rule:
 
 def quotient(cx: Context, x: Tensor, y: float, method: Callable[[Fixed], Int], *, rest: bool = False) -> Value:
     """x / y, rounded, or what remains of x. Where y is negative, ``method`` rounds -x / y."""
-    fixed = Fixed.of(cx.integer(x), abs(y))
+    dividend, unit = cx.integer(x), abs(y)
+    if rest:  # beside a small x, what the result cannot hold is as much as y
+        unit = min(unit, 2 * (dividend.real_peak + cx.q.real_peak))
+    fixed = Fixed.of(dividend, unit)
     result = method(fixed)
     if rest:
-        return fixed.rest(result).in_steps_of(fixed.step * abs(y) * 2.0**-fixed.bits).to(cx.q)
+        return fixed.rest(result).in_steps_of(fixed.step * unit * 2.0**-fixed.bits).to(cx.q)
     return (result if y > 0 else result.like(0) - result).in_steps_of(fixed.step).to(cx.q)
