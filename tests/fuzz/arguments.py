@@ -197,6 +197,13 @@ def _loss(*ranks: int) -> dict[str, Strategy]:
     }
 
 
+def _labels(d: Draw, a: Arguments) -> Reference:
+    """As many classes as there are, of which those before the first -1 count."""
+    if not (shape := _first(a).shape)[-1]:
+        raise Impossible
+    return d.tensor(shape=shape, dtypes=(torch.int64,), span=(-1, shape[-1]), constant=0.7)
+
+
 def _channels(*, positive: bool = False, optional: bool = True) -> Strategy:
     def strategy(d: Draw, a: Arguments) -> Reference | None:
         if optional and d.chance(0.15):
@@ -585,6 +592,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     },
     "nll_loss_forward": _loss(1, 2, 2),
     "nll_loss2d_forward": _loss(4),
+    "multilabel_margin_loss_forward": {"self": _rank(1, 2), "target": _labels, "reduction": _one(0, 1, 2)},
     "index": {"indices": _picked},
     "_unsafe_index": {"indices": _picked},
     "index_select": {

@@ -302,7 +302,9 @@ class _AsTraced(Interpreter):
     """
 
     def run_node(self, n: torch.fx.Node) -> Any:
-        if overload_of(n.target) in _REPLACING and _overlaps(self.env[n.all_input_nodes[0]]):
+        overload = overload_of(n.target)
+        writes = overload in _REPLACING or (overload is not None and overload._schema.is_mutable)
+        if writes and n.all_input_nodes and _overlaps(self.env[n.all_input_nodes[0]]):
             raise Undefined(f"{n.target} in elements that share memory")
         result, traced = super().run_node(n), n.meta.get("val")
         if not isinstance(result, Tensor) or not isinstance(traced, Tensor):
@@ -444,7 +446,16 @@ class _Perturbed(quantized_reference.Float64):
         if self._exact(target, args, kwargs):
             return self._called(target, args, kwargs)
         args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._noisy)
-        return torch.fx.node.map_aggregate(self._called(target, args, kwargs), self._noisy)
+        result = torch.fx.node.map_aggregate(self._called(target, args, kwargs), self._noisy)
+        return self._remaining(result, *args[:2]) if overload in _REMAINDERS else result
+
+    def _remaining(self, result: Tensor, x: Any, y: Any) -> Tensor:
+        """Nothing or all of the divisor beside a dividend whose quotient may be off by one and more."""
+        if self._side is None or not result.numel():
+            return result
+        whole = torch.as_tensor(y).abs() * result.sign()
+        beyond = torch.as_tensor(x).abs().max() > whole.abs() * _EXACT_REMAINDER
+        return torch.where(beyond, whole * (self._side > 0), result)
 
     def _called(self, target: Any, args: Any, kwargs: Any) -> Any:
         """In float32 what PyTorch refuses in float64: its kernels are not equally strict."""
@@ -465,7 +476,9 @@ class _Perturbed(quantized_reference.Float64):
         if overload_of(target) in _REMAINDERS and _ratio(*args[:2]) > _EXACT_REMAINDER:
             return False
         args, kwargs = torch.fx.node.map_aggregate((args, kwargs), self._random)
-        args64, kwargs64 = _widened(args, kwargs)
+        args64, kwargs64 = torch.fx.node.map_aggregate(
+            _widened(args, kwargs), lambda x: torch.float64 if x is torch.float32 else x
+        )
         try:
             pair = flat(target(*args, **kwargs)), flat(Interpreter.call_function(self, target, args64, kwargs64))
         except (RuntimeError, NotImplementedError):  # in float32 alone
@@ -645,7 +658,7 @@ class _Exact(_Follows, _Perturbed):
         if not self._error or not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
             return super()._noisy(x)
         noise = torch.rand(x.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
-        return x + noise * self._error * x.abs().max()
+        return x + (noise if self._side is None else self._side) * self._error * x.abs().max()
 
 
 def _roundings(program: ExportedProgram) -> list[_Exact]:

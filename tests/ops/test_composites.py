@@ -455,6 +455,14 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "moveaxis": (lambda x: torch.moveaxis(x, 0, 1), [(2, 8)]),
     "mse_loss": (F.mse_loss, PAIR),
     "mT": (lambda x: x.mT, [(2, 8)]),
+    "multilabel_margin_loss": (
+        lambda x: F.multilabel_margin_loss(x, torch.tensor([[3, 0, 3, -1, 2, 1, 0, 0], [-1] * 8]), reduction="none"),
+        [(2, 8)],
+    ),
+    "multilabel_margin_loss_of_one": (
+        lambda x: F.multilabel_margin_loss(x, torch.tensor([7, 1, 2, 3, 4, 5, 6, 0])),
+        [(8,)],
+    ),
     "multiply": (torch.multiply, PAIR),
     "mv": (torch.mv, [(4, 8), (8,)]),
     "nansum": (torch.nansum, [(2, 8)]),

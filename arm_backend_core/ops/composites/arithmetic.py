@@ -242,7 +242,19 @@ def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, i
     """Minus x at the target's class times the class's weight, and the weights' sum; by 1 their quotient, by 2 a sum."""
     dim, kept = min(1, x.dim() - 1), target != ignored
     places = torch.where(kept, target, 0)
-    weights = kept.to(x.dtype) if weight is None else torch.where(kept, weight[places], 0.0)
+    weights = kept.to(x.dtype) if weight is None else torch.where(kept, weight[places[None]][0], 0.0)
     loss = -x.gather(dim, places.unsqueeze(dim)).squeeze(dim) * weights
     total = weights.sum() if reduction or x.dim() == 1 else x.new_zeros(())
     return (loss if reduction == 0 else loss.sum() / total if reduction == 1 else loss.sum()), total
+
+
+@made_of(aten.multilabel_margin_loss_forward.default)
+def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
+    """Of each class named before the first -1: by how much the others come nearer to it than 1; their mean, summed."""
+    named = (target < 0).cumsum(-1) == 0
+    places = torch.where(named, target, 0)
+    classes = torch.arange(x.shape[-1], device=x.device)
+    its = ((places[..., None] == classes) & named[..., None]).any(-2).to(x.dtype)
+    margins = F.relu(1 - x.gather(-1, places)[..., None] + x[..., None, :]) * named[..., None] * (1 - its)[..., None, :]
+    loss = margins.sum((-2, -1)) / x.shape[-1]
+    return (loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()), its
