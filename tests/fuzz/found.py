@@ -575,6 +575,12 @@ FOUND = [
         (_x(1, 5, 4, 12, low=-2, high=2),),
         ("ETHOSU_U55_INT8",),
     ),
+    Found(
+        "sums_of_a_mask",
+        torch.masked_scatter,
+        (_x(9, 10, 2), _x(9, 10, 2, dtype=torch.bool), _x(9, 10, 2)),
+        ("ETHOSU_U65_INT8",),
+    ),
     Found("one_element", lambda x: (torch.softmax(x, 1), torch.prod(x, 1)), (_x(4, 1, 3),), ("TOSA_A16W8",)),
     Found("small_remainders", torch.remainder, (_x(80, low=-1e4, high=1e4), _x(80, low=0.5, high=4)), ("TOSA_A16W8",)),
     Found("jumps", _jumps, (_x(300, low=-3.9, high=3.9),), _EVERY),

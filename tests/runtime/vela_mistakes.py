@@ -126,6 +126,12 @@ def _read_halves(b: Builder, x: Value) -> Value:
     return b.minimum(b.slice(whole, (0, 32), (64, 32)), b.slice(whole, (0, 0), (64, 32)))
 
 
+def _read_rescaled(b: Builder, x: Value) -> Value:
+    """Of an input that RESCALE has written."""
+    whole, size = b.rescale(x, DType.INT32, 1.0), x.shape[0] - 1
+    return b.add(b.slice(whole, (1,), (size,)), b.slice(whole, (0,), (size,)))
+
+
 def _read_joined(b: Builder, x: Value, y: Value) -> Value:
     whole = b.concat([_raised(b, x), _raised(b, y)], 0)
     return b.minimum(b.slice(whole, (1, 0), (1, 64)), b.slice(whole, (0, 0), (1, 64)))
@@ -425,6 +431,8 @@ MISTAKES = (
     Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, _NEW),
     Mistake("read_halves", _read_halves, (((64, 64), DType.INT32),), _ALL),
+    Mistake("read_rescaled", _read_rescaled, (((180,), DType.INT8),), _OLD, _OLD),
+    Mistake("read_rescaled_blocks", _read_rescaled, (((1000,), DType.INT8),), _NEW, _NEW),
     Mistake("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _ALL),
     Mistake("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _ALL),
     Mistake("read_part_and_whole", _read_part_and_whole, (((64, 64), DType.INT32),), _NEW, _NEW),

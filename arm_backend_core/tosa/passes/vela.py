@@ -172,8 +172,9 @@ def _read_twice(op: Op, value: Value, rewriter: Rewriter) -> bool:
 def _is_part(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """And one that reads a part and the whole, or two parts that are not in their order, or that a TILE has written."""
     wholes = [past(operand, "RESHAPE", "RESCALE", "SLICE") for operand in op.inputs]
-    twice = [x for x, whole in zip(op.inputs, wholes, strict=True) if whole.producer and wholes.count(whole) > 1]
+    twice = [x for x, whole in zip(op.inputs, wholes, strict=True) if wholes.count(whole) > 1]
     cuts = [(x, cut) for x in twice if (cut := producer(past(x, "RESHAPE", "RESCALE"), "SLICE")) is not None]
+    cuts = [(x, cut) for x, cut in cuts if past(cut.inputs[0], "RESHAPE", "SLICE").producer is not None]
     starts = [cut.attrs["start"] for _, cut in cuts]
     tiled = any(producer(cut.inputs[0], "TILE") for _, cut in cuts)
     return value in [x for x, _ in cuts[:1]] and (len(starts) == 1 or starts != sorted(starts) or tiled)
