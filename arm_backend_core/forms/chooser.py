@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from arm_backend_core import events
-from arm_backend_core.forms import channels, dilation, filling, heads, pixels, pools, products, turns, upsampling
+from arm_backend_core.forms import (
+    channels,
+    dilation,
+    filling,
+    heads,
+    pixels,
+    pools,
+    products,
+    shuffles,
+    turns,
+    upsampling,
+)
 from arm_backend_core.forms.always import take_always
 from arm_backend_core.forms.choose import Choice, choose_forms
 from arm_backend_core.forms.later import Unchosen, kept, restored
@@ -17,8 +28,8 @@ from arm_backend_core.tosa.serialize import serialize
 #: In this order: what a form writes, those behind it may write otherwise.
 FORMS = (
     *(pools.CASCADE, upsampling.UPSAMPLING, channels.CHANNELS, dilation.DILATION),
-    *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, products.TURNED, pixels.PIXELS, filling.FILLING),
-    *(turns.MERGED, turns.STEPS),
+    *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, products.TURNED, shuffles.SHUFFLES),
+    *(pixels.PIXELS, filling.FILLING, turns.MERGED, turns.STEPS),
 )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.forms.choose import Form, Part, around
-from arm_backend_core.forms.steps import done_to, repeated, steps_from, steps_to
+from arm_backend_core.forms.steps import done_to, steps_from, steps_to, taken
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
@@ -29,15 +29,16 @@ def join_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     x, weight, bias = conv.inputs
     if weight.data is None or bias.data is None:
         return None
-    n, height, width, channels = x.shape
+    n, height, width, depth = x.shape
     size = weight.shape[0]
     part = count if width % count == 0 else 1
-    image = b.reshape(x, (n, height * part // count, width // part, count * channels))
-    data = np.kron(np.eye(count, dtype=weight.data.dtype), weight.data.reshape(size, channels))
-    kernel = constant(data.reshape(count * size, 1, 1, count * channels), weight.dtype)
-    inputs = (image, kernel, repeated(bias, size, count))
+    image = b.reshape(x, (n, height * part // count, width // part, count * depth))
+    data = np.kron(np.eye(count, dtype=weight.data.dtype), weight.data.reshape(size, depth))
+    kernel = constant(data.reshape(count * size, 1, 1, count * depth), weight.dtype)
+    channels = np.tile(np.arange(size), count)
+    inputs = (image, kernel, taken(bias, size, channels))
     sums = b.emit("CONV2D", inputs, (*image.shape[:3], count * size), conv.output.dtype, **conv.attrs)
-    return b.reshape(done_to(sums, steps, count, b), op.output.shape)
+    return b.reshape(done_to(sums, steps, channels, b), op.output.shape)
 
 
 def _narrow(op: Op, rewriter: Rewriter) -> Part | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.forms.choose import Form, Part, around
-from arm_backend_core.forms.steps import done_to, repeated, steps_from, steps_to
+from arm_backend_core.forms.choose import Form, Part
+from arm_backend_core.forms.steps import done_to, read_behind, steps_from, steps_to, taken
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
@@ -39,10 +39,11 @@ def convolve_phases(op: Op, rewriter: Rewriter) -> Value | None:
     if min(pad) < 0:
         return None
     zero_points = conv.attrs["input_zp"], conv.attrs["weight_zp"]
-    repeats, phases = repeated(bias, size[3], strides[1]), []
+    channels = np.tile(np.arange(size[3]), strides[1])
+    repeats, phases = taken(bias, size[3], channels), []
     for kernel in _phases(weight.data, strides, taps, zero_points[1]):
         sums = b.conv2d(x, constant(kernel, weight.dtype), repeats, pad=pad, zps=zero_points)
-        phases.append(done_to(sums, steps, strides[1], b))
+        phases.append(done_to(sums, steps, channels, b))
     n, rows, columns, _ = phases[0].shape
     value = b.reshape(b.concat(phases, 2), (n, rows * strides[0], columns * strides[1], size[3]))
     return b.slice(value, (0, *(crop[axis] - first[axis] * strides[axis] for axis in _AXES), 0), size)
@@ -62,11 +63,7 @@ def _upsampled(op: Op, rewriter: Rewriter) -> Part | None:
     steps = steps_from(op, rewriter)
     if max(op.attrs["stride"]) == 1 or len(steps) == 1:
         return None
-    # With a convolution that reads it: what is returned lies in another layout, in which Vela estimates twice as much.
-    behind = around(steps[-1], rewriter, (), ("CONCAT", "RESCALE"))
-    convs = [reader for step in behind for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
-    read = [step for conv in convs for step in around(conv, rewriter, (), ("RESCALE",))]
-    return Part([*steps, *behind, *read], ((steps[-1],),))
+    return Part([*steps, *read_behind(steps[-1], rewriter)], ((steps[-1],),))
 
 
 UPSAMPLING = Form(

@@ -29,6 +29,7 @@ from arm_backend_core.forms import (
     pools,
     price,
     products,
+    shuffles,
     turns,
     upsampling,
 )
@@ -231,6 +232,32 @@ def _upsampled(case: Case) -> list[Value]:
     return [case.conv(b.clamp(y, -100, 90) if case.rng.random() < 0.5 else y, 5), *([y] * case.number(0, 1))]
 
 
+def _moved(case: Case) -> list[Value]:
+    """What a convolution writes, its channels as pixels or in another order, as programs and networks read it."""
+    b, n, high, wide = case.b, case.number(1, 2), case.number(1, 2), case.number(2, 3)
+    one, plain = case.number(2, 5), case.rng.random() < 0.4
+    kernel, stride = ((1, 1), (1, 1)) if plain else ((3, 3), (case.number(1, 2), 1))
+    x = case.input(n, case.number(2, 9), case.number(2, 9), case.number(1, 9))
+    groups = [(one, high, wide), (high, wide, one)][case.number(0, 1)]
+    y = case.conv(x, high * wide * one, kernel, pad=(0, 0, 0, 0) if plain else (1, 1, 1, 1), stride=stride)
+    activation, place = case.number(0, 2), case.number(0, 1)
+    table = case.rng.integers(-128, 128, 256).astype(np.int8)
+
+    def bounded(value: Value, at: int) -> Value:
+        if at != place or not activation:
+            return value
+        return b.clamp(value, -100, 90) if activation == 1 else b.table(value, table)
+
+    rows, columns = y.shape[1:3]
+    apart = b.reshape(bounded(y, 0), (n, rows, columns, *groups))
+    shuffled = (0, 1, 4, 2, 5, 3) if groups[0] == one else (0, 1, 3, 2, 4, 5)
+    pixels = (0, shuffled[5], *shuffled[1:5])  # [N, C, H, W]
+    perms = [shuffled, pixels, [0, *(1 + case.rng.permutation(5))]][case.number(0, 2)]
+    z = b.transpose(apart, [int(axis) for axis in perms])
+    image = b.reshape(bounded(z, 1), (n, z.shape[1] * z.shape[2], z.shape[3] * z.shape[4], z.shape[5]))
+    return [case.conv(image, 5, (3, 3), pad=(1, 1, 1, 1))] if case.rng.random() < 0.5 else [image]
+
+
 def _residual(case: Case) -> list[Value]:
     """What a convolution reads in another shape, and arithmetic of both behind it, which others read or not."""
     b, shape = case.b, (case.number(1, 2), case.number(1, 6), 2 * case.number(1, 5), case.number(1, 20))
@@ -300,6 +327,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("turned", products.TURNED, partial(_attention, joined_by_convolution=True)),
     ("pixels", pixels.PIXELS, _narrow),
     ("upsampling", upsampling.UPSAMPLING, _upsampled),
+    ("shuffles", shuffles.SHUFFLES, _moved),
     ("filling", filling.FILLING, _squeezed),
     ("transposed", turns.MERGED, _transposed),
     ("in_steps", turns.STEPS, _transposed),
@@ -472,6 +500,16 @@ def test_a_shuffle_of_channels_is_done_by_convolutions() -> None:
     case.graph.outputs = [case.conv(case.b.slice(x, (0, 0, 0, 58), (1, 28, 28, 58)), 58)]
     assert choose_forms(case.graph, SPECS[2].target, chooser.FORMS, Prices(SPECS[2].configuration).of)
     assert {op.kind for op in case.graph.ops} == {"CONV2D", "RESCALE"}
+
+
+def test_channels_are_written_as_pixels_by_convolutions() -> None:
+    case = Case(1, SPECS[2])
+    x = case.b.reshape(case.conv(case.input(1, 24, 24, 8), 64, (3, 3), pad=(1,) * 4), (1, 24, 24, 16, 2, 2))
+    x = case.b.reshape(case.b.transpose(x, (0, 1, 4, 2, 5, 3)), (1, 48, 48, 16))
+    case.graph.outputs = [case.conv(x, 16, (3, 3), pad=(1,) * 4)]
+    assert choose_forms(case.graph, SPECS[2].target, chooser.FORMS, Prices(SPECS[2].configuration).of)
+    kinds = [op.kind for op in case.graph.ops]
+    assert (kinds.count("CONV2D"), kinds.count("TRANSPOSE")) == (3, 0)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.accelerator)
