@@ -8,6 +8,7 @@ from arm_backend_core.forms import (
     dilation,
     filling,
     heads,
+    patches,
     pixels,
     pools,
     products,
@@ -28,8 +29,8 @@ from arm_backend_core.tosa.serialize import serialize
 #: In this order: what a form writes, those behind it may write otherwise.
 FORMS = (
     *(pools.CASCADE, upsampling.UPSAMPLING, channels.CHANNELS, dilation.DILATION),
-    *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, products.TURNED, shuffles.SHUFFLES),
-    *(pixels.PIXELS, filling.FILLING, turns.MERGED, turns.STEPS),
+    *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, products.TURNED, turns.MERGED, turns.STEPS),
+    *(shuffles.SHUFFLES, patches.PATCHES, pixels.PIXELS, filling.FILLING),
 )
 
 

@@ -7,12 +7,13 @@ Super-Resolution Using an Efficient Sub-Pixel Convolutional Neural Network, 2016
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import gcd, prod
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
 from arm_backend_core.forms.choose import Form, Part
+from arm_backend_core.forms.pieces import MOVES, as_made, moved
 from arm_backend_core.forms.steps import ACTIVATIONS, done_to, read_behind, steps_from, steps_to, taken
 from arm_backend_core.permutation import merged
 from arm_backend_core.tosa.graph import Op, Value
@@ -22,14 +23,6 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter
 _CHANNELS = 3
 #: Convolutions that one becomes at most: each reads the whole input.
 _MOST = 16
-
-
-class _Piece(NamedTuple):
-    """``size`` elements of a dimension, ``step`` apart."""
-
-    axis: int
-    step: int
-    size: int
 
 
 class _Plan(NamedTuple):
@@ -69,30 +62,27 @@ def write_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     for channels in plan.channels:
         inputs = (x, taken(weight, size, channels), taken(bias, size, channels))
         sums = b.emit("CONV2D", inputs, (*plan.image, len(channels)), conv.output.dtype, **conv.attrs)
-        phases.append(done_to(sums, [step for step in path[1:] if step.kind not in _MOVES], channels, b))
+        phases.append(done_to(sums, [step for step in path[1:] if step.kind not in MOVES], channels, b))
     whole = b.concat(phases, 2) if len(phases) > 1 else phases[0]
     shape, perms = merged(plan.shape, plan.perms)
     return b.reshape(b.transpose(b.reshape(whole, shape), perms), op.output.shape)
 
 
-_MOVES = ("RESHAPE", "TRANSPOSE")
-
-
 def _plan(path: Sequence[Op]) -> _Plan | None:
     """For a convolution and what follows it; None where nothing is gained."""
     conv = path[0]
-    pieces = _moved(conv.output.shape, [step for step in path if step.kind in _MOVES])
+    pieces = moved(conv.output.shape, [step for step in path if step.kind in MOVES])
     if pieces is None or any(x.data is None for x in conv.inputs[1:]):
         return None
     pixels, channels = ([piece for piece in pieces if (piece.axis == _CHANNELS) == own] for own in (False, True))
     places = {piece: sum(pieces.index(pixel) < i for pixel in pixels) for i, piece in enumerate(pieces)}
     between = {places[piece] for piece in channels} - {0, len(pixels)}
-    if pixels != _as_made(pixels) or len(between) > 1:
+    if pixels != as_made(pixels) or len(between) > 1:
         return None
     above = between.pop() if between else len(pixels)
     apart = [piece for piece in channels if 0 < places[piece] < len(pixels)]
     last = sorted((piece for piece in channels if piece not in apart), key=lambda piece: places[piece] == 0)
-    order, made = [*pixels[:above], *apart, *pixels[above:], *last], _as_made(channels)
+    order, made = [*pixels[:above], *apart, *pixels[above:], *last], as_made(channels)
     count = prod(piece.size for piece in apart)
     numbers = np.arange(conv.output.shape[_CHANNELS]).reshape([piece.size for piece in made])
     rows = numbers.transpose([made.index(piece) for piece in (*apart, *last)]).reshape(count, -1)
@@ -101,11 +91,6 @@ def _plan(path: Sequence[Op]) -> _Plan | None:
         return None
     shape, perms = tuple(piece.size for piece in order), tuple(order.index(piece) for piece in pieces)
     return _Plan(image, rows, shape, perms)
-
-
-def _as_made(pieces: list[_Piece]) -> list[_Piece]:
-    """In the order that the convolution writes them in."""
-    return sorted(pieces, key=lambda piece: (piece.axis, -piece.step))
 
 
 def _image(conv: Op, pixels: Sequence[int], above: int) -> tuple[int, ...] | None:
@@ -118,41 +103,10 @@ def _image(conv: Op, pixels: Sequence[int], above: int) -> tuple[int, ...] | Non
     return (1, rows, columns) if plain else None
 
 
-def _moved(shape: Sequence[int], moves: Sequence[Op]) -> list[_Piece] | None:
-    """The pieces of what has this shape in the order that they have behind ``moves``."""
-    pieces = [_Piece(axis, 1, size) for axis, size in enumerate(shape) if size != 1]
-    for op in moves:
-        if op.kind == "TRANSPOSE":
-            parts = _parted(pieces, op.inputs[0].shape)
-            if parts is None:
-                return None
-            pieces = [piece for axis in op.attrs["perms"] for piece in parts[axis]]
-    return pieces
-
-
-def _parted(pieces: Sequence[_Piece], shape: Sequence[int]) -> list[list[_Piece]] | None:
-    """The pieces that each dimension of ``shape`` has, some of them cut in two; None where they do not fit."""
-    waiting, parts = [*pieces][::-1], list[list[_Piece]]()
-    for size in shape:
-        part, left = list[_Piece](), size
-        while left > 1:
-            piece = waiting.pop()
-            taken_of_it = gcd(left, piece.size)
-            inner = piece.size // taken_of_it
-            if taken_of_it not in (left, piece.size):
-                return None
-            if inner > 1:
-                waiting.append(piece._replace(size=inner))
-            part.append(piece._replace(step=piece.step * inner, size=taken_of_it))
-            left //= taken_of_it
-        parts.append(part)
-    return parts
-
-
 def _behind_convolution(op: Op, rewriter: Rewriter) -> Part | None:
     """With an activation behind what is moved, too, which Vela does with each convolution."""
     path = steps_from(op, rewriter)
-    wanted = {*_MOVES, *(ACTIVATIONS if path[-1].kind not in ACTIVATIONS else ())}
+    wanted = {*MOVES, *(ACTIVATIONS if path[-1].kind not in ACTIVATIONS else ())}
     while len(path) > 1 and len(readers := rewriter.users(path[-1].output) or []) == 1 and readers[0].kind in wanted:
         path += readers
         wanted -= set(ACTIVATIONS if path[-1].kind in ACTIVATIONS else ())

@@ -25,6 +25,7 @@ from arm_backend_core.forms import (
     filling,
     goal,
     heads,
+    patches,
     pixels,
     pools,
     price,
@@ -258,6 +259,28 @@ def _moved(case: Case) -> list[Value]:
     return [case.conv(image, 5, (3, 3), pad=(1, 1, 1, 1))] if case.rng.random() < 0.5 else [image]
 
 
+def _cut(case: Case) -> list[Value]:
+    """What a convolution reads of pixels that were moved to its channels, these in any order, in front or behind."""
+    b, n, high, wide, c = case.b, case.number(1, 2), case.number(1, 4), case.number(1, 4), case.number(1, 9)
+    rows, columns = case.number(3, 9), case.number(3, 9)
+    image, wanted = (n, rows, high, columns, wide, c), (0, 1, 3)
+    front = case.rng.random() < 0.4
+    x = case.input(*((n, c, rows * high, columns * wide) if front else (n, rows * high, columns * wide, c)))
+    if front:  # [N, C, H, SH, W, SW]
+        image, wanted = (n, c, rows, high, columns, wide), (0, 2, 4)
+    else:
+        x = case.conv(x, c) if case.rng.random() < 0.5 else x
+    channels = case.rng.permutation([axis for axis in range(6) if axis not in wanted])
+    y = b.transpose(b.reshape(x, image), [*wanted, *(int(axis) for axis in channels)])
+    if case.rng.random() < 0.4:  # a linear layer
+        return [case.conv(b.reshape(y, (1, 1, n * rows * columns, high * wide * c)), 9)]
+    y, stride = b.reshape(y, (n, rows, columns, high * wide * c)), [case.number(1, 2) for _ in range(2)]
+    pad = [int(amount) for amount in case.rng.integers(0, 3, 4)]
+    for axis, size in enumerate((rows, columns)):  # whole strides, as TOSA wants
+        pad[2 * axis + 1] += -(size + pad[2 * axis] + pad[2 * axis + 1] - 3) % stride[axis]
+    return [case.conv(y, 7, (3, 3), pad=pad, stride=stride)]
+
+
 def _residual(case: Case) -> list[Value]:
     """What a convolution reads in another shape, and arithmetic of both behind it, which others read or not."""
     b, shape = case.b, (case.number(1, 2), case.number(1, 6), 2 * case.number(1, 5), case.number(1, 20))
@@ -328,6 +351,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("pixels", pixels.PIXELS, _narrow),
     ("upsampling", upsampling.UPSAMPLING, _upsampled),
     ("shuffles", shuffles.SHUFFLES, _moved),
+    ("patches", patches.PATCHES, _cut),
     ("filling", filling.FILLING, _squeezed),
     ("transposed", turns.MERGED, _transposed),
     ("in_steps", turns.STEPS, _transposed),
@@ -510,6 +534,16 @@ def test_channels_are_written_as_pixels_by_convolutions() -> None:
     assert choose_forms(case.graph, SPECS[2].target, chooser.FORMS, Prices(SPECS[2].configuration).of)
     kinds = [op.kind for op in case.graph.ops]
     assert (kinds.count("CONV2D"), kinds.count("TRANSPOSE")) == (3, 0)
+
+
+def test_pixels_are_read_as_channels_by_a_convolution() -> None:
+    case = Case(1, SPECS[2])
+    x = case.b.reshape(case.conv(case.input(1, 48, 48, 8), 16), (24, 2, 24, 2, 16))
+    x = case.b.reshape(case.b.transpose(x, (0, 2, 4, 1, 3)), (1, 24, 24, 64))
+    case.graph.outputs = [case.conv(x, 16, (3, 3), pad=(1,) * 4)]
+    assert choose_forms(case.graph, SPECS[2].target, chooser.FORMS, Prices(SPECS[2].configuration).of)
+    assert [op.inputs[1].shape for op in case.graph.ops if op.kind == "CONV2D"] == [(16, 1, 1, 8), (16, 6, 3, 32)]
+    assert "TRANSPOSE" not in [op.kind for op in case.graph.ops]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.accelerator)

@@ -29,8 +29,13 @@ def slice_after_transposes(graph: Graph, target: Target) -> None:
 def choose_transpose_forms(graph: Graph, target: Target) -> None:
     """Rewrite TRANSPOSEs for ``target``; each once, so this is not for repeating."""
     if target.hardware.npu:
-        form = as_convolution if target.hardware.transposes_by_convolution else in_steps
-        sweep(graph, target, {"TRANSPOSE": [form], "MATMUL": [transpose_before_matmul]})
+        sweep(graph, target, {"TRANSPOSE": [fastest], "MATMUL": [transpose_before_matmul]})
+
+
+def fastest(op: Op, rewriter: Rewriter) -> Value | None:
+    """A TRANSPOSE in the form of the target's hardware; None where that is the one it has."""
+    form = as_convolution if rewriter.build.target.hardware.transposes_by_convolution else in_steps
+    return form(op, rewriter)
 
 
 def slice_later(op: Op, rewriter: Rewriter) -> Value | None:

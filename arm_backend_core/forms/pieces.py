@@ -1,0 +1,56 @@
+"""Dimensions in pieces, and where RESHAPE and TRANSPOSE move them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import gcd
+from typing import NamedTuple
+
+from arm_backend_core.tosa.graph import Op
+
+#: What moves elements and is followed through.
+MOVES = ("RESHAPE", "TRANSPOSE")
+
+
+class Piece(NamedTuple):
+    """``size`` elements of a dimension, ``step`` apart."""
+
+    axis: int
+    step: int
+    size: int
+
+
+def moved(shape: Sequence[int], moves: Sequence[Op]) -> list[Piece] | None:
+    """The pieces of what has this shape in the order that they have behind ``moves``."""
+    pieces = [Piece(axis, 1, size) for axis, size in enumerate(shape) if size != 1]
+    for op in moves:
+        if op.kind == "TRANSPOSE":
+            parts = parted(pieces, op.inputs[0].shape)
+            if parts is None:
+                return None
+            pieces = [piece for axis in op.attrs["perms"] for piece in parts[axis]]
+    return pieces
+
+
+def parted(pieces: Sequence[Piece], shape: Sequence[int]) -> list[list[Piece]] | None:
+    """The pieces that each dimension of ``shape`` has, some of them cut in two; None where they do not fit."""
+    waiting, parts = [*pieces][::-1], list[list[Piece]]()
+    for size in shape:
+        part, left = list[Piece](), size
+        while left > 1:
+            piece = waiting.pop()
+            taken_of_it = gcd(left, piece.size)
+            inner = piece.size // taken_of_it
+            if taken_of_it not in (left, piece.size):
+                return None
+            if inner > 1:
+                waiting.append(piece._replace(size=inner))
+            part.append(piece._replace(step=piece.step * inner, size=taken_of_it))
+            left //= taken_of_it
+        parts.append(part)
+    return parts
+
+
+def as_made(pieces: list[Piece]) -> list[Piece]:
+    """In the order that the convolution writes them in."""
+    return sorted(pieces, key=lambda piece: (piece.axis, -piece.step))
