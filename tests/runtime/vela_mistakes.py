@@ -240,6 +240,12 @@ def _returned_reshape_of_reshape(b: Builder, x: Value) -> tuple[Value, ...]:
     return image, b.transpose(b.reshape(image, (9, 3, 2)), (0, 2, 1))
 
 
+def _returned_source(b: Builder, x: Value) -> tuple[Value, ...]:
+    image = b.reshape(x, (1, 4, 3))
+    again = b.transpose(b.reshape(b.transpose(image, (0, 2, 1)), (3, 4)), (1, 0))
+    return _twice(b, again), b.reshape(x, (4, 1, 3))
+
+
 def _returned_transpose(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     turned = b.reshape(b.transpose(x, (0, 2, 3, 1)), (8, 16, 5))
     return turned, b.matmul(y, turned)
@@ -421,6 +427,7 @@ MISTAKES = (
     Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL),
     Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
     Mistake("returned_reshape_of_reshape", _returned_reshape_of_reshape, (((9, 3, 2), DType.INT8),), _ALL),
+    Mistake("returned_source", _returned_source, (((4, 3), DType.INT8),), _ALL),
     Mistake(
         "returned_transpose",
         _returned_transpose,

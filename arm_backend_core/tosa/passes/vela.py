@@ -6,8 +6,10 @@ here; ``vela_numbers``, ``vela_shapes`` and ``vela_tables`` have the other forms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+
+import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
@@ -54,7 +56,8 @@ def _copy_returned_masks(graph: Graph, target: Target) -> None:
 def _copy_returned_views(graph: Graph, target: Target) -> None:
     """What the program returns is lost where Vela moves or removes the RESHAPE or TRANSPOSE that it is from.
 
-    Past the TRANSPOSE that alone reads the RESHAPE; with such a TRANSPOSE, which may be one that Vela adds.
+    Past the TRANSPOSE that alone reads the RESHAPE; with such a TRANSPOSE, which may be one that Vela adds; with two
+    of one source that undo each other.
     """
     build, users = Builder(graph, target), graph.users()
 
@@ -70,8 +73,26 @@ def _copy_returned_views(graph: Graph, target: Target) -> None:
 
     for i, value in enumerate(graph.outputs):
         source = past(value, "RESHAPE")
-        if (source is not value and moved(value)) or (producer(source, "TRANSPOSE") is not None and turned(source)):
+        late = producer(source, "TRANSPOSE") is not None and turned(source)
+        if (source is not value and moved(value)) or late or _is_turned_back(source, users):
             graph.outputs[i] = copied(value, build)
+
+
+def _is_turned_back(value: Value, users: Mapping[Value, Sequence[Op]]) -> bool:
+    """Whether TRANSPOSEs one behind the other, of which one reads ``value``, undo each other."""
+    source = past(value, "IDENTITY")
+    before = np.arange(source.size, dtype=np.int32)
+    waiting = [(source, before)]
+    for read, order in waiting:  # grows
+        for op in users.get(read, ()):
+            if op.kind == "TRANSPOSE":
+                turned = order.reshape(read.shape).transpose(op.attrs["perms"]).ravel()
+                if np.array_equal(turned, before):
+                    return True
+                waiting.append((op.output, turned))
+            elif op.kind == "RESHAPE":
+                waiting.append((op.output, order))
+    return False
 
 
 def _copy_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> Value | None:
