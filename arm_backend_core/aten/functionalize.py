@@ -34,6 +34,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> bool:
         Whether the graph is now free of in-place operators, those at its end aside.
     """
     _drop_identities(graph)
+    _drop_second_names(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     mutating = [node for node in graph.nodes if mutates(node) and not _ends(node, order)]
     for node in mutating:
@@ -120,6 +121,13 @@ def _drop_identities(graph: Graph) -> None:
         if node.target in (aten.lift.default, aten.detach_.default) or (node.target in DROPOUT and not node.args[2]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _drop_second_names(graph: Graph) -> None:
+    """What is written is read by its own name, not by that of the operator that wrote it and returned it."""
+    for node in [node for node in graph.nodes if mutates(node)]:
+        if _functional(node) is not None and _writes(node):
+            node.replace_all_uses_with(node.args[0])
 
 
 def _functional(node: Node) -> OpOverload | None:

@@ -72,6 +72,12 @@ def _indices(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return F.one_hot(i.abs() % 4, 4), i
 
 
+def _written_before_a_view_is(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What is returned first is written twice: itself, then a view of what it was before."""
+    y = x * 2
+    return F.dropout(y, 0.5, False).add_(0.5), y[0].zero_()
+
+
 class _Projected(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -206,6 +212,7 @@ FOUND = [
     Found("empty_to_other_dtype", lambda x, y: x.type_as(y), (_x(8, 7, 5, 0), _x(4, dtype=torch.float16)), _FP),
     Found("empty_slice_returned_twice", lambda x: (x[:, :, 1:].split(1, 2)[0], x[:, :, 1:]), (_x(1, 1, 1),)),
     Found("dropout_then_write", lambda x: F.dropout(x * 2, 0.5, False).add_(1.5), (_x(4),)),
+    Found("written_before_a_view_is", _written_before_a_view_is, (_x(2, 3),)),
     Found("batch_norm_3d", nn.BatchNorm3d(4), (_x(2, 4, 3, 3, 3),)),
     Found("lstm_projection", _Projected(), (_x(1, 1, 7),)),
     Found(
