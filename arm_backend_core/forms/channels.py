@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.forms.choose import Form, Part, around
+from arm_backend_core.forms.pieces import places
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
-from arm_backend_core.tosa.operators import Array, evaluate
+from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
 
@@ -59,11 +58,7 @@ def _channels(value: Value) -> tuple[Value, Array] | None:
     pixels, channels = prod(x.shape[:-1]), x.shape[-1]
     if channels > _MOST_CHANNELS or value.size % pixels:
         return None
-    indices: Array = np.arange(x.size, dtype=np.int32).reshape(x.shape)
-    for step in reversed(steps):
-        moved = evaluate(replace(step, output=replace(step.output, dtype=DType.INT32)), [indices])
-        assert moved is not None, step.kind
-        indices = moved
+    indices = places(x, steps[::-1])
     sources = indices.reshape(pixels, -1) - np.arange(pixels, dtype=np.int32)[:, None] * channels
     order = sources[0]
     same = bool(np.all(sources == order)) and order.min() >= 0 and order.max() < channels
@@ -98,9 +93,4 @@ def _moved(op: Op, rewriter: Rewriter) -> Part | None:
     return Part(ops, ([*folding, *ends], [*feeding, *ends], waiting[:2]))
 
 
-CHANNELS = Form(
-    "moves of channels by convolutions",
-    ("TRANSPOSE", "SLICE"),
-    take_channels,
-    _moved,
-)
+CHANNELS = Form("moves of channels by convolutions", ("TRANSPOSE", "SLICE"), take_channels, _moved)

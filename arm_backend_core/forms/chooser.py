@@ -9,6 +9,7 @@ from arm_backend_core.forms import (
     filling,
     heads,
     patches,
+    phases,
     pixels,
     pools,
     products,
@@ -28,7 +29,7 @@ from arm_backend_core.tosa.serialize import serialize
 
 #: In this order: what a form writes, those behind it may write otherwise.
 FORMS = (
-    *(pools.CASCADE, upsampling.UPSAMPLING, channels.CHANNELS, dilation.DILATION),
+    *(pools.CASCADE, upsampling.UPSAMPLING, phases.PHASES, channels.CHANNELS, dilation.DILATION),
     *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, products.TURNED, turns.MERGED, turns.STEPS),
     *(shuffles.SHUFFLES, patches.PATCHES, pixels.PIXELS, filling.FILLING),
 )

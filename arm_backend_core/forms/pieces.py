@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import gcd
 from typing import NamedTuple
 
-from arm_backend_core.tosa.graph import Op
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.graph import Op, Value
+from arm_backend_core.tosa.operators import Array, evaluate
 
 #: What moves elements and is followed through.
 MOVES = ("RESHAPE", "TRANSPOSE")
@@ -54,3 +59,13 @@ def parted(pieces: Sequence[Piece], shape: Sequence[int]) -> list[list[Piece]] |
 def as_made(pieces: list[Piece]) -> list[Piece]:
     """In the order that the convolution writes them in."""
     return sorted(pieces, key=lambda piece: (piece.axis, -piece.step))
+
+
+def places(x: Value, steps: Sequence[Op]) -> Array:
+    """Where in ``x`` each element of what ``steps`` move is."""
+    indices: Array = np.arange(x.size, dtype=np.int32).reshape(x.shape)
+    for step in steps:
+        moved_on = evaluate(replace(step, output=replace(step.output, dtype=DType.INT32)), [indices])
+        assert moved_on is not None, step.kind
+        indices = moved_on
+    return indices

@@ -47,15 +47,16 @@ def take(b: Builder, x: Value, axis: int, indices: Sequence[int]) -> Value:
 
 
 def strided(b: Builder, x: Value, axis: int, places: range) -> Value:
-    """x[places] along one axis: the first of each group; the last group is filled, and the filling cut off again."""
+    """x[places] along one axis: one of each group, the first if all are whole; else what is missing is filled."""
     before, after, count = x.shape[:axis], x.shape[axis + 1 :], len(places)
     if places.step == 1:
         return b.narrow(x, axis, places.start, count)
     behind = max(places.start + count * places.step - x.shape[axis], 0)
-    padded = b.pad(x, [(0, behind if i == axis else 0) for i in range(x.rank)], 0)
-    span = b.narrow(padded, axis, places.start, count * places.step)
+    place = min(places.start, behind)  # in each group: nothing is missing of those that begin earlier
+    padded = b.pad(x, [(0, behind - place if i == axis else 0) for i in range(x.rank)], 0)
+    span = b.narrow(padded, axis, places.start - place, count * places.step)
     grouped = b.reshape(span, (*before, count, places.step, *after))
-    return b.reshape(b.narrow(grouped, axis + 1, 0, 1), (*before, count, *after))
+    return b.reshape(b.narrow(grouped, axis + 1, place, 1), (*before, count, *after))
 
 
 def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:

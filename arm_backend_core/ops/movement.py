@@ -132,7 +132,7 @@ def stack(cx: Context, tensors: Sequence[Tensor], dim: int = 0) -> Value:
 def slice_(
     cx: Context, x: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Value:
-    """x[start:end:step] along one dimension; a step keeps the first of every ``step`` elements."""
+    """x[start:end:step] along one dimension; a step keeps one of every ``step`` elements."""
     axis = _axis(cx, dim, x.rank)
     return strided(cx.b, x.value, axis, range(*slice(start, end, step).indices(x.shape[axis])))
 

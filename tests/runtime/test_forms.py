@@ -26,6 +26,7 @@ from arm_backend_core.forms import (
     goal,
     heads,
     patches,
+    phases,
     pixels,
     pools,
     price,
@@ -281,6 +282,26 @@ def _cut(case: Case) -> list[Value]:
     return [case.conv(y, 7, (3, 3), pad=pad, stride=stride)]
 
 
+def _put_together(case: Case) -> list[Value]:
+    """Parts of an image put together again along any dimension: every so many rows and columns, or so many of them."""
+    b, high, wide, apart = case.b, case.number(1, 3), case.number(2, 3), case.rng.random() < 0.7
+    shape = (case.number(1, 2), high * case.number(1, 4), wide * case.number(1, 4), case.number(1, 9))
+    x, parts = case.input(*shape, dtype=(DType.INT8, DType.INT8, DType.INT16)[case.number(0, 2)]), []
+    for place in range(high * wide):
+        part, at = x, divmod(place, wide) if case.rng.random() < 0.97 else (0, 0)
+        for axis, (count, i) in enumerate(zip((high, wide), at, strict=True), 1):
+            size = shape[axis] // count
+            if apart:
+                groups = b.reshape(part, (*part.shape[:axis], size, count, *part.shape[axis + 1 :]))
+                part = b.reshape(b.narrow(groups, axis + 1, i, 1), (*part.shape[:axis], size, *part.shape[axis + 1 :]))
+            else:
+                part = b.narrow(part, axis, i * size, size)
+        parts.append(part)
+    order = case.rng.permutation(len(parts)) if case.rng.random() < 0.3 else range(len(parts))
+    y = b.concat([parts[i] for i in order], case.number(0, 3))
+    return [case.conv(y, 5) if y.dtype is DType.INT8 else y, *([parts[0]] if case.rng.random() < 0.2 else [])]
+
+
 def _residual(case: Case) -> list[Value]:
     """What a convolution reads in another shape, and arithmetic of both behind it, which others read or not."""
     b, shape = case.b, (case.number(1, 2), case.number(1, 6), 2 * case.number(1, 5), case.number(1, 20))
@@ -352,6 +373,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("upsampling", upsampling.UPSAMPLING, _upsampled),
     ("shuffles", shuffles.SHUFFLES, _moved),
     ("patches", patches.PATCHES, _cut),
+    ("phases", phases.PHASES, _put_together),
     ("filling", filling.FILLING, _squeezed),
     ("transposed", turns.MERGED, _transposed),
     ("in_steps", turns.STEPS, _transposed),
@@ -544,6 +566,17 @@ def test_pixels_are_read_as_channels_by_a_convolution() -> None:
     assert choose_forms(case.graph, SPECS[2].target, chooser.FORMS, Prices(SPECS[2].configuration).of)
     assert [op.inputs[1].shape for op in case.graph.ops if op.kind == "CONV2D"] == [(16, 1, 1, 8), (16, 6, 3, 32)]
     assert "TRANSPOSE" not in [op.kind for op in case.graph.ops]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.accelerator)
+def test_every_second_row_and_column_are_channels_without_slices(spec: EthosUCompileSpec) -> None:
+    case = Case(1, spec)
+    image = case.b.reshape(case.input(1, 3, 48, 48), (1, 3, 24, 2, 24, 2))
+    parts = [case.b.slice(image, (0, 0, 0, i, 0, j), (1, 3, 24, 1, 24, 1)) for j in range(2) for i in range(2)]
+    x = case.b.concat([case.b.reshape(part, (1, 3, 24, 24)) for part in parts], 1)
+    case.graph.outputs = [case.conv(case.b.transpose(x, (0, 2, 3, 1)), 16, (3, 3), pad=(1,) * 4)]
+    assert choose_forms(case.graph, spec.target, chooser.FORMS, Prices(spec.configuration).of)
+    assert {op.kind for op in case.graph.ops}.isdisjoint(("SLICE", "CONCAT"))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.accelerator)
