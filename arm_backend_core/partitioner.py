@@ -14,12 +14,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.delegate import Predicate, delegate
 from arm_backend_core.errors import ArmBackendError
-from arm_backend_core.targets.compile_spec import (
-    ArmCompileSpec,
-    EthosUCompileSpec,
-    TosaCompileSpec,
-    VgfCompileSpec,
-)
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
 
 class _ArmPartitioner(Partitioner):

@@ -26,15 +26,7 @@ from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.constants import held
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
-from arm_backend_core.nodes import (
-    DECLINED,
-    PLACE,
-    constant_nodes,
-    drop_unread,
-    in_words,
-    is_constant,
-    mutates,
-)
+from arm_backend_core.nodes import DECLINED, PLACE, constant_nodes, drop_unread, in_words, is_constant, mutates
 from arm_backend_core.ops.composites import computed_weights
 from arm_backend_core.ops.composites.arithmetic import product_of_nothing
 from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW

@@ -87,9 +87,4 @@ def _along_one(op: Op, rewriter: Rewriter) -> Part | None:
     return Part(part, (readers,))
 
 
-DILATION = Form(
-    "convolutions along one dimension",
-    _KINDS,
-    fold_dilation,
-    _along_one,
-)
+DILATION = Form("convolutions along one dimension", _KINDS, fold_dilation, _along_one)

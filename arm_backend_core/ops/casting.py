@@ -40,13 +40,7 @@ def _truncated(cx: Context, x: Int) -> Value:
     return cx.b.arithmetic_right_shift(inward, cx.b.const(bits, DType.INT32), round=True)
 
 
-@op(
-    aten._to_copy.default,
-    aten.to.dtype,
-    aten.to.dtype_layout,
-    aten.to.device,
-    kind=Kind.SHARED,
-)
+@op(aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.to.device, kind=Kind.SHARED)
 def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     """PyTorch cuts fractions off where TOSA's CAST rounds; a quantized tensor stays as it is between float types."""
     if cx.dtype is DType.BOOL:

@@ -418,10 +418,7 @@ unary(aten.asinh.default, _asinh)
 unary(aten.acosh.default, _acosh)
 unary(aten.atanh.default, _atanh)
 unary(aten.sinc.default, _sinc)
-unary(
-    aten.special_spherical_bessel_j0.default,
-    lambda x: abs(x).equal(math.inf).where(0.0, _sinc(x * (1 / math.pi))),
-)
+unary(aten.special_spherical_bessel_j0.default, lambda x: abs(x).equal(math.inf).where(0.0, _sinc(x * (1 / math.pi))))
 unary(aten.deg2rad.default, lambda x: x * (math.pi / 180), factor=lambda x: math.pi / 180)
 unary(aten.rad2deg.default, lambda x: x * (180 / math.pi), factor=lambda x: 180 / math.pi)
 

@@ -24,12 +24,7 @@ from arm_backend_core.nodes import drop_unread, in_words, is_float, modules_of
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect, share
 from arm_backend_core.quantizer.config import QuantizationConfig
-from arm_backend_core.targets.compile_spec import (
-    ArmCompileSpec,
-    EthosUCompileSpec,
-    TosaCompileSpec,
-    VgfCompileSpec,
-)
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
 Config = QuantizationConfig | None
 

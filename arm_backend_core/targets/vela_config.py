@@ -132,11 +132,7 @@ def sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
 
 
 def configure(
-    target: Npu,
-    system_config: str,
-    memory_mode: str,
-    flags: Iterable[str],
-    config_ini: str | os.PathLike[str],
+    target: Npu, system_config: str, memory_mode: str, flags: Iterable[str], config_ini: str | os.PathLike[str]
 ) -> Configuration:
     """Check the combination with Vela and translate it for the compiler.
 

@@ -46,14 +46,7 @@ def layer_norm(
 
 
 def group_norm(
-    b: Builder,
-    x: Value,
-    q: QParams,
-    groups: int,
-    weight: Array | None,
-    bias: Array | None,
-    eps: float,
-    out: QParams,
+    b: Builder, x: Value, q: QParams, groups: int, weight: Array | None, bias: Array | None, eps: float, out: QParams
 ) -> Value:
     """x [N, C, ...] normalized over C / groups channels and all positions; ``weight`` and ``bias`` [C].
 

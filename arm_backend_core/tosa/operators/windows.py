@@ -228,10 +228,7 @@ def samplings(op: Op) -> list[Sampling]:
     yn, yd, xn, xd = op.attrs["scale"]
     (_, height, width, _), (_, out_height, out_width, _) = op.inputs[0].shape, op.output.shape
     (oy, ox), (by, bx) = op.attrs["offset"], op.attrs["border"]
-    return [
-        Sampling("height", height, out_height, yn, yd, oy, by),
-        Sampling("width", width, out_width, xn, xd, ox, bx),
-    ]
+    return [Sampling("height", height, out_height, yn, yd, oy, by), Sampling("width", width, out_width, xn, xd, ox, bx)]
 
 
 def _resize_offences(op: Op) -> Iterator[str]:
