@@ -35,7 +35,7 @@ def take_channels(op: Op, rewriter: Rewriter) -> Value | None:
         data = op.inputs[1].data
         if data is None or data.shape[-1] != len(order):  # pixels become others on the way
             return None
-        weight = np.zeros((*data.shape[:3], x.shape[-1]), data.dtype)
+        weight = np.full((*data.shape[:3], x.shape[-1]), op.attrs["weight_zp"], data.dtype)
         weight[..., order] = data
         image = build.reshape(x, (*op.inputs[0].shape[:3], x.shape[-1]))
         inputs = (image, constant(weight, op.inputs[1].dtype), op.inputs[2])

@@ -33,8 +33,9 @@ def join_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     size = weight.shape[0]
     part = count if width % count == 0 else 1
     image = b.reshape(x, (n, height * part // count, width // part, count * depth))
-    data = np.kron(np.eye(count, dtype=weight.data.dtype), weight.data.reshape(size, depth))
-    kernel = constant(data.reshape(count * size, 1, 1, count * depth), weight.dtype)
+    zero_point = conv.attrs["weight_zp"]
+    data = np.kron(np.eye(count, dtype=np.int16), weight.data.reshape(size, depth) - np.int16(zero_point)) + zero_point
+    kernel = constant(data.astype(weight.data.dtype).reshape(count * size, 1, 1, count * depth), weight.dtype)
     channels = np.tile(np.arange(size), count)
     inputs = (image, kernel, taken(bias, size, channels))
     sums = b.emit("CONV2D", inputs, (*image.shape[:3], count * size), conv.output.dtype, **conv.attrs)

@@ -82,7 +82,7 @@ class Case:
         weight = self.b.const(self.rng.integers(-127, 128, (channels, *kernel, x.shape[3])), DType.INT8)
         bias = self.b.const(self.rng.integers(-999, 999, channels), DType.INT32)
         attrs.setdefault("pad", (0, 0, 0, 0))
-        y = self.b.conv2d(x, weight, bias, zps=(self.number(-20, 20), 0), **attrs)
+        y = self.b.conv2d(x, weight, bias, zps=(self.number(-20, 20), self.number(-9, 9)), **attrs)
         return self.b.rescale(y, DType.INT8, self.rng.uniform(1e-3, 4e-3, channels), 0, self.number(-20, 20))
 
     def check(self, form: Form | None, emulator: Emulator) -> list[str]:
@@ -178,7 +178,7 @@ def _dilated(case: Case) -> list[Value]:
     channels = c if depthwise else shape[0]
     bias = b.const(case.rng.integers(-999, 999, channels), DType.INT48 if wide else DType.INT32)
     conv = b.depthwise_conv2d if depthwise else b.conv2d
-    y = conv(image, weight, bias, pad=(0, 0, front, after), dilation=(1, step), zps=(zero_point, 0))
+    y = conv(image, weight, bias, pad=(0, 0, front, after), dilation=(1, step), zps=(zero_point, 0 if wide else 5))
     scales = case.rng.uniform(1e-3, 4e-3, channels)
     return [b.reshape(b.rescale(y, x.dtype, scales, 0, 0), (n, y.shape[2], channels))]
 

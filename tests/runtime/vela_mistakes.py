@@ -283,7 +283,7 @@ def _column(b: Builder, x: Value) -> Value:
 def _unreached(b: Builder, *images: Value) -> tuple[Value, ...]:
     weight = b.const(np.arange(8).reshape(1, 2, 2, 2), DType.INT8)
     sums = [
-        b.transpose_conv2d(x, weight, b.const([bias], DType.INT32), out_pad=(0, 0, 0, 1), stride=(2, 2))
+        b.transpose_conv2d(x, weight, b.const([bias], DType.INT32), out_pad=(0, 0, 0, 1), stride=(2, 2), zps=(0, 3))
         for x, bias in zip(images, (500, -500), strict=True)
     ]
     return tuple(b.rescale(x, DType.INT8, 0.1) for x in sums)

@@ -54,7 +54,7 @@ class Net:
         zero_point = 0 if x.dtype is DType.INT16 else zero_point
         weight = self.b.const(self.rng.integers(-127, 128, (channels, *kernel, x.shape[3])), DType.INT8)
         bias = self.b.const(self.rng.integers(-999, 999, channels), wide)
-        y = self.b.conv2d(x, weight, bias, pad=pad, stride=stride, zps=(zero_point, 0))
+        y = self.b.conv2d(x, weight, bias, pad=pad, stride=stride, zps=(zero_point, 3))
         return self.b.rescale(y, x.dtype, self.rng.uniform(1e-3, 4e-3, channels), 0, zero_point)
 
     def check(self, *outputs: Value, forms: Pass = lambda graph, target: None) -> list[Op]:

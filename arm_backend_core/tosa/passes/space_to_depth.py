@@ -205,6 +205,10 @@ class _Convolution:
         assert data is not None
         return data
 
+    def filled(self, more: tuple[tuple[int, int], tuple[int, int]]) -> Array:
+        """The weight with so many more rows and columns in front and behind, which add nothing."""
+        return np.pad(self.weight, ((0, 0), *more, (0, 0)), constant_values=self.op.attrs["weight_zp"])
+
 
 @dataclass(frozen=True)
 class _InPlace:
@@ -226,7 +230,7 @@ class _InPlace:
         image = self.conv.build.reshape(x, (n, h, w // stride, stride * c))
         oc, kh, kw, _ = self.conv.weight.shape
         end = self.columns.kernel * stride - self.zeros - kw
-        weight = np.pad(self.conv.weight, ((0, 0), (0, 0), (self.zeros, end), (0, 0)))
+        weight = self.conv.filled(((0, 0), (self.zeros, end)))
         weight = weight.reshape(oc, kh, self.columns.kernel, stride * c)
         return self.conv.convolve(image, weight, self.conv.rows, self.columns)
 
@@ -255,8 +259,7 @@ class _Gathered:
         zero_point = self.conv.op.attrs["input_zp"]
         image = gather(self.conv.build, self.conv.x, self.gather_rows, self.gather_columns, zero_point)
         sizes = (self.rows.kernel, gh, self.columns.kernel, gw)
-        ends = ((0, 0), (0, sizes[0] * gh - kh), (0, sizes[2] * gw - kw), (0, 0))
-        weight = np.pad(self.conv.weight, ends).reshape(oc, *sizes, ic)
+        weight = self.conv.filled(((0, sizes[0] * gh - kh), (0, sizes[2] * gw - kw))).reshape(oc, *sizes, ic)
         weight = weight.transpose(0, 1, 3, 2, 4, 5).reshape(oc, sizes[0], sizes[2], gh * gw * ic)
         return self.conv.convolve(image, weight, self.rows, self.columns)
 

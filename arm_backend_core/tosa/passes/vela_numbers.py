@@ -179,7 +179,7 @@ def reach_padding(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     zeros = ((0, 0), tuple(unreached[:2]), tuple(unreached[2:]), (0, 0))
     out_pad = [min(pad, 0) for pad in op.attrs["out_pad"]]
-    taps = rewriter.build.const(np.pad(weight.data, zeros), weight.dtype)
+    taps = rewriter.build.const(np.pad(weight.data, zeros, constant_values=op.attrs["weight_zp"]), weight.dtype)
     attrs = {**op.attrs, "out_pad": out_pad}
     return rewriter.build.emit(op.kind, (x, taps, bias), op.output.shape, op.output.dtype, **attrs)
 
