@@ -31,7 +31,7 @@ from arm_backend_core.tosa.serialize import serialize
 FORMS = (
     *(pools.CASCADE, upsampling.UPSAMPLING, phases.PHASES, channels.CHANNELS, dilation.DILATION),
     *(heads.JOIN, heads.SEPARATE, products.PRODUCTS, products.TURNED, turns.MERGED, turns.STEPS),
-    *(shuffles.SHUFFLES, patches.PATCHES, pixels.PIXELS, filling.FILLING),
+    *(shuffles.SHUFFLES, shuffles.MOVED, patches.PATCHES, pixels.PIXELS, filling.FILLING),
 )
 
 

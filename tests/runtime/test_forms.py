@@ -234,14 +234,17 @@ def _upsampled(case: Case) -> list[Value]:
     return [case.conv(b.clamp(y, -100, 90) if case.rng.random() < 0.5 else y, 5), *([y] * case.number(0, 1))]
 
 
-def _moved(case: Case) -> list[Value]:
-    """What a convolution writes, its channels as pixels or in another order, as programs and networks read it."""
+def _moved(case: Case, *, by_convolution: bool = True) -> list[Value]:
+    """What a convolution or another operator writes, its channels as pixels or in another order, and a reader."""
     b, n, high, wide = case.b, case.number(1, 2), case.number(1, 2), case.number(2, 3)
     one, plain = case.number(2, 5), case.rng.random() < 0.4
     kernel, stride = ((1, 1), (1, 1)) if plain else ((3, 3), (case.number(1, 2), 1))
     x = case.input(n, case.number(2, 9), case.number(2, 9), case.number(1, 9))
     groups = [(one, high, wide), (high, wide, one)][case.number(0, 1)]
     y = case.conv(x, high * wide * one, kernel, pad=(0, 0, 0, 0) if plain else (1, 1, 1, 1), stride=stride)
+    if not by_convolution:
+        other = b.rescale(case.input(*y.shape), DType.INT32, 0.7, 3)
+        y = b.rescale(b.add(b.rescale(y, DType.INT32, 1.3), other), DType.INT8, 0.6, 0, case.number(-9, 9))
     activation, place = case.number(0, 2), case.number(0, 1)
     table = case.rng.integers(-128, 128, 256).astype(np.int8)
 
@@ -372,6 +375,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("pixels", pixels.PIXELS, _narrow),
     ("upsampling", upsampling.UPSAMPLING, _upsampled),
     ("shuffles", shuffles.SHUFFLES, _moved),
+    ("moved", shuffles.MOVED, partial(_moved, by_convolution=False)),
     ("patches", patches.PATCHES, _cut),
     ("phases", phases.PHASES, _put_together),
     ("filling", filling.FILLING, _squeezed),
