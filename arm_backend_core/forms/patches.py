@@ -11,7 +11,7 @@ from math import prod
 from typing import NamedTuple
 
 from arm_backend_core.forms.choose import Form, Part
-from arm_backend_core.forms.pieces import MOVES, Piece, as_made, moved, parted
+from arm_backend_core.forms.pieces import Piece, as_made, moved, moves_to, parted
 from arm_backend_core.forms.steps import read_behind, steps_from
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
@@ -43,7 +43,7 @@ def read_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     Columns that become channels lie beside them, [W, SW * C], and need not be moved. Channels can be in any order. The
     same products.
     """
-    path = _moves_before(op, rewriter)
+    path = moves_to(op, rewriter)
     plan = _plan(path)
     if plan is None:
         return None
@@ -65,17 +65,10 @@ def read_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     image = op.output.shape[:3] if plan.image == op.inputs[0].shape[:3] else plan.image
     sums = b.emit("CONV2D", (x, kernel, bias), (*image, count), op.output.dtype, **attrs)
     assert sums.producer is not None
-    return b.reshape(fold_stride(sums.producer, rewriter) or sums, op.output.shape)
-
-
-def _moves_before(op: Op, rewriter: Rewriter) -> list[Op]:
-    """What moves what a convolution reads, and it alone, and the convolution."""
-    path = [op]
-    while (before := path[0].inputs[0].producer) is not None and before.kind in MOVES:
-        if rewriter.users(before.output) != [path[0]]:
-            break
-        path.insert(0, before)
-    return path
+    folded = fold_stride(sums.producer, rewriter)
+    if folded is None and stride * high > b.target.hardware.largest_stride:
+        return None
+    return b.reshape(folded or sums, op.output.shape)
 
 
 def _plan(path: Sequence[Op]) -> _Plan | None:
@@ -97,6 +90,8 @@ def _plan(path: Sequence[Op]) -> _Plan | None:
         return None
     above, rows, columns, *beside = (run for _, run in runs)
     behind = [piece for run in (*beside, front) for piece in run]
+    if not behind:  # images of which each channel is one, behind others: windows of all channels
+        return None
     image = _image(conv, pixels, above, columns)
     numbers = [tuple(channels.index(piece) for piece in run) for run in (rows, behind)]
     sizes = tuple(piece.size for piece in channels)
@@ -114,7 +109,7 @@ def _image(conv: Op, pixels: Sequence[list[Piece]], above: list[Piece], columns:
 
 
 def _in_front(op: Op, rewriter: Rewriter) -> Part | None:
-    path = _moves_before(op, rewriter)
+    path = moves_to(op, rewriter)
     if _plan(path) is None:
         return None
     steps = steps_from(op, rewriter)

@@ -12,6 +12,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import Array, evaluate
+from arm_backend_core.tosa.passes.rewrite import Rewriter
 
 #: What moves elements and is followed through.
 MOVES = ("RESHAPE", "TRANSPOSE")
@@ -23,6 +24,16 @@ class Piece(NamedTuple):
     axis: int
     step: int
     size: int
+
+
+def moves_to(op: Op, rewriter: Rewriter) -> list[Op]:
+    """What moves elements in front of ``op``, each read by the next alone, and ``op``."""
+    path = [op]
+    while (before := path[0].inputs[0].producer) is not None and before.kind in MOVES:
+        if rewriter.users(before.output) != [path[0]]:
+            break
+        path.insert(0, before)
+    return path
 
 
 def moved(shape: Sequence[int], moves: Sequence[Op]) -> list[Piece] | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.forms.choose import Form, Part
-from arm_backend_core.forms.pieces import MOVES, as_made, moved
+from arm_backend_core.forms.pieces import MOVES, as_made, moved, moves_to
 from arm_backend_core.forms.steps import ACTIVATIONS, done_to, read_behind, steps_from, steps_to, taken
 from arm_backend_core.permutation import merged
 from arm_backend_core.tosa.graph import Op, Value
@@ -128,7 +128,7 @@ def write_moved(op: Op, rewriter: Rewriter) -> Value | None:
     48x48 pixels of 64 channels, int8, that an ADD wrote, to 96x96 of 16, with that and a convolution of 3x3 behind it:
     186 k cycles for 2,523 k on U85-256.
     """
-    moves = _moves_to(op, rewriter)
+    moves = moves_to(op, rewriter)
     x = moves[0].inputs[0]
     image = rewriter.build.reshape(x, (1, prod(x.shape[:2]), x.shape[2], x.shape[3]))
     eye = np.eye(x.shape[3]).reshape(x.shape[3], 1, 1, x.shape[3])
@@ -138,21 +138,11 @@ def write_moved(op: Op, rewriter: Rewriter) -> Value | None:
     return write_pixels(value.producer, rewriter) if value.producer is not None else None
 
 
-def _moves_to(op: Op, rewriter: Rewriter) -> list[Op]:
-    """What moves elements up to ``op``, each read by the next alone."""
-    path = [op]
-    while (before := path[0].inputs[0].producer) is not None and before.kind in MOVES:
-        if rewriter.users(before.output) != [path[0]]:
-            break
-        path.insert(0, before)
-    return path
-
-
 def _of_others(op: Op, rewriter: Rewriter) -> Part | None:
     path = [op]
     while len(readers := rewriter.users(path[-1].output) or []) == 1 and readers[0].kind in MOVES:
         path += readers
-    moves = _moves_to(path[-1], rewriter)
+    moves = moves_to(path[-1], rewriter)
     x = moves[0].inputs[0]
     if x.rank != 4 or x.dtype is not DType.INT8 or not 1 < x.shape[3] <= _WIDEST:
         return None
