@@ -85,7 +85,7 @@ def _rewrite(graph: Graph, target: Target, form: Form, chosen: Collection[Op]) -
     def rule(op: Op, rewriter: Rewriter) -> Value | None:
         return form.rule(op, rewriter) if op in chosen else None
 
-    changed = sweep(graph, target, {op.kind: [rule] for op in chosen})
+    changed = sweep(graph, target, {op.kind: [rule] for op in chosen}, anew=True)
     share_common(graph, target)
     return changed
 

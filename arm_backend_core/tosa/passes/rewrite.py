@@ -57,10 +57,13 @@ def past(value: Value, *kinds: str) -> Value:
     return value
 
 
-def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
+def sweep(graph: Graph, target: Target, rules: Rules, *, anew: bool = False) -> bool:
     """Offer every operator, in execution order, to ``rules[kind]``; True if anything was replaced.
 
     What a rule wrote before it gave None, or before the target refused an operator, is dead and removed.
+
+    Args:
+        anew: rules write the same operators otherwise, on other elements; they exchange none.
     """
     graph.remove_dead()
     rewriter = Rewriter(graph, target)
@@ -80,7 +83,7 @@ def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
     if replaced:
         graph.remove_dead()
-        _hand_on(made, set(graph.ops))
+        _hand_on(made, set(graph.ops), anew)
     return bool(replaced)
 
 
@@ -88,7 +91,7 @@ def sweep(graph: Graph, target: Target, rules: Rules) -> bool:
 _PLACES = ("IDENTITY", "RESHAPE", "TRANSPOSE")
 
 
-def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op]) -> None:
+def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op], anew: bool) -> None:
     """What died for others gives its origins to what stands for them: to those of its kind, or else to all.
 
     What a rule writes has the origins of the operator that it is for; where it stands for others of its own kind, only
@@ -96,6 +99,7 @@ def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op]) -> None:
 
     Args:
         made: by the operators that were replaced, in execution order, what was written for each.
+        anew: f(TRANSPOSE(x)) is never what was written so; it would have a value that it has not.
     """
     for replaced, ops in made.items():
         given: dict[Op, list[Op]] = {}
@@ -104,7 +108,7 @@ def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op]) -> None:
             for heir in alike or (() if gone.kind in _PLACES else ops):
                 given.setdefault(heir, []).append(gone)
         for heir, others in given.items():
-            exchanged = replaced.kind in {op.kind for op in ops}
+            exchanged = not anew and replaced.kind in {op.kind for op in ops}
             moved = exchanged and heir.kind != replaced.kind and heir.kind in {other.kind for other in others}
             heir.origins = together(others if moved else [heir, *others])
 
