@@ -85,7 +85,7 @@ def _plan(path: Sequence[Op]) -> _Plan | None:
     if together != as_made(together):
         return None
     runs = [(own, [*run]) for own, run in groupby(as_made([*together, *channels]), lambda piece: piece in channels)]
-    front = runs.pop(0)[1] if runs[0][0] else []
+    front = runs.pop(0)[1] if runs and runs[0][0] else []
     if [own for own, _ in runs] not in ([False, True, False], [False, True, False, True]):
         return None
     above, rows, columns, *beside = (run for _, run in runs)

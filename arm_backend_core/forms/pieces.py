@@ -68,7 +68,7 @@ def parted(pieces: Sequence[Piece], shape: Sequence[int]) -> list[list[Piece]] |
 
 
 def as_made(pieces: list[Piece]) -> list[Piece]:
-    """In the order that the convolution writes them in."""
+    """In the order that they have in what they are pieces of."""
     return sorted(pieces, key=lambda piece: (piece.axis, -piece.step))
 
 
