@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import mutates, overload_of
+from arm_backend_core.ops.registry import composite
 
 aten = torch.ops.aten
 DROPOUT = tuple(
@@ -76,6 +77,10 @@ def functional(program: ExportedProgram) -> ExportedProgram:
             view = node.meta["val"]
             node.target = aten.as_strided.default
             node.args = (node.args[0], list(view.shape), list(view.stride()), view.storage_offset())
+    for node in program.graph.find_nodes(op="call_function", target=aten.multilabel_margin_loss_forward.default):
+        parts = composite(node)  # PyTorch's own decomposition, which no table prevents, counts a list's end as a class
+        assert parts is not None
+        node.target = parts.parts
     try:
         program = program.run_decompositions(undeclared_views(program.graph))
     except RuntimeError as error:

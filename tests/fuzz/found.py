@@ -601,4 +601,16 @@ FOUND = [
         (_x(2, 1, 3, 1, 2, 1), _x(1, 1, 1, 1, 1, 1), _x(3, 1, 3, 1, 2, 1)),
         ("ETHOSU_U55_INT8",),
     ),
+    Found(
+        "labels_beside_a_write",
+        lambda x, i, y: (aten.multilabel_margin_loss_forward(x, torch.where(i > 2, -1, i), 2)[0], y[:1].fill_(3.0)),
+        (_x(6, low=0.1, high=3), Input((6,), 0, 6, torch.int64), _x(2, 3)),
+        _FP,
+    ),
+    Found(
+        "labels_of_one",
+        lambda x, i: aten.multilabel_margin_loss_forward(x, i, 0)[1],
+        (_x(13, low=0.1, high=3), Input((13,), -1, 13, torch.int64)),
+        _FP,
+    ),
 ]

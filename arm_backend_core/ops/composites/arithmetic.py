@@ -257,4 +257,6 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     its = ((places[..., None] == classes) & named[..., None]).any(-2).to(x.dtype)
     margins = F.relu(1 - x.gather(-1, places)[..., None] + x[..., None, :]) * named[..., None] * (1 - its)[..., None, :]
     loss = margins.sum((-2, -1)) / x.shape[-1]
-    return (loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()), its
+    if reduction == 0:
+        return torch.atleast_1d(loss), its  # of one list too: so PyTorch's shape rule has it, its kernel has none
+    return (loss.mean() if reduction == 1 else loss.sum()), its
