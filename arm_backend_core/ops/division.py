@@ -79,7 +79,16 @@ def _opposed(cx: Context, x: Value, y: Value) -> Value:
 @op(aten.floor_divide.default, aten.floor_divide.Scalar, **_WHOLE)
 def floor_divide(cx: Context, x: Operand, y: Operand) -> Value:
     """x / y rounded down."""
-    return _divided(cx, x, y)[0]
+    return _signed(cx, x, y, _divided(cx, x, y)[0])
+
+
+def _signed(cx: Context, x: Operand, y: Operand, whole: Value) -> Value:
+    """``whole``, a zero among floats with the sign of x / y."""
+    if not cx.dtype.is_float:
+        return whole
+    b, rounded = cx.b, Float(cx.b, whole)
+    none = Float(b, cx.operand(x, cx.dtype)) / Float(b, cx.operand(y, cx.dtype)) * 0.0
+    return rounded.equal(0.0).where(none, rounded).value
 
 
 @op(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, **_WHOLE)
@@ -122,9 +131,9 @@ def div_mode(cx: Context, x: Operand, y: Operand, *, rounding_mode: str | None =
     if rounding_mode is None:
         return cast(Value, div.lower(cx, x, y))
     if rounding_mode == "floor":
-        return _divided(cx, x, y)[0]
+        return cast(Value, floor_divide.lower(cx, x, y))
     quotient, rest = _divided(cx, x, y, rounded=True)
-    return cx.b.add(quotient, _opposed(cx, rest, cx.operand(x, cx.dtype)))
+    return _signed(cx, x, y, cx.b.add(quotient, _opposed(cx, rest, cx.operand(x, cx.dtype))))
 
 
 def _in_steps(plain: Record, *, rest: bool = False) -> Rule:

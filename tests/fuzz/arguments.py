@@ -573,7 +573,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "conv_transpose2d": _convolution(2, weight=_filter(2, transposed=True)),
     "conv_tbc": {
         "self": lambda d, a: d.tensor(shape=(d.size(3, 6), 2, d.size(1, 4))),
-        "weight": lambda d, a: d.tensor(shape=(d.size(1, 3), _first(a).shape[2], d.size(1, 4))),
+        "weight": lambda d, a: d.constant(d.size(1, 3), _first(a).shape[2], d.size(1, 4)),
         "bias": lambda d, a: d.tensor(shape=(a["weight"].shape[2],)),
         "pad": _one(0, 1),
     },
@@ -696,7 +696,9 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "_fused_rms_norm": {"normalized_shape": _suffix, "weight": _normalized, "eps": _one(1e-5, None)},
     "_scaled_dot_product_flash_attention_for_cpu": {  # of no elements it ends the process
         "query": lambda d, a: d.tensor(
-            lambda x: x.dim() == 4 and x.numel() > 0, lambda: tuple(d.size(1, 8) for _ in range(4))
+            lambda x: x.dim() == 4 and x.numel() > 0 and finite(x),
+            lambda: tuple(d.size(1, 8) for _ in range(4)),
+            span=(-2, 2) if d.special else None,
         ),
         "key": lambda d, a: d.tensor(shape=_first(a).shape),
         "value": lambda d, a: d.tensor(shape=_first(a).shape),
@@ -891,7 +893,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     "celu": {"alpha": _one(1.0, 0.5)},
     "logit": {"eps": _one(None, 0.1)},
     **{
-        str(overload).removeprefix("aten."): {"n": _one(-1, 0, 1, 2, 5)}
+        str(overload).removeprefix("aten."): {"x": _finite(), "n": _one(-1, 0, 1, 2, 5)}
         for overload in records()
         if "polynomial" in str(overload)
     },

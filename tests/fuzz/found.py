@@ -607,6 +607,8 @@ FOUND = [
         (_x(6, low=0.1, high=3), Input((6,), 0, 6, torch.int64), _x(2, 3)),
         _FP,
     ),
+    Found("signs_of_no_quotient", lambda x: torch.signbit(x // -0.25), (Input((8,), 0, 3, special=(0.0,)),), _FP),
+    Found("bias_of_another_type", aten.conv_tbc, (_x(5, 2, 4), _x(1, 4, 3), _x(3, dtype=torch.bfloat16)), _FP),
     Found(
         "labels_of_one",
         lambda x, i: aten.multilabel_margin_loss_forward(x, i, 0)[1],

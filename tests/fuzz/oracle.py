@@ -15,6 +15,7 @@ may be anywhere between two of its points. The program itself must then return w
 
 from __future__ import annotations
 
+import math
 import re
 import traceback
 from collections import Counter
@@ -59,7 +60,9 @@ from tests.runtime.ethosu_emulator import payloads, random_inputs
 #: Relative error that an operator may make, by the element type of its result.
 _PRECISION = {torch.float64: 2.0**-20, torch.float32: 2.0**-20, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 _FLOAT32 = 2.0**-20
-_REPLACING = {getattr(torch.ops.aten, f"{part}_scatter").default for part in ("select", "slice", "diagonal")}
+#: They write to a copy of what they are given; ``nanmedian`` writes indices where a copy of values should be.
+_WRITING = {getattr(torch.ops.aten, f"{part}_scatter").default for part in ("select", "slice", "diagonal")}
+_WRITING |= {torch.ops.aten.copy.default, torch.ops.aten.nanmedian.dim}
 #: PyTorch says that their results may name any of equal elements, ``sort.stable`` where it is not asked to be.
 _ANY_OF_EQUALS = {getattr(torch.ops.aten, name).default for name in ("topk", "sort", "kthvalue")}
 _ANY_OF_EQUALS |= {torch.ops.aten.sort.stable, torch.ops.aten.median.dim}
@@ -305,7 +308,7 @@ class _AsTraced(Interpreter):
 
     def run_node(self, n: torch.fx.Node) -> Any:
         overload = overload_of(n.target)
-        writes = overload in _REPLACING or (overload is not None and overload._schema.is_mutable)
+        writes = overload in _WRITING or (overload is not None and overload._schema.is_mutable)
         if writes and n.all_input_nodes and _overlaps(self.env[n.all_input_nodes[0]]):
             raise Undefined(f"{n.target} in elements that share memory")
         result, traced = super().run_node(n), n.meta.get("val")
@@ -464,6 +467,10 @@ class _Perturbed(quantized_reference.Float64):
         overload = overload_of(target)
         if overload is not None and overload in _ANY_OF_EQUALS and args[0].dim():
             target = partial(_ordered, overload, self._generator)
+        elif overload is torch.ops.aten.mode.default and args[0].dim() and self._generator is not None:
+            target = partial(_most_frequent, self._generator)
+        elif overload is torch.ops.aten.gelu.default and kwargs.get("approximate") == "tanh":
+            target = _gelu
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, NotImplementedError):
@@ -517,6 +524,23 @@ def _ordered(overload: OpOverload, generator: torch.Generator | None, *args: Any
     rank = torch.where(unknown, x.shape[dim] - 1, (x.shape[dim] + 1) // 2 - 1 if k is None else k - 1)
     found = tuple(part.gather(dim, rank) for part in found)
     return found if given.get("keepdim") else tuple(part.squeeze(dim) for part in found)
+
+
+def _most_frequent(
+    generator: torch.Generator, x: Tensor, dim: int = -1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The mode, and any of its places, of elements that were equal before they were perturbed."""
+    coarse = x.float().bfloat16()
+    hits = coarse == coarse.mode(dim, keepdim=True).values
+    place = (hits * (1 + torch.rand(x.shape, generator=generator))).argmax(dim, keepdim=True)
+    found = x.gather(dim, place), place
+    return found if keepdim else (found[0].squeeze(dim), place.squeeze(dim))
+
+
+def _gelu(x: Tensor, *, approximate: str) -> Tensor:
+    """Of tanh, whose formula loses what is smaller than a rounding of 1: x * (1 + tanh(u)) / 2 = x * sigmoid(2 * u)."""
+    assert approximate == "tanh"
+    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
 def _ratio(x: Any, y: Any) -> float:

@@ -157,8 +157,8 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *window: Any) ->
 
 @made_of(aten.conv_tbc.default)
 def conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
-    """x [T, N, C] and weight [K, C, OC], the time first."""
-    return F.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad).permute(2, 0, 1)
+    """x [T, N, C] and weight [K, C, OC], the time first. The bias may be of any type."""
+    return F.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias.to(x.dtype), padding=pad).permute(2, 0, 1)
 
 
 # -- elementwise --------------------------------------------------------------------------------------------------

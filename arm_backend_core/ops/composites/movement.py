@@ -46,24 +46,28 @@ def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     return picked.unflatten(axis, (len(places), size)).movedim(axis + 1, -1)
 
 
-BEYOND_A_VIEW = "it reads memory beyond the view that it is given; index the whole tensor instead"
+BEYOND_A_VIEW = "it reaches memory beyond the view that it is given; index the whole tensor instead"
+
+
+def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None) -> Array:
+    """Places in contiguous memory at the sums of multiples of the strides.
+
+    Raises:
+        ModelError: they reach beyond x, a part of some memory. In a program it is a tensor of its own.
+    """
+    first = 0 if storage_offset is None else storage_offset - x.storage_offset()
+    steps = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
+    places = np.asarray(first + (np.indices(tuple(size)) * steps).sum(0))
+    if not x.is_contiguous() or (places.size and (places.min() < 0 or places.max() >= x.numel())):
+        raise ModelError(BEYOND_A_VIEW)
+    return places
 
 
 @made_of(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
-    """Elements of contiguous memory at the sums of multiples of the strides.
-
-    Raises:
-        ModelError: x is a part of some memory of which others are read. In a program it is a tensor of its own.
-    """
-    first = 0 if storage_offset is None else storage_offset - x.storage_offset()
-    places = torch.tensor(first)
-    for count, step in zip(size, stride, strict=True):
-        places = places.unsqueeze(-1) + torch.arange(count) * step
-    span = first + sum((count - 1) * step for count, step in zip(size, stride, strict=True))
-    if not x.is_contiguous() or first < 0 or span >= x.numel():
-        raise ModelError(BEYOND_A_VIEW)
-    return torch.index_select(x.reshape(-1), 0, places.reshape(-1)).reshape(tuple(size))
+    """Elements of contiguous memory as ``size`` and ``stride`` order them."""
+    places = torch.tensor(_strided(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
+    return torch.index_select(x.reshape(-1), 0, places).reshape(tuple(size))
 
 
 @made_of(aten._reshape_alias.default, reads_memory=True)
@@ -224,9 +228,8 @@ def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
     """x with ``source`` in the place of a view with these strides."""
-    first = 0 if storage_offset is None else storage_offset - x.storage_offset()
-    steps = np.array(stride, dtype=int).reshape(-1, *[1] * len(size))
-    return _written(x, source, lambda _: first + (np.indices(tuple(size)) * steps).sum(0))
+    places = _strided(x, size, stride, storage_offset)
+    return _written(x, source, lambda _: places)
 
 
 @made_of(aten.put.default, tell_quantized=True)
