@@ -98,10 +98,16 @@ class Regions:
         self._feedback = {node for state in states for node in self._fed_back(state, states[state])}
         self.merged = self._merged_producers()
         self.readers = set(self.merged.values())
-        self._jumps = {node for node, record in records.items() if record.jumps and is_wide(node)}
-        self.origin, chained = self._chains()
-        self.interior = chained | self.merged.keys()
-        self.wide = self._wide(may_be_wide)
+        jumps = {node for node, record in records.items() if record.jumps}
+        self._jumps, late = set[Node](), {node for node in jumps if is_wide(node)}
+        while True:
+            self._jumps |= late
+            self.origin, chained = self._chains()
+            self.interior = chained | self.merged.keys()
+            self.wide = self._wide(may_be_wide)
+            late = {node for node in jumps - self._jumps if self.origin.get(node) in self.wide}
+            if not late:  # what is int16 in an int8 program depends on what is one function
+                break
 
     def operands(self, node: Node) -> list[Node]:
         """float32 operands that are quantized as activations; constants of one element count as numbers."""

@@ -21,6 +21,8 @@ aten = torch.ops.aten
 #: Without GATHER. Vela's estimate on U55-128 for 16 of 1000 rows of 64 is 88,748 cycles, as MATMUL 1,641,804. Beyond
 #: twice that the CPU copies the rows: tiny BERT's 32 of 1000 rows of 128 would cost 442,616, a third of the whole.
 _FEW_ROWS, _FEW_PRODUCTS = 1024, 1 << 21
+_FEW_BYTES = 1 << 16  #: of products, where the rows are computed; those of int32 lie in memory
+_NONE = -128  #: 0 of a matrix of ones, so that whatever is less saturates to it
 _MOST_ROWS = 64  #: each is taken out, picked from and put back
 _FEW_SLICES = 8  #: up to here copies of runs are taken for cheaper than a GATHER
 _MOST_SLICES = 1024  #: RAFT samples 12,544 elements one by one; the CPU is faster, and Vela not done in minutes
@@ -70,9 +72,32 @@ def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:
         picked = _product(b, front, b.cast(indices, DType.INT32))
     else:
         flat = reshape_indices(cx, b.cast(indices, DType.INT32), (1, indices.size))
-        picked = b.gather(b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
+        picked = _rows(cx, b.reshape(front, (1, front.shape[0], prod(front.shape[1:]))), flat)
     back = b.reshape(picked, (indices.size, *front.shape[1:]))
     return b.transpose(back, [order.index(i) for i in range(x.rank)])
+
+
+def _rows(cx: Context, values: Value, indices: Value) -> Value:
+    """values [N, K, C], indices [N, W] -> [N, W, C] (TOSA 1.0, GATHER), or products with what has a 1 for an index."""
+    b, dtype, (n, w) = cx.b, values.dtype, indices.shape
+    computed = DType.INT8 if dtype is DType.INT8 else DType.INT32
+    numbers = dtype in (DType.INT8, DType.INT16, DType.INT32)
+    few = w * values.size * computed.bytes <= _FEW_BYTES
+    if "GATHER" not in cx.target.hardware.lacks or not (numbers and few):
+        return b.gather(values, indices)
+    hot = _hot(b, b.reshape(indices, (n, w, 1)), values.shape[1])
+    if computed is DType.INT8:
+        return b.rescale(b.matmul(hot, values, (_NONE, 0)), dtype, 1.0)
+    hot = b.reshape(b.rescale(hot, computed, 1.0, _NONE), (*hot.shape, 1))
+    each = b.mul(hot, b.reshape(b.cast(values, computed), (n, 1, *values.shape[1:])))
+    return b.cast(b.reshape(b.reduce("REDUCE_SUM", each, 2), (n, w, values.shape[2])), dtype)
+
+
+def _hot(b: Builder, indices: Value, count: int) -> Value:
+    """indices [..., 1] -> [..., count]: 1 at the index, 0 elsewhere, in int8 whose 0 is ``_NONE``."""
+    axes = (1,) * (indices.rank - 1)
+    apart = b.unary("ABS", b.sub(indices, b.const(np.arange(count).reshape(*axes, count), DType.INT32)))
+    return b.rescale(b.sub(b.const(np.ones((*axes, 1)), DType.INT32), apart), DType.INT8, 1.0, 0, _NONE)  # saturates
 
 
 def _product(b: Builder, rows: Value, indices: Value) -> Value:
@@ -80,15 +105,13 @@ def _product(b: Builder, rows: Value, indices: Value) -> Value:
 
     Elements of 16 bits are taken in halves, of which the lower one is 128 less: a weight has 8 bits and a sign.
     """
-    count, places = rows.shape[0], b.reshape(indices, (1, 1, indices.size, 1))
-    apart = b.unary("ABS", b.sub(places, b.const(np.arange(count).reshape(1, 1, 1, count), DType.INT32)))
-    hot = b.rescale(b.sub(b.const(np.ones((1,) * 4), DType.INT32), apart), DType.INT8, 1.0, 0, -128)  # saturates
+    count, hot = rows.shape[0], _hot(b, b.reshape(indices, (1, 1, indices.size, 1)), rows.shape[0])
     assert rows.data is not None
     known = rows.data.reshape(count, -1).T
     parts = [known] if rows.dtype is DType.INT8 else [(known & 255) - 128, known >> 8]
     weights = b.const(np.concatenate(parts).reshape(-1, 1, 1, count), DType.INT8)
     bias = b.const(np.repeat([128, 0] if len(parts) > 1 else [0], len(known)), DType.INT32)
-    sums = b.conv2d(hot, weights, bias, pad=(0, 0, 0, 0), zps=(-128, 0))
+    sums = b.conv2d(hot, weights, bias, pad=(0, 0, 0, 0), zps=(_NONE, 0))
     if len(parts) > 1:
         low, high = (b.narrow(sums, 3, i * len(known), len(known)) for i in range(2))
         sums = b.add(low, b.mul(high, b.const(np.full((1,) * 4, 256), DType.INT32)))
@@ -169,7 +192,7 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
     order = [*(i for i in range(x.rank) if i != axis), axis]
     last = [cx.b.transpose(value, order) for value in (part, cx.b.cast(picked, DType.INT32))]
     values, places = (cx.b.reshape(value, (value.size // value.shape[-1], value.shape[-1])) for value in last)
-    elements = cx.b.gather(cx.b.reshape(values, (*values.shape, 1)), places)
+    elements = _rows(cx, cx.b.reshape(values, (*values.shape, 1)), places)
     return cx.b.reshape(cx.b.transpose(cx.b.reshape(elements, last[1].shape), inverse(tuple(order))), cx.shape)
 
 

@@ -608,7 +608,19 @@ FOUND = [
         _FP,
     ),
     Found("signs_of_no_quotient", lambda x: torch.signbit(x // -0.25), (Input((8,), 0, 3, special=(0.0,)),), _FP),
+    Found(
+        "places_without_gather",
+        lambda x, i: (torch.gather(x, 1, i), x[:, i[0]], torch.gather(i * 70000, 1, i % 3), x[i[1] - 9]),
+        (_x(9, 9), Input((2, 3), 0, 9, torch.int64)),
+        (*_INT, "ETHOSU_U55_INT8", "ETHOSU_U65_INT8"),
+    ),
     Found("bias_of_another_type", aten.conv_tbc, (_x(5, 2, 4), _x(1, 4, 3), _x(3, dtype=torch.bfloat16)), _FP),
+    Found(
+        "jumps_behind_a_cell",
+        lambda x, h, w: torch.fmod(aten.rnn_tanh_cell(x, h, w, w[:, :4], None, None), -0.25),
+        (_x(30, 6, low=-1, high=1), _x(30, 4, low=-1, high=1), _x(4, 6, low=-0.5, high=0.5)),
+        ("TOSA_INT8", "ETHOSU_U85_INT8"),
+    ),
     Found(
         "labels_of_one",
         lambda x, i: aten.multilabel_margin_loss_forward(x, i, 0)[1],

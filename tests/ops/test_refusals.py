@@ -129,7 +129,7 @@ def test_memory_beyond_a_view(function: Callable[..., Any]) -> None:
 #: Quantized, for targets that run integers only.
 _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
     "gather": (
-        nn.Embedding(1100, 4),
+        nn.Embedding(6000, 4),
         [Input((3,), 0, 8, torch.int32)],
         "u55",
         "ethos-u55-128 has no GATHER in hardware",
