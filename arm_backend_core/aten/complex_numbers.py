@@ -6,8 +6,10 @@ Fourier transform is a product with a matrix, along each dimension in turn.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import first_result, overload_of
 from arm_backend_core.ops.registry import Kind, find
 
@@ -47,17 +48,20 @@ def concerns(node: Node) -> bool:
     return any(_is_complex(x) for x in (node, *node.all_input_nodes))
 
 
-def on_pairs(node: Node, call: Callable[..., Any]) -> Node | None:
+def on_pairs(node: Node, call: Callable[..., Any], constants: Container[Node]) -> Node | None:
     """What ``node`` does, on pairs; None where there is no rule.
 
     Args:
-        call: writes what a function of tensors does, given the nodes of these tensors.
+        call: writes what a function of tensors does, given what it stands for and the nodes of these tensors.
+        constants: nodes that are parameters or computed from constants alone.
     """
     sources = list(node.all_input_nodes)
     pairs = {
-        x: x.args[0] if x.target is aten.view_as_complex.default else call(torch.view_as_real, x)
+        x: x.args[0]
+        if x.target is aten.view_as_complex.default
+        else call(aten.view_as_real.default, torch.view_as_real, x)
         for x in filter(_is_complex, sources)
-        if x.target is aten.view_as_complex.default or x.op == "get_attr" or x.op == "placeholder"
+        if x.target is aten.view_as_complex.default or x.op == "placeholder" or x in constants
     }
     rule = _rule(node)
     if rule is None or any(_is_complex(x) and x not in pairs for x in sources):
@@ -69,7 +73,8 @@ def on_pairs(node: Node, call: Callable[..., Any]) -> Node | None:
         result = rule(*args, **kwargs)
         return torch.view_as_complex(result.data.contiguous()) if isinstance(result, Pair) else result
 
-    written: Node = call(function, *(pairs.get(x, x) for x in sources))
+    known_to_end = node.target not in RULES  # of real numbers there is no rule
+    written: Node = call(node.target if known_to_end else rule, function, *(pairs.get(x, x) for x in sources))
     return written
 
 
@@ -98,16 +103,24 @@ def _part(args: Any, i: int) -> Any:
     return args.parts[i] if isinstance(args, Pair) else args
 
 
-def _whole(args: Sequence[Any]) -> list[Any]:
-    return [torch.view_as_complex(x.data) if isinstance(x, Pair) else x for x in args]
+def _whole(args: Any) -> Any:
+    if isinstance(args, (list, tuple)):
+        return [_whole(x) for x in args]
+    return torch.view_as_complex(args.data) if isinstance(args, Pair) else args
 
 
 # -- arithmetic ----------------------------------------------------------------------------------------------------
 
 
+def _parts(x: Any) -> tuple[Any, Any]:
+    """Of a pair or a number; a real tensor has no imaginary part."""
+    if isinstance(x, Pair):
+        return x.parts
+    return (x, 0.0) if isinstance(x, Tensor) else (complex(x).real, complex(x).imag)
+
+
 def _sum(x: Any, y: Any, alpha: float = 1, *, sign: int = 1) -> Pair:
-    """A real operand has no imaginary part."""
-    (a, b), (c, d) = (z.parts if isinstance(z, Pair) else (z, 0.0) for z in (x, y))
+    (a, b), (c, d) = _parts(x), _parts(y)
     return Pair.of(a + sign * alpha * c, torch.zeros_like(a + c) + b + sign * alpha * d)
 
 
@@ -117,13 +130,36 @@ def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     return x.parts[0].to(dtype)
 
 
-def _product(x: Any, y: Any) -> Pair:
-    if not isinstance(x, Pair):
-        x, y = y, x
-    if isinstance(y, complex):
-        raise Unsupported("a product with a complex number; write it as a tensor")
-    (a, b), (c, d) = x.parts, y.parts if isinstance(y, Pair) else (y, None)
-    return Pair.of(a * c, b * c) if d is None else Pair.of(a * c - b * d, a * d + b * c)
+def _bilinear(function: Callable[..., Any]) -> Callable[..., Pair]:
+    """A product of any kind: linear in both operands, of which one may be real."""
+
+    def rule(x: Any, y: Any) -> Pair:
+        (a, b), (c, d) = _parts(x), _parts(y)
+        if not isinstance(y, (Pair, complex)):
+            return Pair.of(function(a, y), function(b, y))
+        if not isinstance(x, (Pair, complex)):
+            return Pair.of(function(x, c), function(x, d))
+        return Pair.of(function(a, c) - function(b, d), function(a, d) + function(b, c))
+
+    return rule
+
+
+_product = _bilinear(operator.mul)
+
+
+def _layer(function: Callable[..., Any]) -> Callable[..., Pair]:
+    """A linear layer or a convolution, whose bias both parts have one of."""
+
+    def rule(x: Pair, weight: Pair, bias: Pair | None = None, *args: Any) -> Pair:
+        (a, b), (c, d), (p, q) = x.parts, weight.parts, (None, None) if bias is None else bias.parts
+        real = function(a, c, p, *args) - function(b, d, None, *args)
+        return Pair.of(real, function(a, d, q, *args) + function(b, c, None, *args))
+
+    return rule
+
+
+def _added_product(x: Any, y: Pair, z: Pair, *, beta: float = 1, alpha: float = 1) -> Pair:
+    return _sum(_product(x, beta), _bilinear(torch.mm)(y, z), alpha)
 
 
 def _quotient(x: Any, y: Any) -> Pair:
@@ -131,6 +167,46 @@ def _quotient(x: Any, y: Any) -> Pair:
         return _product(x, 1 / y)
     c, d = y.parts
     return _product(_product(x, Pair.of(c, -d)), 1 / (c * c + d * d))
+
+
+def _by_part(overload: Any, *places: int) -> Callable[..., Pair]:
+    """The same of both parts of the operands in these places, real ones among them."""
+
+    def rule(*args: Any, **named: Any) -> Pair:
+        pairs = [_cast(x) if i in places and isinstance(x, Tensor) else x for i, x in enumerate(args)]
+        parts = [_parts(x) if i in places else (x, x) for i, x in enumerate(pairs)]
+        return Pair.of(*(overload(*(x[i] for x in parts), **named) for i in (0, 1)))
+
+    return rule
+
+
+def _polar(length: Tensor, angle: Tensor) -> Pair:
+    return Pair.of(length * torch.cos(angle), length * torch.sin(angle))
+
+
+def _length(z: Pair) -> Tensor:
+    return torch.hypot(*z.parts)
+
+
+def _angle(z: Pair) -> Tensor:
+    return torch.atan2(z.parts[1], z.parts[0])
+
+
+def _filled(size: Sequence[int], number: complex = 0, *, dtype: torch.dtype | None = None, **_: Any) -> Pair:
+    real = torch.get_default_dtype() if dtype is None else dtype.to_real()
+    return Pair.of(*(torch.full(size, part, dtype=real) for part in _parts(number)))
+
+
+def _power(z: Pair, exponent: Any) -> Pair:
+    if exponent in range(1, 9):
+        return functools.reduce(_product, [z] * int(exponent))
+    (c, d), length = _parts(exponent), torch.log(_length(z))
+    return _polar(torch.exp(c * length - d * _angle(z)), d * length + c * _angle(z))
+
+
+def _sign(z: Pair) -> Pair:
+    length = _length(z)
+    return _product(z, 1 / torch.where(length == 0, 1.0, length))
 
 
 # -- Fourier transforms --------------------------------------------------------------------------------------------
@@ -189,17 +265,44 @@ def _complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_s
 
 
 RULES: dict[Any, Callable[..., Any]] = {
+    aten.complex.default: Pair.of,
+    aten.polar.default: _polar,
     aten.view_as_real.default: lambda z: z.data.clone(),
     aten._conj.default: lambda z: Pair.of(z.parts[0], -z.parts[1]),
     aten.resolve_conj.default: lambda z: z,
     aten._to_copy.default: _cast,
-    aten.abs.default: lambda z: torch.hypot(*z.parts),
-    aten.angle.default: lambda z: torch.atan2(z.parts[1], z.parts[0]),
+    aten.full.default: _filled,
+    aten.zeros.default: _filled,
+    aten.zeros_like.default: lambda z, **_: Pair(torch.zeros_like(z.data)),
+    aten.abs.default: _length,
+    aten.linalg_vector_norm.default: lambda z, *args, **named: torch.linalg.vector_norm(_length(z), *args, **named),
+    aten.angle.default: _angle,
+    aten.sgn.default: _sign,
+    aten.exp.default: lambda z: _polar(torch.exp(z.parts[0]), z.parts[1]),
+    aten.log.default: lambda z: Pair.of(torch.log(_length(z)), _angle(z)),
+    aten.sqrt.default: lambda z: _polar(torch.sqrt(_length(z)), _angle(z) / 2),
+    aten.pow.Tensor_Scalar: _power,
     aten.neg.default: lambda z: Pair(-z.data),
+    aten.reciprocal.default: lambda z: _quotient(1.0, z),
     aten.add.Tensor: _sum,
     aten.sub.Tensor: lambda x, y, alpha=1: _sum(x, y, alpha, sign=-1),
     aten.mul.Tensor: _product,
     aten.div.Tensor: _quotient,
+    aten.addmm.default: _added_product,
+    **{overload: _bilinear(overload) for overload in (aten.mm.default, aten.bmm.default, aten.matmul.default)},
+    **{
+        overload: _layer(overload)
+        for overload in (aten.linear.default, aten.conv1d.default, aten.conv2d.default, aten.conv3d.default)
+    },
+    **{
+        overload: _by_part(overload, 0)
+        for overload in (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.cumsum.default)
+    },
+    **{
+        overload: _by_part(overload, 0, 1)
+        for overload in (aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default)
+    },
+    aten.where.self: _by_part(aten.where.self, 1, 2),
     aten._fft_r2c.default: _real_to_complex,
     aten._fft_c2c.default: _complex_to_complex,
     aten._fft_c2r.default: _complex_to_real,

@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -26,7 +27,16 @@ from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.constants import held
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
-from arm_backend_core.nodes import DECLINED, PLACE, constant_nodes, drop_unread, in_words, is_constant, mutates
+from arm_backend_core.nodes import (
+    DECLINED,
+    PLACE,
+    constant_nodes,
+    drop_unread,
+    first_result,
+    in_words,
+    is_constant,
+    mutates,
+)
 from arm_backend_core.ops.composites import computed_weights
 from arm_backend_core.ops.composites.arithmetic import product_of_nothing
 from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
@@ -93,7 +103,8 @@ class _Decomposer:
         """Decompose ``module``; ``constants`` grows by what is computed from constants alone."""
         changed = False
         for node in list(module.graph.nodes):
-            if node.op == "get_attr" or is_constant(node, constants):
+            known = node.op == "get_attr" or is_constant(node, constants)
+            if known and not complex_numbers.concerns(node):
                 constants.add(node)
             elif (
                 _is_composite(node, constants)
@@ -101,6 +112,8 @@ class _Decomposer:
                 and self._replace(module, node, constants)
             ):
                 changed = True
+            elif known:
+                constants.add(node)
         if changed:
             drop_unread(module.graph)
         return changed
@@ -128,7 +141,7 @@ class _Decomposer:
     def _outputs(self, writer: _Writer, node: Node) -> Any:
         """Nodes of the decomposition's results, written in front of ``node``; None where it is better left whole."""
         if complex_numbers.concerns(node):
-            return complex_numbers.on_pairs(node, partial(writer.call_as, node.target))
+            return complex_numbers.on_pairs(node, writer.call_as, writer.constants)
         record = composite(node)
         if record is not None and record.stepwise:
             return record.parts(writer.call, *node.args, **node.kwargs)
@@ -247,7 +260,7 @@ class _Writer:
         return self._written((function, repr(numbers)), partial(function, **numbers), operands, place)
 
     def call_as(self, target: Any, function: Callable[..., Any], *operands: Node) -> Any:
-        """The same, of a function that stands for ``target``, which may not be in what it gives."""
+        """The same, of a function that stands for ``target``: if an operator, it may not be in what that gives."""
         return self._written((target, function), function, operands)
 
     def _written(
@@ -257,7 +270,9 @@ class _Writer:
         operands: Sequence[Node],
         place: tuple[str, str] | None = None,
     ) -> Any:
-        fragment = self.decomposer.fragment(self.module, name, function, operands, self.constants)
+        made = first_result(self.origin)  # what reads no tensor is traced among others, by their mode
+        with nullcontext() if operands or not isinstance(made, FakeTensor) else made.fake_mode:
+            fragment = self.decomposer.fragment(self.module, name, function, operands, self.constants)
         assert fragment is not None, operands
         return self.copy(fragment.module, operands, place)
 

@@ -22,7 +22,7 @@ DROPOUT = tuple(
 )
 
 
-def functionalize(graph: Graph, *, write_back: bool = False) -> bool:
+def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
     """Replace ``relu_`` by ``relu`` and so on, in place.
 
     Later readers of the mutated tensor read the result instead. That is the same program unless something else shares
@@ -32,7 +32,8 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> bool:
         write_back: inputs and buffers may be written: they are, once, at the end of the program.
 
     Returns:
-        Whether the graph is now free of in-place operators, those at its end aside.
+        The first operator that writes what others share; None where the graph is now free of in-place operators, those
+        at its end aside.
     """
     _drop_identities(graph)
     _drop_second_names(graph)
@@ -40,7 +41,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> bool:
     mutating = [node for node in graph.nodes if mutates(node) and not _ends(node, order)]
     for node in mutating:
         if _functional(node) is None or (_writes(node) and _is_shared(node.args[0], node, order, held=write_back)):
-            return False
+            return node
     written: dict[Node, Node] = {}
     for node in mutating:
         source, target = cast(Node, node.args[0]), _functional(node)
@@ -53,7 +54,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> bool:
         for result, source in written.items():
             if source.op != "call_function":
                 graph.call_function(aten.copy_.default, (source, result)).meta = dict(source.meta)
-    return True
+    return None
 
 
 def _ends(node: Node, order: dict[Node, int]) -> bool:
@@ -70,7 +71,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     Raises:
         ModelError: PyTorch cannot, say because elements of what is written to overlap in memory.
     """
-    if functionalize(program.graph_module.graph):
+    if functionalize(program.graph_module.graph) is None:
         return program
     for node in program.graph.find_nodes(op="call_function", target=aten.unfold.default):
         if _is_written(node):  # PyTorch forgets the elements that are in no window
@@ -82,7 +83,8 @@ def functional(program: ExportedProgram) -> ExportedProgram:
         assert parts is not None
         node.target = parts.parts
     try:
-        program = program.run_decompositions(undeclared_views(program.graph))
+        with torch.no_grad():  # parts of complex tensors are not written where there are to be gradients
+            program = program.run_decompositions(undeclared_views(program.graph))
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise ModelError(f"writes in place cannot be exported: {reason} Write to a copy: x.clone()") from error

@@ -77,9 +77,16 @@ class ArmQuantizer(Quantizer):
         return self
 
     def transform_for_annotation(self, model: GraphModule) -> GraphModule:
-        """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``."""
+        """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``.
+
+        Raises:
+            ModelError: it writes in place to what other tensors share, which are tensors of their own once quantized.
+        """
         inline_conditions(model, {})
-        functionalize(model.graph, write_back=True)
+        writing = functionalize(model.graph, write_back=True)
+        if writing is not None:
+            advice = "quantize torch.export.export(model, inputs).run_decompositions({}).module()"
+            raise ModelError(f"{in_words(writing)} writes in place to memory that other tensors share: {advice}")
         _give_values(model)
         fold_weights(model)
         remove_batch_norms(model)

@@ -54,6 +54,14 @@ def _x(*shape: int, low: float = -2, high: float = 2, dtype: torch.dtype = torch
     return Input(shape, low, high, dtype)
 
 
+def _low_frequencies(x: torch.Tensor) -> torch.Tensor:
+    """A layer of a Fourier neural operator."""
+    written = torch.zeros(2, 3, 9, dtype=torch.cfloat)
+    weight = torch.view_as_complex(torch.linspace(-1, 1, 96).reshape(4, 3, 4, 2))
+    written[:, :, :4] = torch.einsum("bix,iox->box", torch.fft.rfft(x)[:, :, :4], weight)
+    return torch.fft.irfft(written, n=16)
+
+
 def _compared(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Two quantized tensors whose scales differ by 5e-7."""
     y = x * 1.0000005
@@ -621,6 +629,16 @@ FOUND = [
         (_x(30, 6, low=-1, high=1), _x(30, 4, low=-1, high=1), _x(4, 6, low=-0.5, high=0.5)),
         ("TOSA_INT8", "ETHOSU_U85_INT8"),
     ),
+    Found("low_frequencies", _low_frequencies, (_x(2, 4, 16),)),
+    Found(
+        "quantiles",
+        lambda x: [
+            torch.quantile(x, 0.3, 1, interpolation=way) for way in ("linear", "lower", "higher", "nearest", "midpoint")
+        ],
+        (_x(3, 8),),
+    ),
+    Found("quantile_of_all", lambda x: (torch.quantile(x, 0.5), torch.quantile(x, 1.0, keepdim=True)), (_x(3, 4),)),
+    Found("truth_in_order", lambda x: (x.sort()[0], x.sort(stable=True)), (_x(8, dtype=torch.bool),)),
     Found(
         "labels_of_one",
         lambda x, i: aten.multilabel_margin_loss_forward(x, i, 0)[1],

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from arm_backend_core.errors import ModelError
 from arm_recipes import ArmRecipeType, export
 from tests.models.exported import sqnr
+from tests.ops.runner import Case, Input, quantized
 
 LENGTH = 12
 
@@ -209,3 +210,19 @@ def test_divisors_that_are_computed_have_more_steps_than_int8() -> None:
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, improve=False)
     result = export(_LinearAttention(), recipe, samples[:8])
     assert result.compare(samples[8:], layers=False).sqnr > 27
+
+
+def test_writes_to_what_others_share_are_refused() -> None:
+    """Quantized, a view is a tensor of its own, and what is written to it would be lost without a word."""
+
+    def written(x: Tensor) -> Tensor:
+        y = x * 2
+        y.diagonal().fill_(3.0)
+        return y + 1
+
+    case = Case("written", written, [Input((4, 4))])
+    with pytest.raises(ModelError, match=r"aten.fill_.*share: quantize .*run_decompositions\(\{\}\)\.module\(\)"):
+        quantized(case, wide=False)
+    functional = torch.export.export(case.module(), case.sample()).run_decompositions({}).module()
+    found = quantized(Case("functional", functional, case.inputs), wide=False)
+    torch.testing.assert_close(found(*case.sample()), written(*case.sample()), atol=0.05, rtol=0)

@@ -73,11 +73,14 @@ def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor,
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """By topk, for which the CPU has a kernel; its order of equal elements is no stable one."""
-    size = x.shape[dim] if x.dim() else 1
+    """By topk, for which the CPU has a kernel, if not of truth values; its order of equal elements is no stable one."""
+    size, number = x.shape[dim] if x.dim() else 1, torch.int32 if quantized else torch.float32
+    if x.dtype is torch.bool:
+        ones, indices = sort(x.to(number), dim, descending, stable=stable, quantized=quantized)
+        return ones > 0, indices
     values, indices = torch.topk(x, size, dim, largest=descending)
     if stable:
-        number, few = torch.int32 if quantized else torch.float32, x.dim() and size <= _FEW
+        few = x.dim() and size <= _FEW
         return values, _ordered(x, dim, descending, number) if few else None
     return values, indices
 
@@ -133,6 +136,24 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     places = places.to(torch.int32).to(torch.int64)
     found = torch.gather(lined, -1, places).transpose(dim, -1), places.transpose(dim, -1)
     return _kept(found, dim, keepdim)
+
+
+@made_of(aten.quantile.scalar)
+def quantile(
+    x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Tensor:
+    """Between the elements whose ranks are around q * (count - 1), which PyTorch computes in x's type."""
+    lined, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
+    rank = float(torch.tensor(q, dtype=lined.dtype) * (lined.shape[axis] - 1))
+    whole: dict[str, Callable[[float], int]] = {"lower": math.floor, "higher": math.ceil, "nearest": round}
+    weight = 0.5 if interpolation == "midpoint" and rank % 1 else 0.0 if interpolation in whole else rank % 1
+    first = whole.get(interpolation, math.floor)(rank)
+    found, _ = _at(lined, axis, first + 1)
+    if weight:
+        found = found * (1 - weight) + _at(lined, axis, first + 2)[0] * weight
+    if x.is_floating_point():
+        found = torch.where((lined != lined).any(axis, keepdim=True), math.nan, found)
+    return found.reshape([1] * x.dim() if keepdim else []) if dim is None else found if keepdim else found.squeeze(axis)
 
 
 @made_of(aten.median.default)
