@@ -638,6 +638,12 @@ FOUND = [
         (_x(3, 8),),
     ),
     Found("quantile_of_all", lambda x: (torch.quantile(x, 0.5), torch.quantile(x, 1.0, keepdim=True)), (_x(3, 4),)),
+    Found(
+        "ignored_infinities",
+        lambda x, i: aten.nll_loss2d_forward(torch.where(x > 1, -math.inf, x), torch.where(i > 1, i, 0), None, 2, 0)[0],
+        (_x(2, 6, 4, 3, low=-2, high=1.5), Input((2, 4, 3), 0, 3, torch.int64)),
+        _FP,
+    ),
     Found("truth_in_order", lambda x: (x.sort()[0], x.sort(stable=True)), (_x(8, dtype=torch.bool),)),
     Found(
         "labels_of_one",

@@ -243,7 +243,8 @@ def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, i
     dim, kept = min(1, x.dim() - 1), target != ignored
     places = torch.where(kept, target, 0)
     weights = kept.to(x.dtype) if weight is None else torch.where(kept, weight[places[None]][0], 0.0)
-    loss = -x.gather(dim, places.unsqueeze(dim)).squeeze(dim) * weights
+    picked = x.gather(dim, places.unsqueeze(dim)).squeeze(dim)
+    loss = -torch.where(kept, picked, 0.0) * weights  # what is ignored may be infinite
     total = weights.sum() if reduction or x.dim() == 1 else x.new_zeros(())
     return (loss if reduction == 0 else loss.sum() / total if reduction == 1 else loss.sum()), total
 
