@@ -637,6 +637,13 @@ FOUND = [
         ],
         (_x(3, 8),),
     ),
+    Found("quantile_of_a_scalar", lambda x: torch.quantile(x, 0.3, 0, keepdim=True), (_x(),)),
+    Found(
+        "squares_of_squares",
+        lambda x: (lambda y: torch.einsum("bij,bkj->bik", y, y))(torch.einsum("bij,bkj->bik", x, x)),
+        (_x(1, 7, 1),),
+        ("ETHOSU_U55_INT8",),
+    ),
     Found("quantile_of_all", lambda x: (torch.quantile(x, 0.5), torch.quantile(x, 1.0, keepdim=True)), (_x(3, 4),)),
     Found(
         "ignored_infinities",

@@ -331,6 +331,13 @@ def _equal_weights(b: Builder, x: Value) -> tuple[Value, ...]:
     return tuple(b.rescale(b.conv2d(x, weight, bias, pad=(0, 0, 0, 0)), DType.INT8, 0.1) for bias in biases)
 
 
+def _equal_weights_of_sums(b: Builder, x: Value) -> tuple[Value, ...]:
+    weight = b.const(np.array([3, -2]).reshape(1, 1, 1, 2), DType.INT8)
+    first, second = (b.conv2d(x, weight, b.const([bias], DType.INT32), pad=(0, 0, 0, 0)) for bias in (50, -500))
+    scaled = ((first, 0.1), (first, 0.2), (second, 0.3), (second, 0.4))
+    return tuple(b.rescale(value, DType.INT8, scale) for value, scale in scaled)
+
+
 def _equal_depthwise(b: Builder, x: Value) -> tuple[Value, ...]:
     weight = b.const(np.arange(8).reshape(2, 2, 2, 1) - 3, DType.INT8)
     biases = [b.const([bias, bias], DType.INT32) for bias in (50, -500)]
@@ -466,6 +473,7 @@ MISTAKES = (
         "square_at_first", partial(_square, perms=(1, 2, 0, 3), shape=(7, 3, 21)), (((7, 7, 3, 3), DType.INT8),), _OLD
     ),
     Mistake("equal_weights", _equal_weights, (((1, 3, 4, 2), DType.INT8),), _ALL),
+    Mistake("equal_weights_of_sums", _equal_weights_of_sums, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("equal_depthwise_weights", _equal_depthwise, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("unreached", _unreached, (((1, 3, 4, 2), DType.INT8),) * 2, _OLD),
     Mistake("padding_alone", _padding_alone, (((1, 2, 1, 1), DType.INT8),), _ALL),

@@ -153,7 +153,8 @@ def quantile(
         found = found * (1 - weight) + _at(lined, axis, first + 2)[0] * weight
     if x.is_floating_point():
         found = torch.where((lined != lined).any(axis, keepdim=True), math.nan, found)
-    return found.reshape([1] * x.dim() if keepdim else []) if dim is None else found if keepdim else found.squeeze(axis)
+    kept = [1] * x.dim() if keepdim else []
+    return found.reshape(kept) if lined.dim() != x.dim() or dim is None else found if keepdim else found.squeeze(axis)
 
 
 @made_of(aten.median.default)

@@ -157,8 +157,11 @@ def tell_weights_apart(graph: Graph, target: Target) -> None:
         _, weight, bias = op.inputs
         if weight.data is None or bias.data is None:
             continue
-        rescales = [reader.attrs for reader in users.get(op.output, ()) if reader.kind == "RESCALE"]
-        scales = [np.asarray(attrs[name]).tobytes() for attrs in rescales for name in ("multiplier", "shift")]
+        match users.get(op.output, ()):
+            case [Op(kind="RESCALE", attrs=attrs)] if op.output not in graph.outputs:
+                scales = [np.asarray(attrs[name]).tobytes() for name in ("multiplier", "shift")]
+            case _:  # sums that several read are computed without a scale
+                scales = []
         biases = known.setdefault((op.kind, weight.content, *scales), {})
         if columns := biases.setdefault(bias.content, len(biases)):
             axis = 1 if op.kind == "DEPTHWISE_CONV2D" else 2

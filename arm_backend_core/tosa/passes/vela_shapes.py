@@ -74,8 +74,11 @@ def copy_squares(op: Op, rewriter: Rewriter) -> Value | None:
     """
     b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
     # With its own TRANSPOSE in a MATMUL, Vela makes one of the two.
-    merged = [*perms[:2], *perms[:1:-1]] if x.rank == 4 and rewriter.feeds(op.output, "MATMUL") else perms
+    feeds = rewriter.feeds(op.output, "MATMUL")
+    merged = [*perms[:2], *perms[:1:-1]] if x.rank == 4 and feeds else perms
     own, late = list(exchanges(x.shape, perms, x.dtype)), _squares(exchanges(x.shape, merged, x.dtype))
+    # Or of two of one shape, where a dimension of size 1 behind it hides that they are of one matrix.
+    late = late or (feeds and op.output.shape[-1] == 1 and len(set(_own(x.shape)[-2:])) == 1 < len(_own(x.shape)))
     if not late and not _squares(own):
         return None
     value = x
