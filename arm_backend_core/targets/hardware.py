@@ -291,7 +291,10 @@ _U55_LIMITS: dict[str, Limit] = {
     "TRANSPOSE": _transpose,
     "TRANSPOSE_CONV2D": _transpose_conv2d,
 }
-_SHAPES = ("sliced", "sliced_rank", "column", "joined", "padded_zero", "turned_back", "returned_view", "dilated")
+_SHAPES = (
+    *("sliced", "sliced_rank", "column", "joined", "padded_zero", "turned_back", "returned_view", "dilated"),
+    "unclipped",
+)
 _U55 = Hardware(
     lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE, "GATHER", "SCATTER", "INTDIV")),
     counted=frozenset((*_LOGIC, *_CHOICE)),
@@ -317,7 +320,7 @@ _U85 = Hardware(
     slow_weights=256,
     mistakes=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "read_twice", "gathered"),
-        *("turned_table", "two_tables", "activation", "read_parts", "sliced_growth"),
+        *("turned_table", "two_tables", "activation", "read_parts", "sliced_growth", "unclipped_scaled"),
     ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE

@@ -644,6 +644,12 @@ FOUND = [
         (_x(1, 7, 1),),
         ("ETHOSU_U55_INT8",),
     ),
+    Found(
+        "truth_divided",
+        lambda m, x: aten.where.Scalar(m, 0.001, 0) / (x.abs() + 0.5),
+        (_x(1, dtype=torch.bool), _x(10, 5, 4)),
+        ("ETHOSU_U55_INT8", "ETHOSU_U85_INT8"),
+    ),
     Found("quantile_of_all", lambda x: (torch.quantile(x, 0.5), torch.quantile(x, 1.0, keepdim=True)), (_x(3, 4),)),
     Found(
         "ignored_infinities",

@@ -359,6 +359,18 @@ def _reshaped_table(b: Builder, x: Value) -> Value:
     return b.table(b.reshape(b.reduce("REDUCE_MAX", x, 1), (2, 1, 1, 6)), np.arange(127, -129, -1))
 
 
+def _unclipped(b: Builder, x: Value, scale: float) -> Value:
+    wide = b.rescale(x, DType.INT32, 1.0)
+    clipped = b.rescale(b.mul(wide, b.const(np.full((1,) * x.rank, 1000), DType.INT32)), DType.INT16, 1.0)
+    return b.add(b.rescale(clipped, DType.INT32, scale), wide)
+
+
+def _unclipped_sum(b: Builder, x: Value) -> Value:
+    wide = b.rescale(x, DType.INT32, 1.0)
+    clipped = b.rescale(b.add(wide, b.const(np.full((1,) * x.rank, 100), DType.INT32)), DType.INT8, 1.0)
+    return b.add(b.rescale(b.reshape(clipped, (x.size,)), DType.INT32, 2.0), b.reshape(wide, (x.size,)))
+
+
 def _resized(b: Builder, x: Value) -> Value:
     wide = b.resize(x, (1, 1), (1, 1, 1, 1), (0, 0), (0, 0), "BILINEAR")
     return b.reshape(b.rescale(wide, DType.INT16, 0.5), (1, 10, 1, 1))
@@ -474,6 +486,8 @@ MISTAKES = (
     ),
     Mistake("equal_weights", _equal_weights, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("equal_weights_of_sums", _equal_weights_of_sums, (((1, 3, 4, 2), DType.INT8),), _ALL),
+    Mistake("unclipped", partial(_unclipped, scale=1.0), (((2, 3, 4), DType.INT8),), _ALL),
+    Mistake("unclipped_sum", _unclipped_sum, (((2, 3, 4), DType.INT8),), _NEW, _NEW),
     Mistake("equal_depthwise_weights", _equal_depthwise, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("unreached", _unreached, (((1, 3, 4, 2), DType.INT8),) * 2, _OLD),
     Mistake("padding_alone", _padding_alone, (((1, 2, 1, 1), DType.INT8),), _ALL),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
+from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
 
 
@@ -56,9 +58,15 @@ def _range(value: Value) -> tuple[float, float]:
     if op is not None and op.kind in ("MAXIMUM", "MINIMUM"):
         (a, b), (c, d) = map(_range, op.inputs)
         return (max(a, c), max(b, d)) if op.kind == "MAXIMUM" else (min(a, c), min(b, d))
-    if op is not None and op.kind in ("CAST", "RESHAPE") and _fits(op.inputs[0], value.dtype):
+    plain = op is not None and (op.kind in ("CAST", "RESHAPE") or (op.kind == "RESCALE" and _is_plain(op)))
+    if op is not None and plain and _fits(op.inputs[0], value.dtype):
         return _range(op.inputs[0])
     return value.dtype.range
+
+
+def _is_plain(op: Op) -> bool:
+    """Whether a RESCALE changes no number that fits."""
+    return power_of_two(op) == 0 and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
 
 
 def clamp_apart(op: Op, rewriter: Rewriter) -> Value | None:
@@ -130,6 +138,32 @@ def _scaled(term: Op, factor: int, b: Builder) -> Value:
     return b.rescale(term.inputs[0], DType.INT32, factor, term.attrs["input_zp"])
 
 
+def keep_clip(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> Value | None:
+    """RESCALE by 1 to fewer bits that one by 1 widens again: by 1 + 2**-30, as Vela takes both for nothing otherwise.
+
+    round(x * (1 + 2**-30)) is x below 2**29, and what is beyond is clipped.
+
+    Args:
+        scaled: one by any number.
+    """
+    source, dtype = op.inputs[0], op.output.dtype
+    if power_of_two(op) != 0 or dtype.bytes >= source.dtype.bytes or op.attrs["rounding_mode"] != "SINGLE_ROUND":
+        return None
+    if (_is_plain(op) and _fits(source, dtype)) or not _widened(op.output, rewriter, scaled=scaled):
+        return None
+    attrs = {**op.attrs, "multiplier": np.array([(1 << 30) + 1], np.int32), "shift": np.array([30], np.int8)}
+    return rewriter.build.emit("RESCALE", (source,), op.output.shape, dtype, **attrs)
+
+
+def _widened(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
+    for op in rewriter.users(value) or ():
+        if op.kind == "RESCALE" and op.output.dtype.bytes > value.dtype.bytes and (scaled or power_of_two(op) == 0):
+            return True
+        if op.kind == "RESHAPE" and _widened(op.output, rewriter, scaled=scaled):
+            return True
+    return False
+
+
 def four_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
     """Arithmetic of more dimensions whose first operand is one element, of which Vela reads more.
 
@@ -195,4 +229,8 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "one_of_five": (four_dimensions, tuple(ELEMENTWISE - UNARY)),
 }
 #: For what others copy from.
-FIRST: dict[str, tuple[Rule, tuple[str, ...]]] = {"unreached": (reach_padding, ("TRANSPOSE_CONV2D",))}
+FIRST: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "unreached": (reach_padding, ("TRANSPOSE_CONV2D",)),
+    "unclipped": (keep_clip, ("RESCALE",)),
+    "unclipped_scaled": (partial(keep_clip, scaled=True), ("RESCALE",)),
+}
