@@ -37,7 +37,7 @@ from arm_backend_core.nodes import (
     overload_of,
     source_line,
 )
-from arm_backend_core.ops.operands import Context, Tensor, dtype_of
+from arm_backend_core.ops.operands import Context, Tensor, dtype_of, has_type
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
@@ -146,7 +146,7 @@ class Lowering:
     def read(self, node: Node) -> Tensor | Univariate | list[Any]:
         """What ``node`` became; a node outside is a graph input."""
         if node in self.constants:
-            _require_int32(node.name, self.constants[node])
+            _require_held(node.name, self.constants[node])
         result = self.results.get(node)
         if result is not None and not isinstance(result, Unsupported):
             return result
@@ -374,23 +374,27 @@ def _tensors(result: Any, q: QParams | None) -> Result:
 
 
 def _constant(name: str, value: Any) -> Any:
-    """A constant's tensor, or several; ``name`` is for the error."""
+    """A constant's tensor, or several; ``name`` is for the error. One that TOSA cannot hold is no operand."""
     if isinstance(value, (list, tuple)):
         return [_constant(name, item) for item in value]
     tensor = value.detach()
     if tensor.dtype is torch.float64:
         tensor = tensor.float()
     elif tensor.dtype is torch.int64:
-        tensor = tensor.clamp(*INT32)  # one that it changes is read by other constants alone, for what it was
+        tensor = tensor.clamp(*INT32)
+    elif not has_type(tensor.dtype):
+        tensor = torch.zeros_like(tensor, dtype=torch.bool)
     dtype = dtype_of(tensor.dtype)
     array = tensor.float() if dtype.is_float and dtype is not DType.FP16 else tensor
     return Tensor(constant(array.cpu().contiguous().numpy(), dtype, name))
 
 
-def _require_int32(name: str, value: Any) -> None:
-    """Raise ``Unsupported`` where an int64 tensor, ``name`` for the error, has values that TOSA's integers cannot."""
+def _require_held(name: str, value: Any) -> None:
+    """Raise ``Unsupported`` where TOSA cannot hold a tensor, ``name`` for the error; other constants may read it."""
     if isinstance(value, torch.Tensor) and value.dtype is torch.int64 and not value.equal(value.clamp(*INT32)):
         raise Unsupported(f"int64 constant '{name}' has values that int32 cannot hold")
+    if isinstance(value, torch.Tensor) and value.dtype is not torch.float64:
+        dtype_of(value.dtype)
 
 
 def _agrees(item: Tensor | Univariate, wanted: torch.Tensor) -> bool:

@@ -18,6 +18,6 @@ from arm_backend_core.ops import (  # noqa: F401
     topk,
     unary,
 )
-from arm_backend_core.ops.composites import algebra, arithmetic, attention, order, windows  # noqa: F401
+from arm_backend_core.ops.composites import algebra, arithmetic, attention, fake_quantize, order, windows  # noqa: F401
 from arm_backend_core.ops.composites import movement as moved  # noqa: F401
 from arm_backend_core.ops.composites import resize as resized  # noqa: F401

@@ -33,13 +33,18 @@ _DTYPES = {
 }
 
 
+def has_type(dtype: torch.dtype) -> bool:
+    """Whether TOSA has an element type for a PyTorch one."""
+    return dtype in _DTYPES and dtype is not torch.uint8
+
+
 def dtype_of(dtype: torch.dtype) -> DType:
     """TOSA's element type for a PyTorch one.
 
     Raises:
         Unsupported: TOSA has none (float64, complex).
     """
-    if dtype not in _DTYPES or dtype is torch.uint8:
+    if not has_type(dtype):
         raise Unsupported(f"TOSA has no element type for {dtype}; convert with .to(torch.float32) or .to(torch.int32)")
     return _DTYPES[dtype]
 

@@ -540,6 +540,7 @@ _CONVERT: dict[str, Strategy] = {
 }
 
 _ILL = "the error of what a random matrix gives has no bound"
+_SCALES = "its scales are constants above 0"
 _TYPES = "graphs are not drawn in its types, or no CPU has a kernel for it"
 #: Operators that no graph is drawn with, and why; they have rows in ``tests/ops/test_composites.py``.
 UNDRAWN: dict[str, str] = {
@@ -549,6 +550,12 @@ UNDRAWN: dict[str, str] = {
     "aten._linalg_solve_ex.default": _ILL,
     "aten.linalg_cholesky_ex.default": _ILL,
     "aten.linalg_solve_triangular.default": _ILL,
+    "aten.fake_quantize_per_tensor_affine.tensor_qparams": _SCALES,
+    "aten.fake_quantize_per_channel_affine.default": _SCALES,
+    "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _SCALES,
+    "aten._fake_quantize_learnable_per_tensor_affine.default": _SCALES,
+    "aten._fake_quantize_learnable_per_channel_affine.default": _SCALES,
+    "aten.fake_quantize_per_channel_affine_cachemask.default": _SCALES,
     "aten.mm.dtype": _TYPES,
     "aten.bmm.dtype": _TYPES,
     "aten.addmm.dtype": _TYPES,
@@ -556,9 +563,17 @@ UNDRAWN: dict[str, str] = {
     "aten.max_unpool3d.default": "its indices must be those of a pooling; tests/ops/test_composites.py has them",
     "aten._grouped_mm.default": _TYPES,
 }
+_FAKE: dict[str, Strategy] = {
+    "scale": _one(0.1, 0.037, 1.0),
+    "zero_point": _one(0, 3, -5),
+    "quant_min": _one(-128, -8, 0),
+    "quant_max": _one(127, 7),
+}
 #: Constraints by operator (all its overloads, or one) and argument; ``dim`` and other usual names are below.
 OPERATORS: dict[str, dict[str, Strategy]] = {
     "_to_copy": _CONVERT,
+    "fake_quantize_per_tensor_affine": _FAKE,
+    "fake_quantize_per_tensor_affine_cachemask": _FAKE,
     "to": {**_CONVERT, "device": _always(torch.device("cpu")), "other": _of(ANY)},
     "type_as": {"self": _of(ANY), "other": _of(ANY)},
     "conv1d": _convolution(1),

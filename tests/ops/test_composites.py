@@ -167,6 +167,50 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         lambda x, s: aten._weight_int8pack_mm(x, torch.arange(-64, 64, dtype=torch.int8).reshape(16, 8), s),
         [(3, 8), (16,)],
     ),
+    "fake_quantized": (lambda x: torch.fake_quantize_per_tensor_affine(x, 0.037, 3, -20, 31), [(5, 8)]),
+    "fake_quantized_by_tensors": (
+        lambda x: torch.fake_quantize_per_tensor_affine(x, torch.tensor(0.1), torch.tensor(-2), -8, 7),
+        [(5, 8)],
+    ),
+    "fake_quantized_channels": (
+        lambda x: torch.fake_quantize_per_channel_affine(
+            x, torch.tensor([0.1, 0.02, 0.3]), torch.tensor([0, 3, -5], dtype=torch.int32), 1, -128, 127
+        ),
+        [(2, 3, 4)],
+    ),
+    "fake_quantized_and_where": (
+        lambda x: aten.fake_quantize_per_tensor_affine_cachemask(x, 0.1, 0, -8, 7),
+        [(5, 8)],
+    ),
+    "fake_quantized_channels_and_where": (
+        lambda x: aten.fake_quantize_per_channel_affine_cachemask(
+            x, torch.tensor([0.1, 0.2]), torch.zeros(2, dtype=torch.int32), 0, -8, 7
+        ),
+        [(2, 9)],
+    ),
+    "fake_quantized_if": (
+        lambda x, y: torch.stack(
+            [
+                aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+                    z, torch.tensor(0.1), torch.tensor(-2), torch.tensor(enabled, dtype=torch.uint8), -8, 7
+                )[0]
+                for z, enabled in ((x, 0), (y, 1))
+            ]
+        ),
+        [(5, 8), (5, 8)],
+    ),
+    "fake_quantized_as_learned": (
+        lambda x: aten._fake_quantize_learnable_per_tensor_affine(
+            x, torch.tensor([0.1]), torch.tensor([2.5]), -8, 7, 0.5
+        ),
+        [(5, 8)],
+    ),
+    "fake_quantized_channels_as_learned": (
+        lambda x: aten._fake_quantize_learnable_per_channel_affine(
+            x, torch.tensor([0.1, 0.2, 0.03]), torch.tensor([2.5, -0.4, 9.0]), 1, -8, 7
+        ),
+        [(2, 3, 4)],
+    ),
     "diagonal": (torch.diagonal, [(4, 5)]),
     "diagonal_above": (lambda x: torch.diagonal(x, 1, -1, 0), [(4, 3, 5)]),
     "diagonal_below": (lambda x: torch.diagonal(x, -2), [(5, 3)]),
