@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class DType(Enum):
-    """TOSA element types that this compiler produces (TOSA 1.0, section 1.8)."""
+    """TOSA element types that this compiler produces (TOSA 1.0, section 1.8; the last four: draft of 1.1)."""
 
     BOOL = "bool"
     INT4 = "int4"
@@ -24,6 +24,10 @@ class DType(Enum):
     FP32 = "fp32"
     FP8E4M3 = "fp8e4m3"
     FP8E5M2 = "fp8e5m2"
+    FP6E2M3 = "fp6e2m3"
+    FP6E3M2 = "fp6e3m2"
+    FP4E2M1 = "fp4e2m1"
+    FP8UE8M0 = "fp8ue8m0"
 
     @property
     def numpy(self) -> np.dtype[Any]:
@@ -33,7 +37,7 @@ class DType(Enum):
     @property
     def bytes(self) -> int:
         """Size of an element as TOSA counts it."""
-        return {DType.INT48: 6, DType.BF16: 2, DType.FP8E4M3: 1, DType.FP8E5M2: 1}.get(self, self.numpy.itemsize)
+        return {DType.INT48: 6, DType.BF16: 2, **dict.fromkeys(_EIGHT_BITS, 1)}.get(self, self.numpy.itemsize)
 
     @property
     def is_float(self) -> bool:
@@ -58,7 +62,10 @@ class DType(Enum):
 
 
 _LARGEST = {DType.FP16: 65504.0, DType.BF16: (2 - 2**-7) * 2.0**127, DType.FP32: (2 - 2**-23) * 2.0**127}
-_LARGEST |= {DType.FP8E4M3: 448.0, DType.FP8E5M2: 57344.0}
+_LARGEST |= {DType.FP8E4M3: 448.0, DType.FP8E5M2: 57344.0, DType.FP6E2M3: 7.5, DType.FP6E3M2: 28.0}
+_LARGEST |= {DType.FP4E2M1: 6.0, DType.FP8UE8M0: 2.0**127}
+#: At most so many, in which no arithmetic is.
+_EIGHT_BITS = [DType(name) for name in ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1", "fp8ue8m0")]
 _STORED = dict.fromkeys(_LARGEST, "float32") | {DType.INT4: "int8", DType.INT48: "int64", DType.FP16: "float16"}
 _BITS = {DType.INT8: 8, DType.INT16: 16, DType.INT32: 32, DType.INT48: 48}
 

@@ -19,7 +19,8 @@ PLACE = "arm_place"
 INTERVAL = "arm_interval"
 #: Metadata of a ``where`` between the results of two branches, of which one alone is computed while it is calibrated.
 CHOICE = "arm_choice"
-_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_LAYERS = os.path.join(os.path.dirname(os.path.dirname(__file__)), "arm_recipes", "")
+_NOT_THEIRS = (os.path.join(os.path.dirname(torch.__file__), ""), _LAYERS)
 _QUANTIZE = ("quantized_decomposed::quantize_per_tensor", "quantized_decomposed::quantize_per_channel")
 _DEQUANTIZE = ("quantized_decomposed::dequantize_per_tensor", "quantized_decomposed::dequantize_per_channel")
 
@@ -195,13 +196,13 @@ def is_float(node: Node) -> bool:
 def source_line(node: Node) -> str:
     """``file:line`` of the user's model that made ``node``, empty if the trace does not say.
 
-    PyTorch's own lines, as that of every convolution in ``nn.Conv2d``, tell nothing: they are only for models that
-    have no other.
+    PyTorch's own lines, as that of every convolution in ``nn.Conv2d``, and ours tell nothing: they are only for models
+    that have no other.
     """
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if 'File "' in line]
     if not lines:
         return ""
-    theirs = [line for line in lines if not line.removeprefix('File "').startswith(_TORCH)]
+    theirs = [line for line in lines if not line.removeprefix('File "').startswith(_NOT_THEIRS)]
     file, line, *_ = (theirs or lines)[-1].removeprefix("File ").split(", ")
     return f"{file.strip(chr(34))}:{line.removeprefix('line ')}"
 

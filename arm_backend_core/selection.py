@@ -13,8 +13,16 @@ from torch.fx import Node
 from arm_backend_core import events
 from arm_backend_core.errors import Fault, ModelError, Unsupported
 from arm_backend_core.lowering import Lowering
-from arm_backend_core.nodes import is_dequantize, is_quantize, keep_reason, operator_name, source_line
-from arm_backend_core.ops.loops import LOOP_OUT
+from arm_backend_core.nodes import (
+    in_words,
+    is_dequantize,
+    is_quantize,
+    keep_reason,
+    operator_name,
+    overload_of,
+    source_line,
+)
+from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.program import constants_of
 from arm_backend_core.splice import Part
@@ -139,6 +147,7 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
         torn = _torn(order, walk, refusals)
         if not torn:
             _check_loops(order, refusals, target)
+            _check_own(refusals, target)
             return Selection(program, walk, order, refusals)
         floats = {node for node in torn if target.floating and not is_dequantize(node)} - walk.floats
         if floats:  # functions and moved data that are read as real numbers are computed as such
@@ -165,6 +174,19 @@ def _check_loops(order: Sequence[Node], refusals: dict[Node, Unsupported], targe
             advice = 'a known number of rounds, its body as a method of its own, or extensions=["cf"] for TOSA'
             what = f"a while_loop cannot be exported for {target.name}, and the CPU has none"
             raise ModelError(f"{what}. {why.rstrip('.')}. Choose {advice}")
+
+
+def _check_own(refusals: dict[Node, Unsupported], target: Target) -> None:
+    """What PyTorch has no operator for has no kernel on the CPU.
+
+    Raises:
+        ModelError: one stays there.
+    """
+    for node, refusal in refusals.items():
+        overload = overload_of(node.target)
+        if overload is not None and overload.namespace == LOOP_OUT.namespace and overload not in (LOOP_IN, LOOP_OUT):
+            what = f"{in_words(node)} cannot be exported for {target.name}: {refusal.reason}. The CPU has no kernel"
+            raise ModelError(f"{what} for block-scaled layers; TOSA_FP has, with extensions=['mxfp']")
 
 
 def _torn(order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupported]) -> dict[Node, Unsupported]:

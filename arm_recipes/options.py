@@ -19,7 +19,8 @@ class Option:
     """A keyword argument of ``ExportRecipe.get_recipe``.
 
     Attributes:
-        group: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes), "ethos-u" or "ethos-u85".
+        group: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes), "tosa-fp", "ethos-u" or
+            "ethos-u85".
         expects: the accepted values in words, for error messages and the command line.
         problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
         default: value when the argument is not given; None means "the target's default".
@@ -71,6 +72,10 @@ def _is_names(value: Any) -> str | None:
     if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)):
         return "not a list of str"
     return None
+
+
+def _is_format(value: Any) -> str | None:
+    return None if value is None or value in MX_FORMATS else "none of these"
 
 
 def _is_improve(value: Any) -> str | None:
@@ -174,6 +179,9 @@ NAMED_IMPROVEMENTS = ("rounding",)
 #: What an NPU takes more than 2 % more cycles for: there it is made where it is named.
 _DEAR = ("norms",)
 
+#: Elements of blocks of 32 channels; ``arm_backend_core.ops.block_scaled`` has what they are.
+MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
+
 #: What programs for Ethos-U are compiled for: fewest cycles, least memory, or the better of both.
 GOALS = ("auto", "performance", "size")
 
@@ -196,6 +204,7 @@ OPTIONS: dict[str, Option] = {
         Option("flash_budget", "ethos-u", _BUDGET, _is_budget),
         Option("direct_drive", "ethos-u85", "a bool", _is_bool, default=False),
         Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _is_names),
+        Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _is_format),
         Option("per_channel", "int", "a bool", _is_bool, default=True),
         Option("precisions", "int", _PRECISIONS, precisions.problem),
         Option("calibration", "int", _CALIBRATION, _is_calibration),
@@ -219,6 +228,8 @@ def groups(recipe: str) -> frozenset[str]:
         names.add("ethos-u")
     else:
         names.add("tosa")
+    if recipe == "TOSA_FP":
+        names.add("tosa-fp")
     if recipe.startswith("ETHOSU_U85"):
         names.add("ethos-u85")
     return frozenset(names)
@@ -249,6 +260,7 @@ def check(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _unknown(recipe: str, name: str, names: list[str]) -> str:
     if name in OPTIONS:
         kinds = {"ethos-u": "Ethos-U", "ethos-u85": "Ethos-U85", "int": "quantizing", "tosa": "TOSA and VGF"}
+        kinds["tosa-fp"] = "TOSA_FP"
         hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
     else:
         near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)

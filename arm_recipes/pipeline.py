@@ -229,6 +229,11 @@ class Pipeline:
     def _default_stages(self) -> Iterable[StageType]:
         quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
         if quantization is not None and quantization.ao_quantization_configs:
+            captured = [name for name, model in self._models.items() if isinstance(model, ExportedProgram)]
+            if captured:
+                raise ValueError(
+                    f"model: '{captured[0]}' is captured already, and the recipe exchanges layers; give the nn.Module"
+                )
             yield StageType.SOURCE_TRANSFORM
         if quantization is not None and quantization.quantizers:
             yield StageType.QUANTIZE

@@ -59,6 +59,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
     from arm_backend_core import partitioner, quantizer
     from arm_recipes.observers import OBSERVERS
     from arm_recipes.stages import edge_manager
+    from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.budgets import CheckBudgets
     from arm_recipes.stages.lowering import lowering_recipe
     from arm_recipes.stages.quantization import quantization_recipe
@@ -67,7 +68,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
-    quantization = None
+    quantization = mx_recipe(given["mx"]) if given.get("mx") else None
     passes: list[Any] = [edge_manager.initial_state, edge_manager.whole_remainders, edge_manager.written_once]
     if precision != "FP":
         chosen = getattr(quantizer, f"{prefix}Quantizer")(spec)

@@ -84,6 +84,8 @@ def _vgf(tosa_spec: str, given: Options) -> ArmCompileSpec:
     from arm_backend_core.targets.compile_spec import VgfCompileSpec
 
     extended = _extended(tosa_spec, given)
+    if "mxfp" in extended.split("+"):
+        raise ValueError("extensions: the VGF converter takes no block-scaled types ('mxfp'); TOSA_FP does")
     if "controlflow" in extended.split("+"):
         raise ValueError("extensions: the VGF converter takes no control flow ('cf'); torch.cond runs without it")
     return VgfCompileSpec(extended)
@@ -98,11 +100,12 @@ def _extended(tosa_spec: str, given: Options) -> str:
     from arm_backend_core.targets.target import EXTENSIONS, SYNONYMS
 
     added = [SYNONYMS.get(name, name) for name in given["extensions"] or ()]
+    added += ["mxfp"] * bool(given.get("mx"))
     for name in added:
         if name not in EXTENSIONS:
             near = get_close_matches(name.lower(), EXTENSIONS, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise ValueError(f"extensions: TOSA 1.0 has no {name!r}; {hint}(allowed: {', '.join(EXTENSIONS)})")
+            raise ValueError(f"extensions: TOSA has no {name!r}; {hint}(allowed: {', '.join(EXTENSIONS)})")
     return "+".join(dict.fromkeys([*tosa_spec.split("+"), *added]))
 
 

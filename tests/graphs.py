@@ -67,9 +67,12 @@ def compiles(name: str, flatbuffer: bytes) -> bool:
 
 
 def tosa_opt(flatbuffer: bytes, target: Target) -> str | None:
-    """What strict validation against TOSA 1.0 and the target's profiles and extensions says, None if nothing."""
+    """What strict validation against the target's version, profiles and extensions says, None if nothing."""
     profiles = ",".join(f"pro_{profile.lower()}" for profile in sorted(target.profiles))
-    environment = f"specification_version=1.0 profiles={profiles} extensions={','.join(sorted(target.extensions))}"
+    version = target.version_text + ".draft" * (target.version > (1, 0))
+    extensions = sorted(target.extensions)
+    extensions += ["mxfp_conv"] * ("mxfp" in extensions)  # two for the validator, one in the draft's text
+    environment = f"specification_version={version} profiles={profiles} extensions={','.join(extensions)}"
     with tempfile.TemporaryDirectory() as folder:
         file, empty = Path(folder, "graph.tosa"), Path(folder, "empty.mlir")
         file.write_bytes(flatbuffer)

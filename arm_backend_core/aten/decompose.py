@@ -303,8 +303,10 @@ class _Writer:
 
 
 def _is_composite(node: Node, constants: Container[Node]) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target.namespace != "aten":
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
+    if node.target.namespace != "aten":
+        return composite(node) is not None
     if _is_empty(node):  # no target has such tensors, and the CPU has no kernels for composites
         return find(node) is None
     if node.target is aten.view_as_complex.default:

@@ -1,6 +1,7 @@
 """Importing this module registers every operator family."""
 
 from arm_backend_core.ops import (  # noqa: F401
+    block_scaled,
     casting,
     convolution,
     division,
@@ -19,5 +20,6 @@ from arm_backend_core.ops import (  # noqa: F401
     unary,
 )
 from arm_backend_core.ops.composites import algebra, arithmetic, attention, fake_quantize, order, windows  # noqa: F401
+from arm_backend_core.ops.composites import block_scaled as blocks  # noqa: F401
 from arm_backend_core.ops.composites import movement as moved  # noqa: F401
 from arm_backend_core.ops.composites import resize as resized  # noqa: F401

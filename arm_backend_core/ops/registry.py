@@ -99,6 +99,7 @@ class Composite:
 
 _RECORDS: dict[OpOverload, Record | Composite] = {}
 _MARKS: dict[OpOverload, Record | Composite] = {}  #: of operators of our own
+_FOREIGN: dict[str, Composite] = {}  #: of operators of libraries that may not be loaded, by name
 Entry = TypeVar("Entry", Record, Composite)
 
 
@@ -150,6 +151,22 @@ def made_of(*overloads: OpOverload, **facts: bool) -> Callable[[Rule], Rule]:
     return decorate
 
 
+def made_of_foreign(name: str) -> Callable[[Rule], Rule]:
+    """Decorator as ``made_of`` for an operator of a library that may not be loaded, such as ``library::name``.
+
+    Raises:
+        ValueError: the operator has a record already.
+    """
+
+    def decorate(parts: Rule) -> Rule:
+        if name in _FOREIGN:
+            raise ValueError(f"{name} is registered twice")
+        _FOREIGN[name] = Composite((), parts)
+        return parts
+
+    return decorate
+
+
 def find(node: torch.fx.Node) -> Record | None:
     """The record by which a node's operator is lowered, None if it has none."""
     record = _record(node)
@@ -164,7 +181,14 @@ def composite(node: torch.fx.Node) -> Composite | None:
 
 def _record(node: torch.fx.Node) -> Record | Composite | None:
     overload = overload_of(node.target) if node.op == "call_function" else None
-    return None if overload is None else records().get(overload) or _MARKS.get(overload)
+    if overload is None:
+        return None
+    return records().get(overload) or _MARKS.get(overload) or _FOREIGN.get(overload.name())
+
+
+def every_record() -> Mapping[OpOverload | str, Record | Composite]:
+    """Also of our own operators, and by name of those whose library may not be loaded."""
+    return dict([*records().items(), *_MARKS.items(), *_FOREIGN.items()])
 
 
 def records() -> Mapping[OpOverload, Record | Composite]:

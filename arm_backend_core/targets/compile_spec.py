@@ -54,7 +54,7 @@ class ArmCompileSpec(ABC):
     def tosa_spec(self) -> str:
         """The TOSA version, profiles and extensions, for example ``TOSA-1.0+INT+int16``."""
         parts = [name for name in ("INT", "FP") if name in self.target.profiles]
-        return "+".join(["TOSA-1.0", *parts, *sorted(self.target.extensions)])
+        return "+".join([f"TOSA-{self.target.version_text}", *parts, *sorted(self.target.extensions)])
 
     @property
     def debug_mode(self) -> ArmCompileSpec.DebugMode | None:
@@ -209,7 +209,7 @@ class VgfCompileSpec(ArmCompileSpec):
         compiler_flags: flags of the model converter, for example ``["--emit-debug-info"]``.
 
     Raises:
-        ValueError: ``tosa_spec`` is malformed, or the converter does not take a flag.
+        ValueError: ``tosa_spec`` is malformed or later than 1.0, or the converter does not take a flag.
         ArmBackendError: the model converter is missing or too old.
     """
 
@@ -219,7 +219,8 @@ class VgfCompileSpec(ArmCompileSpec):
     def __init__(self, tosa_spec: str = "TOSA-1.0+INT+FP+int16", compiler_flags: Sequence[str] | None = None) -> None:
         from arm_backend_core.workers import model_converter
 
-        super().__init__(
-            Target.from_tosa_spec(str(tosa_spec), family="vgf"), model_converter.split_flags(compiler_flags or ())
-        )
+        target = Target.from_tosa_spec(str(tosa_spec), family="vgf")
+        if target.version > (1, 0):
+            raise ValueError(f"tosa_spec: the VGF converter takes TOSA 1.0; '{tosa_spec}' is {target.version_text}")
+        super().__init__(target, model_converter.split_flags(compiler_flags or ()))
         model_converter.check_converter(tuple(self.compiler_flags))

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
 
-#: Names of TOSA's profiles and extensions (TOSA 1.0, section 1.4).
+#: Names of TOSA's profiles and extensions (TOSA 1.0, section 1.4; "mxfp" of the draft of 1.1).
 PROFILES = ("INT", "FP")
 EXTENSIONS = (
     "int16",
@@ -20,7 +20,10 @@ EXTENSIONS = (
     "controlflow",
     "doubleround",
     "inexactround",
+    "mxfp",
 )
+#: The TOSA version that an extension is of, where it is not 1.0.
+_SINCE = {"mxfp": (1, 1)}
 #: What ExecuTorch calls some of them.
 SYNONYMS = {"cf": "controlflow", "var": "variable"}
 
@@ -83,12 +86,16 @@ class Target:
     ) -> Target:
         """Parse ``TOSA-<version>+<profile or extension>...``, for example ``TOSA-1.0+INT+int16``.
 
+        The version is that of what is named: 1.1 with an extension that only its draft has.
+
         Raises:
-            ValueError: the version is not 1.0, a part is unknown, or no profile is named.
+            ValueError: the version is another one, a part is unknown, or no profile is named.
         """
         version, *parts = (SYNONYMS.get(part, part) for part in spec.split("+"))
-        if version not in ("TOSA-1.0", "TOSA-1.0.0"):
-            raise ValueError(f"tosa_spec: '{spec}' must start with 'TOSA-1.0', the only version that is written")
+        later = max((_SINCE.get(part, (1, 0)) for part in parts), default=(1, 0))
+        if version not in ("TOSA-1.0", "TOSA-1.0.0") and (version != "TOSA-1.1" or later != (1, 1)):
+            only = ", ".join(f"'{name}'" for name in _SINCE)
+            raise ValueError(f"tosa_spec: '{spec}' must start with 'TOSA-1.0'; 1.1 is written for {only} alone")
         unknown = [part for part in parts if part not in PROFILES + EXTENSIONS]
         if unknown:
             raise ValueError(
@@ -98,4 +105,4 @@ class Target:
         profiles = frozenset(part for part in parts if part in PROFILES)
         if not profiles:
             raise ValueError(f"tosa_spec: '{spec}' names no profile; add '+INT', '+FP' or both")
-        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs)
+        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later)

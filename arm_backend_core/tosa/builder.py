@@ -152,26 +152,56 @@ class Builder:
         kind = "DEPTHWISE_CONV2D" if depthwise else "CONV2D"
         kernel = weight.shape[:2] if depthwise else weight.shape[1:3]
         channels = weight.shape[2] * weight.shape[3] if depthwise else weight.shape[0]
-        n, h, w, _ = x.shape
-        spans = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
-        remainder = [(size + pad[2 * i] + pad[2 * i + 1] - spans[i]) % stride[i] for i, size in enumerate((h, w))]
-        if any(remainder):  # TOSA wants the window to end exactly at the padded edge (ERROR_IF in CONV2D).
-            x, pad = self._fit_window(x, list(pad), remainder)
-            n, h, w, _ = x.shape
-        out_h = (h + pad[0] + pad[1] - spans[0]) // stride[0] + 1
-        out_w = (w + pad[2] + pad[3] - spans[1]) // stride[1] + 1
-        attrs = {"pad": list(pad), "stride": list(stride), "dilation": list(dilation)}
+        x, shape, attrs = self._windowed(x, kernel, channels, pad, stride, dilation)
         try:
-            return self._accumulate(kind, (x, weight, bias), (n, out_h, out_w, channels), zps, **attrs)
+            return self._accumulate(kind, (x, weight, bias), shape, zps, **attrs)
         except Unsupported:
             if not any(pad):
                 raise
         # Ethos-U55 and U65 pad no window that moves by more than three.
+        pad = attrs["pad"]
         written = self.pad(x, [(0, 0), (pad[0], pad[1]), (pad[2], pad[3]), (0, 0)], zps[0])
         how: dict[str, Any] = {"stride": stride, "dilation": dilation, "zps": zps, "depthwise": depthwise}
         return self.conv2d(written, weight, bias, pad=(0, 0, 0, 0), **how)
 
     depthwise_conv2d = partialmethod(conv2d, depthwise=True)
+
+    def mx_conv2d(
+        self,
+        x: Value,
+        weight: Value,
+        scales: Value,
+        bias: Value,
+        *,
+        pad: Sequence[int],
+        stride: Sequence[int],
+        dilation: Sequence[int],
+    ) -> Value:
+        """x [N, H, W, IC] in blocks of the weight's type, weight [OC, KH, KW, IC], scales [OC, KH, KW, IC / 32]."""
+        x, shape, attrs = self._windowed(x, weight.shape[1:3], weight.shape[0], pad, stride, dilation)
+        return self.emit("MX_CONV2D", (x, weight, scales, bias), shape, DType.FP32, **attrs)
+
+    def _windowed(
+        self,
+        x: Value,
+        kernel: Sequence[int],
+        channels: int,
+        pad: Sequence[int],
+        stride: Sequence[int],
+        dilation: Sequence[int],
+    ) -> tuple[Value, tuple[int, ...], dict[str, list[int]]]:
+        """What a window reads of x, the result's shape, and the attributes.
+
+        TOSA wants the window to end exactly at the padded edge (ERROR_IF in CONV2D).
+        """
+        spans = [dilation[i] * (kernel[i] - 1) + 1 for i in (0, 1)]
+        sizes = [x.shape[1 + i] + pad[2 * i] + pad[2 * i + 1] - spans[i] for i in (0, 1)]
+        remainder = [size % step for size, step in zip(sizes, stride, strict=True)]
+        if any(remainder):
+            x, pad = self._fit_window(x, list(pad), remainder)
+        positions = [size // step + 1 for size, step in zip(sizes, stride, strict=True)]
+        attrs = {"pad": list(pad), "stride": list(stride), "dilation": list(dilation)}
+        return x, (x.shape[0], *positions, channels), attrs
 
     def _accumulate(
         self, kind: str, inputs: tuple[Value, ...], shape: Sequence[int], zps: tuple[int, int], **attrs: Any

@@ -89,12 +89,19 @@ class Op:
     @property
     def work(self) -> int:
         """Multiply-accumulates, of other operators elements of the largest operand or result; at least 1."""
-        if "weight_zp" in self.attrs:  # the weights of one result, for each result; of TRANSPOSE_CONV2D operand
+        if (weight := self.weight) is not None:  # those of one result, for each result; of TRANSPOSE_CONV2D operand
             windows = self.inputs[0] if self.kind == "TRANSPOSE_CONV2D" else self.output
-            return windows.size * self.inputs[1].size // windows.shape[-1] or 1
+            return windows.size * weight.size // windows.shape[-1] or 1
         if self.kind == "MATMUL":
             return self.inputs[0].size * self.output.shape[-1] or 1
         return max(value.size for value in (*self.inputs, self.output) if value.data is None) or 1
+
+    @property
+    def weight(self) -> Value | None:
+        """What a convolution multiplies by: the operand before the bias, or before its own scales."""
+        if "weight_zp" in self.attrs:
+            return self.inputs[-2]
+        return self.inputs[-3] if "dilation" in self.attrs else None
 
     @property
     def results(self) -> list[Value]:

@@ -1,4 +1,4 @@
-"""TOSA graph -> TOSA 1.0.0 flatbuffer."""
+"""TOSA graph -> TOSA flatbuffer, 1.0.0 unless an operator is of the draft of 1.1."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class _Writer:
         self.locations = locations
         self.waiting: list[tuple[str, Graph]] = [("", graph)]  # one that an operator holds has a region of its own
         # The default would be the 1.1 draft, which neither Vela nor the model converter takes.
-        self.out = tosa_serializer.TosaSerializer("", targetMajor=1, targetMinor=0, targetPatch=0, targetDraft=False)
+        major, minor = _version(graph)
+        self.out = tosa_serializer.TosaSerializer(
+            "", targetMajor=major, targetMinor=minor, targetPatch=0, targetDraft=minor > 0
+        )
 
     def write(self) -> bytes:
         for region, graph in self.waiting:  # grows
@@ -117,6 +120,13 @@ class _Writer:
         if name in ("min_val", "max_val"):
             return list(_scalar_bytes(value, op.output.dtype))
         return value
+
+
+def _version(graph: Graph) -> tuple[int, int]:
+    """The first that has all operators."""
+    plain = [op for op in graph.walk() if not op.graphs]
+    versions = (OPERATORS[op.kind].since([x.dtype for x in op.inputs], op.output.dtype) for op in plain)
+    return max(versions, default=(1, 0))
 
 
 def _scalar_bytes(value: float, dtype: DType) -> bytes:

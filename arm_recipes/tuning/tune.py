@@ -100,7 +100,7 @@ def tune(
 def _check_recipe(recipe: Any) -> None:
     if not isinstance(recipe, ArmRecipe):
         raise TypeError(f"recipe: must be ExportRecipe.get_recipe(ArmRecipeType....), got {type(recipe).__name__}")
-    if recipe.quantization_recipe is None:
+    if recipe.quantization_recipe is None or not recipe.quantization_recipe.quantizers:
         raise ValueError(f"recipe: {recipe.type_name} quantizes nothing; take one for INT8")
     if recipe.options.get("precisions"):
         raise ValueError("recipe: it has precisions already; leave them out, tune chooses them")

@@ -72,7 +72,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (
             ArmRecipeType.TOSA_A16W8,
             {"extensions": ["fp8e4m4"]},
-            r"extensions: TOSA 1.0 has no 'fp8e4m4'; did you mean 'fp8e4m3'\? \(allowed: int16, ",
+            r"extensions: TOSA has no 'fp8e4m4'; did you mean 'fp8e4m3'\? \(allowed: int16, ",
         ),
         (ArmRecipeType.VGF_FP, {"extensions": ["cf"]}, "the VGF converter takes no control flow"),
         (U85, {"extensions": ["bf16"]}, "'extensions'; it belongs to TOSA and VGF recipes"),
@@ -138,6 +138,8 @@ def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
         expected |= {"direct_drive"}
     if recipe not in ETHOS_U:
         expected |= {"extensions"}
+    if recipe is ArmRecipeType.TOSA_FP:
+        expected |= {"mx"}
     assert set(options.allowed(recipe.name)) == expected
 
 

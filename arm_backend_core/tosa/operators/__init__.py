@@ -6,11 +6,11 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op
-from arm_backend_core.tosa.operators import elementwise, movement, windows
+from arm_backend_core.tosa.operators import block_scaled, elementwise, movement, windows
 from arm_backend_core.tosa.operators.record import LEVEL_8K, OPERATORS, Array, Operator
 
 __all__ = ["ELEMENTWISE", "LEVEL_8K", "OPERATORS", "UNARY", "Array", "Operator", "evaluate"]
-_FAMILIES = (elementwise, movement, windows)
+_FAMILIES = (elementwise, movement, windows, block_scaled)
 
 #: Every element of the result depends on one element of each operand; attributes do not name dimensions.
 ELEMENTWISE = frozenset(kind for kind, record in OPERATORS.items() if record.elementwise)

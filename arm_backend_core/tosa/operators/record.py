@@ -46,6 +46,10 @@ _TYPES = {
     "f32": DType.FP32,
     "e4m3": DType.FP8E4M3,
     "e5m2": DType.FP8E5M2,
+    "e2m3": DType.FP6E2M3,
+    "e3m2": DType.FP6E3M2,
+    "e2m1": DType.FP4E2M1,
+    "ue8m0": DType.FP8UE8M0,
 }
 
 
@@ -152,6 +156,11 @@ class Operator:
         """The most exact type that sums can be kept in."""
         rows = [row for row in self.rows if row.inputs[: len(inputs)] == inputs]
         return rows[-1].accumulator or rows[-1].output if rows else inputs[0]
+
+    def since(self, inputs: Sequence[DType], output: DType) -> tuple[int, int]:
+        """The first TOSA version that has this operator on these element types."""
+        rows = self._by_types[tuple(inputs[:1] if self.variadic else inputs), output]
+        return min(row.version for row in rows)
 
     def type_refusal(self, inputs: Sequence[DType], output: DType, target: Target) -> str | None:
         """Why ``target`` has no such operator on these element types, or None if it has."""

@@ -43,8 +43,8 @@ def window_axes(op: Op) -> list[Axis]:
     """Height and width (before them the depth, for CONV3D) of a convolution or pool, with its window."""
     sizes = op.inputs[0].shape[1:-1]
     kernel: Sequence[int] = op.attrs.get("kernel", ())
-    if len(op.inputs) > 1:
-        weight = op.inputs[1].shape
+    if op.weight is not None:
+        weight = op.weight.shape
         kernel = weight[:2] if op.kind == "DEPTHWISE_CONV2D" else weight[1:-1]
     pad, stride, dilation = op.attrs["pad"], op.attrs["stride"], op.attrs.get("dilation", (1,) * len(sizes))
     names = ("depth", "height", "width")[-len(sizes) :]
@@ -54,7 +54,8 @@ def window_axes(op: Op) -> list[Axis]:
     ]
 
 
-def _window_offences(op: Op) -> Iterator[str]:
+def window_offences(op: Op) -> Iterator[str]:
+    """What no window may be (TOSA 1.0, the ERROR_IFs of CONV2D and the level's limits)."""
     for name in ("kernel", "stride", "dilation", "pad"):
         values, least = op.attrs.get(name, ()), 0 if name == "pad" else 1
         if any(value < least for value in values):
@@ -84,7 +85,7 @@ def _conv_offences(op: Op) -> Iterator[str]:
     if op.kind == "TRANSPOSE_CONV2D":
         yield from _transposed_offences(op)
     else:
-        yield from _window_offences(op)
+        yield from window_offences(op)
 
 
 def _transposed_offences(op: Op) -> Iterator[str]:
@@ -107,14 +108,16 @@ def _transposed_shape(op: Op) -> Shape:
     return n, (h - 1) * stride[0] + pad[0] + pad[1] + kh, (w - 1) * stride[1] + pad[2] + pad[3] + kw, oc
 
 
-def _conv_shape(op: Op) -> Shape:
-    weight = op.inputs[1].shape
+def conv_shape(op: Op) -> Shape:
+    """[N, height, width, OC], of a volume with its depth."""
+    assert op.weight is not None
+    weight = op.weight.shape
     channels = weight[2] * weight[3] if op.kind == "DEPTHWISE_CONV2D" else weight[0]
     return op.inputs[0].shape[0], *(axis.out for axis in window_axes(op)), channels
 
 
 def _pool_offences(op: Op) -> Iterator[str]:
-    yield from _window_offences(op)
+    yield from window_offences(op)
     for axis in window_axes(op):
         if max(axis.before, axis.after) >= axis.kernel:
             yield f"padding {axis.before}, {axis.after} in {axis.name} (less than the kernel, {axis.kernel})"
@@ -130,9 +133,9 @@ _conv: dict[str, Any] = {
     "conditions": _conv_offences,
 }
 _transposed = {**_conv, "fields": ("out_pad", "stride", "local_bound", "acc_type")}
-define("CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], _conv_shape, **_conv)
-define("CONV3D", _CONV, [(5, 5), (5, 5), (1, 1)], _conv_shape, **_conv)
-define("DEPTHWISE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], _conv_shape, **_conv)
+define("CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
+define("CONV3D", _CONV, [(5, 5), (5, 5), (1, 1)], conv_shape, **_conv)
+define("DEPTHWISE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], conv_shape, **_conv)
 define("TRANSPOSE_CONV2D", _CONV, [(4, 4), (4, 4), (1, 1)], _transposed_shape, **_transposed)
 define(
     "AVG_POOL2D",

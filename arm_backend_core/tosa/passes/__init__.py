@@ -10,6 +10,7 @@ from arm_backend_core.tosa.graph import Graph
 from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import booleans, fold, fuse, merge, split, transpose
+from arm_backend_core.tosa.passes.block_scaled import write_block_scaled
 from arm_backend_core.tosa.passes.branches import write_branches
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
@@ -57,6 +58,7 @@ LAST_PASSES: tuple[tuple[Pass, str], ...] = (
     (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
     (narrow_weights, "the others compute with int8"),
     (make_outputs_distinct, "the others remove IDENTITY and share equal results"),
+    (write_block_scaled, "before branches take what they read; the others know operators of one result"),
     (write_branches, "last: an operator that holds graphs is none that the others know"),
 )
 

@@ -1,0 +1,65 @@
+"""Block-scaled floating point: elements of 4 to 8 bits, and a power of two for every 32 channels ("mxfp").
+
+Of the draft of TOSA 1.1 as tosa-tools 2026.5 have it; a later draft has these as types of the usual operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from arm_backend_core.tosa.graph import Op
+from arm_backend_core.tosa.operators.record import DIMENSIONS, define, same_shape
+from arm_backend_core.tosa.operators.windows import conv_shape, window_offences
+
+#: Elements that share a power of two.
+BLOCK = 32
+_ELEMENTS = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
+
+
+def _cast_offences(op: Op) -> Iterator[str]:
+    if op.inputs[0].shape[-1] % BLOCK:
+        yield f"{op.inputs[0].shape[-1]} channels ({BLOCK} or a multiple); pad with 0"
+
+
+def _conv_offences(op: Op) -> Iterator[str]:
+    x, weight, scales, bias = op.inputs[0], *op.inputs[-3:]
+    if x.shape[-1] % BLOCK:
+        yield f"{x.shape[-1]} channels ({BLOCK} or a multiple); pad with 0"
+    if weight.shape[-1] != x.shape[-1] or scales.shape != (*weight.shape[:3], x.shape[-1] // BLOCK):
+        yield f"weights {weight!r} in blocks {scales!r} on {x!r}"
+    if bias.shape[0] not in (1, weight.shape[0]):
+        yield f"a bias of {bias.shape[0]} for {weight.shape[0]} channels"
+    yield from window_offences(op)
+
+
+_WINDOW: dict[str, Any] = {
+    "operands": (("pad", "shape"), ("stride", "shape"), ("dilation", "shape")),
+    "conditions": _conv_offences,
+}
+_IMAGE = (4, 4)
+define(
+    "CAST_TO_BLOCK_SCALED",
+    " ".join(f"f32>{t}:mxfp@1.1" for t in _ELEMENTS),
+    [DIMENSIONS],
+    same_shape,
+    fields=("block_size",),
+    conditions=_cast_offences,
+)
+define(
+    "CONV2D_BLOCK_SCALED",
+    " ".join(f"{t},ue8m0,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENTS),
+    [*[_IMAGE] * 4, (1, 1)],
+    conv_shape,
+    fields=("block_size",),
+    **_WINDOW,
+)
+#: CONV2D_BLOCK_SCALED and the CAST_TO_BLOCK_SCALED of its input as one, see ``passes/block_scaled``.
+define(
+    "MX_CONV2D",
+    " ".join(f"f32,{t},ue8m0,f32>f32:mxfp@1.1" for t in _ELEMENTS),
+    [*[_IMAGE] * 3, (1, 1)],
+    conv_shape,
+    mark=True,
+    **_WINDOW,
+)
