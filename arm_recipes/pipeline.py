@@ -178,6 +178,8 @@ class Pipeline:
             self._run(kind, stage)
             self._seconds[kind.value] = time.perf_counter() - start
             self._artifact = stage.get_artifacts()
+            if kind is StageType.SOURCE_TRANSFORM:
+                self._tell_transformed()
             if isinstance(stage, FastQuantizeStage):
                 self._originals = stage.originals
             if kind is StageType.TORCH_EXPORT:
@@ -290,6 +292,17 @@ class Pipeline:
         if self._shares_state:
             arrange_rows(copies, self._recipe)
         self._artifact = self._artifact.copy_with_new_data(copies)
+
+    def _tell_transformed(self) -> None:
+        from arm_recipes.stages.block_scaled import is_mx_recipe, left_float  # imports torchao
+
+        if not is_mx_recipe(self._recipe.quantization_recipe):
+            return
+        for name, model in self._artifact.data.items():
+            told, none = left_float(model, name)
+            self._notes += told
+            if none:
+                self._note(f"no layer of '{name}' is block-scaled, in spite of mx")
 
     def _warn_about_boundary(self) -> None:
         for name, program in self._programs.items():

@@ -56,11 +56,39 @@ class MXConv2d(nn.Conv2d):
         return result
 
 
+_MX = (MXLinear, MXConv2d)
+
+
 def is_mx_layer(module: nn.Module, name: str = "") -> bool:
     """Whether a layer has such a form: no groups, and padding with a number of zeros."""
-    if type(module) is nn.Conv2d:
-        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
-    return type(module) is nn.Linear
+    return isinstance(module, (nn.Linear, nn.Conv2d)) and not isinstance(module, _MX) and _obstacle(module) is None
+
+
+def _obstacle(module: nn.Module) -> str | None:
+    if type(module) not in (nn.Linear, nn.Conv2d):
+        return f"a {type(module).__name__}"
+    if not isinstance(module, nn.Conv2d):
+        return None
+    if module.groups != 1:
+        return f"groups={module.groups}"
+    if module.padding_mode != "zeros" or isinstance(module.padding, str):
+        return f"padding={module.padding!r}, padding_mode={module.padding_mode!r}"
+    return None
+
+
+def left_float(model: nn.Module, method: str) -> tuple[list[str], bool]:
+    """Sentences on the layers of a transformed ``model`` that are not block-scaled, and whether none is."""
+    layers = {
+        name: layer
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.modules.conv._ConvTransposeNd))
+    }
+    told = [
+        f"'{name or type(layer).__name__}' of '{method}' is not block-scaled: {_obstacle(layer)}"
+        for name, layer in layers.items()
+        if not isinstance(layer, _MX)
+    ]
+    return told, len(told) == len(layers)
 
 
 @register_quantize_module_handler(MXConfig)
@@ -75,3 +103,9 @@ def _rounding(module: nn.Module, config: MXConfig) -> nn.Module:
 def mx_recipe(format: str) -> QuantizationRecipe:
     """What a recipe does for ``mx=format``."""
     return QuantizationRecipe(ao_quantization_configs=[AOQuantizationConfig(MXConfig(format), is_mx_layer)])
+
+
+def is_mx_recipe(recipe: QuantizationRecipe | None) -> bool:
+    """Whether it is such a recipe."""
+    configs = recipe.ao_quantization_configs if recipe is not None else None
+    return any(isinstance(config.ao_base_config, MXConfig) for config in configs or ())

@@ -96,9 +96,10 @@ def test_one_keyword_of_the_recipe(format: str) -> None:
         nn.Conv2d(3, 40, 3), nn.ReLU(), nn.Conv2d(40, 40, 3, groups=40), nn.Flatten(), nn.Linear(640, 64)
     ).eval()
     x = torch.randn(2, 3, 8, 8)
-    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, mx=format), (x,), verify=True)
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, mx=format), (x,))
     plain = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), (x,))
     assert type(model[0]) is nn.Conv2d
+    assert result.report.notes == ("'2' of 'forward' is not block-scaled: groups=40",)
     assert len(result.buffer) < 0.6 * len(plain.buffer)
     (output,) = load(result.buffer).run(x)
     noise = (output - model(x)).square().sum() / model(x).square().sum()
@@ -110,10 +111,18 @@ def test_bfloat16_stays_outside() -> None:
     layer = nn.Linear(64, 8).bfloat16().requires_grad_(False).eval()
     x = _spread((3, 64)).bfloat16()
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, mx="fp8e4m3", extensions=["bf16"])
-    (output,) = load(export(layer, recipe, (x,), verify=True).buffer).run(x)
+    (output,) = load(export(layer, recipe, (x,)).buffer).run(x)
     assert output.dtype is torch.bfloat16
     quantize_(layer, MXConfig("fp8e4m3"), is_mx_layer)
     assert torch.equal(output, layer(x))
+
+
+def test_no_layer_is_told() -> None:
+    """The weight is computed anew from two in each call, and no layer that torchao exchanges has it."""
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(32, 4)).eval()
+    with pytest.warns(UserWarning, match="no layer of 'forward' is block-scaled, in spite of mx"):
+        result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, mx="fp8e4m3"), (torch.ones(1, 32),))
+    assert result.report.notes[0] == "'ParametrizedLinear' of 'forward' is not block-scaled: a ParametrizedLinear"
 
 
 def test_what_is_a_layer() -> None:
