@@ -727,9 +727,14 @@ def _function_of_one(quantize: torch.fx.Node, held: Collection[str]) -> list[tor
 
 def _is_held(node: torch.fx.Node, held: Collection[str]) -> bool:
     """Whether a node is computed from constants alone."""
-    if node.op == "placeholder":
-        return node.name in held
-    return node.op == "get_attr" or all(_is_held(source, held) for source in node.all_input_nodes)
+    todo, seen = [node], {node}
+    while todo:
+        source = todo.pop()
+        if source.op == "placeholder" and source.name not in held:
+            return False
+        todo += [before for before in source.all_input_nodes if before not in seen]
+        seen.update(todo)
+    return True
 
 
 def _interval(found: list[list[Tensor]], exact: Tensor, quantize: torch.fx.Node) -> tuple[Tensor, Tensor]:
