@@ -50,6 +50,22 @@ AGAINST = {
 }
 """Imports that lead upwards or back all the same: (importing module, imported module or its package) -> why."""
 
+ONE_WAY = {
+    "_range": "it ends at a depth",
+    "feeds": "of operators with one operand, by which one path leads to each",
+    "turned": "of operators with one operand, by which one path leads to each",
+    "_widened": "of operators with one operand, by which one path leads to each",
+    "_readers": "of operators with one operand, by which one path leads to each",
+    "_is_shared": "a view has one source",
+    "_is_written": "a view has one source",
+    "_read_after": "a view has one source",
+}
+"""Functions that call themselves for each neighbour in a graph, and why there are not exponentially many paths.
+
+Others visit each node once (``nodes.readers_through``): 30 CONCATs of two parts of the one before are 2**30 paths.
+"""
+
+_NEIGHBOURS = {"users", "all_input_nodes", "inputs", "readers"}
 _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -134,6 +150,42 @@ def test_functions_can_be_read_without_scrolling() -> None:
             if (levels := _nesting(function)) > NESTING:
                 deep.append(f"{where}: {levels} levels")
     assert long + deep == []
+
+
+def _branches(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether it calls itself for each of several neighbours."""
+    loops: list[tuple[ast.expr, ast.AST]] = []
+    for node in ast.walk(function):
+        if isinstance(node, ast.For):
+            loops.append((node.iter, node))
+        elif isinstance(node, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
+            loops += [(generator.iter, node) for generator in node.generators]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "map":
+            called = ast.Call(node.args[0], [], [])
+            loops.append((node.args[1], called))
+    return any(
+        _NEIGHBOURS & _names(over)
+        and isinstance(node, ast.Call)
+        and ast.unparse(node.func).split(".")[-1] == function.name
+        for over, body in loops
+        for node in ast.walk(body)
+    )
+
+
+def _names(tree: ast.AST) -> set[str]:
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return names | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def test_walks_visit_a_node_once() -> None:
+    found = {
+        function.name
+        for package in (CORE, "arm_recipes")
+        for path in _sources(package)
+        for function in _functions(_tree(path))
+        if _branches(function)
+    }
+    assert found == ONE_WAY.keys()
 
 
 @pytest.mark.parametrize(

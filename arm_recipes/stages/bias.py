@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from arm_backend_core.aten.constants import attribute
-from arm_backend_core.nodes import PLACE
+from arm_backend_core.nodes import PLACE, readers_through
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.observer import WeightObserver
 from arm_recipes.stages.post_training import AT_A_TIME, Observed
@@ -178,11 +178,8 @@ def _rounded(model: Observed, node: Node) -> tuple[Node, Node | None] | None:
 
 def _is_normalized(node: Node) -> bool:
     """Whether an RMS norm reads it, or what is moved from it."""
-    kinds = {user: getattr(find(user), "kind", None) for user in node.users}
-    return any(
-        user.target is torch.ops.aten.rms_norm.default or (kind is Kind.SHARED and _is_normalized(user))
-        for user, kind in kinds.items()
-    )
+    readers = readers_through(node, lambda user: getattr(find(user), "kind", None) is Kind.SHARED)
+    return any(reader.target is torch.ops.aten.rms_norm.default for reader in readers)
 
 
 def _operand(node: Node, place: int) -> Node:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ from torch.fx import Node
 from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQuantizationSpec
 
-from arm_backend_core.nodes import PLACE, is_float
+from arm_backend_core.nodes import PLACE, is_float, readers_through
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantizer.annotator import ANNOTATION, connect
@@ -205,9 +204,9 @@ def _is_computed_with(node: Node) -> bool:
 
 def _is_returned(node: Node) -> bool:
     """Whether the model returns it, or what is moved of it, as float, and nothing else reads it."""
-    ends = (user.op == "output" and not user.meta.get(ANNOTATION) for user in node.users)
-    moved = (_moves(user) and _is_returned(user) for user in node.users)
-    return bool(node.users) and all(map(or_, ends, moved))
+    readers = list(readers_through(node, _moves))
+    ends = [reader for reader in readers if not _moves(reader) or not reader.users]
+    return bool(readers) and all(end.op == "output" and not end.meta.get(ANNOTATION) for end in ends)
 
 
 def _source(place: Place) -> Node:

@@ -50,18 +50,20 @@ def _fits(value: Value, dtype: DType) -> bool:
     return bool(least <= low and high <= most)
 
 
-def _range(value: Value) -> tuple[float, float]:
-    """Bounds, through what programs of narrow integers have before a CAST back."""
+def _range(value: Value, depth: int = 8) -> tuple[float, float]:
+    """Bounds, through what programs of narrow integers have before a CAST back; what is before ``depth`` may be any."""
     op = value.producer
     if value.data is not None:
         return int(value.data.min()), int(value.data.max())
-    if op is not None and op.kind in ("MAXIMUM", "MINIMUM"):
-        (a, b), (c, d) = map(_range, op.inputs)
+    if op is not None and depth and op.kind in ("MAXIMUM", "MINIMUM"):
+        (a, b), (c, d) = (_range(x, depth - 1) for x in op.inputs)
         return (max(a, c), max(b, d)) if op.kind == "MAXIMUM" else (min(a, c), min(b, d))
-    plain = op is not None and (op.kind in ("CAST", "RESHAPE") or (op.kind == "RESCALE" and _is_plain(op)))
-    if op is not None and plain and _fits(op.inputs[0], value.dtype):
-        return _range(op.inputs[0])
-    return value.dtype.range
+    least, most = value.dtype.range
+    if op is not None and depth and (op.kind in ("CAST", "RESHAPE") or (op.kind == "RESCALE" and _is_plain(op))):
+        low, high = _range(op.inputs[0], depth - 1)
+        if least <= low and high <= most:
+            return low, high
+    return least, most
 
 
 def _is_plain(op: Op) -> bool:
