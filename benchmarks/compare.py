@@ -26,6 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.rows import Row, add_row, printed_row, read_rows
@@ -272,13 +274,9 @@ def _silent() -> Iterator[None]:
 
 def processor_seconds() -> float:
     """Processor time, system's included, of this process and of those that it started."""
-    own = os.times()
-    total = own.user + own.system + own.children_user + own.children_system
-    for task in Path("/proc/self/task").iterdir():
-        for worker in (task / "children").read_text().split():
-            ticks = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[11:15]  # a copy's of it too
-            total += sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
-    return total
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children())]
+    return sum(time.user + time.system + time.children_user + time.children_system for time in times)
 
 
 def child(model: str, recipe: str, backend: str, clock: str) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 import tosa_reference_model
 from executorch.export import ExportRecipe
@@ -83,9 +84,8 @@ def quiet_output() -> Iterator[None]:
 
 def resident_kib() -> int:
     """Memory of this process and of those that it started (the reference model has one) that is in RAM."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in ("self", *children))
-    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+    own = psutil.Process()
+    return sum(int(process.memory_info().rss) for process in (own, *own.children())) // 1024
 
 
 def measure(recipe: ArmRecipeType, runs: int) -> None:
