@@ -44,11 +44,11 @@ record: $(READY_TEST)
 # Random graphs: MINUTES of TARGET's, or what a release is checked with: the operators on eight Ethos-U NPUs, the models
 # on each recipe and damaged programs, executed (less than an hour), then large numbers of graphs (hours; taken up where
 # it stopped).
-fuzz: $(READY_TEST)
+fuzz: debian $(READY_TEST)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
 
-verify: $(READY_TEST)
+verify: debian-test $(READY_TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/runtime/test_ethosu_emulator.py --verify
 	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
 

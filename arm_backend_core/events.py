@@ -54,14 +54,14 @@ class Delegate:
     backend: str
     operators: tuple[str, ...]
     tosa_operators: tuple[str, ...]
-    tosa: bytes
+    tosa: bytes = field(repr=False)
     payload_bytes: int
     checksum: bytes
     vela: VelaFigures | None
     inputs: tuple[Io, ...]
     outputs: tuple[Io, ...]
-    origins: tuple[tuple[tuple[Origin, int], ...], ...] = ()
-    handles: tuple[tuple[int, ...], ...] = ()
+    origins: tuple[tuple[tuple[Origin, int], ...], ...] = field(default=(), repr=False)
+    handles: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
 
 
 @dataclass

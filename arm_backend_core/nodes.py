@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Container, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
@@ -91,14 +91,55 @@ def is_state(node: Node) -> bool:
 
 def is_written(node: Node) -> bool:
     """Whether the graph writes into ``node``, or into a view of it."""
-    return any(map(_writes, node.users))
+    todo, views = [node], set[Node]()
+    while todo:
+        source = todo.pop()
+        for user in source.users:
+            if overwrites(user, source):
+                return True
+            known = user.target is operator.getitem or isinstance(user.target, OpOverload)
+            if known and user not in views and is_view(user, source):
+                views.add(user)
+                todo.append(user)
+    return False
 
 
-def _writes(node: Node) -> bool:
-    schema = node.target._schema if isinstance(node.target, OpOverload) else None
-    if schema is None or all(argument.alias_info is None for argument in schema.arguments):
-        return False
-    return schema.is_mutable or is_written(node)
+def overwrites(node: Node, source: Node) -> bool:
+    """Whether ``node`` changes the memory of ``source``; ``x += y`` does not change ``y``, which it reads."""
+    return changes_memory(node) and any(info.is_write for info in _alias_infos(node, source))
+
+
+def changes_memory(node: Node) -> bool:
+    """Whether ``node`` writes into memory: ``transpose_`` changes how one name reads it."""
+    return mutates(node) and torch.Tag.inplace_view not in cast(OpOverload, node.target).tags
+
+
+def is_view(node: Node, source: Node) -> bool:
+    """Whether ``node``'s result may share memory with ``source``, which it reads.
+
+    The schema says so, or what PyTorch traced: composites (``type_as``, ``broadcast_tensors``) return their input where
+    nothing is to be done, whatever their schema says.
+    """
+    if not isinstance(node.target, OpOverload):
+        return True
+    if any(result.alias_info is not None for result in node.target._schema.returns):
+        return bool(_alias_infos(node, source)) and not changes_memory(node)
+    return not _memory(source).isdisjoint(_memory(node))
+
+
+def _alias_infos(node: Node, source: Node) -> list[Any]:
+    """What the schema says of the memory of those arguments that are ``source``, or lists with it; not of others."""
+    infos = []
+    for place, argument in enumerate(cast(OpOverload, node.target)._schema.arguments):
+        value: Any = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
+        if argument.alias_info is not None and source in (value if isinstance(value, (list, tuple)) else (value,)):
+            infos.append(argument.alias_info)
+    return infos
+
+
+def _memory(node: Node) -> set[int]:
+    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
+    return {value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)}
 
 
 def constant_nodes(graph: Graph) -> set[Node]:

@@ -57,7 +57,6 @@ ONE_WAY = {
     "_widened": "of operators with one operand, by which one path leads to each",
     "_readers": "of operators with one operand, by which one path leads to each",
     "_is_shared": "a view has one source",
-    "_is_written": "a view has one source",
     "_read_after": "a view has one source",
 }
 """Functions that call themselves for each neighbour in a graph, and why there are not exponentially many paths.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,8 @@ from torch.fx import GraphModule, Node, map_arg
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.constants import held
+from arm_backend_core.aten.decompose import traced
+from arm_backend_core.aten.flex_attention import attention
 from arm_backend_core.nodes import CHOICE, evaluated, is_constant, is_state
 from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
 
@@ -154,6 +156,17 @@ def _loop(inner: _Inner) -> list[Node]:
     return [inner.call(operator.getitem, results, place) for place in range(len(starts))]
 
 
+def _flex_attention(inner: _Inner) -> list[Any]:
+    given: Any = inner.node.args
+    *tensors, score, block_mask, scale, _, captured, also = given
+    functions = (operator.attrgetter(str(graph.target))(inner.module) for graph in (score, block_mask[-1]))
+    read = [cast(int, pick.args[1]) for pick in inner.node.users if pick.users]
+    called = partial(attention, **dict(zip(("score", "mask"), functions, strict=True)), scale=scale, read=read)
+    operands = [*tensors, *captured, *also]
+    fragment = traced(partial(called, of_score=len(captured)), [x.meta["val"] for x in operands])
+    return _written(inner.module, fragment, operands)
+
+
 #: Operator -> where its (first) graph is among the arguments, and what is written in its place.
 BODY: dict[Any, tuple[int, Callable[[_Inner], list[Node]]]] = {
     _HIGHER.cond: (1, _cond),
@@ -162,17 +175,19 @@ BODY: dict[Any, tuple[int, Callable[[_Inner], list[Node]]]] = {
     _HIGHER.while_loop: (0, _loop),
     _HIGHER.wrap_with_set_grad_enabled: (1, _as_it_is),
     _HIGHER.wrap_with_autocast: (4, _as_it_is),
+    _HIGHER.flex_attention: (3, _flex_attention),
 }
 
 
 def _inline(inner: _Inner) -> None:
     graph, node = inner.module.graph, inner.node
-    graphs = {x for x in inner.args if isinstance(x, Node) and x.op == "get_attr"}
+    graphs = {x for x in node.all_input_nodes if x.op == "get_attr"}
     with graph.inserting_before(node):
         results = BODY[node.target][1](inner)
     for pick in list(node.users):
         assert pick.target is operator.getitem, pick
-        pick.replace_all_uses_with(results[cast(int, pick.args[1])])
+        if pick.users:
+            pick.replace_all_uses_with(results[cast(int, pick.args[1])])
         graph.erase_node(pick)
     graph.erase_node(node)
     for held_graph in graphs:
@@ -181,7 +196,11 @@ def _inline(inner: _Inner) -> None:
 
 
 def _copied(module: GraphModule, branch: Node, operands: Sequence[Any]) -> list[Node]:
-    body = operator.attrgetter(str(branch.target))(module)
+    return _written(module, operator.attrgetter(str(branch.target))(module), operands)
+
+
+def _written(module: GraphModule, body: GraphModule, operands: Sequence[Any]) -> list[Any]:
+    """The nodes of ``body``, with its results."""
     placeholders = body.graph.find_nodes(op="placeholder")
     known: dict[Node, Any] = dict(zip(placeholders, operands, strict=True))
     for node in body.graph.nodes:
@@ -190,7 +209,7 @@ def _copied(module: GraphModule, branch: Node, operands: Sequence[Any]) -> list[
         known[node] = module.graph.node_copy(node, known.__getitem__)
         if node.op == "get_attr":
             known[node].target = _adopted(module, operator.attrgetter(str(node.target))(body))
-    return [known[result] for result in pytree.tree_leaves(body.graph.output_node().args[0])]
+    return [result and known[result] for result in pytree.tree_leaves(body.graph.output_node().args[0])]
 
 
 def _adopted(module: GraphModule, value: Any) -> str:

@@ -215,12 +215,12 @@ class _Decomposer:
         self, target: Any, call: Callable[..., Any], values: list[Tensor], held: Sequence[bool]
     ) -> _Fragment | None:
         try:
-            module = _trace(call, values)
+            module = traced(call, values)
             known = constant_nodes(module.graph)  # weights, say, that the operator makes of the unit vectors
             if any(
                 node.target is target and _is_composite(node, known) for node in module.graph.nodes if node not in known
             ):
-                module = _trace(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
+                module = traced(call, values, pre_dispatch=False)  # what PyTorch decomposes in C++ alone
         except Exception as error:  # PyTorch raises of all kinds where it has no rule for these operands
             if isinstance(target, OpOverload) and target not in records() and not isinstance(error, Unsupported):
                 return None
@@ -402,7 +402,7 @@ def _hand_over(node: Node, outputs: Any) -> None:
     node.graph.erase_node(node)
 
 
-def _trace(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:
+def traced(call: Callable[..., Any], values: list[Tensor], *, pre_dispatch: bool = True) -> GraphModule:
     """Operators of ``call`` on fake tensors, composites kept whole."""
     values = [value.detach() for value in values]  # a trace tells operands apart by identity, copied nodes share theirs
     mode = next((value.fake_mode for value in values if hasattr(value, "fake_mode")), None)

@@ -11,7 +11,7 @@ from torch.export import ExportedProgram, default_decompositions
 from torch.fx import Graph, Node
 
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import mutates, overload_of
+from arm_backend_core.nodes import changes_memory, is_view, is_written, mutates, overload_of
 from arm_backend_core.ops.registry import composite
 
 aten = torch.ops.aten
@@ -40,7 +40,9 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
     order = {node: i for i, node in enumerate(graph.nodes)}
     mutating = [node for node in graph.nodes if mutates(node) and not _ends(node, order)]
     for node in mutating:
-        if _functional(node) is None or (_writes(node) and _is_shared(node.args[0], node, order, held=write_back)):
+        if _functional(node) is None or (
+            changes_memory(node) and _is_shared(node.args[0], node, order, held=write_back)
+        ):
             return node
     written: dict[Node, Node] = {}
     for node in mutating:
@@ -74,7 +76,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     if functionalize(program.graph_module.graph) is None:
         return program
     for node in program.graph.find_nodes(op="call_function", target=aten.unfold.default):
-        if _is_written(node):  # PyTorch forgets the elements that are in no window
+        if is_written(node):  # PyTorch forgets the elements that are in no window
             view = node.meta["val"]
             node.target = aten.as_strided.default
             node.args = (node.args[0], list(view.shape), list(view.stride()), view.storage_offset())
@@ -110,7 +112,7 @@ def undeclared_views(graph: Graph) -> dict[OpOverload, Callable[..., Any]]:
     ``meshgrid``, ``type_as`` and their kin: PyTorch's own functionalization believes the schema, and a write to the
     operand would not reach the result.
     """
-    views = {node.target for node in graph.nodes if node.op == "call_function" and _is_view(node)}
+    views = {node.target for node in graph.nodes if any(is_view(node, x) for x in node.all_input_nodes)}
     hidden = {
         target
         for target in views
@@ -133,7 +135,7 @@ def _drop_identities(graph: Graph) -> None:
 def _drop_second_names(graph: Graph) -> None:
     """What is written is read by its own name, not by that of the operator that wrote it and returned it."""
     for node in [node for node in graph.nodes if mutates(node)]:
-        if _functional(node) is not None and _writes(node):
+        if _functional(node) is not None and changes_memory(node):
             node.replace_all_uses_with(node.args[0])
 
 
@@ -152,11 +154,6 @@ def _types(overload: OpOverload) -> list[tuple[str, str]]:
     return [(argument.name, str(argument.type)) for argument in overload._schema.arguments]
 
 
-def _writes(node: Node) -> bool:
-    """Whether an in-place operator changes memory: ``transpose_`` changes how one name reads it."""
-    return isinstance(node.target, OpOverload) and torch.Tag.inplace_view not in node.target.tags
-
-
 def _is_shared(
     source: object, node: Node, order: dict[Node, int], known_as: Node | None = None, *, held: bool = False
 ) -> bool:
@@ -167,40 +164,21 @@ def _is_shared(
     if not isinstance(source, Node) or not (source.op == "call_function" or held):
         return True
     for user in source.users:
-        if user is not known_as and order[user] < order[node] and _is_view(user) and _read_after(user, node, order):
+        if (
+            user is not known_as
+            and order[user] < order[node]
+            and is_view(user, source)
+            and _read_after(user, node, order)
+        ):
             return True
-    if not _is_view(source):
-        return False
     return any(
         _is_shared(base, node, order, source) or any(order[user] > order[node] for user in base.users)
         for base in source.all_input_nodes
+        if is_view(source, base)
     )
-
-
-def _is_view(node: Node) -> bool:
-    """Whether the result may share memory with an argument.
-
-    The schema says so, or what PyTorch traced: composites (``type_as``, ``broadcast_tensors``) return their input where
-    nothing is to be done, whatever their schema says.
-    """
-    if not isinstance(node.target, OpOverload):
-        return True
-    if any(r.alias_info is not None for r in node.target._schema.returns):
-        return not mutates(node) or not _writes(node)
-    memory = {id_ for source in node.all_input_nodes for id_ in _memory(source)}
-    return not memory.isdisjoint(_memory(node))
-
-
-def _is_written(view: Node) -> bool:
-    return any(
-        (mutates(user) and user.args[0] is view) or (_is_view(user) and _is_written(user)) for user in view.users
-    )
-
-
-def _memory(node: Node) -> list[int]:
-    values = torch.utils._pytree.tree_leaves(node.meta.get("val"))
-    return [value.untyped_storage()._cdata for value in values if isinstance(value, torch.Tensor)]
 
 
 def _read_after(view: Node, node: Node, order: dict[Node, int]) -> bool:
-    return any(order[user] > order[node] or (_is_view(user) and _read_after(user, node, order)) for user in view.users)
+    return any(
+        order[user] > order[node] or (is_view(user, view) and _read_after(user, node, order)) for user in view.users
+    )

@@ -12,6 +12,7 @@ from executorch.export.stages import PipelineArtifact, TorchExportStage
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.export.graph_signature import CustomObjArgument, InputKind
+from torch.fx import Graph
 
 from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
@@ -115,6 +116,7 @@ def _tidy(program: ExportedProgram) -> None:
     """
     from arm_backend_core.nodes import drop_unread
 
+    _know_readers(program.graph)
     changed = False
     for node in list(program.graph.nodes):
         results = isinstance(node.target, OpOverload) and node.target._schema.returns
@@ -129,6 +131,13 @@ def _tidy(program: ExportedProgram) -> None:
     if changed:
         drop_unread(program.graph)
         program.graph_module.recompile()
+
+
+def _know_readers(graph: Graph) -> None:
+    """Have every node know what reads it: in front of a region of autocast PyTorch forgets some."""
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            source.users.setdefault(node)
 
 
 def _static(size: int | torch.SymInt) -> int | None:

@@ -651,12 +651,12 @@ def test_long_recurrent_layers_are_traced_once() -> None:
         calls += 1
         return trace(*args, **kwargs)
 
-    trace = decompose_module._trace
+    trace = decompose_module.traced
     layer = nn.LSTM(3, 4, bidirectional=True)
     inputs = (torch.randn(200, 1, 3),)
     program = torch.export.export(layer, inputs)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decompose_module, "_trace", counted)
+        patch.setattr(decompose_module, "traced", counted)
         lowered = delegate(program, TosaCompileSpec("TOSA-1.0+FP"))
     assert calls < 20
     torch.testing.assert_close(lowered.module()(*inputs), layer(*inputs))

@@ -1,21 +1,25 @@
-"""``torch.cond``: both branches are computed and one of the results is chosen, or one is (COND_IF)."""
+"""Graphs inside a graph: ``torch.cond`` as both of its branches, or one; loops, contexts, ``flex_attention``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
+from executorch.export import ExportRecipe
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as rows
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import ExportedProgram
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from arm_backend_core import events
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+from arm_recipes import ArmRecipeType, export
 from arm_recipes.stages.post_training import Observed
 from tests.graphs import validate
 from tests.ops import runner
@@ -263,3 +267,74 @@ def test_a_loop_runs_as_often_as_values_say(target: str) -> None:
     for sample in samples:
         for ours, theirs in zip(lowered.run(sample), runner.flat(model(*sample)), strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-5 if target == "fp+cf" else 0.12, rtol=1e-5)
+
+
+class _Linspace(nn.Module):
+    """What is in the context reads no operand: PyTorch's trace forgets who reads the one in front of it."""
+
+    @torch.autocast("cuda", enabled=False)
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linspace(-1, 1, x.shape[-1])
+
+
+class _Rotary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = _Linspace()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.cat((x, x + 1), 1)
+        return y[:, 1:] * self.places(y[:, 1:]) + y[:, :1]
+
+
+def test_context_of_constants() -> None:
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(0))
+    result = export(_Rotary().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
+    assert not result.report.cpu
+    torch.testing.assert_close(result.run(x), _Rotary()(x))
+
+
+_SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+
+class _Flexible(nn.Module):
+    """``flex_attention`` of 4 heads; keys and values have ``shared`` of these."""
+
+    def __init__(self, score: Any = None, mask: Any = None, shared: int = 4, sums: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.linspace(-1, 1, 4 * 15).sin().reshape(4, 15))
+        self.score = (lambda *place: score(self, *place)) if score else None
+        self.mask = create_block_mask(mask, None, None, 8, 8, device="cpu") if mask else None
+        self.projection = nn.Linear(16, 16 + 8 * shared)
+        self.shared, self.sums = shared, sums
+
+    def forward(self, x: Tensor) -> Any:
+        heads = self.projection(x).unflatten(-1, (-1, 4)).transpose(1, 2).split((4, self.shared, self.shared), 1)
+        attend: Callable[..., Any] = flex_attention
+        return attend(*heads, score_mod=self.score, block_mask=self.mask, enable_gqa=True, return_lse=self.sums)
+
+
+_FLEXIBLE = {
+    "plain": _Flexible(),
+    "grouped": _Flexible(shared=2),
+    "causal": _Flexible(mask=lambda b, h, q, k: q >= k),
+    "window_of_a_head": _Flexible(mask=lambda b, h, q, k: (q - k).abs() <= h),
+    "alibi": _Flexible(lambda _, x, b, h, q, k: x - _SLOPES[h] * (q - k).abs()),
+    "relative": _Flexible(lambda self, x, b, h, q, k: x + self.table[h, q - k + 7], shared=1),
+    "capped_and_causal": _Flexible(lambda _, x, b, h, q, k: 2 * torch.tanh(x / 2), lambda b, h, q, k: q >= k),
+    "sums": _Flexible(lambda _, x, b, h, q, k: x * 2, sums=True),
+}
+
+
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8])
+@pytest.mark.parametrize("name", _FLEXIBLE)
+@torch.no_grad()
+def test_flex_attention(name: str, kind: ArmRecipeType) -> None:
+    """The functions of single scores are written for all of them at once."""
+    draw = torch.Generator().manual_seed(0)
+    model, samples = _FLEXIBLE[name].eval(), [(torch.randn(1, 8, 16, generator=draw),) for _ in range(4)]
+    result = export(model, ExportRecipe.get_recipe(kind), samples)
+    assert not result.report.cpu
+    assert len(result.report.delegates) == 1
+    for ours, theirs in zip(runner.flat(result.run(*samples[0])), runner.flat(model(*samples[0])), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5 if kind is ArmRecipeType.TOSA_FP else 0.06, rtol=1e-5)

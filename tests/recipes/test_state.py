@@ -253,3 +253,27 @@ def test_state_that_is_no_buffer() -> None:
         arm_recipes.export(
             Counting(False).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)]
         )
+
+
+class _Positions(nn.Module):
+    """Written to is the sum, not the tensor of positions, which is an attribute of no particular kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.places = torch.linspace(-1, 1, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        x += self.places.to(x.device, dtype=x.dtype)
+        x *= self.places.view(1, 4)
+        return x
+
+
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
+@torch.no_grad()
+def test_a_constant_that_is_added_in_place_is_no_state(kind: ArmRecipeType) -> None:
+    model, x = _Positions().eval(), torch.linspace(-2, 2, 8).reshape(2, 4)
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(kind), [(x,)])
+    assert not result.report.cpu
+    torch.testing.assert_close(result.run(x), model(x), atol=1e-5 if kind is ArmRecipeType.TOSA_FP else 0.05, rtol=0)
