@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.export import ExportedProgram
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
 
 from arm_recipes.files import check_saved_program
@@ -26,12 +28,33 @@ def models_by_method(model: Any) -> dict[str, Model]:
 
     Raises:
         ValueError: no such file, not a saved program, or no method.
-        TypeError: something that is not a model.
+        TypeError: something that is not a model, or a weight of it is no tensor of numbers.
     """
     given = model if isinstance(model, Mapping) else {"forward": model}
     if not given:
         raise ValueError("model: the dict of methods is empty")
-    return {method: _model(method, value) for method, value in given.items()}
+    return _with_plain_weights({method: _model(method, value) for method, value in given.items()})
+
+
+def _with_plain_weights(models: dict[str, Model]) -> dict[str, Model]:
+    """The models; where torchao's ``quantize_`` was there, copies whose weights are the numbers that these stand for.
+
+    What else they do, to round activations by their range of the moment, say, is the recipe's to decide.
+    """
+    modules = {method: model for method, model in models.items() if isinstance(model, torch.nn.Module)}
+    held: list[Any] = [x for model in modules.values() for x in (*model.parameters(), *model.buffers())]
+    if not any(map(is_traceable_wrapper_subclass, held)):
+        return models
+    return models | copy.deepcopy(modules, {id(x): _plain(x) for x in held})
+
+
+def _plain(weight: Any) -> Any:
+    if not is_traceable_wrapper_subclass(weight):
+        return weight
+    if not hasattr(weight, "dequantize"):
+        raise TypeError(f"model: a weight is a {type(weight).__name__}, which has no dequantize(); give it as a tensor")
+    numbers: Any = weight
+    return torch.nn.Parameter(numbers.detach().dequantize(), requires_grad=False)
 
 
 def _model(method: Any, value: Any) -> Model:

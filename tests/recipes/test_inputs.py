@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from arm_recipes import ArmRecipeType, ExportRecipe, Inputs, export, inputs, load
 from arm_recipes.sample import Pattern, fitted
@@ -51,6 +52,24 @@ def test_forms_of_a_model(tmp_path: Path) -> None:
 def test_a_wrong_model_is_refused(model: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         inputs.models_by_method(model)
+
+
+@torch.no_grad()
+def test_weights_that_torchao_quantized_are_numbers() -> None:
+    """Those of int8 are so again, to half a step; the model that was given keeps its own."""
+    model, x = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).eval(), torch.randn(4, 32)
+    given = {"one": model, "two": nn.Sequential(model, nn.ReLU())}
+    quantize_(model, Int8WeightOnlyConfig())
+    plain = inputs.models_by_method(given)
+    assert type(model[0].weight) is not nn.Parameter
+    one, two = (dict(model.named_parameters()) for model in plain.values() if isinstance(model, nn.Module))
+    assert one["0.weight"] is two["0.0.weight"]
+    assert one["0.bias"] is model[0].bias
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
+    torch.testing.assert_close(result.run(x), model(x), atol=1e-5, rtol=1e-5)
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(x,)])
+    assert not result.report.cpu
+    torch.testing.assert_close(result.run(x), model(x), atol=0.05, rtol=0)
 
 
 def test_a_file_that_is_no_program_is_refused(tmp_path: Path) -> None:
