@@ -317,6 +317,7 @@ class Pipeline:
                         self._note(
                             f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not have: "
                             f"converting it costs an operator on the CPU, which {narrow} would save"
+                            + ("; its values are taken to be below 2**30" if side + kind == "inputint64" else "")
                         )
 
     def _note(self, text: str) -> None:

@@ -117,6 +117,20 @@ def test_reals_turned_into_int64_are_not_saturated() -> None:
     _check(lambda m, x: (x.to(torch.int64), x + 1), torch.tensor([3e9, -5.5]), cpu=["aten.to.dtype"])
 
 
+def test_reals_between_bounds_are_int64_that_fits() -> None:
+    def indices(m: Any, x: torch.Tensor) -> Any:
+        places = (x * 10).clamp(0, 99).round().long()
+        return m.table(places), places + 1, torch.nn.functional.one_hot(x.floor().clamp(min=-1.5, max=2).long() + 2, 5)
+
+    _check(indices, torch.tensor([-3.0, 0.26, 5.0, 77.0]), cpu=[], spec=BOTH)
+
+
+def test_inputs_of_int64_are_taken_to_be_counts() -> None:
+    """Of which a step more or less fits; 2**30 times two does not."""
+    _check(lambda m, i: ((i - 1).clamp(min=0), m.table(i + 1)), IDS, cpu=[], spec=BOTH)
+    _check(lambda m, i: (i * 2 + 1, i * 2 - 2), IDS, cpu=["aten.sub.Tensor"], spec=BOTH)
+
+
 def test_a_chain_of_delegates_and_cpu_operators() -> None:
     def chain(m: Any, x: torch.Tensor) -> Any:
         shared = torch.relu(x)

@@ -1,23 +1,26 @@
 """Which int64 values of a program int32 holds too: TOSA has no int64, so delegates compute in int32.
 
-Interval arithmetic over the fx graph. Inputs of the program are taken to fit, as the report says of them, and counters
-to stay below 2**30; what is computed from them must be shown to, for a delegate to compute it or to read it.
+Interval arithmetic over the fx graph. Inputs of the program and counters are taken to stay below 2**30, as the report
+says of them; what is computed from them must be shown to fit, for a delegate to compute it or to read it.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Node
 
-from arm_backend_core.nodes import INTERVAL, first_result, overload_of
+from arm_backend_core.nodes import INTERVAL, first_result, is_dequantize, is_float, overload_of
 from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)
+#: Indices, sizes and counts, of which sums and twofold values fit too.
+TAKEN: Interval = (INT32[0] >> 1, INT32[1] >> 1)
 _LEAST, _MOST = ((end, end) for end in (-(1 << 63), (1 << 63) - 1))  #: bounds that are not given
 
 
@@ -68,6 +71,8 @@ class Intervals:
             return 0, 1
         if x.target is operator.getitem and x.args[1] == 1 and _name(x.all_input_nodes[0]) == "topk":
             return 0, _count(x.all_input_nodes[0])
+        if x.op == "placeholder" and value.dtype is torch.int64:
+            return x.meta.get(INTERVAL, TAKEN)
         limit = torch.iinfo(torch.int32 if value.dtype is torch.int64 else value.dtype)
         return self._known.get(x, x.meta.get(INTERVAL, (limit.min, limit.max)))
 
@@ -76,8 +81,10 @@ class Intervals:
         name, record = _name(node), find(node)
         if name == "one_hot":
             return 0, 1
+        if name in ("to", "_to_copy") and is_float(node.all_input_nodes[0]):
+            return _of_reals(node.all_input_nodes[0])
         if name.startswith("arm_backend_core::loop"):  # a loop's integers are taken to fit, as those of the program are
-            return (INT32[0] >> 1, INT32[1] >> 1) if name.endswith("in") else INT32
+            return TAKEN if name.endswith("in") else INT32
         if name in ("argmax", "argmin"):
             return 0, _count(node, *node.args[1:2]) - 1
         if name in ("sum", "cumsum"):
@@ -113,6 +120,20 @@ def _count(node: Node, dim: Any = None) -> int:
     """Elements of the first operand, or along one dimension of it."""
     x = node.all_input_nodes[0].meta["val"]
     return int(x.numel() if dim is None or not x.dim() else x.shape[dim])
+
+
+def _of_reals(x: Node) -> Interval | None:
+    """What integers become of real numbers that a quantization or a ``clamp`` bounds, rounded since or not."""
+    while _name(x) in ("floor", "ceil", "round", "trunc"):
+        x = x.all_input_nodes[0]
+    if is_dequantize(x) and isinstance(x.args[1], float):
+        scale, zero_point, least, most = cast(tuple[float, int, int, int], x.args[1:5])
+        return math.floor((least - zero_point) * scale), math.ceil((most - zero_point) * scale)
+    if _name(x) != "clamp":
+        return None
+    bounds: list[Any] = [*x.args[1:], *x.kwargs.values()]
+    known = len(bounds) == 2 and all(isinstance(bound, (int, float)) and math.isfinite(bound) for bound in bounds)
+    return (math.floor(min(bounds)), math.ceil(max(bounds))) if known else None
 
 
 def _leaves(args: Any) -> list[Any]:
