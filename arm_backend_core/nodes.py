@@ -91,16 +91,12 @@ def is_state(node: Node) -> bool:
 
 def is_written(node: Node) -> bool:
     """Whether the graph writes into ``node``, or into a view of it."""
-    todo, views = [node], set[Node]()
-    while todo:
-        source = todo.pop()
-        for user in source.users:
-            if overwrites(user, source):
-                return True
-            known = user.target is operator.getitem or isinstance(user.target, OpOverload)
-            if known and user not in views and is_view(user, source):
-                views.add(user)
-                todo.append(user)
+    known = [node]
+    for source in known:  # views of it are added on the way
+        if any(overwrites(user, source) for user in source.users):
+            return True
+        operators = (user for user in source.users if isinstance(user.target, (OpOverload, type(operator.getitem))))
+        known += [user for user in operators if user not in known and is_view(user, source)]
     return False
 
 
@@ -129,12 +125,10 @@ def is_view(node: Node, source: Node) -> bool:
 
 def _alias_infos(node: Node, source: Node) -> list[Any]:
     """What the schema says of the memory of those arguments that are ``source``, or lists with it; not of others."""
-    infos = []
-    for place, argument in enumerate(cast(OpOverload, node.target)._schema.arguments):
-        value: Any = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name)
-        if argument.alias_info is not None and source in (value if isinstance(value, (list, tuple)) else (value,)):
-            infos.append(argument.alias_info)
-    return infos
+    arguments = cast(OpOverload, node.target)._schema.arguments
+    values: list[Any] = [*node.args, *(node.kwargs.get(argument.name) for argument in arguments[len(node.args) :])]
+    holding = [source in value if isinstance(value, (list, tuple)) else value is source for value in values]
+    return [x.alias_info for x, holds in zip(arguments, holding, strict=True) if holds and x.alias_info is not None]
 
 
 def _memory(node: Node) -> set[int]:

@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.constants import held
 from arm_backend_core.aten.decompose import traced
-from arm_backend_core.aten.flex_attention import attention
 from arm_backend_core.nodes import CHOICE, evaluated, is_constant, is_state
+from arm_backend_core.ops.composites.attention import flex_attention
 from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
 
 aten = torch.ops.aten
@@ -157,14 +157,12 @@ def _loop(inner: _Inner) -> list[Node]:
 
 
 def _flex_attention(inner: _Inner) -> list[Any]:
-    given: Any = inner.node.args
-    *tensors, score, block_mask, scale, _, captured, also = given
-    functions = (operator.attrgetter(str(graph.target))(inner.module) for graph in (score, block_mask[-1]))
-    read = [cast(int, pick.args[1]) for pick in inner.node.users if pick.users]
-    called = partial(attention, **dict(zip(("score", "mask"), functions, strict=True)), scale=scale, read=read)
+    *tensors, score, block_mask, scale, _, captured, also = cast(Any, inner.node.args)
+    functions = tuple(operator.attrgetter(str(graph.target))(inner.module) for graph in (score, block_mask[-1]))
+    read = {cast(int, pick.args[1]) for pick in inner.node.users if pick.users}
+    called = partial(flex_attention, functions=functions, scale=scale, count=len(captured), read=read)
     operands = [*tensors, *captured, *also]
-    fragment = traced(partial(called, of_score=len(captured)), [x.meta["val"] for x in operands])
-    return _written(inner.module, fragment, operands)
+    return _written(inner.module, traced(called, [x.meta["val"] for x in operands]), operands)
 
 
 #: Operator -> where its (first) graph is among the arguments, and what is written in its place.

@@ -179,9 +179,7 @@ class _Decomposer:
             return partial(record.parts, quantized=self.quantized) if record.tell_quantized else record.parts
         if overload in torch._decomp.decomposition_table:
             return torch._decomp.decomposition_table[overload]
-        if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
-            return overload.decompose
-        return None
+        return overload.decompose if _is_implicit(overload) else None
 
     def fragment(
         self,
@@ -306,13 +304,18 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     if node.target.namespace != "aten":
-        return composite(node) is not None
+        return composite(node) is not None or _is_implicit(node.target)
     if _is_empty(node):  # no target has such tensors, and the CPU has no kernels for composites
         return find(node) is None
     if node.target is aten.view_as_complex.default:
         return False
     composed = find(node) is None or complex_numbers.concerns(node)
     return composed or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
+
+
+def _is_implicit(overload: OpOverload) -> bool:
+    """Whether a library has registered what the operator is made of."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
 
 
 def _is_empty(node: Node) -> bool:

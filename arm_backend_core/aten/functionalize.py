@@ -20,6 +20,11 @@ DROPOUT = tuple(
     for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
     for kind in (name, f"{name}_")
 )
+_FILLED: dict[Any, OpOverload] = {
+    aten.empty.memory_format: aten.zeros.default,
+    aten.empty_like.default: aten.zeros_like.default,
+    aten.new_empty.default: aten.new_zeros.default,
+}
 
 
 def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
@@ -36,6 +41,7 @@ def functionalize(graph: Graph, *, write_back: bool = False) -> Node | None:
         at its end aside.
     """
     _drop_identities(graph)
+    _fill(graph)
     _drop_second_names(graph)
     order = {node: i for i, node in enumerate(graph.nodes)}
     mutating = [node for node in graph.nodes if mutates(node) and not _ends(node, order)]
@@ -130,6 +136,15 @@ def _drop_identities(graph: Graph) -> None:
         if node.target in (aten.lift.default, aten.detach_.default) or (node.target in DROPOUT and not node.args[2]):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _fill(graph: Graph) -> None:
+    """What nothing was written to yet is zero, and so the same in every export."""
+    for node in graph.nodes:
+        if node.target in _FILLED:
+            node.target = _FILLED[node.target]
+            if node.target is aten.zeros.default:
+                node.kwargs = {key: value for key, value in node.kwargs.items() if key != "memory_format"}
 
 
 def _drop_second_names(graph: Graph) -> None:

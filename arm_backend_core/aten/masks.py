@@ -1,7 +1,7 @@
 """Comparisons and attention masks that a model writes itself, in forms that can be quantized.
 
-A mask puts -inf, the type's least number, or -10000 where softmax is to give 0. One such value would take all steps of
-the scale that the scores share with it. exp of QUANTIZABLE_LOWEST is nothing beside any score that counts.
+A mask puts -inf, the type's least number, or -10000 where softmax or exp is to give 0. One such value would take all
+steps of the scale that the scores share with it. exp of QUANTIZABLE_LOWEST is nothing beside any score that counts.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from arm_backend_core.ops.registry import Kind, find
 aten = torch.ops.aten
 
 _SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
+_EXPONENTIAL = (*_SOFTMAX, aten.exp.default, aten.exp2.default, aten.sigmoid.default, aten.logsumexp.default)
 #: Operator -> which of its arguments are values of its result, as they are or added up.
 _CHOICES = {
     aten.add.Tensor: (0, 1),
@@ -52,8 +53,8 @@ def compare_operands(module: GraphModule) -> None:
 
 
 def bound_masks(module: GraphModule) -> None:
-    """Replace values far below zero on their way to a softmax, and nowhere else, by ``QUANTIZABLE_LOWEST``."""
-    softmaxes = [node for target in _SOFTMAX for node in module.graph.find_nodes(op="call_function", target=target)]
+    """Replace values far below zero on their way to exponentials, and nowhere else, by ``QUANTIZABLE_LOWEST``."""
+    softmaxes = [node for target in _EXPONENTIAL for node in module.graph.find_nodes(op="call_function", target=target)]
     if softmaxes:
         bound = _Bound(module)
         for node in softmaxes:

@@ -63,17 +63,10 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, fo
     return functional.linear(rounded(x, format), rounded(weight, format), _wide(bias)).to(x.dtype)
 
 
-def _conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    format: str,
-) -> torch.Tensor:
+def _conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+    *window, format = rest
     image, kernel = (rounded(y.movedim(-3, -1), format).movedim(-1, -3) for y in (x, weight))
-    return functional.conv2d(image, kernel, _wide(bias), stride, padding, dilation).to(x.dtype)
+    return functional.conv2d(image, kernel, _wide(bias), *window).to(x.dtype)
 
 
 def _wide(bias: torch.Tensor | None) -> torch.Tensor | None:
@@ -90,17 +83,10 @@ def _shape_of_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor |
     return functional.linear(x, weight.to(x.dtype))
 
 
-def _shape_of_conv2d(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    format: str,
-) -> torch.Tensor:
+def _shape_of_conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *rest: Any) -> torch.Tensor:
+    *window, format = rest
     _known_format(format)
-    return functional.conv2d(x, weight.to(x.dtype), None, stride, padding, dilation)
+    return functional.conv2d(x, weight.to(x.dtype), None, *window)
 
 
 _LIBRARY.impl("mx_linear", _linear, "CPU")

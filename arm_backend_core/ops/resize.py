@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -130,20 +132,15 @@ def nearest(
     return _nearest(cx, x, (scales_h, scales_w), 0.0)
 
 
-@op(aten.upsample_nearest2d.vec, kind=Kind.SHARED)
-def nearest_vec(
-    cx: Context, x: Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None = None
+def _nearest_vec(
+    cx: Context, x: Tensor, output_size: Sequence[int] | None, scale_factors: Any = None, *, shift: float
 ) -> Value:
-    """The form that torch.export writes."""
-    return _nearest(cx, x, _factors(scale_factors), 0.0)
+    """The form that torch.export writes; "exact" is the element at the middle of what an output element covers."""
+    return _nearest(cx, x, _factors(scale_factors), shift)
 
 
-@op(aten._upsample_nearest_exact2d.vec, kind=Kind.SHARED)
-def nearest_exact_vec(
-    cx: Context, x: Tensor, output_size: Sequence[int] | None, scale_factors: Sequence[float] | None = None
-) -> Value:
-    """The element at the middle of what an output element covers."""
-    return _nearest(cx, x, _factors(scale_factors), 0.5)
+op(aten.upsample_nearest2d.vec, kind=Kind.SHARED)(partial(_nearest_vec, shift=0.0))
+op(aten._upsample_nearest_exact2d.vec, kind=Kind.SHARED)(partial(_nearest_vec, shift=0.5))
 
 
 # -- bilinear -----------------------------------------------------------------------------------------------------
@@ -225,11 +222,7 @@ def _mix(cx: Context, x: Value, sampling: _Sampling) -> Value:
 
 @op(aten.upsample_bilinear2d.vec, kind=Kind.SHARED)
 def bilinear_vec(
-    cx: Context,
-    x: Tensor,
-    output_size: Sequence[int] | None,
-    align_corners: bool,
-    scale_factors: Sequence[float] | None = None,
+    cx: Context, x: Tensor, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Any = None
 ) -> Value:
     """The form that torch.export writes."""
     return bilinear.lower(cx, x, cx.shape[2:], align_corners, *_factors(scale_factors))

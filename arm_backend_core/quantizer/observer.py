@@ -57,10 +57,13 @@ class RangeObserver(ObserverBase):
     """Keeps the extremes of a tensor; a subclass says which range they give.
 
     Attributes:
+        of_zeros: scale of what was zero whenever it was seen: other values that may come are as likely large as small.
         tensor: what is observed, in words.
         exact: whether it is a constant, of which no other values will come.
         whole: whether it is integers cast to real numbers: in steps of a power of two, each of these is exact.
     """
+
+    of_zeros = 1.0
 
     def __init__(
         self, dtype: torch.dtype, *, qscheme: torch.qscheme, quant_min: int, quant_max: int, is_dynamic: bool = False
@@ -124,7 +127,7 @@ class RangeObserver(ObserverBase):
         return torch.from_numpy(scale), torch.from_numpy(zero_point.clip(self.quant_min, self.quant_max)).long()
 
     def _positive(self, scale: Array) -> Array:
-        scale = np.maximum(scale, SMALLEST_SCALE)
+        scale = np.where(scale > 0, np.maximum(scale, SMALLEST_SCALE), self.of_zeros)
         return np.where(self.whole & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale).astype(np.float32)
 
 
@@ -240,6 +243,8 @@ class WeightObserver(RangeObserver):
     could not hold it (the activation was zero in all samples, or all weights of a channel are), the weight's scale is
     enlarged: what the products add to such a bias is below 2**-16 of it for each term.
     """
+
+    of_zeros = SMALLEST_SCALE
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -20,7 +20,7 @@ from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.aten.promotion import promote
 from arm_backend_core.aten.ranks import lower_ranks
 from arm_backend_core.errors import ModelError
-from arm_backend_core.nodes import drop_unread, in_words, is_float, modules_of
+from arm_backend_core.nodes import constant_nodes, drop_unread, in_words, is_float, modules_of
 from arm_backend_core.ops.registry import Kind, find
 from arm_backend_core.quantizer.annotator import ANNOTATION, Annotator, connect, share
 from arm_backend_core.quantizer.config import QuantizationConfig
@@ -111,8 +111,9 @@ class ArmQuantizer(Quantizer):
         """
         stacks = {node: modules_of(node) for node in model.graph.nodes}
         self._check_filters(stacks)
+        constants = constant_nodes(model.graph)
         for node in model.graph.nodes:
-            if self._config(stacks[node]) is not None:
+            if self._config(stacks[node]) is not None and node not in constants:
                 _check_type(node)
         self._annotate_io(model)
         Annotator(model.graph, lambda node: self._config(stacks[node])).run()

@@ -18,6 +18,7 @@ from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
 from arm_recipes.methods import identity
 from arm_recipes.sample import Inputs, make_known
+from arm_recipes.stages.known_sizes import settle_sizes
 
 #: What PyTorch says of classes that it can take apart once they are registered.
 _UNKNOWN = "need to register a pytree for it"
@@ -105,6 +106,7 @@ class Capture:
                 program = program.run_decompositions({})
         sys.stderr.write(printed.getvalue())
         _tidy(program)
+        settle_sizes(program)
         return program
 
 
@@ -123,6 +125,9 @@ def _tidy(program: ExportedProgram) -> None:
         if results and node.meta.get("val") is None and not node.users:
             program.graph.erase_node(node)
             changed = True
+        elif node.target is torch.ops.aten.lift_fresh_copy.default:  # a literal, made anew in each call
+            node.target = torch.ops.aten.clone.default
+            node.meta["val"] = node.meta["val"].clone()  # its own memory, which the trace did not give it
         elif node.target is torch.ops.aten.cat.default:
             parts = [part for part in node.args[0] if 0 not in map(_static, part.meta["val"].shape)]
             if 0 < len(parts) < len(node.args[0]):

@@ -21,6 +21,18 @@ from tests.ops import runner
 from tests.ops.runner import Case, Input
 
 aten = torch.ops.aten
+
+
+def _permuted(x: Tensor) -> Tensor:
+    """Memory that nothing was written to is held, written whole, and read."""
+    order = torch.tensor([2, 0, 3, 1, 4])
+    inverse = torch.empty_like(order)
+    inverse[order] = torch.arange(5)
+    rows = torch.empty(5, 3)
+    rows[:2], rows[2:] = x[3:], x[:3]
+    return rows[inverse]
+
+
 Shapes = Sequence[tuple[int, ...]]
 PAIR: Shapes = [(2, 8), (2, 8)]
 _GRU = nn.GRU(5, 8, 2, bidirectional=True)
@@ -447,6 +459,18 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         [(4, 3), (2, 3), (2, 3)],
     ),
     "scatter_reduce": (lambda x, i, y: x.scatter_reduce(0, _index(i, 4), y, "amax"), [(4, 3), (2, 3), (2, 3)]),
+    "scatter_known": (
+        lambda x, y: torch.stack(
+            [
+                x.scatter_reduce(0, torch.tensor([[0, 3, 1], [0, 1, 1]]), y, way, include_self=own)
+                for way in ("mean", "amax", "amin")
+                for own in (True, False)
+            ]
+        ),
+        [(4, 3), (2, 3)],
+    ),
+    "quantile": (lambda x: torch.quantile(x, 0.3, 1), [(3, 8)]),
+    "unwritten": (lambda x: _permuted(x), [(5, 3)]),
     "new_ones": (lambda x: x.new_ones((2, 8)) + x, [(2, 8)]),
     "sdpa_grouped": (
         lambda q, k: F.scaled_dot_product_attention(q, k, k, enable_gqa=True),
@@ -849,6 +873,8 @@ QUANTIZED = {
     "upsample_core": 1,
     "upsample_core_exact": 0,
     "upsample_core_volume": 1,
+    "scatter_known": 1,
+    "quantile": 1,
 }
 
 

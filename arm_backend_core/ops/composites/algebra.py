@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import made_of, made_of_foreign
 
 aten = torch.ops.aten
 _MOST = 4  #: Rows of a matrix; the operators are as many as its permutations.
@@ -201,6 +201,7 @@ def scaled_product(
     return (total if bias is None else total + bias.float()).to(out_dtype or x.dtype)
 
 
+@made_of_foreign("transformers::grouped_mm_fallback")  # its mixtures of experts, exported
 @made_of(aten._grouped_mm.default)
 def grouped_product(
     x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None

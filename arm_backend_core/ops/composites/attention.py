@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx import GraphModule, Interpreter
 
 from arm_backend_core.ops.registry import made_of
 
@@ -152,3 +155,45 @@ def multi_head_attention(
         heads.append(projected.view(*x.shape[:2], num_heads, embed_dim // num_heads).transpose(1, 2))
     context = scaled_dot_product_attention(heads[0], heads[1], heads[2], mask, quantized=quantized)
     return F.linear(context.transpose(1, 2).flatten(2), proj_weight, proj_bias), None
+
+
+def flex_attention(
+    *tensors: Tensor, functions: tuple[GraphModule, ...], scale: float, count: int, read: Container[int]
+) -> list[Tensor | None]:
+    """softmax(scores) @ value, log2 of the sums, and maxima over ln 2; None where not ``read``.
+
+    Both functions of single numbers are evaluated on tensors of all places at once.
+
+    Args:
+        tensors: query [batch, heads, L, E], key and value [batch or 1, heads or fewer, S, E], then what the functions
+            of scores and of the mask read beside their arguments, ``count`` for the first.
+    """
+    (query, key, value, *buffers), (score, mask) = tensors, functions
+    sizes = (*query.shape[:3], key.shape[2])
+    places = [torch.arange(size).reshape([-1 if i == j else 1 for j in range(4)]) for i, size in enumerate(sizes)]
+    result, all_seen = (function.graph.output_node().all_input_nodes[0] for function in functions)
+    no_mask = all_seen.target is aten.new_ones.default  # is there where none was given
+    seen = None if no_mask else _Vectorized(mask).run(*places, *buffers[count:])
+    if result.op == "placeholder" and not (1 in read or 2 in read):
+        return [F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=True), None, None]
+    key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+    wide = torch.float64 if query.dtype is torch.float64 else torch.float32
+    scores = torch.matmul(query.to(wide), key.to(wide).transpose(-2, -1)) * scale
+    scores = _Vectorized(score).run(scores, *places, *buffers[:count])
+    scores = scores if seen is None else torch.where(seen, scores, -math.inf)
+    weights = torch.softmax(scores, -1) if seen is None else aten._safe_softmax(scores, -1)
+    attended = torch.matmul(weights.to(query.dtype), value)
+    sums = torch.logsumexp(scores, -1) / math.log(2) if 1 in read else None
+    return [attended, sums, scores.amax(-1) / math.log(2) if 2 in read else None]
+
+
+class _Vectorized(Interpreter):
+    """What is elementwise for each place is so for all of them; ``tensor[place]`` too, which is ``flat_apply``."""
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operator, or the index."""
+        if target is not torch.ops.higher_order.flat_apply:
+            return super().call_function(target, args, kwargs)
+        _, _, function, table, *places = args
+        assert function.__name__ == "ModIndex", function
+        return table[tuple(places)]

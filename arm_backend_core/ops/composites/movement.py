@@ -350,22 +350,19 @@ _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]
 
 @made_of(aten.scatter_reduce.two, tell_quantized=True)
 def scatter_reduce(
-    x: Tensor,
-    dim: int,
-    index: Tensor,
-    source: Tensor,
-    reduce: str,
-    *,
-    include_self: bool = True,
-    quantized: bool = False,
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, **how: bool
 ) -> Tensor:
     """x joined with the elements of ``source`` at the indices along ``dim``."""
-    if not x.is_floating_point() or (quantized and (reduce != "sum" or not include_self)):
+    quantized = how.get("quantized", False)
+    if not x.is_floating_point() or (quantized and reduce == "prod"):
         raise Unsupported(f"scatter_reduce '{reduce}' as it is called here; sums of floating-point tensors can be had")
     neutral, along, join = _REDUCTIONS["sum" if reduce == "mean" else reduce]
+    worst = {"amax": torch.amin, "amin": torch.amax}.get(reduce) if quantized else None  # no scale has an infinity
+    other = worst(source) if worst else neutral
     hits, source = _scattered(x, dim, index, source)
-    old, new = x.transpose(dim, -1), along(torch.where(hits, source.unsqueeze(-1), neutral), -2)
-    new = join(old, new) if include_self else torch.where(hits.any(-2), new, old)
+    old, new = x.transpose(dim, -1), along(torch.where(hits, source.unsqueeze(-1), other), -2)
+    new = join(old, new) if include_self else new
+    new = new if include_self and not worst else torch.where(hits.any(-2), new, old)
     if reduce == "mean":
         new = new / (hits.to(x.dtype).sum(-2) + float(include_self)).clamp(min=1)
     return new.transpose(dim, -1)

@@ -138,9 +138,9 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     return _kept(found, dim, keepdim)
 
 
-@made_of(aten.quantile.scalar)
+@made_of(aten.quantile.scalar, tell_quantized=True)
 def quantile(
-    x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+    x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", **how: bool
 ) -> Tensor:
     """Between the elements whose ranks are around q * (count - 1), which PyTorch computes in x's type."""
     lined, axis = (x.reshape(-1), 0) if dim is None or not x.dim() else (x, dim % x.dim())
@@ -151,7 +151,7 @@ def quantile(
     found, _ = _at(lined, axis, first + 1)
     if weight:
         found = found * (1 - weight) + _at(lined, axis, first + 2)[0] * weight
-    if x.is_floating_point():
+    if not how["quantized"]:
         found = torch.where((lined != lined).any(axis, keepdim=True), math.nan, found)
     kept = [1] * x.dim() if keepdim else []
     return found.reshape(kept) if lined.dim() != x.dim() or dim is None else found if keepdim else found.squeeze(axis)

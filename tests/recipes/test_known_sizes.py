@@ -1,0 +1,131 @@
+"""Parts of a tensor that a mask chooses: as many as there always are, or all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, ExportRecipe, export
+from arm_recipes.sample import Inputs
+from arm_recipes.stages.capture import Capture
+from tests.ops import runner
+
+_UPPER = torch.ones(4, 4).triu(1).bool()
+_SOME = torch.tensor([True, False, True, True])
+
+
+class _Calls(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.some: Tensor
+        self.register_buffer("some", _SOME.clone())
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self, x)
+
+
+def _put(x: Tensor, mask: Tensor, new: Tensor) -> Tensor:
+    x = x * 1.0
+    x[mask] = new
+    return x
+
+
+def _swapped(_: Any, x: Tensor) -> Tensor:
+    """What is chosen is of before it is written."""
+    x, y = x * 1.0, -x.flip(0)
+    mask = x > 0.3
+    kept = x[mask]
+    x[mask] = y[mask]
+    y[mask] = kept
+    return x + 2 * y
+
+
+def _twice(_: Any, x: Tensor) -> Tensor:
+    """The second mask is of what the first has written."""
+    x = x * 2.0
+    x[x < 0] = x[x < 0] * 0.25
+    x[x < 0.5] = x[x < 0.5] + 1
+    return x
+
+
+def _rows(_: Any, x: Tensor) -> Tensor:
+    y, mask = x * 2, x[:, 0] > 0
+    y[mask] = x[mask].tanh() + y[mask]
+    y[:, mask] = y[:, mask] * 3
+    return y
+
+
+_CONSTANT: dict[str, Callable[..., Any]] = {
+    "upper": lambda _, x: x[_UPPER] * 2,
+    "columns": lambda m, x: (x[:, m.some] * 2).sum(-1) + x[:, m.some].reshape(4, -1).mean(-1),
+    "rows_and_columns": lambda m, x: x[m.some][:, m.some],
+    "nonzero": lambda _, x: x[torch.ones(4, 4).tril().nonzero(as_tuple=True)],
+    "places": lambda _, x: x.reshape(-1)[_UPPER.reshape(-1).nonzero()[:, 0]],
+    "where": lambda m, x: x[torch.where(m.some)[0]],
+    "masked_select": lambda m, x: torch.masked_select(x, m.some),
+    "size": lambda m, x: x[m.some].sum() / x[m.some].size(0),
+}
+_COMPUTED: dict[str, Callable[..., Any]] = {
+    "leaky": lambda _, x: _put(x, x < 0, x[x < 0] * 0.1),
+    "of_two": lambda _, x: _put(x, x > 0.1, x[x > 0.1] * 2 + x.flip(0)[x > 0.1].exp()),
+    "numbers": lambda _, x: _put(x, x > 0.1, x[x > 0.1] * x.mean() + 1),
+    "swapped": _swapped,
+    "twice": _twice,
+    "rows": _rows,
+}
+
+
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
+@pytest.mark.parametrize("name", [*_CONSTANT, *_COMPUTED])
+@torch.no_grad()
+def test_is_exported_whole(name: str, kind: ArmRecipeType) -> None:
+    model, draw = _Calls((_CONSTANT | _COMPUTED)[name]).eval(), torch.Generator().manual_seed(0)
+    samples = [(torch.randn(4, 4, generator=draw) + 0.05,) for _ in range(8)]
+    result = export(model, ExportRecipe.get_recipe(kind), samples)
+    assert not result.report.cpu
+    assert len(result.report.delegates) == 1
+    got, wanted = result.run(*samples[3]), model(*samples[3])
+    if kind is ArmRecipeType.TOSA_FP:
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
+    else:  # an element within a step of a mask's bound is on either side of it
+        far = (got - wanted).abs() > 0.03 * wanted.abs().amax() + 0.02
+        assert far.sum() <= got.numel() / 8
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda _, x: x[x > 0].sum(),
+        lambda _, x: _put(x, x > 0, x[x > 0].cumsum(0)),
+        lambda _, x: _put(x, x > 0, x[x < 0].sum() + x[x > 0].sort()[0]),
+    ],
+    ids=["sum", "order", "sorted"],
+)
+@torch.no_grad()
+def test_what_depends_on_the_number_stays_as_it_is(function: Callable[..., Any]) -> None:
+    model, x = _Calls(function).eval(), torch.linspace(-1, 1, 16).reshape(4, 4)
+    program = Capture(None)("forward", model, Inputs(x))
+    assert any(node.target is torch.ops.aten.index.Tensor for node in program.graph.nodes)
+    torch.testing.assert_close(runner.flat(program.module()(x)), runner.flat(model(x)))
+
+
+def test_a_mask_that_changes_from_call_to_call_is_no_constant() -> None:
+    class Turning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mask: Tensor
+            self.register_buffer("mask", _SOME.clone())
+
+        def forward(self, x: Tensor) -> Tensor:
+            chosen = x[self.mask].sum()
+            self.mask.logical_not_()
+            return chosen
+
+    program = Capture(None)("forward", Turning().eval(), Inputs(torch.ones(4)))
+    module = program.module()
+    assert [float(module(torch.ones(4))) for _ in range(2)] == [3, 1]
