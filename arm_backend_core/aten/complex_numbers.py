@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.nodes import first_result, overload_of
+from arm_backend_core.nodes import first_result, is_float, overload_of
 from arm_backend_core.ops.registry import Kind, find
 
 aten = torch.ops.aten
@@ -89,7 +89,8 @@ def _rule(node: Node) -> Callable[..., Any] | None:
     if overload in RULES:
         return RULES[overload]
     record = find(node)
-    if record is not None and record.kind is Kind.SHARED and all(map(_is_complex, (node, *node.all_input_nodes))):
+    real = any(map(is_float, node.all_input_nodes))  # indices and masks are the same for both parts
+    if record is not None and record.kind is Kind.SHARED and _is_complex(node) and not real:
         return lambda *args, **kwargs: Pair.of(*(overload(*_part(args, i), **kwargs) for i in (0, 1)))
     if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
         return lambda *args, **kwargs: overload.decompose(*_whole(args), **kwargs)
@@ -158,8 +159,8 @@ def _layer(function: Callable[..., Any]) -> Callable[..., Pair]:
     return rule
 
 
-def _added_product(x: Any, y: Pair, z: Pair, *, beta: float = 1, alpha: float = 1) -> Pair:
-    return _sum(_product(x, beta), _bilinear(torch.mm)(y, z), alpha)
+def _added_product(x: Any, y: Pair, z: Pair, *, beta: float = 1, alpha: float = 1, product: Any = torch.mm) -> Pair:
+    return _sum(_product(x, beta), _bilinear(product)(y, z), alpha)
 
 
 def _quotient(x: Any, y: Any) -> Pair:
@@ -182,6 +183,13 @@ def _by_part(overload: Any, *places: int) -> Callable[..., Pair]:
 
 def _polar(length: Tensor, angle: Tensor) -> Pair:
     return Pair.of(length * torch.cos(angle), length * torch.sin(angle))
+
+
+def _rotated(z: Pair, quarter: int) -> Pair:
+    """sin(z), or cos(z) = sin(z + pi / 2)."""
+    a, b = z.parts
+    sine, cosine = (torch.cos(a), -torch.sin(a)) if quarter == 0 else (torch.sin(a), torch.cos(a))
+    return Pair.of(sine * torch.cosh(b), cosine * torch.sinh(b))
 
 
 def _length(z: Pair) -> Tensor:
@@ -286,9 +294,19 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.reciprocal.default: lambda z: _quotient(1.0, z),
     aten.add.Tensor: _sum,
     aten.sub.Tensor: lambda x, y, alpha=1: _sum(x, y, alpha, sign=-1),
+    aten.rsub.Scalar: lambda x, y, alpha=1: _sum(y, x, alpha, sign=-1),
+    aten.rsub.Tensor: lambda x, y, alpha=1: _sum(y, x, alpha, sign=-1),
     aten.mul.Tensor: _product,
     aten.div.Tensor: _quotient,
     aten.addmm.default: _added_product,
+    aten.baddbmm.default: functools.partial(_added_product, product=torch.bmm),
+    aten.addcmul.default: lambda x, y, z, value=1: _sum(x, _product(y, z), value),
+    aten.ones_like.default: lambda z, **_: _filled(z.parts[0].shape, 1),
+    aten.full_like.default: lambda z, number, **_: _filled(z.parts[0].shape, number),
+    aten.eq.Tensor: lambda x, y: functools.reduce(torch.logical_and, map(torch.eq, _parts(x), _parts(y))),
+    aten.ne.Tensor: lambda x, y: functools.reduce(torch.logical_or, map(torch.ne, _parts(x), _parts(y))),
+    aten.sin.default: lambda z: _rotated(z, 1),
+    aten.cos.default: lambda z: _rotated(z, 0),
     **{overload: _bilinear(overload) for overload in (aten.mm.default, aten.bmm.default, aten.matmul.default)},
     **{
         overload: _layer(overload)
@@ -296,12 +314,16 @@ RULES: dict[Any, Callable[..., Any]] = {
     },
     **{
         overload: _by_part(overload, 0)
-        for overload in (aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.cumsum.default)
+        for overload in (
+            *(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.cumsum.default),
+            *(aten.tril.default, aten.triu.default, aten.rot90.default, aten.diag_embed.default, aten.roll.default),
+        )
     },
     **{
         overload: _by_part(overload, 0, 1)
-        for overload in (aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default)
+        for overload in (aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default, aten.lerp.Scalar)
     },
+    **{overload: _by_part(overload, 0, 2) for overload in (aten.masked_fill.Scalar, aten.masked_fill.Tensor)},
     aten.where.self: _by_part(aten.where.self, 1, 2),
     aten._fft_r2c.default: _real_to_complex,
     aten._fft_c2c.default: _complex_to_complex,

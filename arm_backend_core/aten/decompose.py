@@ -314,7 +314,6 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
 
 
 def _is_implicit(overload: OpOverload) -> bool:
-    """Whether a library has registered what the operator is made of."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
 
 

@@ -19,8 +19,7 @@ from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)
-#: Indices, sizes and counts, of which sums and twofold values fit too.
-TAKEN: Interval = (INT32[0] >> 1, INT32[1] >> 1)
+TAKEN: Interval = (INT32[0] >> 1, INT32[1] >> 1)  #: indices, sizes and counts: twofold values fit too
 _LEAST, _MOST = ((end, end) for end in (-(1 << 63), (1 << 63) - 1))  #: bounds that are not given
 
 

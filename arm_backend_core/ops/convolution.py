@@ -149,7 +149,10 @@ def conv_transpose(
     groups: int = 1,
     dilation: Sequence[int] = (1,),
 ) -> Value:
-    """x [N, IC, (H,) W], weight [IC, OC / groups, (KH,) KW]; TOSA's out_pad crops what PyTorch calls padding."""
+    """x [N, IC, (H,) W], weight [IC, OC / groups, (KH,) KW]; TOSA's out_pad crops what PyTorch calls padding.
+
+    Where the hardware has no such strides it is a convolution that gives the results between two pixels as channels.
+    """
     spatial = weight.rank - 2
     if spatial not in (1, 2):
         raise Unsupported(f"transposed convolution in {spatial} dimensions")
@@ -159,8 +162,6 @@ def conv_transpose(
     kernels = _spread(kernels.reshape(*kernels.shape[:2], -1, kernels.shape[-1]), pair(dilation, spatial, 1), weight)
     crop, extra = pair(padding, spatial, 0), pair(output_padding, spatial, 0)
     ends = (-crop[0], extra[0] - crop[0], -crop[1], extra[1] - crop[1])
-    # TOSA crops less than the kernel's size; what remains is cut off the result.
-    out_pad = [max(end, 1 - kernels.shape[2 + i // 2]) for i, end in enumerate(ends)]
     image = as_image(cx.b, x.value, weight.rank)
     in_channels, out_channels = weight.shape[0] // groups, weight.shape[1]
     results = []
@@ -169,19 +170,44 @@ def conv_transpose(
         rows = kernels[group * in_channels : (group + 1) * in_channels]
         channels = slice(group * out_channels, (group + 1) * out_channels)
         sums = accumulator(cx, x, weight, bias, rows.transpose(1, 2, 3, 0), channels)
-        value = cx.b.transpose_conv2d(
-            part,
-            cx.b.const(sums.weights, weight.value.dtype),
-            cx.b.const(sums.offsets, sums.dtype),
-            out_pad=out_pad,
-            stride=pair(stride, spatial, 1),
-            zps=zero_points(x, weight),
-        )
-        results.append(cx.finished(value, sums))
-    whole = cx.b.concat(results, 3)
-    starts = [0, out_pad[0] - ends[0], out_pad[2] - ends[2], 0]
-    sizes = (whole.shape[0], *(1, *cx.shape[-spatial:])[-2:], whole.shape[3])
-    return cx.b.reshape(to_nchw(cx.b, cx.b.slice(whole, starts, sizes)), cx.shape)
+        steps, zps = pair(stride, spatial, 1), zero_points(x, weight)
+        try:
+            made = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
+            value = cx.b.transpose_conv2d(part, *made, out_pad=ends, stride=steps, zps=zps)
+            results.append(cx.finished(value, sums))
+        except Unsupported:
+            whole = _by_phases(cx, part, sums, steps, [max(end, 0) for end in ends[1::2]], zps, weight.value.dtype)
+            size = (image.shape[0], *(1, *cx.shape[-spatial:])[-2:], out_channels)
+            results.append(cx.b.slice(whole, (0, crop[0], crop[1], 0), size))
+    return cx.b.reshape(to_nchw(cx.b, cx.b.concat(results, 3)), cx.shape)
+
+
+def _by_phases(
+    cx: Context,
+    image: Value,
+    sums: Accumulator,
+    steps: tuple[int, int],
+    extra: Sequence[int],
+    zps: tuple[int, int],
+    dtype: DType,
+) -> Value:
+    """The transposed convolution without cropping, [N, rows, columns, OC], and ``extra`` rows and columns behind.
+
+    Row q * step + p sums the products with the kernel's rows p, p + step, ... and the image's rows q, q - 1, ...
+    """
+    b, (oc, kh, kw, ic), (sy, sx) = cx.b, sums.weights.shape, steps
+    ty, tx = -(-(kh + extra[0]) // sy), -(-(kw + extra[1]) // sx)
+    kernel = np.full((oc, ty * sy, tx * sx, ic), zps[1], sums.weights.dtype)
+    kernel[:, :kh, :kw] = sums.weights
+    kernel = kernel.reshape(oc, ty, sy, tx, sx, ic)[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5)
+    parts = (sums.scales, sums.peaks, sums.late)
+    rest = (x if x is None or x.size == 1 < oc else np.tile(x, sy * sx) for x in parts)
+    many = Accumulator(kernel.reshape(-1, ty, tx, ic), np.tile(sums.offsets, sy * sx), sums.dtype, *rest)
+    made = b.const(many.weights, dtype), b.const(many.offsets, many.dtype)
+    value = cx.finished(b.conv2d(image, *made, pad=(ty - 1, ty - 1, tx - 1, tx - 1), zps=zps), many)
+    n, h, w, _ = value.shape
+    rows = b.transpose(b.reshape(value, (n * h, w, sy, sx * oc)), (0, 2, 1, 3))
+    return b.reshape(rows, (n, h * sy, w * sx, oc))
 
 
 def _spread(kernels: np.ndarray[Any, Any], steps: tuple[int, int], weight: Tensor) -> np.ndarray[Any, Any]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
 from arm_backend_core.ops.images import as_image, pair, to_nchw
 from arm_backend_core.ops.indexing import take
@@ -80,7 +81,12 @@ def max_pool(
     image, apart = as_image(cx.b, x.value, spatial + 2), pair(dilation, spatial, 1)
     image, window = _cut(cx, image, _window(cx, image, spatial, kernel_size, stride, padding, apart))
     if apart == (1, 1):
-        result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
+        try:
+            result = cx.b.max_pool2d(image, window.kernel, window.stride, window.pad)
+        except Unsupported:  # of hardware that pads none of these
+            top, bottom, left, right = window.pad
+            image = cx.b.pad(image, [(0, 0), (top, bottom), (left, right), (0, 0)], _lowest(image.dtype))
+            result = cx.b.max_pool2d(image, window.kernel, window.stride, (0, 0, 0, 0))
     else:
         result = _dilated(cx, image, window, apart)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)

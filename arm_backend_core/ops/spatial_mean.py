@@ -104,7 +104,8 @@ def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> 
                 return requantized(b, sums[0], float(peak), np.array([x.scale]), out)
             step = min(1.0, 32767 / peak)  # exact where int16 holds the sum
             joined = b.concat([b.rescale(total, DType.INT16, step) for total in sums], 1)
-            x = Int(b, joined, -math.ceil(peak * step), math.ceil(peak * step), x.scale / step)
+            bound = 32767 if step < 1 else math.ceil(peak)  # peak * step may be rounded to more
+            x = Int(b, joined, -bound, bound, x.scale / step)
     return x.to(out)
 
 

