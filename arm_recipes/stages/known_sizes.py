@@ -138,6 +138,8 @@ class _Whole:
         self, graph: Graph, shape: torch.Size, lead: int, mask: Node, same: Callable[[Node, Node], bool]
     ) -> None:
         self._graph, self._shape, self._lead, self._mask, self._same = graph, shape, lead, mask, same
+        #: Dimensions behind those of the mask, along which other operands may vary.
+        self._behind = len(shape) - lead - mask.meta["val"].dim()
         self._made: dict[Node, Node] = {}
 
     def can_be(self, x: Node) -> bool:
@@ -145,9 +147,12 @@ class _Whole:
         todo, seen = [x], set[Node]()
         while todo:
             node = todo.pop()
-            if node in seen or not _is_open(node):
-                if not _is_open(node) and node.meta["val"].numel() != 1:
+            if not _is_open(node):
+                known = node.meta["val"]
+                if known.numel() != 1 and known.dim() > self._behind:
                     return False
+                continue
+            if node in seen:
                 continue
             seen.add(node)
             if self._chooses(node):
