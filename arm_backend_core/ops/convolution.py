@@ -245,14 +245,18 @@ def _grouped(
     out_channels, per_group = kernel.shape[:2]
     attrs: dict[str, Any] = {**vars(geometry), "zps": zero_points(x, weight)}
     groups = attrs.pop("groups")
+    size, results = out_channels // groups, list[Value]()
     if groups > 1 and per_group == 1:
-        # PyTorch's output channel is c * M + m, as TOSA's.
-        sums = accumulator(cx, x, weight, bias, kernel, slice(None))
-        filters = sums.weights.reshape(groups, out_channels // groups, *kernel.shape[2:]).transpose(2, 3, 0, 1)
-        offsets = cx.b.const(sums.offsets, sums.dtype)
-        return _depthwise(cx, sums, (image, cx.b.const(filters, weight.value.dtype), offsets), **attrs)
-    size = out_channels // groups
-    results = []
+        step = groups if size == 1 else max((cx.target.hardware.widest_multiplied or image.size) // image.shape[2], 1)
+        for start in range(0, groups, step):
+            # PyTorch's output channel is c * M + m, as TOSA's.
+            count = min(step, groups - start)
+            rows = slice(start * size, (start + count) * size)
+            sums = accumulator(cx, x, weight, bias, kernel[rows], rows)
+            filters = sums.weights.reshape(count, size, *kernel.shape[2:]).transpose(2, 3, 0, 1)
+            constants = cx.b.const(filters, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
+            results.append(_depthwise(cx, sums, (cx.b.narrow(image, -1, start, count), *constants), **attrs))
+        return cx.b.concat(results, 3)
     for group in range(groups):
         rows = slice(group * size, (group + 1) * size)
         part = cx.b.narrow(image, -1, group * per_group, per_group)

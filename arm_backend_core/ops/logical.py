@@ -57,8 +57,20 @@ def _comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: b
             return compare(
                 cx, cx.integer(x).rescale(DType.INT32, 2.0).value, cx.b.const(_half_steps(x.q, y), DType.INT32)
             )
+        one, other = (_counts(cx, z) for z in (x, y))
+        if one is not None and other is not None:
+            return compare(cx, one, other)
         left, right = aligned(cx.integer(x), cx.integer(y))
         return compare(cx, left.value, right.value)
+
+
+def _counts(cx: Context, x: Operand) -> Value | None:
+    """INT32 of integers, or of a constant that holds whole numbers."""
+    if not isinstance(x, Tensor) or (x.q is None and x.value.dtype is DType.INT32):
+        return x.value if isinstance(x, Tensor) else None
+    whole = x.real if x.is_constant else np.array(0.5)
+    fits = (whole == np.rint(whole)).all() and np.abs(whole).max(initial=0) < 1 << 31
+    return cx.b.const(whole, DType.INT32) if fits else None
 
 
 def _half_steps(q: QParams, number: float) -> int:

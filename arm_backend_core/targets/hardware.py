@@ -65,6 +65,8 @@ class Hardware:
         averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D
             (24x5x64 on U55-128: 2,693 against 5,208).
         transposes_by_convolution: [A, N] to [N, A] takes fewer cycles as a convolution than as TRANSPOSE.
+        widest_multiplied: columns times channels that a DEPTHWISE_CONV2D of several results a channel may have, 0: any;
+            Vela moves them by a TRANSPOSE of at most 64 KiB a row.
         slow_weights: up to so many multiplications in a cycle, weights are decoded at 12 in a cycle, so that one row
             takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
         mistakes: forms that its compiler gets wrong (``docs/vela.md``); ``tosa/passes/vela.py`` writes others.
@@ -84,6 +86,7 @@ class Hardware:
     averages_by_convolution: bool = False
     transposes_by_convolution: bool = False
     slow_weights: int = 0
+    widest_multiplied: int = 0
     mistakes: tuple[str, ...] = ()
     forgotten: Axes = lambda op: ()
 
@@ -303,6 +306,7 @@ _U55 = Hardware(
     booleans=False,
     npu=True,
     averages_by_convolution=True,
+    widest_multiplied=1 << 14,
     # The first leaves no REDUCE_MIN.
     mistakes=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),

@@ -278,6 +278,7 @@ CONVOLUTION = [
     Case("conv3d_depthwise_dilation", nn.Conv3d(3, 3, 2, dilation=(1, 2, 1), groups=3), one(1, 3, 3, 5, 5)),
     Case("conv3d_unbatched", nn.Conv3d(3, 4, 2), one(3, 3, 5, 5)),
     Case("conv1d_same", nn.Conv1d(4, 8, 4, padding="same"), one(1, 4, 12)),
+    Case("conv2d_depthwise_wide", nn.Conv2d(96, 192, (3, 1), groups=96), [Input((1, 96, 3, 200))]),
     Case("conv_transpose2d", nn.ConvTranspose2d(4, 6, 3), image(4, 5, 6)),
     Case("conv_transpose2d_stride", nn.ConvTranspose2d(4, 6, 2, stride=2), image(4, 5, 6)),
     Case(

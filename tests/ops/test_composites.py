@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.aten import decompose as decompose_module
 from arm_backend_core.delegate import delegate
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+from arm_recipes import ArmRecipeType, export
 from arm_recipes.stages.post_training import Observed
 from tests.ops import runner
 from tests.ops.runner import Case, Input
@@ -901,6 +903,28 @@ _EXACT: dict[str, Callable[[Tensor], Tensor]] = {
     "stable_order": lambda x: torch.argsort(x, dim=-1, stable=True),
     "stable_order_down": lambda x: torch.sort(x, dim=0, descending=True, stable=True)[1],
 }
+
+
+#: Comparisons with whole numbers, true of some elements and false of others, of x between -3.9 and 3.9.
+_EQUAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "floor": lambda x: torch.floor(x) == 3,
+    "round": lambda x: torch.round(x) != torch.tensor(-2.0),
+    "sign": lambda x: torch.sign(x - 0.5) == 1,
+    "sums": lambda x: (torch.floor(x) + 1) % 4 == 3,
+    "each": lambda x: torch.floor(x)[..., None] == torch.arange(-2.0, 3.0),
+    "order": lambda x: torch.ceil(x) >= 2,
+    "place": lambda x: x.reshape(4, -1).argmax(0) == torch.tensor(2.0),
+}
+
+
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8])
+@pytest.mark.parametrize("name", _EQUAL)
+def test_whole_numbers_are_equal(name: str, kind: ArmRecipeType) -> None:
+    """The elements are farther from each jump than a step of int8."""
+    x = (torch.arange(-62, 62) / 16 + 1 / 32).reshape(2, 62)
+    result = export(Calls(lambda x: _EQUAL[name](x).float()), ExportRecipe.get_recipe(kind), [(x,), (x.flip(1),)])
+    assert not result.report.cpu
+    assert torch.equal(result.run(x).round(), _EQUAL[name](x).float())
 
 
 @pytest.mark.parametrize("name", _EXACT)
