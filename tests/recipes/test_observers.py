@@ -45,7 +45,7 @@ def test_ranges_hold_most_of_what_was_seen(name: str, kind: str) -> None:
     assert low <= 0 <= high
     clipped = (x - x.clamp(low, high)).square().sum()
     step = (high - low) / 255
-    if name == "minmax":
+    if name == "minmax" and kind != "zero":
         assert high == pytest.approx(max(float(x.max()), 0.0), abs=step + 1e-12)
     elif kind == "one far":
         assert high < 800
