@@ -75,7 +75,8 @@ def drop_assertions(program: ExportedProgram) -> None:
     """Remove checks of types at casts and of values (``one_hot``, inverses), which ExecuTorch has none of."""
     graph = program.graph_module.graph
     aten = torch.ops.aten
-    for check in (aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._linalg_check_errors.default):
+    checks = aten._assert_tensor_metadata.default, aten._assert_async.msg, aten._linalg_check_errors.default
+    for check in (*checks, aten._assert_scalar.default):
         for node in graph.find_nodes(op="call_function", target=check):
             graph.erase_node(node)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import CustomObjArgument, InputKind
 from torch.fx import Graph
-from torch.overrides import TorchFunctionMode
 
 from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
 from arm_recipes.methods import identity
 from arm_recipes.sample import Inputs, make_known
 from arm_recipes.stages.known_sizes import settle_sizes
+from arm_recipes.stages.tracing import Known
 
 #: What PyTorch says of classes that it can take apart once they are registered.
 _UNKNOWN = "need to register a pytree for it"
@@ -99,7 +100,8 @@ class Capture:
     @staticmethod
     def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
         # When it fails, torch prints the graph it has so far; the exception says what is needed.
-        with torch.no_grad(), _Data(), contextlib.redirect_stderr(io.StringIO()) as printed:
+        known = Known(model)
+        with torch.no_grad(), known, contextlib.redirect_stderr(io.StringIO()) as printed:
             program = torch.export.export(
                 model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
             )
@@ -109,22 +111,8 @@ class Capture:
         sys.stderr.write(printed.getvalue())
         _tidy(program)
         settle_sizes(program)
+        _check_branches(program, known.asked)
         return program
-
-
-class _Data(TorchFunctionMode):
-    """``x.data`` is ``x``, without gradients: PyTorch's trace takes it for a constant."""
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What ``function`` gives.
-
-        Raises:
-            ValueError: the model assigns to ``x.data``.
-        """
-        data: Any = torch.Tensor.data
-        if function == data.__set__:
-            raise ValueError("the model assigns to x.data, which no program can: compute a new tensor, and use that")
-        return args[0].detach() if function == data.__get__ else function(*args, **(kwargs or {}))
 
 
 def _tidy(program: ExportedProgram) -> None:
@@ -191,6 +179,23 @@ def _find_buffers(program: ExportedProgram) -> bool:
     if some:
         program.graph_module.recompile()
     return some
+
+
+def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
+    """A buffer that the model's Python asks must not change from call to call.
+
+    Raises:
+        ValueError: names the buffer.
+    """
+    from arm_backend_core.nodes import is_written
+
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.BUFFER and spec.target in asked and is_written(nodes[spec.arg.name]):
+            raise ValueError(
+                f"the model branches on its buffer '{spec.target}', and writes it: a program takes the same way in "
+                "each call; use torch.where or torch.cond, or export it after the first call has set the buffer"
+            )
 
 
 def _check_state(program: ExportedProgram) -> None:

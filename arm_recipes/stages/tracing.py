@@ -1,0 +1,107 @@
+"""What a model asks of tensors while PyTorch traces it, where the answer is known though the trace does not know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
+
+#: Elements of a buffer that counts as a flag or a number, of which Python may ask.
+_FEW = 16
+#: Elements of what is made of constants alone.
+_MOST = 1024
+_QUESTIONS: dict[Any, Callable[[Tensor], Any]] = {
+    Tensor.__bool__: bool,
+    Tensor.__int__: int,
+    Tensor.__float__: float,
+    Tensor.__index__: lambda x: x.__index__(),
+    Tensor.item: lambda x: x.item(),
+    Tensor.tolist: lambda x: x.tolist(),
+}
+_COMPARED = (torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne, torch.any, torch.all, torch.logical_not)
+_COMPARES = {*_COMPARED, *(getattr(Tensor, f"__{name}__") for name in ("gt", "ge", "lt", "le", "eq", "ne", "invert"))}
+_COMPARES |= {getattr(Tensor, function.__name__) for function in _COMPARED}
+#: ``tolist`` of a tensor that is traced asks its elements.
+_FOLLOWED = {*_COMPARES, torch.arange, torch.unbind, Tensor.unbind, Tensor.__getitem__}
+
+
+class Known(TorchFunctionMode):
+    """Answers for a model that is traced.
+
+    - ``if not self.initialized`` of a buffer takes the branch that the buffer's value says, which is the same in each
+      call unless the model writes it. Comparisons of such a buffer with numbers are known too, and ``torch.arange``.
+    - ``x.data`` is ``x``, without gradients: PyTorch's trace takes it for a constant.
+
+    Attributes:
+        asked: names of the buffers that were asked.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.asked: set[str] = set()
+        #: By name: the module that holds a buffer while it is traced, the name there, and the value.
+        self._held: dict[str, tuple[torch.nn.Module, str, Tensor]] = {}
+        for path, module in model.named_modules():
+            for key, x in module._buffers.items():
+                if x is not None and x.numel() <= _FEW:
+                    self._held[f"{path}.{key}" if path else key] = module, key, x.detach().clone()
+        self._made_of: Any = WeakIdKeyDictionary()  # what comes of buffers -> their names, and the value
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What ``function`` gives.
+
+        Raises:
+            ValueError: the model assigns to ``x.data``.
+        """
+        kwargs, data = kwargs or {}, getattr(Tensor, "data")  # noqa: B009
+        if function == data.__set__:
+            raise ValueError("the model assigns to x.data, which no program can: compute a new tensor, and use that")
+        if function == data.__get__:
+            return args[0].detach()
+        if function in _QUESTIONS and len(args) == 1 and (found := self._known(args[0])) is not None:
+            self.asked |= found[0]
+            with _disable_current_modes():
+                return _QUESTIONS[function](found[1])
+        result = function(*args, **kwargs)
+        if args and isinstance(args[0], Tensor) and _writes(function):
+            self._made_of.pop(args[0], None)
+        elif function in _FOLLOWED:
+            self._follow(pytree.tree_leaves(result), function, args, kwargs)
+        return result
+
+    def _follow(self, results: list[Any], function: Any, args: Any, kwargs: Any) -> None:
+        """Remember what comes of known values."""
+        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        known = [self._known(x) for x in given]
+        if None in known or not all(isinstance(x, Tensor) and x.numel() <= _MOST for x in results):
+            return
+        values = {id(x): found[1] for x, found in zip(given, known, strict=True) if found is not None}
+        args, kwargs = pytree.tree_map(lambda x: values.get(id(x), x), (args, kwargs))
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            made = pytree.tree_leaves(function(*args, **kwargs))
+        names = set[str]().union(*(found[0] for found in known if found is not None))
+        self._made_of.update((x, (names, value)) for x, value in zip(results, made, strict=True))
+
+    def _known(self, x: Any) -> tuple[set[str], Tensor] | None:
+        if isinstance(x, Tensor) and x in self._made_of:
+            names, value = self._made_of[x]
+            return names, value
+        held = (name for name, (module, key, _) in self._held.items() if module._buffers.get(key) is x)
+        name = next(held, None)
+        return None if name is None else ({name}, self._held[name][2])
+
+
+def _writes(function: Any) -> bool:
+    """``add_``, ``__iadd__``, ``__setitem__`` and their like."""
+    name = getattr(function, "__name__", "")
+    return (
+        name == "__setitem__"
+        or (name.startswith("__i") and name not in ("__index__", "__int__", "__invert__"))
+        or (name.endswith("_") and not name.endswith("__"))
+    )

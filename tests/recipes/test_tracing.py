@@ -1,0 +1,81 @@
+"""Questions that Python asks of tensors while the model is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
+
+
+class _Asking(nn.Module):
+    def __init__(self, function: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(4, 4)
+        self.ready: Tensor
+        self.count: Tensor
+        self.register_buffer("ready", torch.tensor(True))
+        self.register_buffer("count", torch.tensor([2, 3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def _first(m: Any, x: Tensor) -> Tensor:
+    if not m.ready:
+        m.linear.weight.data.copy_(x.mean())
+    return m.linear(x) if (m.count > 1).all() else x
+
+
+def _places(_: Any, x: Tensor) -> Tensor:
+    return x.flatten() @ torch.diag(torch.tensor([1.0 / i for i in torch.arange(1, x.numel() + 1).tolist()]))
+
+
+_KNOWN: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "flag": _first,
+    "number": lambda m, x: m.linear(x)[:, : m.count.tolist()[0]],
+    "not": lambda m, x: x * 2 if ~m.ready else m.linear(x),
+    "places": _places,
+}
+
+
+@pytest.mark.parametrize("name", _KNOWN)
+@torch.no_grad()
+def test_what_a_buffer_says_is_known(name: str) -> None:
+    model, x = _Asking(_KNOWN[name]).eval(), torch.linspace(-2, 2, 8).reshape(2, 4)
+    expected = model(x)
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
+    assert not result.report.cpu
+    torch.testing.assert_close(result.run(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def _once(m: Any, x: Tensor) -> Tensor:
+    if m.ready:
+        m.ready.fill_(False)
+        return x * 2
+    return x
+
+
+def _changed(m: Any, x: Tensor) -> Tensor:
+    known = m.count > 5
+    known |= x[0, :2] > 0
+    return x * 2 if known.all() else x
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (_once, r"branches on its buffer 'ready', and writes it: .* use torch\.where"),
+        (_changed, "must not depend on the values of tensors"),
+        (lambda m, x: x * 2 if x.sum() > m.count[0] else x, "must not depend on the values of tensors"),
+    ],
+    ids=["state", "changed", "input"],
+)
+def test_what_may_change_is_not(function: Callable[[Any, Tensor], Tensor], message: str) -> None:
+    with pytest.raises(ExportError, match=message):
+        export(_Asking(function).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(2, 4),)])
