@@ -18,7 +18,7 @@ from torch.fx import Graph
 
 from arm_recipes.failure import describe
 from arm_recipes.messages import ExportError
-from arm_recipes.methods import identity
+from arm_recipes.methods import identity, written
 from arm_recipes.sample import Inputs, make_known
 from arm_recipes.stages.known_sizes import settle_sizes
 from arm_recipes.stages.tracing import Known
@@ -187,15 +187,12 @@ def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
     Raises:
         ValueError: names the buffer.
     """
-    from arm_backend_core.nodes import is_written
-
-    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
-    for spec in program.graph_signature.input_specs:
-        if spec.kind is InputKind.BUFFER and spec.target in asked and is_written(nodes[spec.arg.name]):
-            raise ValueError(
-                f"the model branches on its buffer '{spec.target}', and writes it: a program takes the same way in "
-                "each call; use torch.where or torch.cond, or export it after the first call has set the buffer"
-            )
+    changed = sorted(written(program).intersection(asked)) if asked else []
+    if changed:
+        raise ValueError(
+            f"the model branches on its buffer '{changed[0]}', and writes it: a program takes the same way in each call; use "
+            "torch.where or torch.cond, or export it after the first call has set the buffer"
+        )
 
 
 def _check_state(program: ExportedProgram) -> None:

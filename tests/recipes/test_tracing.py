@@ -61,6 +61,11 @@ def _once(m: Any, x: Tensor) -> Tensor:
     return x
 
 
+def _anew(m: Any, x: Tensor) -> Tensor:
+    m.count = m.count + 1
+    return x * 2 if (m.count > 2).all() else x
+
+
 def _changed(m: Any, x: Tensor) -> Tensor:
     known = m.count > 5
     known |= x[0, :2] > 0
@@ -71,10 +76,11 @@ def _changed(m: Any, x: Tensor) -> Tensor:
     ("function", "message"),
     [
         (_once, r"branches on its buffer 'ready', and writes it: .* use torch\.where"),
+        (_anew, r"branches on its buffer 'count', and writes it"),
         (_changed, "must not depend on the values of tensors"),
         (lambda m, x: x * 2 if x.sum() > m.count[0] else x, "must not depend on the values of tensors"),
     ],
-    ids=["state", "changed", "input"],
+    ids=["state", "anew", "changed", "input"],
 )
 def test_what_may_change_is_not(function: Callable[[Any, Tensor], Tensor], message: str) -> None:
     with pytest.raises(ExportError, match=message):
