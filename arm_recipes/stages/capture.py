@@ -190,8 +190,8 @@ def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
     changed = sorted(written(program).intersection(asked)) if asked else []
     if changed:
         raise ValueError(
-            f"the model branches on its buffer '{changed[0]}', and writes it: a program takes the same way in each call; use "
-            "torch.where or torch.cond, or export it after the first call has set the buffer"
+            f"the model branches on its buffer '{changed[0]}', and writes it: a program takes the same way in each "
+            "call; use torch.where or torch.cond, or export it after the first call has set the buffer"
         )
 
 
