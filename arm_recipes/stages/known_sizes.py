@@ -31,8 +31,8 @@ def settle_sizes(program: ExportedProgram) -> None:
     from arm_backend_core.nodes import is_written
     from arm_backend_core.program import constants_of, lift_constants
 
-    known = {node: value for node, value in constants_of(program).items() if not is_written(node)}
-    changed = _known_indices(program.graph_module, dict(known))
+    known: dict[Node, Any] = {x: value for x, value in constants_of(program).items() if not is_written(x)}
+    changed = _known_indices(program.graph_module, known)
     changed |= _written_whole(program.graph)
     if changed:
         lift_constants(program)
@@ -52,14 +52,14 @@ def _is_open(node: Node) -> bool:
 def _known_indices(module: GraphModule, known: dict[Node, Any]) -> bool:
     """Replace what constant masks choose by constant indices."""
     from arm_backend_core.aten.constants import attribute
-    from arm_backend_core.nodes import evaluated, is_constant
+    from arm_backend_core.nodes import evaluated, is_constant, is_written
 
     def indices(mask: Tensor) -> list[Node]:
         return [attribute(module, "_chosen", part) for part in mask.nonzero(as_tuple=True)]
 
     changed = False
     for node in list(module.graph.nodes):
-        if node.op == "call_function" and is_constant(node, known):
+        if node.op == "call_function" and is_constant(node, known) and not is_written(node):
             known[node] = evaluated(node, known.__getitem__)
             if _is_open(node) and isinstance(known[node], Tensor):
                 with module.graph.inserting_before(node):
@@ -88,8 +88,10 @@ def _is_mask(x: Any) -> bool:
 
 def _written_whole(graph: Graph) -> bool:
     """Write ``y[mask] = f(x[mask])`` for all elements, ``f`` an elementwise function."""
+    from arm_backend_core.nodes import mutates
+
     order = {node: place for place, node in enumerate(graph.nodes)}
-    writes = [place for node, place in order.items() if _mutates(node)]
+    writes = [place for node, place in order.items() if mutates(node)]
 
     def same(one: Node, other: Node) -> bool:
         """Whether two masks are one: equal, and nothing is written between them."""
@@ -195,12 +197,10 @@ def _computed_of(x: Node) -> set[Node]:
     return found
 
 
-def _mutates(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-
-
 def _is_elementwise(node: Node) -> bool:
-    return isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags and not _mutates(node)
+    overload = node.target
+    pointwise = isinstance(overload, OpOverload) and torch.Tag.pointwise in overload.tags
+    return pointwise and not overload._schema.is_mutable  # type: ignore[union-attr]
 
 
 # -- values of what follows -------------------------------------------------------------------------------------

@@ -69,8 +69,8 @@ class Known(TorchFunctionMode):
             with _disable_current_modes():
                 return _QUESTIONS[function](found[1])
         result = function(*args, **kwargs)
-        if args and isinstance(args[0], Tensor) and _writes(function):
-            self._made_of.pop(args[0], None)
+        if "out" in kwargs or _writes(function):
+            self._made_of.clear()  # it may be a view of one of these that is written
         elif function in _FOLLOWED:
             self._follow(pytree.tree_leaves(result), function, args, kwargs)
         return result

@@ -97,14 +97,21 @@ def test_is_exported_whole(name: str, kind: ArmRecipeType) -> None:
         assert far.sum() <= got.numel() / 8
 
 
+def _written_mask(_: Any, x: Tensor) -> Tensor:
+    mask = torch.zeros(4, dtype=torch.bool)
+    mask[1] = True
+    return x[mask] * 2
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        _written_mask,
         lambda _, x: x[x > 0].sum(),
         lambda _, x: _put(x, x > 0, x[x > 0].cumsum(0)),
         lambda _, x: _put(x, x > 0, x[x < 0].sum() + x[x > 0].sort()[0]),
     ],
-    ids=["sum", "order", "sorted"],
+    ids=["written", "sum", "order", "sorted"],
 )
 @torch.no_grad()
 def test_what_depends_on_the_number_stays_as_it_is(function: Callable[..., Any]) -> None:

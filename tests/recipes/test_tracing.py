@@ -72,15 +72,22 @@ def _changed(m: Any, x: Tensor) -> Tensor:
     return x * 2 if known.all() else x
 
 
+def _seen_changed(m: Any, x: Tensor) -> Tensor:
+    known = m.count > 5
+    known[0].fill_(True)
+    return x * 2 if known.any() else x
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (_seen_changed, "must not depend on the values of tensors"),
         (_once, r"branches on its buffer 'ready', and writes it: .* use torch\.where"),
         (_anew, r"branches on its buffer 'count', and writes it"),
         (_changed, "must not depend on the values of tensors"),
         (lambda m, x: x * 2 if x.sum() > m.count[0] else x, "must not depend on the values of tensors"),
     ],
-    ids=["state", "anew", "changed", "input"],
+    ids=["view", "state", "anew", "changed", "input"],
 )
 def test_what_may_change_is_not(function: Callable[[Any, Tensor], Tensor], message: str) -> None:
     with pytest.raises(ExportError, match=message):
