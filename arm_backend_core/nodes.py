@@ -37,6 +37,11 @@ def operator_name(node: Node) -> str:
     return str(overload or getattr(node.target, "__name__", node.target))
 
 
+def is_implicit(overload: OpOverload) -> bool:
+    """Whether the library that has ``overload`` says what it is made of."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+
+
 def is_quantize(node: Node) -> bool:
     """Whether ``node`` turns real numbers into integers."""
     overload = overload_of(node.target)

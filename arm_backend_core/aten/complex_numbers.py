@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.nodes import first_result, is_float, overload_of
+from arm_backend_core.nodes import first_result, is_float, is_implicit, overload_of
 from arm_backend_core.ops.registry import Kind, find
 
 aten = torch.ops.aten
@@ -92,7 +92,7 @@ def _rule(node: Node) -> Callable[..., Any] | None:
     real = any(map(is_float, node.all_input_nodes))  # indices and masks are the same for both parts
     if record is not None and record.kind is Kind.SHARED and _is_complex(node) and not real:
         return lambda *args, **kwargs: Pair.of(*(overload(*_part(args, i), **kwargs) for i in (0, 1)))
-    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
+    if is_implicit(overload):
         return lambda *args, **kwargs: overload.decompose(*_whole(args), **kwargs)
     return None
 
@@ -205,6 +205,13 @@ def _filled(size: Sequence[int], number: complex = 0, *, dtype: torch.dtype | No
     return Pair.of(*(torch.full(size, part, dtype=real) for part in _parts(number)))
 
 
+def _filled_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    like = _parts(x)[0]
+    if dtype is not None and not dtype.is_complex:
+        return torch.full(like.shape, number, dtype=dtype)
+    return _filled(like.shape, number, dtype=dtype or like.dtype.to_complex())
+
+
 def _power(z: Pair, exponent: Any) -> Pair:
     if exponent in range(1, 9):
         return functools.reduce(_product, [z] * int(exponent))
@@ -281,7 +288,7 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten._to_copy.default: _cast,
     aten.full.default: _filled,
     aten.zeros.default: _filled,
-    aten.zeros_like.default: lambda z, **_: Pair(torch.zeros_like(z.data)),
+    aten.zeros_like.default: functools.partial(_filled_like, number=0),
     aten.abs.default: _length,
     aten.linalg_vector_norm.default: lambda z, *args, **named: torch.linalg.vector_norm(_length(z), *args, **named),
     aten.angle.default: _angle,
@@ -301,10 +308,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: _added_product,
     aten.baddbmm.default: functools.partial(_added_product, product=torch.bmm),
     aten.addcmul.default: lambda x, y, z, value=1: _sum(x, _product(y, z), value),
-    aten.ones_like.default: lambda z, **_: _filled(z.parts[0].shape, 1),
-    aten.full_like.default: lambda z, number, **_: _filled(z.parts[0].shape, number),
-    aten.eq.Tensor: lambda x, y: functools.reduce(torch.logical_and, map(torch.eq, _parts(x), _parts(y))),
-    aten.ne.Tensor: lambda x, y: functools.reduce(torch.logical_or, map(torch.ne, _parts(x), _parts(y))),
+    aten.ones_like.default: functools.partial(_filled_like, number=1),
+    aten.full_like.default: _filled_like,
+    aten.eq.Tensor: lambda x, y: functools.reduce(torch.logical_and, map(operator.eq, _parts(x), _parts(y))),
+    aten.ne.Tensor: lambda x, y: functools.reduce(torch.logical_or, map(operator.ne, _parts(x), _parts(y))),
     aten.sin.default: lambda z: _rotated(z, 1),
     aten.cos.default: lambda z: _rotated(z, 0),
     **{overload: _bilinear(overload) for overload in (aten.mm.default, aten.bmm.default, aten.matmul.default)},

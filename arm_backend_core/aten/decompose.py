@@ -35,6 +35,7 @@ from arm_backend_core.nodes import (
     first_result,
     in_words,
     is_constant,
+    is_implicit,
     mutates,
 )
 from arm_backend_core.ops.composites import computed_weights
@@ -179,7 +180,7 @@ class _Decomposer:
             return partial(record.parts, quantized=self.quantized) if record.tell_quantized else record.parts
         if overload in torch._decomp.decomposition_table:
             return torch._decomp.decomposition_table[overload]
-        return overload.decompose if _is_implicit(overload) else None
+        return overload.decompose if is_implicit(overload) else None
 
     def fragment(
         self,
@@ -304,17 +305,13 @@ def _is_composite(node: Node, constants: Container[Node]) -> bool:
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
     if node.target.namespace != "aten":
-        return composite(node) is not None or _is_implicit(node.target)
+        return composite(node) is not None or is_implicit(node.target)
     if _is_empty(node):  # no target has such tensors, and the CPU has no kernels for composites
         return find(node) is None
     if node.target is aten.view_as_complex.default:
         return False
     composed = find(node) is None or complex_numbers.concerns(node)
     return composed or _is_product_of_nothing(node) or _has_computed_weight(node, constants)
-
-
-def _is_implicit(overload: OpOverload) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
 
 
 def _is_empty(node: Node) -> bool:

@@ -79,6 +79,23 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "lengths": lambda x, y: torch.linalg.vector_norm(_complex(x), dim=1) + _complex(y).norm(),
     "chosen": lambda x, y: torch.view_as_real(torch.where(x[..., :3] > 0, _complex(x), y[..., :3].to(torch.cfloat))),
     "written": lambda x, y: torch.view_as_real(torch.select_scatter(_complex(x), _complex(y)[:, 1], 1, 2)),
+    "subtracted": lambda x, y: torch.view_as_real(1 - _complex(x) + torch.rsub(_complex(y), y[..., :3])),
+    "picked": lambda x, y: torch.view_as_real(
+        _complex(x).index_select(1, torch.tensor([3, 0])) + _complex(y)[:, [1, 2]].gather(1, torch.ones(2, 2, 3).long())
+    ),
+    "masked": lambda x, y: torch.view_as_real(
+        _complex(x).masked_fill(y[..., :3] > 0, 2j).tril().lerp(_complex(y), 0.3)
+    ),
+    "equal": lambda x, y: ((_complex(x) == y[..., :3]) | (_complex(x) != _complex(y))).float() + y[..., :3],
+    "waves": lambda x, y: torch.view_as_real(torch.cos(_complex(x)) + torch.sin(_complex(y) * 0.5)),
+    "filled": lambda x, y: (
+        torch.ones_like(_complex(x), dtype=torch.float32) * torch.full_like(_complex(y), 2j).imag + y[..., :3]
+    ),
+    "batched": lambda x, y: torch.view_as_real(
+        torch.baddbmm(
+            _complex(x)[:, :3], _complex(y)[:, :3], torch.addcmul(_complex(x), _complex(y), _complex(x))[:, 1:]
+        )
+    ),
     "moved": lambda x, y: torch.view_as_real(torch.cat([_complex(x), _complex(y)], 1).transpose(1, 2)[..., 1:]),
 }
 

@@ -471,6 +471,7 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         ),
         [(4, 3), (2, 3)],
     ),
+    "scatter_nothing": (lambda x: x.scatter_reduce(0, torch.zeros(0, 4).long(), x[:0], "amax") * 2, [(3, 4)]),
     "quantile": (lambda x: torch.quantile(x, 0.3, 1), [(3, 8)]),
     "unwritten": (lambda x: _permuted(x), [(5, 3)]),
     "new_ones": (lambda x: x.new_ones((2, 8)) + x, [(2, 8)]),

@@ -172,7 +172,7 @@ def flex_attention(
     result, all_seen = (function.graph.output_node().all_input_nodes[0] for function in functions)
     no_mask = all_seen.target is aten.new_ones.default  # is there where none was given
     seen = None if no_mask else _Vectorized(mask).run(*places, *buffers[count:])
-    if result.op == "placeholder" and not (1 in read or 2 in read):
+    if result is next(iter(score.graph.nodes)) and not (1 in read or 2 in read):
         return [F.scaled_dot_product_attention(query, key, value, seen, scale=scale, enable_gqa=True), None, None]
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     wide = torch.float64 if query.dtype is torch.float64 else torch.float32

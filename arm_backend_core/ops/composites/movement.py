@@ -354,6 +354,8 @@ def scatter_reduce(
 ) -> Tensor:
     """x joined with the elements of ``source`` at the indices along ``dim``."""
     quantized = how.get("quantized", False)
+    if not index.numel():
+        return x.clone()
     if not x.is_floating_point() or (quantized and reduce == "prod"):
         raise Unsupported(f"scatter_reduce '{reduce}' as it is called here; sums of floating-point tensors can be had")
     neutral, along, join = _REDUCTIONS["sum" if reduce == "mean" else reduce]
