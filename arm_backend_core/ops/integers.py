@@ -199,14 +199,13 @@ class Int:
         scale = self.scale if isinstance(bits, Int) else self.scale * 2.0**-bits
         return Int(self.b, self.b.logical_left_shift(self.value, self._of(bits).value), low, high, scale)
 
-    def shifted_right(self, bits: Int) -> Int:
-        """value >> bits, 0 <= bits < 32, rounded half up."""
-        assert bits.low >= 0
-        assert bits.high < 32
-        shifts = (bits.low, bits.high)
+    def shifted_right(self, bits: Int | int) -> Int:
+        """value >> bits, 0 <= bits < 32, rounded half up; for the scale see ``shifted_left``."""
+        shifts = _ends(bits)
+        assert 0 <= shifts[0] <= shifts[1] < 32
         low, high = min(_rounded(self.low, s) for s in shifts), max(_rounded(self.high, s) for s in shifts)
-        value = self.b.arithmetic_right_shift(self.value, bits.value, round=True)
-        return Int(self.b, value, low, high, self.scale)
+        value = self.b.arithmetic_right_shift(self.value, self._of(bits).value, round=True)
+        return Int(self.b, value, low, high, self.scale if isinstance(bits, Int) else self.scale * 2.0**bits)
 
     # -- scale ---------------------------------------------------------------------------------------------------
 

@@ -447,6 +447,8 @@ NORMALIZATION = [
     Case("instance_norm1d", nn.InstanceNorm1d(4), one(2, 4, 12)),
     Case("instance_norm2d", _affine(nn.InstanceNorm2d(4, affine=True)), image(batch=2)),
     Case("instance_norm3d", nn.InstanceNorm3d(2), one(1, 2, 3, 4, 5)),
+    Case("instance_norm_of_many", nn.InstanceNorm2d(1), one(1, 1, 384, 256)),  # 98304 elements: a row in two parts
+    Case("rms_norm_of_many", _affine(nn.RMSNorm([384, 256])), one(384, 256)),
     Case("instance_norm_running", _batch_norm(nn.InstanceNorm2d(4, True, track_running_stats=True)), image()),
     Case("rms_norm", _affine(nn.RMSNorm(16)), one(2, 3, 16)),
     Case("rms_norm_two_dimensions", nn.RMSNorm((3, 16), eps=0.1), one(2, 3, 16)),
@@ -513,6 +515,9 @@ REDUCTION = [
     Case("var_all_biased", lambda x: torch.var(x, False), one(2, 3, 16)),
     Case("var_correction", lambda x: x.var((0, 2), correction=3, keepdim=True), one(2, 3, 16)),
     Case("std", lambda x: x.std(-1), one(2, 3, 16)),
+    Case("std_of_many", lambda x: x.std((1, 2)), one(2, 384, 256)),
+    Case("var_of_many", lambda x: x.var((1, 2)), one(2, 384, 256)),
+    Case("sum_of_many", lambda x: x.sum(1), one(2, 98304, 1)),
     Case("std_biased", lambda x: x.std((1, 2), unbiased=False, keepdim=True), one(2, 3, 16)),
     Case("amax", lambda x: x.amax(-1), one(2, 3, 16)),
     Case("amax_keepdim", lambda x: x.amax((1, 2), keepdim=True), one(2, 3, 16)),

@@ -263,7 +263,7 @@ def test_a_long_norm_beside_a_large_eps(part: float) -> None:
 
 
 @pytest.mark.parametrize("centre", [True, False])
-@pytest.mark.parametrize("n", [4096, 65536])
+@pytest.mark.parametrize("n", [4096, 65536, 98304])
 def test_long_rows_of_int16(n: int, centre: bool) -> None:
     """Each square is a small part of their sum, which 32 bits hold."""
     q, x = spread(8.0, I16), rows(n, I16)[15:]

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.fixed_point.inverse import rsqrt, sqrt
-from arm_backend_core.ops.fixed_point.rows import Rows, maximum_along
+from arm_backend_core.ops.fixed_point.rows import Rows
 from arm_backend_core.ops.integers import Array, Int
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -102,8 +101,7 @@ def _scaled_deviation(rows: Rows, eps: float, *, centre: bool) -> Int:
     bits = 6 if rows.x.dtype is DType.INT8 else 2
     x = rows.x.in_steps_of(1.0).widened(bits)
     if centre:
-        mean = rows.sum().in_steps_of(float(rows.n)).rescale(I32, 2.0**bits / rows.n)
-        x = x - mean.in_steps_of(x.scale)
+        x = x - rows.mean(bits).in_steps_of(x.scale)
     elif rows.zero_point:
         x = x - (rows.zero_point << bits)
     return x.in_steps_of(rows.x.scale * 2.0**-bits / math.sqrt(eps))
@@ -121,15 +119,17 @@ def squares_int8(rows: Rows, bits: int, *, centre: bool) -> tuple[Int, Int]:
     """
     x, n = rows.x.in_steps_of(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
-    scaled = squares.shifted_left(bits) if bits else squares
+    up = bits + round(math.log2(squares.scale))  # a sum of parts may count in larger steps
+    scaled = squares.shifted_left(up) if up > 0 else squares.shifted_right(-up) if up else squares
     if centre:
         mean22 = total.rescale(I32, (1 << 22) / n).in_steps_of(2.0**-22)
         difference = scaled - total.times(mean22, 22 - bits)
-        return difference.within(-n - 1, (n << 14 + bits) + n), total
+        return difference.within(-n - 1, math.ceil(n * 2.0 ** (14 + bits)) + n), total
     unit = 2.0**-bits
-    cross = total.times(-2 * rows.zero_point * (1 << bits)).in_steps_of(unit)
-    square = scaled + cross + n * rows.zero_point**2 * (1 << bits)
-    return square.within(0, n << 16 + bits), total
+    times = -2 * rows.zero_point
+    cross = (total.times(times << bits) if bits >= 0 else total.rescale(I32, times * 2.0**bits)).in_steps_of(unit)
+    square = scaled + cross + round(n * rows.zero_point**2 * 2.0**bits)
+    return square.within(0, math.ceil(n * 2.0 ** (16 + bits))), total
 
 
 def _standardized_int8(rows: Rows, floor: float, *, centre: bool) -> Int:
@@ -141,10 +141,8 @@ def _standardized_int8(rows: Rows, floor: float, *, centre: bool) -> Int:
     """
     n, x = rows.n, rows.x.in_steps_of(1.0)
     bits = min(14, math.floor(29.9 - math.log2(n * ((1 << 14 if centre else 1 << 16) + floor))))
-    if bits < 0:
-        raise _too_long(n, floor)
     squares, total = squares_int8(rows, bits, centre=centre)
-    v = (squares + round(n * floor * (1 << bits))).maximum(1 << max(bits - 1, 0))
+    v = (squares + round(n * floor * 2.0**bits)).maximum(1 << max(bits - 1, 0))
     g = rsqrt(v)
     shift = max(0, 7 - bits // 2)
     product = x.widened(6).times(g, shift + 6)
@@ -158,13 +156,6 @@ def _standardized_int8(rows: Rows, floor: float, *, centre: bool) -> Int:
     return product.within(-peak, peak).in_steps_of(scale)
 
 
-def _too_long(n: int, floor: float) -> Unsupported:
-    return Unsupported(
-        f"normalization over {n} elements with an eps of {floor:.3g} squared steps of its input; normalize fewer "
-        "elements, or calibrate with samples whose values are not that small"
-    )
-
-
 # -- int16 ---------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +165,8 @@ class Energy:
 
     c = x - mean with ``bits`` fractional bits; A = sum(abs(c)) <= 2**29; ``shift`` brings A into [2**28, 2**29).
     Then sum((c << shift)**2) lies in [A * A / n, A * A / 2], and its terms are rounded to multiples of 2**drop.
-    In long rows, whose terms would be few such multiples, M * A takes the place of A * A, M = max(abs(c)).
+    In long rows, whose terms would be few such multiples, M * A takes the place of A * A, M = max(abs(c)). Where
+    ``bits`` is negative A and M are taken of what is rounded, and c << shift of what is not.
 
     Attributes:
         shifted: c << shift.
@@ -198,13 +190,18 @@ class Energy:
         drop = 28 if centre else 29
         exponent, _ = _amount(n, floor)
         bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
-        c = x.widened(bits)
-        if centre:
-            total = rows.sum_of(c if bits >= 0 else x)  # no more than 2**29: x need not be widened once more
-            c = c - total.rescale(I32, c.scale**-1 * total.scale / n).in_steps_of(c.scale)
-        shift = _places(abs(c), rows).minimum(min(28, -(exponent + 2 * bits - drop) // 2)).maximum(0)
-        shifted = c.in_steps_of(1.0).shifted_left(shift, 1 << 29)
-        squares = shifted.times(shifted, drop).sum(rows.axis, peak=(1 << 29) + n)
+        most = min(28, -(exponent + 2 * bits - drop) // 2)
+        more = 2 - bits if bits < 0 and most >= 2 - bits else 0  # what ``shift`` can do without
+        fine = x.widened(bits + more)
+        if centre and bits < 0:
+            fine = fine - rows.mean(bits + more)
+        elif centre:
+            total = rows.sum_of(fine)
+            fine = fine - total.rescale(I32, 1 / n).in_steps_of(fine.scale)
+        c = fine.shifted_right(more) if more else fine
+        shift = _places(abs(c), rows, bool(more)).minimum(most).maximum(more)
+        shifted = fine.in_steps_of(1.0).shifted_left(shift - more, 1 << 29)
+        squares = rows.sum_of(shifted.times(shifted, drop), peak=(1 << 29) + n)
         return cls(shifted, shift, squares, bits, drop, n)
 
     def scaled(self, floor: float) -> Int:
@@ -222,12 +219,14 @@ class Energy:
         return root.shifted_right(self.shift).in_steps_of(2.0 ** (-self.bits + self.drop / 2 - 14))
 
 
-def _places(size: Int, rows: Rows) -> Int:
-    """By how many bits to shift rows of abs(c)."""
-    zeros = size.sum(rows.axis, peak=1 << 29).leading_zeros()
+def _places(size: Int, rows: Rows, rounded: bool) -> Int:
+    """By how many bits to shift rows of abs(c), each element up to one more if ``rounded``."""
+    total = rows.sum_of(size, peak=1 << 29)
+    zeros = (total + rows.n if rounded else total).leading_zeros()
     if rows.n <= _LONG_ROW:
         return zeros - 3
-    both = zeros + maximum_along(size, rows.axis).leading_zeros()
+    most = rows.max_of(size)
+    both = zeros + (most + 1 if rounded else most).leading_zeros()
     return (both - 8).maximum(0).shifted_right(both.like(1))  # (both - 7) // 2: M * A is below 2**57
 
 

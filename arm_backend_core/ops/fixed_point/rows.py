@@ -11,18 +11,20 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.integers import Array, Int
 from arm_backend_core.qparams import QParams
+from arm_backend_core.targets.exchanges import LONGEST
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 
 I32 = DType.INT32
+_MOST = 1 << 22  # elements that keep 8 bits of each int16 in a sum of magnitudes below 2**29
 
 
 @dataclass(frozen=True)
 class Rows:
     """A quantized tensor of which one axis, of size ``n``, is reduced.
 
-    A single axis stays where it is: a RESHAPE may cost a copy of the tensor. Several become one; axes that
-    are not neighbours are moved to the end.
+    A single axis stays where it is: a RESHAPE may cost a copy of the tensor. Several become one; axes that are not
+    neighbours are moved to the end. Rows longer than LONGEST have ``parts`` of one length, along the axis before.
 
     Attributes:
         x: the integers, zero point included: it does not count where rows are compared with their own elements.
@@ -34,36 +36,39 @@ class Rows:
     axis: int
     shape: tuple[int, ...]
     order: tuple[int, ...]
+    parts: int = 1
 
     @classmethod
     def of(cls, b: Builder, x: Value, q: QParams, axes: Sequence[int], operator: str) -> Rows:
         """Rows of a tensor along ``axes``.
 
         Raises:
-            Unsupported: it is neither int8 nor int16, or rows have more than 65536 elements.
+            Unsupported: it is neither int8 nor int16, or rows of more than LONGEST elements have no such parts.
         """
         if q.dtype not in (DType.INT8, DType.INT16) or np.ndim(q.scale):
             raise Unsupported(f"{operator} of {q.dtype.value}; its input must be int8 or int16 with one scale")
         axes = sorted(axis % x.rank for axis in axes)
         n = prod(x.shape[axis] for axis in axes)
-        if n > 65536:
-            raise Unsupported(f"a reduction over {n} elements (65536 at most); reduce in two steps")
+        parts = next(parts for parts in range(-(-n // LONGEST), n + 1) if n % parts == 0)
+        if parts > LONGEST or n > _MOST:
+            raise Unsupported(f"a reduction over {n} elements ({_MOST} at most, in equal parts of {LONGEST} at most)")
         order = tuple(range(x.rank))
         whole = Int(b, x, *x.dtype.range, float(q.scale))
-        if len(axes) == 1:
+        if len(axes) == parts == 1:
             return cls(whole, q.zero_point, axes[0], x.shape, order)
         if axes != list(range(axes[0], axes[0] + len(axes))):
             order = (*(axis for axis in order if axis not in axes), *axes)
         moved = b.transpose(x, order)
         start = order.index(axes[0])
         before, after = moved.shape[:start], moved.shape[start + len(axes) :]
-        value = b.reshape(moved, (prod(before), n, *after))
-        return cls(replace(whole, value=value), q.zero_point, 1, x.shape, order)
+        shape = (prod(before), *((parts,) if parts > 1 else ()), n // parts, *after)
+        axis = len(shape) - len(after) - 1
+        return cls(replace(whole, value=b.reshape(moved, shape)), q.zero_point, axis, x.shape, order, parts)
 
     @property
     def n(self) -> int:
         """Elements of a row."""
-        return self.x.shape[self.axis]
+        return self.parts * self.x.shape[self.axis]
 
     def restore(self, y: Value) -> Value:
         """Undo the view for a result of the same size."""
@@ -72,26 +77,43 @@ class Rows:
 
     def along(self, weights: Array) -> Array:
         """Weights of the reduced axes in a shape that broadcasts against the view."""
-        after = self.x.value.rank - self.axis - 1
-        return np.asarray(weights, dtype=np.float64).reshape((1,) * self.axis + (self.n,) + (1,) * after)
+        first = self.axis - (self.parts > 1)
+        shape = [size if first <= axis <= self.axis else 1 for axis, size in enumerate(self.x.shape)]
+        return np.asarray(weights, dtype=np.float64).reshape(shape)
 
     def max(self) -> Int:
         """Maximum of each row; along the last dimension ``maximum_along`` takes a quarter of REDUCE_MAX's cycles."""
         if self.axis == self.x.value.rank - 1:
-            return maximum_along(self.x, self.axis)
+            return self.max_of(self.x)
         return replace(self.x, value=self.x.b.reduce("REDUCE_MAX", self.x.value, self.axis))
+
+    def max_of(self, x: Int) -> Int:
+        """Maximum along the rows of something else than the tensor itself."""
+        x = maximum_along(x, self.axis)
+        return maximum_along(x, self.axis - 1) if self.parts > 1 else x
 
     def sum(self, zero_point: int = 0) -> Int:
         """Sum of each row less the zero point, int32."""
         return self.sum_of(self.x.less(zero_point))
 
-    def sum_of(self, x: Int) -> Int:
-        """Sum along the rows of something else than the tensor itself, int32.
+    def mean(self, bits: int) -> Int:
+        """Mean of each row, as its elements are stored, in steps of 2**-bits of theirs; int32."""
+        total = self.sum()
+        factor = 2.0**bits / self.n * (total.scale / self.x.scale)
+        return total.rescale(I32, factor).in_steps_of(2.0**-bits)
 
-        Ethos-U adds two elements in a fifth of REDUCE_SUM's cycles (U85: a fortieth), and of tensors of any size.
+    def sum_of(self, x: Int, peak: int | None = None) -> Int:
+        """Sum along the rows of something else than the tensor itself, int32; for ``peak`` see ``Int.times``.
+
+        Ethos-U adds two elements in a fifth of REDUCE_SUM's cycles (U85: a fortieth), and of tensors of any size. Where
+        the sum of ``parts`` could exceed 32 bits, theirs are counted in larger steps.
         """
-        if self.n != 2 or not x.b.target.hardware.npu:
-            return x.in_steps().sum(self.axis)
+        if self.n != 2 or peak is not None or not x.b.target.hardware.npu:
+            total = x.in_steps().sum(self.axis, peak)
+            if self.parts == 1:
+                return total
+            bits = 0 if peak is not None else (total.peak * self.parts).bit_length() - 30
+            return (total.shifted_right(bits) if bits > 0 else total).sum(self.axis - 1, peak)
         first, second = (replace(x, value=x.b.narrow(x.value, self.axis, start, 1)).in_steps() for start in (0, 1))
         return first + second
 

@@ -120,6 +120,7 @@ class _Grid:
 
 def _exponential(rows: Rows, *, precise: bool) -> tuple[_Grid, Int, Int]:
     """The grid, exp(x - reference) as int16, and its sum along the rows."""
+    _at_most(65536, rows)
     split = rows.n > (8 if precise else PLAIN_ROW)
     grid = _grid_int8(rows) if rows.x.dtype is DType.INT8 else _grid_int16(rows, NEPERS + split * math.log(GAIN))
     value = grid.table(grid.exact, 0)
@@ -141,12 +142,17 @@ def _summed(grid: _Grid, value: Int, split: bool) -> Int:
     if rows.x.dtype is DType.INT8:
         remainder = rows.sum_of(grid.table((exact - np.rint(exact)) * (1 << 14), 1))
         return rows.sum_of(value) + remainder.rescale(I32, 2.0**-14).in_steps_of(value.scale)
-    if rows.n > 64000:
-        raise Unsupported(f"a softmax over {rows.n} int16 elements (64000 at most)")
+    _at_most(64000, rows)
     tail = exact < ONE / GAIN
     upper = rows.sum_of(grid.table(np.where(tail, 0, exact), 1))
     lower = rows.sum_of(grid.table(np.where(tail, GAIN * exact, 0), 2))
     return upper + lower.rescale(I32, 1 / GAIN).in_steps_of(value.scale)
+
+
+def _at_most(n: int, rows: Rows) -> None:
+    """Refuse rows whose exponentials, of int16, may exceed 32 bits."""
+    if rows.n > n:
+        raise Unsupported(f"a softmax over {rows.n} {rows.x.dtype.value} elements ({n} at most)")
 
 
 def _grid_int8(rows: Rows) -> _Grid:

@@ -58,10 +58,9 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
         squares, bits = _squares_int8(rows)
     else:
         x2 = rows.x.in_steps_of(1.0).widened(2)
-        mean2 = rows.sum().in_steps_of(float(n)).rescale(I32, 4.0 / n)
-        c = x2 - mean2.in_steps_of(x2.scale)  # Q2, up to 2**18
+        c = x2 - rows.mean(2).in_steps_of(x2.scale)  # Q2, up to 2**18
         bits = 30 - 32 - max(0, math.ceil(math.log2(n)) - 2)  # sum <= n / 4 * 2**32
-        squares = c.times(c, 4 - bits).sum(rows.axis, peak=1 << 30)
+        squares = rows.sum_of(c.times(c, 4 - bits), peak=1 << 30)
     squares = squares.in_steps_of(float(q.scale) ** 2 * 2.0**-bits / (n - correction))
     if squares.scale > float(out.scale) and q.dtype is DType.INT16:
         raise Unsupported(
@@ -89,7 +88,7 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
 
 def _squares_int8(rows: Rows) -> tuple[Int, int]:
     """Sum of (x - mean)**2 in units of 2**-bits, below 2**30, and the bits."""
-    bits = max(0, min(14, math.floor(29.9 - math.log2(rows.n * (1 << 14)))))
+    bits = min(14, math.floor(29.9 - math.log2(rows.n * (1 << 14))))
     return squares_int8(rows, bits, centre=True)[0], bits
 
 
