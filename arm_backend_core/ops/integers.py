@@ -444,9 +444,12 @@ def _tamed(x: Int, y: Int, out: QParams | None) -> tuple[Int, Int]:
 
 
 def _guard(x: Int, most: int) -> int:
-    """Bits that an operand is shifted to the left by; constants are not shifted but written in fine steps."""
+    """Bits that an operand is shifted to the left by; constants are not shifted but written in fine steps.
+
+    RESCALE takes any int16 by 2**14 at most.
+    """
     room = SHIFTED.bit_length() - 1 - max(x.high, -x.low - 1, 0).bit_length()
-    return room if x.value.data is not None else min(most, room)
+    return room if x.value.data is not None else min(14 if x.dtype is DType.INT16 else most, room)
 
 
 def _in_steps(x: Int, step: float) -> Int:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.integers import ONE, Int
+from arm_backend_core.ops.integers import ONE, Int, aligned
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -24,7 +25,8 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
 
     int8 to int8 has an entry for each of the 256 values, so it is exact. Everything else goes through the int16 TABLE:
     513 entries, one for every 128th value, linear interpolation between them, and an INT32 result with 7 fractional
-    bits (TOSA 1.0, TABLE). An int8 operand is widened by 256 first, so that it meets entries exactly.
+    bits (TOSA 1.0, TABLE). An int8 operand is widened by 256 first, so that it meets entries exactly. Where the lines
+    between entries are far off, as at a pole, a second TABLE of the part where they are adds what they lack.
 
     Beyond the function's domain (rounding may bring an operand there) it has the value at the domain's end.
     """
@@ -48,10 +50,56 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     if np.abs(np.diff(entries)).max() > ONE:  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
         fine = replace(fine, scale=2 * float(fine.scale), qmin=-(ONE // 2) - 1, qmax=ONE // 2)
         entries = _entries(points, fine)
-    if b.target.hardware.npu and q.dtype is DType.INT8:  # another result of a TABLE of int16 takes six operations
-        return Int(b, index, -ONE - 1, ONE).tabulated(entries, float(fine.scale)).to(q)
-    low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
-    return Int(b, b.table(index, entries), low, high, float(fine.scale) / 128).to(q)
+    step = float(fine.scale)
+    lacking = list(_lacking(real, defined, entries, fine, q)) if parts == 1 else []
+    whole = Int(b, index, -ONE - 1, ONE)
+    if not lacking and not (b.target.hardware.npu and q.dtype is DType.INT8):
+        low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
+        return Int(b, b.table(index, entries), low, high, step / 128).to(q)
+    # What is read other than as an int16 result, a TABLE of int16 takes six operations for.
+    total = whole.tabulated(entries, step)
+    for middle, gain, rest in lacking:
+        near = (whole.in_steps() - middle).rescale(DType.INT16, gain, saturate=True)
+        unit = max(float(np.abs(rest).max()), float(np.abs(np.diff(rest)).max())) / ONE  # as REQUIRE in TABLE wants
+        first, second = aligned(total, near.tabulated(rest / unit, unit), q)
+        total = first + second
+    return total.to(q)
+
+
+def _lacking(
+    real: Array, defined: Array, entries: Array, fine: QParams, q: QParams
+) -> Iterator[tuple[int, int, Array]]:
+    """Around which int16 to look once more, how often finer, and the 513 values to add; nothing where lines do.
+
+    They do within 2**-11 of the result's range, or half a step if that is more. Twice at most, as for a logit.
+    """
+    lines = np.interp(_INDEX, _INDEX[::128], fine.dequantize(entries))
+    rest, off = np.zeros(real.size), np.zeros(real.size)
+    for numbers, grid in ((rest, fine), (off, q)):  # what a sum of tables lacks, and what a reader of the result does
+        low, high = (float(grid.scale) * (end - grid.zero_point) for end in (grid.qmin, grid.qmax))
+        numbers[defined] = (np.clip(real, low, high) - np.clip(lines, low, high))[defined]
+    for _ in range(2):
+        if np.abs(off).max() <= max(float(q.scale) * (q.qmax - q.qmin) * 2.0**-11, float(q.scale) / 2):
+            return
+        _, start, gain, values, missed = max((_window(rest, off, gain) for gain in (128, 32, 8)), key=itemgetter(0))
+        yield start + 32768 // gain - 32768, gain, values
+        for numbers in (rest, off):
+            numbers[start : start + missed.size] = missed
+
+
+def _window(rest: Array, off: Array, gain: int) -> tuple[float, int, int, Array, Array]:
+    """The part of 65536 / ``gain`` numbers that is off most: by how much less its squares add up to where 513 of what
+    it lacks are added, where it starts, ``gain``, these, and what lacks still.
+    """
+    length = 65536 // gain
+    sums = np.concatenate([[0.0], np.cumsum(off**2)])
+    starts = np.arange(0, 65537 - length, 128)
+    start = int(starts[np.argmax(sums[starts + length] - sums[starts])])
+    part = rest[start : start + length + 1]
+    values = part[:: 128 // gain].copy()
+    values[[0, -2, -1]] = 0.0  # beyond them as well: 32767 is read between the last two
+    missed = part - np.interp(np.arange(length + 1), np.arange(0, length + 1, 128 // gain), values)
+    return float(sums[start + length] - sums[start] - (missed**2).sum()), start, gain, values, missed
 
 
 #: Every int16, and the one after: where the last interval of a table ends.
