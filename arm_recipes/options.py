@@ -174,10 +174,10 @@ _PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"}'
 _BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
 #: What recipes do beyond rounding to the ranges that calibration shows: by default, and where they are named.
-IMPROVEMENTS = ("attention", "bias", "channels", "joins", "norms", "outputs")
+IMPROVEMENTS = ("attention", "bias", "channels", "joins", "norms", "outputs", "rms_norms")
 NAMED_IMPROVEMENTS = ("rounding",)
 #: What an NPU takes more than 2 % more cycles for: there it is made where it is named.
-_DEAR = ("norms",)
+_DEAR = ("rms_norms",)
 
 #: Elements of blocks of 32 channels; ``arm_backend_core.ops.block_scaled`` has what they are.
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")

@@ -1,13 +1,17 @@
 """RMS and layer norms that a model writes out become the operators that keep precision inside.
 
 Step by step, x * rsqrt(mean(x * x) + eps), as models of language have it, squares and their mean would be quantized for
-all rows alike: what is small beside the largest row would be lost.
+all rows alike: what is small beside the largest row would be lost. So would what a softmax gives for the improbable,
+whose logarithm is asked next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, cast
+import math
+import operator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
@@ -17,51 +21,106 @@ from arm_backend_core.nodes import constant_nodes, drop_unread
 
 aten = torch.ops.aten
 #: What gives its operand where the type is the same.
-_CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default}
+_CASTS = {aten.to.dtype, aten.to.device, aten.to.dtype_layout, aten._to_copy.default, aten.detach.default}
 
 
-def join_norms(module: GraphModule) -> None:
-    """Replace norms over the last dimension, with the product by a constant of its size where one follows.
+@dataclass(frozen=True)
+class _Norm:
+    """gain * (x - mean) / sqrt(variance + eps) over ``dims``; without ``centre`` the mean is taken as 0."""
 
-    With x less its mean in place of x it is a layer norm.
-    """
+    x: Node
+    dims: tuple[int, ...]
+    eps: float
+    centre: bool
+    gain: float = 1.0
+
+    def operator_in(self, node: Node, weight: Node | None) -> Node:
+        """The operator in the place of ``node``; ``weight`` [n] of the dimensions, which are the last ones then."""
+        rank = self.x.meta["val"].dim()
+        order = [*(dim for dim in range(rank) if dim not in self.dims), *self.dims]
+        x = self.x if order == list(range(rank)) else call(node, aten.permute.default, self.x, order)
+        sizes = [int(self.x.meta["val"].shape[dim]) for dim in self.dims]
+        if self.centre:
+            y = call(node, aten.layer_norm.default, x, sizes, weight, None, self.eps)
+        else:
+            y = call(node, aten.rms_norm.default, x, sizes, weight, self.eps)
+        if x is not self.x:
+            y = call(node, aten.permute.default, y, [order.index(dim) for dim in range(rank)])
+        return y if self.gain == 1.0 else call(node, aten.mul.Scalar, y, self.gain)
+
+
+def join_logarithms(module: GraphModule) -> None:
+    """Replace logarithms of softmaxes."""
+    for log in module.graph.find_nodes(op="call_function", target=aten.log.default):
+        softmax = _origin(log.args[0])
+        if softmax.target is aten.softmax.int:
+            with module.graph.inserting_before(log):
+                log.replace_all_uses_with(call(log, aten.log_softmax.int, *softmax.args))
+    drop_unread(module.graph)
+
+
+def join_norms(module: GraphModule, improve: Collection[str]) -> None:
+    """Replace norms that ``improve`` names, with the product by a constant of its size where one follows."""
     norms = {node: found for node in module.graph.nodes if (found := _normalized(node)) is not None}
+    norms = {node: found for node, found in norms.items() if ("norms" if found.centre else "rms_norms") in improve}
     if not norms:
         return
     for check in module.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
         module.graph.erase_node(check)  # of types, while the model was traced
     constants = constant_nodes(module.graph)
-    for node, (x, eps) in norms.items():
-        n = int(x.meta["val"].shape[-1])
-        last, weight = _weighted(node, n, constants)
-        centred = _centred(x)
+    for node, norm in norms.items():
+        last, weight = _weighted(node, norm, constants)
         with module.graph.inserting_before(last):
-            if centred is None:
-                result = call(last, aten.rms_norm.default, x, [n], weight, eps)
-            else:
-                result = call(last, aten.layer_norm.default, centred, [n], weight, None, eps)
-        last.replace_all_uses_with(result)
+            last.replace_all_uses_with(norm.operator_in(last, weight))
     drop_unread(module.graph)
 
 
-def _normalized(node: Node) -> tuple[Node, float] | None:
-    """x and eps where ``node`` is x / sqrt(mean(x * x) + eps) of float32, by a product or a division."""
-    if node.target not in (aten.mul.Tensor, aten.div.Tensor) or len(node.args) != 2 or node.kwargs:
-        return None
-    inverse = aten.rsqrt.default if node.target is aten.mul.Tensor else aten.sqrt.default
-    pairs = [node.args, node.args[::-1]] if node.target is aten.mul.Tensor else [node.args]
-    for x, factor in pairs:
-        if not isinstance(x, Node) or not isinstance(factor, Node) or factor.target is not inverse:
+def _normalized(node: Node) -> _Norm | None:
+    """The norm that ``node`` is the end of, of float32."""
+    for x, total in _quotients(node):
+        if total.target not in (aten.add.Tensor, aten.add.Scalar) or total.kwargs:
             continue
-        x, total = _origin(x), factor.args[0]
-        if not isinstance(total, Node) or total.target not in (aten.add.Tensor, aten.add.Scalar):
-            continue
-        mean, eps = total.args[:2]
-        if isinstance(mean, Node) and isinstance(eps, float) and not total.kwargs and _mean(mean) is not None:
-            square = _mean(mean)
-            if square is not None and _squared(square) is x and x.meta["val"].dtype is torch.float32:
-                return x, eps
+        variance, eps = total.args
+        x = _origin(x)
+        if isinstance(variance, Node) and isinstance(eps, float) and x.meta["val"].dtype is torch.float32:
+            norm = _norm(x, variance, eps)
+            if norm is not None:
+                return norm
     return None
+
+
+def _quotients(node: Node) -> Iterator[tuple[Node, Node]]:
+    """x and y where ``node`` is x / sqrt(y), by a product or a division."""
+    if node.target not in (aten.mul.Tensor, aten.div.Tensor) or len(node.args) != 2 or node.kwargs:
+        return
+    product = node.target is aten.mul.Tensor
+    for x, factor in (node.args, node.args[::-1]) if product else (node.args,):
+        if isinstance(x, Node) and isinstance(factor, Node):
+            if factor.target is aten.reciprocal.default and product and isinstance(factor.args[0], Node):
+                inverse, factor = aten.sqrt.default, factor.args[0]
+            else:
+                inverse = aten.rsqrt.default if product else aten.sqrt.default
+            powers = aten.pow.Tensor_Scalar, -0.5 if inverse is aten.rsqrt.default else 0.5
+            if factor.target is inverse or (factor.target, *factor.args[1:]) == powers:
+                yield x, _origin(factor.args[0])
+
+
+def _norm(x: Node, variance: Node, eps: float) -> _Norm | None:
+    """The norm whose numerator is ``x``."""
+    whole, centre = _centred(x)
+    if variance.target is aten.mean.dim:
+        found = _mean(variance)
+        squared = _squared(found[0]) if found is not None else None
+        if found is None or squared is None or not (squared is x or _centred(squared) == (whole, centre)):
+            return None
+        dims = found[1]
+        return _Norm(whole, dims, eps, True) if dims == centre else _Norm(x, dims, eps, False)
+    spread = _variance(variance)
+    if spread is None or centre is None or spread[0] not in (x, whole) or spread[1] != centre:
+        return None
+    count = math.prod(x.meta["val"].shape[dim] for dim in centre)
+    part = (count - spread[2]) / count  # of the sum of squares
+    return _Norm(whole, centre, eps * part, True, math.sqrt(part)) if part > 0 else None
 
 
 def _origin(node: Any) -> Any:
@@ -74,15 +133,35 @@ def _origin(node: Any) -> Any:
     return node
 
 
-def _mean(node: Node) -> Node | None:
-    """What ``node`` is the mean of along the last dimension, which it keeps."""
+def _reduced(x: Any, dims: Any) -> tuple[Any, tuple[int, ...]]:
+    """An operand and the dimensions that it is reduced over."""
+    rank = x.meta["val"].dim()
+    dims = [dims] if isinstance(dims, int) else dims or range(rank)
+    return _origin(x), tuple(sorted(dim % rank for dim in dims))
+
+
+def _mean(node: Node) -> tuple[Any, tuple[int, ...]] | None:
+    """What ``node`` is the mean of, and along which dimensions, which it keeps."""
+    if node.target is operator.getitem and node.args[1] == 1:
+        spread = _variance(node.args[0])
+        return spread and spread[:2]
     if node.target is not aten.mean.dim or node.kwargs or len(node.args) != 3 or not node.args[2]:
         return None
-    x, dims, _ = cast(Any, node.args)
-    if not isinstance(x, Node) or not isinstance(dims, (list, tuple)):
+    return _reduced(*node.args[:2])
+
+
+def _variance(node: Any) -> tuple[Any, tuple[int, ...], float] | None:
+    """What ``node`` is the variance of, along which dimensions, which it keeps, and by what the count is lessened."""
+    if node.target is operator.getitem and node.args[1] == 0:
+        return _variance(node.args[0])
+    if node.target in (aten.var.correction, aten.var_mean.correction):
+        less, keepdim = node.kwargs.get("correction", 1), node.kwargs.get("keepdim", False)
+    elif node.target in (aten.var.dim, aten.var_mean.dim):
+        less, keepdim = ([*node.args[2:], *(True, False)[len(node.args) - 2 :]])[:2]
+    else:
         return None
-    rank = x.meta["val"].dim()
-    return x if rank and [dim % rank for dim in dims] == [rank - 1] else None
+    dims = node.args[1] if len(node.args) > 1 else None
+    return (*_reduced(node.args[0], dims), float(1 if less is None else less)) if keepdim else None
 
 
 def _squared(node: Node) -> Any:
@@ -94,17 +173,21 @@ def _squared(node: Node) -> Any:
     return _origin(node.args[0]) if node.target is aten.square.default else None
 
 
-def _centred(x: Node) -> Node | None:
-    """What ``x`` is without its mean."""
-    if x.target is not aten.sub.Tensor or x.kwargs or len(x.args) != 2:
-        return None
-    whole, mean = x.args
-    found = _mean(mean) if isinstance(mean, Node) else None
-    return whole if isinstance(whole, Node) and found is not None and _origin(found) is _origin(whole) else None
+def _centred(x: Node) -> tuple[Node, tuple[int, ...] | None]:
+    """What ``x`` is without its mean, and along which dimensions; else x."""
+    if x.target is aten.sub.Tensor and not x.kwargs and len(x.args) == 2:
+        whole, mean = map(_origin, x.args)
+        found = _mean(mean) if isinstance(mean, Node) else None
+        if isinstance(whole, Node) and found is not None and found[0] is whole:
+            return whole, found[1]
+    return x, None
 
 
-def _weighted(node: Node, n: int, constants: Collection[Node]) -> tuple[Node, Node | None]:
+def _weighted(node: Node, norm: _Norm, constants: Collection[Node]) -> tuple[Node, Node | None]:
     """The end of a norm, and the constant that its result is multiplied with if nothing else reads it."""
+    shape = norm.x.meta["val"].shape
+    if norm.dims != (len(shape) - 1,) or norm.gain != 1.0:
+        return node, None
     end = node
     while len(end.users) == 1 and next(iter(end.users)).target in _CASTS:
         cast = next(iter(end.users))
@@ -116,6 +199,6 @@ def _weighted(node: Node, n: int, constants: Collection[Node]) -> tuple[Node, No
         return node, None
     operands: Any = reader.args
     for weight in operands:
-        if weight is not end and weight in constants and tuple(weight.meta["val"].shape) == (n,):
+        if weight is not end and weight in constants and tuple(weight.meta["val"].shape) == shape[-1:]:
             return reader, weight
     return node, None

@@ -35,7 +35,7 @@ from arm_recipes.methods import Identity, identity
 from arm_recipes.stages.constant_sums import join_constants
 from arm_recipes.stages.grids import refine
 from arm_recipes.stages.joins import Joins
-from arm_recipes.stages.norms import join_norms
+from arm_recipes.stages.norms import join_logarithms, join_norms
 from arm_recipes.stages.walking import Paths, Side, Walk, paths_of
 
 _Q = torch.ops.quantized_decomposed
@@ -95,8 +95,8 @@ class Observed(torch.nn.Module):
         self._specs, self.held = _unlift(self._program, self._common.states)
         _write_states(self._program, self._specs)
         join_constants(self._program.graph_module.graph)
-        if "norms" in improve:
-            join_norms(self._program.graph_module)
+        join_logarithms(self._program.graph_module)
+        join_norms(self._program.graph_module, improve)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
         quantizer.annotate(self.model)
