@@ -7,7 +7,7 @@ are the same, and quantize and dequantize operators take the observers' places.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, cast
@@ -173,12 +173,34 @@ class Observed(torch.nn.Module):
     def _observe(self, inputs: Iterable[Any]) -> None:
         """Run a sample; observers see its tensors, and constants once."""
         watched: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
-        for node, watcher in self.watchers:
-            watched.setdefault(node, {})[watcher] = None
         for place, observer in self.observers.items():
             if isinstance(observer, RangeObserver) and not (observer.exact and observer.count):
                 watched.setdefault(place if isinstance(place, Node) else place[0], {})[observer] = None
-        _Watched(self, watched, self._paths, self._taken).run(inputs)
+        for node, watcher in self.watchers:
+            watched.setdefault(node, {})[watcher] = None
+        run = _Watched(self, watched, self._paths, self._taken)
+        found = run.run(inputs)
+        if run.problems:
+            self._excuse(run.problems, found)
+
+    def _excuse(self, problems: Sequence[NotFinite], found: Sequence[Any]) -> None:
+        """What is not finite may be on no scale if it is chosen nowhere (x / y where y is 0): results do without it.
+
+        Args:
+            found: results with finite values in its place.
+
+        Raises:
+            NotFinite: results are others, or what the run has written into buffers would be.
+        """
+        inputs = [x.clone() if isinstance(x, Tensor) else x for x in self._last]
+        writes = self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        if writes or not _alike(found, _Watched(self, {}, self._paths, self._taken).run(inputs)):
+            raise problems[0]
+        notes = events.current().notes
+        for problem in problems:
+            note = f"in calibration {problem}; no result depends on it, and its range is that of its other values"
+            if note not in notes:
+                notes.append(note)
 
     def _rounded(self, node: Node, source: Node, observer: Any, users: list[Node]) -> Node:
         """Let ``users`` read ``source``, which is ``node`` or rounded already, quantized and dequantized.
@@ -218,6 +240,12 @@ class Observed(torch.nn.Module):
         return result
 
 
+def _alike(results: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether results are finite, and the same but for rounding."""
+    pairs = [(x, y) for x, y in zip(results, others, strict=True) if isinstance(x, Tensor)]
+    return all(bool(y.isfinite().all()) and torch.allclose(x, y, 1e-4, 1e-6) for x, y in pairs)
+
+
 def _groups(places: dict[Any, Any]) -> dict[Any, int]:
     """Numbers of observers; torchao follows a chain of equal scales by recursion, as deep as the chain is long."""
     limit = sys.getrecursionlimit()
@@ -253,13 +281,24 @@ class _Watched(Walk):
     ) -> None:
         super().__init__(model.graph, paths, taken)
         self._model, self._watched = model.model, watched
+        self.problems: list[NotFinite] = []
 
     def held(self, node: Node) -> Any:
         return attrgetter(str(node.target))(self._model)
 
     def made(self, node: Node, value: Any) -> Any:
-        for observer in self._watched.get(node, ()):
-            observer(value)
+        """The value; with finite ones in the place of others where an observer wants them, which is a problem."""
+        watched = self._watched.get(node, ())
+        try:
+            for observer in watched:  # those of ranges come first, and the first of them refuses
+                observer(value)
+        except NotFinite as problem:
+            self.problems.append(problem)
+            known = value[value.isfinite()]
+            low, high = torch.aminmax(known) if known.numel() else (0.0, 0.0)
+            value = value.nan_to_num(0.0, float(high), float(low))
+            for observer in watched:
+                observer(value)
         return value
 
 

@@ -201,6 +201,46 @@ def test_what_is_not_finite_names_tensor_and_sample(recipe: ArmRecipeType) -> No
         export(Model(), ExportRecipe.get_recipe(recipe), samples)
 
 
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_A16W8])
+def test_what_is_not_finite_and_chosen_nowhere(recipe: ArmRecipeType) -> None:
+    """A ratio where there is one: 0 / 0 and x / 0 are on no scale, and need not be."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return torch.where(y > 0, x / y, 0.0)
+
+    torch.manual_seed(0)
+    samples: Samples = [(torch.randn(4, 8), torch.relu(torch.randn(4, 8)).round()) for _ in range(4)]
+    samples[0][0][0] = 0
+    result = export(Model().eval(), ExportRecipe.get_recipe(recipe), samples)
+    expected = Model()(*samples[1])
+    assert (result.run(*samples[1]) - expected).abs().max() < 0.05 * expected.abs().max()
+    notes = [note for note in result.report.notes if "no result depends on it" in note]
+    assert notes
+    assert all("'div'" in note for note in notes)
+
+
+def test_what_is_not_finite_and_written_into_a_buffer() -> None:
+    """Whether the buffer does without it, nobody has tried."""
+
+    class Model(nn.Module):
+        last: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("last", torch.zeros(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            ratio = 1 / x
+            self.last.copy_(ratio)
+            return torch.where(x > 0, ratio, 0.0)
+
+    with pytest.raises(ModelError, match=r"calibration sample 0: .* holds an infinity"):
+        export(
+            Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.tensor([0.0, 1.0, 2.0, 3.0]),)]
+        )
+
+
 @pytest.mark.parametrize(("shape", "axis"), [((6, 5, 3), 0), ((6, 5, 3), 1), ((40,), 0), ((6, 7), None), ((1, 1), 0)])
 def test_constants_are_quantized_by_parts(
     shape: tuple[int, ...], axis: int | None, monkeypatch: pytest.MonkeyPatch
