@@ -54,7 +54,7 @@ class _Angles:
 
     def _whole(self, node: Node) -> Node | None:
         """The integers that ``node`` has as real numbers."""
-        source = node.args[0] if node.target in _CASTS else None
+        source = node.args[0] if node.target in _CASTS and is_float(node) else node
         if isinstance(source, Node) and not is_float(source) and source.meta["val"].dtype is not torch.bool:
             return source
         return self._moved(node, self._whole)

@@ -289,7 +289,13 @@ class Builder:
         """a >> b; with ``round``, half is added before the shift.
 
         The FP profile has logical shifts alone: there the sign bit is taken off INT32, and added where it comes to.
+        Ethos-U55 and U65 have those that round alone: half is taken away before, from what is far enough from the end.
         """
+        rounds = "ARITHMETIC_RIGHT_SHIFT" in self.target.hardware.limits
+        if self.target.integer and rounds and not round and b.data is not None:
+            half, least = (1 << b.data.astype(np.int64)) >> 1, a.dtype.range[0]
+            a = self.sub(self.maximum(a, self.const(least + half, a.dtype)), self.const(half, a.dtype))
+            return self._binary("ARITHMETIC_RIGHT_SHIFT", a, b, round=True)
         if self.target.integer:
             return self._binary("ARITHMETIC_RIGHT_SHIFT", a, b, round=round)
         (a, b), _ = self._broadcast(a, b)
@@ -307,7 +313,16 @@ class Builder:
         return self._binary("LOGICAL_RIGHT_SHIFT", a, b)
 
     def bitwise(self, kind: str, a: Value, b: Value) -> Value:
-        """BITWISE_AND, BITWISE_OR, BITWISE_XOR, INTDIV, LOGICAL_AND, LOGICAL_OR or LOGICAL_XOR."""
+        """BITWISE_AND, BITWISE_OR, BITWISE_XOR, INTDIV, LOGICAL_AND, LOGICAL_OR or LOGICAL_XOR.
+
+        Where hardware lacks BITWISE_AND, the last bits are what a multiple of a power of two leaves.
+        """
+        if kind == "BITWISE_AND" and kind in self.target.hardware.lacks and b.data is not None:
+            masks = b.data.astype(np.int64)
+            if ((masks & masks + 1) == 0).all() and masks.max() < 1 << 30:  # 2**n - 1; all bits are -1
+                shifts, powers = np.where(masks < 0, 0, np.log2(masks.clip(0) + 1)), np.where(masks < 0, 0, masks + 1)
+                above = self.arithmetic_right_shift(a, self.const(shifts, a.dtype))
+                return self.sub(a, self.mul(above, self.const(powers, a.dtype)))
         return self._binary(kind, a, b)
 
     def compare(self, kind: str, a: Value, b: Value) -> Value:

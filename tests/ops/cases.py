@@ -25,6 +25,7 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 
 _GATHER = {"u55": "no GATHER"}
+_NO_BITS = {"fp": "needs TOSA INT"}
 _TOO_MANY = dict.fromkeys(("fp", "int8", "a16w8", "u55", "u85"), "6 among 65 elements")
 _NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
 
@@ -695,7 +696,12 @@ LOGICAL = [
             ("left_shift", torch.bitwise_left_shift, {}),
             ("left_shift_number", lambda x, y: (x << 3) + (1 << y % 31), {"u55": "in hardware"}),
             ("right_shift", torch.bitwise_right_shift, {"u55": "a shift that does not round"}),
-            ("right_shift_number", lambda x, y: (x >> 2) + (y >> 40), {"u55": "a shift that does not round"}),
+            ("right_shift_number", lambda x, y: (x >> 2) + (y >> 40), {}),
+            (
+                "last_bits",
+                lambda x, y: (x & torch.tensor([-1, 0, 1, 3, 7, 15, 63, 127], dtype=torch.int32)) + (y & 3),
+                _NO_BITS,
+            ),
             (
                 "bits",
                 lambda x, y: aten.__and__(x, 12) | aten.__xor__(y, 3),
@@ -724,6 +730,12 @@ LOGICAL = [
         [Input((2, 64), -(2**31), 2**31 - 1, torch.int32), Input((64,), 0, 32, torch.int32)],
         refused={"u55": "a shift that does not round"},
     ),
+    Case(
+        "right_shift_of_all_by_numbers",
+        lambda x: x >> torch.arange(32, dtype=torch.int32),
+        [Input((64, 32), -(2**31), 2**31 - 1, torch.int32)],
+    ),
+    Case("last_bits_of_all", lambda x: x & 1023, [Input((64, 32), -(2**31), 2**31 - 1, torch.int32)], refused=_NO_BITS),
     Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)]),
     Case("lt_int", torch.lt, [Input((2, 8), -6, 6, torch.int32)] * 2),
     Case("lt_large_int", torch.lt, [Input((2, 64), -(2**31), 2**31 - 1, torch.int32)] * 2),

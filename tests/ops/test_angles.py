@@ -44,14 +44,27 @@ def _outer(positions: Tensor, frequencies: Tensor) -> Tensor:
     return (column @ positions[:, None, :].to(frequencies.dtype)).transpose(1, 2)
 
 
+def _promoted(positions: Tensor, frequencies: Tensor) -> Tensor:
+    return positions[..., None] * frequencies
+
+
 def _steps(positions: Tensor, frequencies: Tensor) -> Tensor:
     return frequencies[2] * (positions * 3 - 1).to(frequencies.dtype)
 
 
-@pytest.mark.parametrize(("recipe", "most"), [("TOSA_INT8", 0.006), ("TOSA_A16W8", 2e-4), ("ETHOSU_U85_INT8", 0.006)])
+@pytest.mark.parametrize(
+    ("recipe", "most"),
+    [("TOSA_INT8", 0.006), ("TOSA_A16W8", 2e-4), ("ETHOSU_U85_INT8", 0.006), ("ETHOSU_U55_INT8", 0.006)],
+)
 @pytest.mark.parametrize(
     ("angle", "dtype"),
-    [(_product, torch.int64), (_doubled, torch.int32), (_outer, torch.int64), (_steps, torch.int32)],
+    [
+        (_product, torch.int64),
+        (_doubled, torch.int32),
+        (_outer, torch.int64),
+        (_steps, torch.int32),
+        (_promoted, torch.int64),
+    ],
 )
 def test_every_position(
     angle: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype, recipe: str, most: float
