@@ -14,7 +14,8 @@ from typing import Any, cast
 import torch
 from torch.fx import Node
 
-from arm_backend_core.nodes import INTERVAL, first_result, is_dequantize, is_float, overload_of
+from arm_backend_core import events
+from arm_backend_core.nodes import INTERVAL, first_result, is_dequantize, is_float, overload_of, source_line
 from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
@@ -81,7 +82,7 @@ class Intervals:
         if name == "one_hot":
             return 0, 1
         if name in ("to", "_to_copy") and is_float(node.all_input_nodes[0]):
-            return _of_reals(node.all_input_nodes[0])
+            return _of_reals(node.all_input_nodes[0]) or _taken(node)
         if name.startswith("arm_backend_core::loop"):  # a loop's integers are taken to fit, as those of the program are
             return TAKEN if name.endswith("in") else INT32
         if name in ("argmax", "argmin"):
@@ -133,6 +134,16 @@ def _of_reals(x: Node) -> Interval | None:
     bounds: list[Any] = [*x.args[1:], *x.kwargs.values()]
     known = len(bounds) == 2 and all(isinstance(bound, (int, float)) and math.isfinite(bound) for bound in bounds)
     return (math.floor(min(bounds)), math.ceil(max(bounds))) if known else None
+
+
+def _taken(node: Node) -> Interval:
+    """What the report tells of."""
+    line = source_line(node)
+    note = f"integers made of real numbers{line and f' ({line})'} are taken to be below 2**30"
+    notes = events.current().notes
+    if note not in notes:
+        notes.append(note)
+    return TAKEN
 
 
 def _leaves(args: Any) -> list[Any]:

@@ -28,13 +28,8 @@ def _numbers(cx: Context, *operands: Operand) -> list[Value]:
     floats = [value.dtype for value in values if value.dtype.is_float]
     fractional = any(isinstance(x, float) and not x.is_integer() for x in operands)
     dtype = floats[0] if floats else DType.FP32 if fractional else DType.INT32
-    if dtype is DType.INT32 and not cx.target.integer:
-        if all(value.dtype is DType.BOOL for value in values):
-            dtype = DType.FP32
-        else:
-            (high, low), (other_high, other_low) = (cx.b.halves(_operand(cx, x, DType.INT32)) for x in operands)
-            # Differences of halves are exact. Their sum, rounded once, has the sign of the integers' difference.
-            return [cx.b.add(cx.b.sub(high, other_high), cx.b.sub(low, other_low)), cx.b.const(0, DType.FP32)]
+    if dtype is DType.INT32 and not cx.target.integer and all(value.dtype is DType.BOOL for value in values):
+        dtype = DType.FP32
     return [_operand(cx, x, dtype) for x in operands]
 
 
@@ -133,9 +128,8 @@ def _shifted(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
     b, value, amount = cx.b, _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype)
     if amount.data is not None and amount.data.min() < 0:
         raise Unsupported("a shift by a negative number; shift the other way")
-    compared = cx.dtype if cx.target.integer else DType.FP32  # the FP profile compares no integers
     if amount.data is None:
-        most = b.cast(b.minimum(b.cast(amount, compared), b.const(31, compared)), cx.dtype)
+        most = b.minimum(amount, b.const(31, cx.dtype))
     else:
         most = b.const(np.minimum(amount.data, 31), cx.dtype)
     if not left:
@@ -143,7 +137,7 @@ def _shifted(cx: Context, x: Operand, y: Operand, *, left: bool) -> Value:
     shifted = b.logical_left_shift(value, most)
     if amount.data is not None and amount.data.max() < 32:
         return shifted
-    kept = b.compare("GREATER", b.const(32, compared), b.cast(amount, compared))
+    kept = b.compare("GREATER", b.const(32, cx.dtype), amount)
     return b.select(kept, shifted, b.const(0, cx.dtype))
 
 

@@ -25,7 +25,7 @@ class Builder:
     Binary operators take operands of different rank and prepend dimensions of size 1, as PyTorch broadcasts.
 
     Args:
-        splits: write data movement of INT32, which the FP profile has not, as movement of two FP32 halves.
+        splits: write movement and comparisons of INT32, which the FP profile has not, as those of two FP32 halves.
 
     Raises:
         Unsupported: from every method, when the target has no such operator on these types.
@@ -74,6 +74,10 @@ class Builder:
         half = self.const(np.full((1,) * x.rank, 16), DType.INT32)
         top = self.logical_left_shift(self.logical_right_shift(x, half), half)
         return self.cast(top, DType.FP32), self.cast(self.sub(x, top), DType.FP32)
+
+    def _halved(self, x: Value) -> bool:
+        """Whether halves stand for ``x``, of which the FP profile has sums, products and shifts alone."""
+        return self.splits and x.dtype is DType.INT32
 
     def refusal(
         self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any
@@ -259,6 +263,8 @@ class Builder:
 
     def clamp(self, x: Value, low: float, high: float) -> Value:
         """min(max(x, low), high)."""
+        if self._halved(x):
+            return self.minimum(self.maximum(x, self.const(low, x.dtype)), self.const(high, x.dtype))
         return self._unary("CLAMP", x, min_val=low, max_val=high, nan_mode="PROPAGATE")
 
     def add(self, a: Value, b: Value) -> Value:
@@ -279,10 +285,14 @@ class Builder:
 
     def maximum(self, a: Value, b: Value, *, ignore_nan: bool = False) -> Value:
         """Elementwise maximum; not a number, or the other operand with ``ignore_nan``, where one is not a number."""
+        if self._halved(a):
+            return self.select(self.compare("GREATER", a, b), a, b)
         return self._binary("MAXIMUM", a, b, nan_mode="IGNORE" if ignore_nan else "PROPAGATE")
 
     def minimum(self, a: Value, b: Value, *, ignore_nan: bool = False) -> Value:
         """Elementwise minimum; not a number, or the other operand with ``ignore_nan``, where one is not a number."""
+        if self._halved(a):
+            return self.select(self.compare("GREATER", a, b), b, a)
         return self._binary("MINIMUM", a, b, nan_mode="IGNORE" if ignore_nan else "PROPAGATE")
 
     def arithmetic_right_shift(self, a: Value, b: Value, *, round: bool = False) -> Value:
@@ -315,9 +325,10 @@ class Builder:
     def bitwise(self, kind: str, a: Value, b: Value) -> Value:
         """BITWISE_AND, BITWISE_OR, BITWISE_XOR, INTDIV, LOGICAL_AND, LOGICAL_OR or LOGICAL_XOR.
 
-        Where hardware lacks BITWISE_AND, the last bits are what a multiple of a power of two leaves.
+        Where BITWISE_AND is lacking, the last bits are what a multiple of a power of two leaves.
         """
-        if kind == "BITWISE_AND" and kind in self.target.hardware.lacks and b.data is not None:
+        lacks = kind == "BITWISE_AND" and (not self.target.integer or kind in self.target.hardware.lacks)
+        if lacks and b.data is not None:
             masks = b.data.astype(np.int64)
             if ((masks & masks + 1) == 0).all() and masks.max() < 1 << 30:  # 2**n - 1; all bits are -1
                 shifts, powers = np.where(masks < 0, 0, np.log2(masks.clip(0) + 1)), np.where(masks < 0, 0, masks + 1)
@@ -326,7 +337,13 @@ class Builder:
         return self._binary(kind, a, b)
 
     def compare(self, kind: str, a: Value, b: Value) -> Value:
-        """EQUAL, GREATER or GREATER_EQUAL; BOOL."""
+        """EQUAL, GREATER or GREATER_EQUAL; BOOL.
+
+        Differences of halves are exact. Their sum, rounded once, has the sign of the integers' difference.
+        """
+        if self._halved(a):
+            (high, low), (other_high, other_low) = (self.halves(x) for x in (a, b))
+            a, b = self.add(self.sub(high, other_high), self.sub(low, other_low)), self.const(0, DType.FP32)
         return self._binary(kind, a, b, DType.BOOL)
 
     def select(self, condition: Value, a: Value, b: Value) -> Value:
@@ -338,10 +355,14 @@ class Builder:
 
     def unary(self, kind: str, x: Value) -> Value:
         """An operator of one operand and no attributes: ABS, CEIL, CLZ, COS, ERF, EXP, FLOOR, LOG, SIGMOID, ..."""
+        if kind == "ABS" and self._halved(x):
+            return self.maximum(x, self.negate(x))
         return self._unary(kind, x)
 
     def negate(self, x: Value) -> Value:
         """-x."""
+        if self._halved(x):
+            return self.sub(self.const(0, x.dtype), x)
         return self._unary("NEGATE", x, input_zp=0, output_zp=0)
 
     def table(self, x: Value, table: Array) -> Value:
@@ -354,16 +375,23 @@ class Builder:
         """REDUCE_SUM, REDUCE_MAX, REDUCE_MIN, REDUCE_PRODUCT, REDUCE_ALL or REDUCE_ANY.
 
         Of more than four dimensions those before and after ``axis`` are one each: Vela 5.1 crashes on REDUCE_MIN of
-        five for Ethos-U55 and U65.
+        five for Ethos-U55 and U65. INT32 that the target does not reduce is halved until one element is left.
         """
         before, after = x.shape[:axis], x.shape[axis + 1 :]
         shape = (*before, 1, *after)
-        if x.rank > 4:
-            flat = self.reshape(x, (prod(before), x.shape[axis], prod(after)))
-            return self.reshape(self.reduce(kind, flat, 1), shape)
+        joins = {"REDUCE_SUM": self.add, "REDUCE_MAX": self.maximum, "REDUCE_MIN": self.minimum}
         attrs: dict[str, Any] = {"axis": axis}
         if kind in ("REDUCE_MAX", "REDUCE_MIN"):
             attrs["nan_mode"] = "PROPAGATE"
+        if x.dtype is DType.INT32 and kind in joins and self.refusal(kind, (x,), shape, x.dtype, **attrs):
+            while (size := x.shape[axis]) > 1:
+                half = size // 2
+                joined = joins[kind](self.narrow(x, axis, 0, half), self.narrow(x, axis, half, half))
+                x = self.concat([joined, self.narrow(x, axis, size - 1, 1)], axis) if size % 2 else joined
+            return x
+        if x.rank > 4:
+            flat = self.reshape(x, (prod(before), x.shape[axis], prod(after)))
+            return self.reshape(self.reduce(kind, flat, 1), shape)
         return self.emit(kind, (x,), shape, x.dtype, **attrs)
 
     # -- data layout (section 2.10) ------------------------------------------------------------------------------

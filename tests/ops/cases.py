@@ -25,7 +25,6 @@ def near_zero(name: str, function: Callable[..., Any], low: float = -1e-3, high:
 
 
 _GATHER = {"u55": "no GATHER"}
-_NO_BITS = {"fp": "needs TOSA INT"}
 _TOO_MANY = dict.fromkeys(("fp", "int8", "a16w8", "u55", "u85"), "6 among 65 elements")
 _NO_FORMULA = {"fp": "TOSA has no floating-point formula"}
 
@@ -530,12 +529,11 @@ REDUCTION = [
     Case("argmax_all", lambda x: x.argmax(), one(2, 16)),
     Case("amin_keepdim", lambda x: x.amin(-1, keepdim=True), one(2, 3, 16)),
     Case("topk", lambda x: torch.topk(x, 3), one(2, 3, 16)),
-    Case("topk_of_many", lambda x: torch.topk(x, 3), one(2, 65), refused={"u55": "no REDUCE_MAX"}),
+    Case("topk_of_many", lambda x: torch.topk(x, 3), one(2, 65)),
     Case(
         "topk_smallest_dim",
         lambda x: torch.topk(x, 5, -2, largest=False).values,
         one(2, 65, 3),
-        refused={"u55": "no REDUCE_MIN"},
     ),
     Case("topk_all_dim", lambda x: torch.topk(x, 12, 1, largest=False).values, one(2, 12, 3)),
     Case("topk_places_are_few", lambda x: torch.topk(x, 6).indices + 7, one(2, 12)),
@@ -700,7 +698,7 @@ LOGICAL = [
             (
                 "last_bits",
                 lambda x, y: (x & torch.tensor([-1, 0, 1, 3, 7, 15, 63, 127], dtype=torch.int32)) + (y & 3),
-                _NO_BITS,
+                {},
             ),
             (
                 "bits",
@@ -735,7 +733,20 @@ LOGICAL = [
         lambda x: x >> torch.arange(32, dtype=torch.int32),
         [Input((64, 32), -(2**31), 2**31 - 1, torch.int32)],
     ),
-    Case("last_bits_of_all", lambda x: x & 1023, [Input((64, 32), -(2**31), 2**31 - 1, torch.int32)], refused=_NO_BITS),
+    Case("last_bits_of_all", lambda x: x & 1023, [Input((64, 32), -(2**31), 2**31 - 1, torch.int32)]),
+    *(
+        Case(f"{name}_of_ints", function, [Input((4, 7), -(2**31) + 1, 2**31 - 1, torch.int32)] * 2)
+        for name, function in {
+            "maximum": torch.maximum,
+            "minimum": torch.minimum,
+            "abs": lambda x, y: x.abs(),
+            "clamp": lambda x, y: x.clamp(-5, 1 << 30),
+            "neg": lambda x, y: -x,
+            "amax": lambda x, y: x.amax(1),
+            "amin": lambda x, y: y.amin(0),
+            "where": lambda x, y: torch.where(x > y, x, 7),
+        }.items()
+    ),
     Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)]),
     Case("lt_int", torch.lt, [Input((2, 8), -6, 6, torch.int32)] * 2),
     Case("lt_large_int", torch.lt, [Input((2, 64), -(2**31), 2**31 - 1, torch.int32)] * 2),
