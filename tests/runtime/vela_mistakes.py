@@ -88,6 +88,11 @@ def _sliced_sum(b: Builder, x: Value) -> Value:
     return b.reduce("REDUCE_SUM", b.rescale(b.slice(x, (0, 0, 0, 1), (1, 3, 4, 5)), DType.INT32, 1.0), 3)
 
 
+def _sliced_and_turned_twice(b: Builder, x: Value, y: Value) -> Value:
+    turned = b.reshape(b.transpose(b.slice(x, (1, 0), (3, 4)), (1, 0)), (1, 4, 3))
+    return b.rescale(b.matmul(b.transpose(turned, (0, 2, 1)), y), DType.INT8, 0.01)
+
+
 def _sliced_product(b: Builder, x: Value) -> Value:
     y = b.const(np.arange(24).reshape(2, 3, 4) - 9, DType.INT8)
     return b.rescale(b.matmul(b.slice(x, (0, 0, 1), (2, 4, 3)), y), DType.INT8, 0.125)
@@ -403,6 +408,7 @@ MISTAKES = (
     Mistake("sliced_among_others", _sliced_among_others, (((4, 5), DType.INT8),), _ALL),
     Mistake("sliced_sum", _sliced_sum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("sliced_product", _sliced_product, (((2, 4, 4), DType.INT8),), _OLD),
+    Mistake("sliced_and_turned_twice", _sliced_and_turned_twice, (((4, 4), DType.INT8), ((1, 4, 1), DType.INT8)), _OLD),
     Mistake("sliced_rank", _sliced_rank, (((2, 7, 3, 4), DType.INT8),), _ALL),
     Mistake("sliced_growth", _sliced_growth, (((1, 4, 6, 6), DType.INT8),), _NEW),
     Mistake("column", _column, (((2, 5, 1), DType.INT8),), _ALL),

@@ -105,6 +105,8 @@ def _copy_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: R
 def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela lets an operator read part of what a SLICE reads, and forgets it where it takes the operator apart."""
     axes: Sequence[int] = rewriter.build.target.hardware.forgotten(op)
+    if axes and op.kind == "MATMUL" and _is_turned_slice(value):
+        return True
     while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
         sides = [[size for size in x.shape if size > 1] for x in (value, before.inputs[0])]
         if sides[0] != sides[1] or (before.kind == "RESCALE" and power_of_two(before) != 0):
@@ -116,6 +118,24 @@ def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
         return False
     whole = before.inputs[0].shape
     return any(-axis <= value.rank and whole[axis] != value.shape[axis] for axis in axes)
+
+
+def _is_turned_slice(value: Value) -> bool:
+    """Whether TRANSPOSEs between a SLICE and what reads it undo each other: Vela leaves none of them."""
+    part, turns = value, []
+    while (before := part.producer) is not None and before.kind in ("RESHAPE", "RESCALE", "TRANSPOSE"):
+        if before.kind == "RESCALE" and power_of_two(before) != 0:
+            return False
+        turns.append(before)
+        part = before.inputs[0]
+    if before is None or before.kind != "SLICE" or all(turn.kind != "TRANSPOSE" for turn in turns):
+        return False
+    straight = np.arange(part.size, dtype=np.int32)
+    order = straight
+    for turn in reversed(turns):
+        if turn.kind == "TRANSPOSE":
+            order = order.reshape(turn.inputs[0].shape).transpose(turn.attrs["perms"])
+    return np.array_equal(order.ravel(), straight)
 
 
 def _is_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
