@@ -21,7 +21,7 @@ from arm_recipes.messages import ExportError
 from arm_recipes.methods import identity, written
 from arm_recipes.sample import Inputs, make_known
 from arm_recipes.stages.known_sizes import settle_sizes
-from arm_recipes.stages.tracing import Known
+from arm_recipes.stages.tracing import Known, unchecked
 
 #: What PyTorch says of classes that it can take apart once they are registered.
 _UNKNOWN = "need to register a pytree for it"
@@ -102,7 +102,7 @@ class Capture:
         # When it fails, torch prints the graph it has so far; the exception says what is needed.
         known = Known(model)
         answers = contextlib.nullcontext() if strict else known  # strict capture takes no Python of ours in between
-        with torch.no_grad(), answers, contextlib.redirect_stderr(io.StringIO()) as printed:
+        with torch.no_grad(), unchecked(), answers, contextlib.redirect_stderr(io.StringIO()) as printed:
             program = torch.export.export(
                 model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
             )

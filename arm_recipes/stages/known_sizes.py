@@ -1,15 +1,17 @@
-"""Parts that a mask chooses, in a captured program, where their number need not be left to the run.
+"""Parts that a mask or a number chooses, in a captured program, where it need not be left to the run which.
 
 PyTorch gives ``x[mask]`` and ``mask.nonzero()`` a size that only the running program knows, whatever the mask is. One
 that consists of constants chooses the same elements in each call: it becomes their indices. And of elements that are
 chosen only to be written back, ``y[mask] = f(x[mask])``, there may as well be all: ``where(mask, f(x), y)``.
+
+Of ``x[i]`` it asks the number that ``i`` holds, which a view begins at. A gathered element needs no such question.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,8 +27,12 @@ _CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.defaul
 
 def settle_sizes(program: ExportedProgram) -> None:
     """Edit the program in place; what depends on the values of inputs stays as it is."""
-    dynamic = any(map(_is_open, program.graph.find_nodes(op="placeholder")))
-    if dynamic or not any(map(_is_open, program.graph.nodes)):
+    if any(map(_is_open, program.graph.find_nodes(op="placeholder"))):
+        return
+    if _gathered(program.graph):
+        _refresh(program.graph)
+        program.graph_module.recompile()
+    if not any(map(_is_open, program.graph.nodes)):
         return
     from arm_backend_core.nodes import is_written
     from arm_backend_core.program import constants_of, lift_constants
@@ -44,6 +50,33 @@ def _is_open(node: Node) -> bool:
     """Whether the shape of a result of ``node`` has a size that nobody knows."""
     values = [x for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
     return any(not isinstance(size, int) for x in values for size in x.shape)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------
+
+
+def _gathered(graph: Graph) -> bool:
+    """Replace ``select`` at the number of a tensor; a view that is written stays."""
+    from arm_backend_core.nodes import is_written
+
+    changed = False
+    for node in graph.find_nodes(op="call_function", target=aten.select.int):
+        x, dim, number = cast(tuple[Any, Any, Any], node.args)
+        if not isinstance(number, Node) or number.target is not aten.item.default or is_written(node):
+            continue
+        index: Any = number.args[0]
+        with graph.inserting_before(node):
+            if index.target not in (aten.argmax.default, aten.argmin.default):  # it may count from the end
+                wrapped = graph.call_function(aten.add.Tensor, (index, x.meta["val"].shape[dim]))
+                negative = graph.call_function(aten.lt.Scalar, (index, 0))
+                index = graph.call_function(aten.where.self, (negative, wrapped, index))
+            row = graph.call_function(aten.reshape.default, (index, [1]))
+            chosen = graph.call_function(aten.index_select.default, (x, dim, row))
+        node.target, node.args = aten.squeeze.dim, (chosen, dim)
+        if not number.users:
+            graph.erase_node(number)
+        changed = True
+    return changed
 
 
 # -- masks of constants -----------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ _QUESTIONS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.item: lambda x: x.item(),
     Tensor.tolist: lambda x: x.tolist(),
 }
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _COMPARED = (torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne, torch.any, torch.all, torch.logical_not)
 _COMPARES = {*_COMPARED, *(getattr(Tensor, f"__{name}__") for name in ("gt", "ge", "lt", "le", "eq", "ne", "invert"))}
 _COMPARES |= {getattr(Tensor, function.__name__) for function in _COMPARED}
@@ -68,7 +70,7 @@ class Known(TorchFunctionMode):
             self.asked |= found[0]
             with _disable_current_modes():
                 return _QUESTIONS[function](found[1])
-        result = function(*args, **kwargs)
+        result = None if function is Tensor.__setitem__ and _put(*args) else function(*args, **kwargs)
         if "out" in kwargs or _writes(function):
             self._made_of.clear()  # it may be a view of one of these that is written
         elif function in _FOLLOWED:
@@ -95,6 +97,37 @@ class Known(TorchFunctionMode):
         held = (name for name, (module, key, _) in self._held.items() if module._buffers.get(key) is x)
         name = next(held, None)
         return None if name is None else ({name}, self._held[name][2])
+
+
+def _put(x: Tensor, index: Any, value: Any) -> bool:
+    """Write x[index] = value where an integer in a tensor without dimensions, whose number nobody knows, is an index.
+
+    Returns:
+        whether it is of this kind, beside numbers and slices.
+    """
+    parts = list(index) if isinstance(index, tuple) else [index]
+    chosen = [isinstance(part, Tensor) and not part.dim() and part.dtype in _INTEGERS for part in parts]
+    others = [part for part, known in zip(parts, chosen, strict=True) if not known]
+    if not any(chosen) or not all(part is Ellipsis or type(part) in (int, slice) for part in others):
+        return False
+    if Ellipsis in others:
+        place = next(i for i, part in enumerate(parts) if part is Ellipsis)
+        parts[place : place + 1] = [slice(None)] * (x.dim() - len(parts) + 1)
+    kept = [slice(None) if isinstance(part, Tensor) else part for part in parts]
+    places = [part if isinstance(part, Tensor) else None for part in parts if type(part) is not int]
+    torch.ops.aten.index_put_(x[tuple(kept)], places, torch.as_tensor(value, dtype=x.dtype))
+    return True
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Distributions check no parameters, of which a trace knows nothing."""
+    before = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(before)
 
 
 def _writes(function: Any) -> bool:

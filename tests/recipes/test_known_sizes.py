@@ -97,6 +97,52 @@ def test_is_exported_whole(name: str, kind: ArmRecipeType) -> None:
         assert far.sum() <= got.numel() / 8
 
 
+def _element(x: Tensor, i: Tensor) -> tuple[Tensor, ...]:
+    return x[i] * 2, x[:, x[0].argmax()] + 1, x[None, i, ..., i].exp(), x[1:, i] - x[0, i]
+
+
+def _written_element(x: Tensor, i: Tensor) -> Tensor:
+    y = x * 2
+    y[i] = 0
+    y[1:, i] = x[1:, 0]
+    y[..., i] = x[..., 1] * 3
+    y[2, i] = 4.0
+    return y
+
+
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8])
+@pytest.mark.parametrize("function", [_element, _written_element])
+@torch.no_grad()
+def test_an_element_at_the_number_of_a_tensor(function: Callable[..., Any], kind: ArmRecipeType) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, i: Tensor) -> Any:
+            return function(x, i)
+
+    torch.manual_seed(0)
+    first = 0 if function is _written_element else -4
+    samples = [(torch.randn(4, 4), torch.tensor(i)) for i in range(first, 4)]
+    result = export(Model().eval(), ExportRecipe.get_recipe(kind), samples)
+    assert not result.report.cpu
+    assert len(result.report.delegates) == 1
+    for sample in samples:
+        for got, wanted in zip(runner.flat(result.run(*sample)), runner.flat(function(*sample)), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 if kind is ArmRecipeType.TOSA_FP else 0.15)
+
+
+def test_distributions_check_nothing_while_they_are_captured() -> None:
+    class Policy(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            normal = torch.distributions.Normal(x, torch.nn.functional.softplus(x))
+            return normal.mean * 2, torch.distributions.Categorical(logits=x).probs
+
+    samples = [(torch.randn(1, 5),) for _ in range(4)]
+    result = export(Policy().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), samples)
+    for got, wanted in zip(result.run(*samples[0]), Policy()(*samples[0]), strict=True):
+        torch.testing.assert_close(got, wanted)
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(torch.zeros(2), -torch.ones(2))
+
+
 def _written_mask(_: Any, x: Tensor) -> Tensor:
     mask = torch.zeros(4, dtype=torch.bool)
     mask[1] = True

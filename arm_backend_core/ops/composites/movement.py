@@ -416,7 +416,7 @@ def index_put(
     for picked, axis in zip(others, axes[1:], strict=True):
         index = index * x.shape[axis] + torch.remainder(picked, x.shape[axis])
     lead, rest = x.shape[: axes[0]], x.shape[axes[-1] + 1 :]
-    source = values.expand(*lead, *index.shape, *rest).reshape(*lead, -1, *rest)
+    source = values.expand((*lead, *index.shape, *rest)).reshape(*lead, -1, *rest)
     merged, places = x.reshape(*lead, -1, *rest), index.reshape(-1)
     if accumulate:
         return index_add(merged, axes[0], places, source, quantized=quantized).reshape(x.shape)
