@@ -97,8 +97,8 @@ class Intervals:
             operands = [self._of(x) for x in node.all_input_nodes]
         elif name == "where":
             operands = operands[1:]
-        elif name in _ARITHMETIC and node.kwargs.keys() <= {"alpha"}:
-            numbers = (*_leaves(node.args), *node.kwargs.values())
+        elif name in _ARITHMETIC and node.kwargs.keys() <= {"alpha", "rounding_mode"}:
+            numbers = (*_leaves(node.args), *(x for x in node.kwargs.values() if not isinstance(x, str)))
             operands = [(_LEAST if i == 1 else _MOST) if x is None else self._of(x) for i, x in enumerate(numbers)]
             return None if None in operands else _ARITHMETIC[name](*operands)
         elif name not in ("maximum", "minimum"):
@@ -183,5 +183,5 @@ _ARITHMETIC: dict[str, Callable[..., Interval]] = {
     "clamp": lambda x, low=_LEAST, high=_MOST: (min(max(x[0], low[0]), high[0]), min(max(x[1], low[1]), high[1])),
     "remainder": lambda x, y: _hull((0, 0), y),
     "fmod": lambda x, y: _hull((0, 0), x),
-    "floor_divide": lambda x, y: _hull(x, (-x[1], -x[0])),
+    **dict.fromkeys(("floor_divide", "div"), lambda x, y: _hull(x, (-x[1], -x[0]))),
 }

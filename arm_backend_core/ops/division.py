@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
@@ -44,7 +45,13 @@ def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> t
             nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
         quotient, rest = nearest.value, left_over.value
     else:
-        quotient = b.bitwise("INTDIV", dividend, divisor)
+        known = divisor.data if "INTDIV" in cx.target.hardware.lacks else None
+        if known is not None and np.abs(known).min() > 1:
+            # x * round(2**31 / y) / 2**31 is half of one off at most: rounded, the quotient or one more.
+            inverse = b.const(np.rint((1 << 31) / known.astype(np.float64)), cx.dtype)
+            quotient = b.mul(dividend, inverse, shift=31)
+        else:
+            quotient = b.bitwise("INTDIV", dividend, divisor)
         rest = b.sub(dividend, b.mul(quotient, divisor))
     wrong = _opposed(cx, rest, divisor)
     quotient = b.sub(quotient, wrong)

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.images import to_nchw, to_nhwc
 from arm_backend_core.ops.indexing import take
 from arm_backend_core.ops.operands import Context, Tensor
@@ -21,6 +20,7 @@ from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
+_DIGIT = 127  # the largest weight of int8
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,6 @@ def bilinear(
             result = b.rescale(result, x.q.dtype, 1 / (samplings[0].unit * samplings[1].unit))
     elif x.q is None:
         result = _as_products(cx, image, samplings)
-    elif any(sampling.unit > 127 for sampling in samplings):
-        raise Unsupported(reason)
     else:
         result = _as_convolutions(cx, image, samplings)
     result = to_nchw(b, result)
@@ -200,24 +198,33 @@ def _as_products(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> V
 
 
 def _as_convolutions(cx: Context, image: Value, samplings: Sequence[_Sampling]) -> Value:
-    """Interpolation along an axis is a matrix product with whole-number weights that sum to ``unit``.
+    """Interpolation along an axis is a matrix product with whole-number weights that sum to a number of parts.
 
     The axis becomes the channels of a 1x1 convolution. Between the two the value has 7 more bits (int8).
     """
     b, dtype = cx.b, image.dtype
     guard = 128 if dtype is DType.INT8 else 1
-    rows = _mix(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
-    rows = b.rescale(rows, DType.INT16, guard / samplings[0].unit)
-    columns = _mix(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
-    result = b.rescale(columns, dtype, 1 / (samplings[1].unit * guard))
+    rows, parts = _mix(cx, b.transpose(image, (0, 3, 2, 1)), samplings[0])  # [N, C, W, OH]
+    rows = b.rescale(rows, DType.INT16, guard / parts)
+    columns, parts = _mix(cx, b.transpose(rows, (0, 1, 3, 2)), samplings[1])  # [N, C, OH, OW]
+    result = b.rescale(columns, dtype, 1 / (parts * guard))
     return b.transpose(result, (0, 2, 3, 1))
 
 
-def _mix(cx: Context, x: Value, sampling: _Sampling) -> Value:
-    wide = DType.INT48 if x.dtype is DType.INT16 else DType.INT32
-    weights = sampling.weights(sampling.unit).reshape(sampling.out, 1, 1, sampling.size)
-    kernel = cx.b.const(weights, DType.INT8)
-    return cx.b.conv2d(x, kernel, cx.b.const(np.zeros(sampling.out), wide), pad=(0, 0, 0, 0))
+def _mix(cx: Context, x: Value, sampling: _Sampling) -> tuple[Value, int]:
+    """The products, and how many parts weights add up to; more of a pixel than int8 holds are two digits of them."""
+    b, wide = cx.b, DType.INT48 if x.dtype is DType.INT16 else DType.INT32
+
+    def product(weights: np.ndarray) -> Value:
+        kernel = b.const(weights.reshape(sampling.out, 1, 1, sampling.size), DType.INT8)
+        return b.conv2d(x, kernel, b.const(np.zeros(sampling.out), wide), pad=(0, 0, 0, 0))
+
+    if sampling.unit <= _DIGIT:
+        return product(sampling.weights(sampling.unit)), sampling.unit
+    weights = np.rint(sampling.weights(_DIGIT**2))
+    high = np.rint(weights / _DIGIT)
+    first, second = (b.rescale(product(part), DType.INT32, 1.0) for part in (high, weights - _DIGIT * high))
+    return b.add(b.mul(first, b.const(_DIGIT, DType.INT32)), second), _DIGIT**2
 
 
 @op(aten.upsample_bilinear2d.vec, kind=Kind.SHARED)

@@ -635,6 +635,9 @@ MOVEMENT = [
     Case("upsample_bilinear_uneven", nn.Upsample(size=(13, 15), mode="bilinear"), image()),
     Case("upsample_bilinear_same", lambda x: F.interpolate(x, size=x.shape[2:], mode="bilinear").flatten(2), image()),
     Case("upsample_nearest_same", lambda x: F.interpolate(x, size=x.shape[2:]).flatten(2), image()),
+    Case(
+        "upsample_bilinear_many_parts", nn.Upsample(size=(259, 13), mode="bilinear", align_corners=True), image(130, 7)
+    ),
     Case("upsample_bilinear_down", nn.Upsample(size=(4, 5), mode="bilinear"), image()),
     Case("upsample_bilinear_factor", nn.Upsample(scale_factor=1.6, mode="bilinear"), image()),
 ]
@@ -745,6 +748,16 @@ LOGICAL = [
             "amax": lambda x, y: x.amax(1),
             "amin": lambda x, y: y.amin(0),
             "where": lambda x, y: torch.where(x > y, x, 7),
+        }.items()
+    ),
+    *(
+        Case(f"{name}_of_ints_by_number", function, [Input((8, 99), -(1 << 30), 1 << 30, torch.int32)])
+        for name, function in {
+            "floor_divide": lambda x: x // 48,
+            "floor_divide_negative": lambda x: x // -7,
+            "remainder": lambda x: x % 10 + x % 2,
+            "fmod": lambda x: torch.fmod(x, 3),
+            "div_trunc": lambda x: torch.div(x, 1000003, rounding_mode="trunc"),
         }.items()
     ),
     Case("eq_int", lambda x: x == 3, [Input((2, 8), 0, 6, torch.int32)]),
