@@ -1,7 +1,8 @@
 """Finer grids for two kinds of tensors, as a whole program is known: annotations are changed before observers are made.
 
-- The weights of attention are small where there are many keys, and only matrix products read them. In steps of 1/256,
-  which hold any result of a softmax, most of what they say is lost: they get the range that calibration shows.
+- The weights of attention, or of places (soft-argmax), are small where there are many, and only products read them. In
+  steps of 1/256, which hold any result of a softmax, most of what they say is lost: they get the range that calibration
+  shows.
 - What the model returns is converted to float, and an operator that ends in a RESCALE gives int16 as well as int8.
 """
 
@@ -24,7 +25,8 @@ from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import RangeObserver
 
-_PRODUCTS = {torch.ops.aten.matmul.default, torch.ops.aten.bmm.default, torch.ops.aten.mm.default}
+_PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
+_PRODUCTS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
 #: Least end of a range of probabilities: steps of 2**-14, four times what the integer softmax errs by.
 _LEAST = 2.0**-6
 
@@ -60,7 +62,7 @@ def _is_unit(spec: FixedQParamsQuantizationSpec) -> bool:
 
 
 def _weights_attention(node: Node) -> bool:
-    """Whether matrix products alone read it, or what is moved from it."""
+    """Whether products and sums alone read it, or what is moved from it."""
     moved = [user for user in node.users if getattr(find(user), "kind", None) is Kind.SHARED]
     others = {overload_of(user.target) for user in node.users if user not in moved}
     return bool(node.users) and others <= _PRODUCTS and all(map(_weights_attention, moved))

@@ -131,6 +131,21 @@ def test_results_are_int8_where_that_is_asked_for(how: str) -> None:
     assert [grid[4] for grid in _grids(result)] == [torch.int8]
 
 
+@pytest.mark.parametrize("places", [64, 512])
+def test_the_place_that_a_softmax_tells(places: int) -> None:
+    """Of many places each has a small part, in steps of 1/256 none."""
+
+    class Place(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x.softmax(-1) * torch.arange(float(places))).sum(-1, keepdim=True)
+
+    torch.manual_seed(0)
+    samples: Samples = [(torch.randn(4, places),) for _ in range(17)]
+    result = export(Place().eval(), ExportRecipe.get_recipe(INT8), samples[:-1])
+    expected, found = Place()(*samples[-1]), result.run(*samples[-1])
+    assert _sqnr(expected - expected.mean(), found - expected.mean()) > 15
+
+
 class Written(nn.Module):
     """A norm written out as models of language have it, or as a layer norm, between a layer and what reads it."""
 
