@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from arm_backend_core.aten.batch_norm import call
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.nodes import is_float
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
@@ -19,7 +20,8 @@ from arm_backend_core.ops.registry import Kind, find
 aten = torch.ops.aten
 
 _SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
-_EXPONENTIAL = (*_SOFTMAX, aten.exp.default, aten.exp2.default, aten.sigmoid.default, aten.logsumexp.default)
+_LOGARITHM = (aten.log_softmax.int, aten._log_softmax.default, aten.logsumexp.default)
+_EXPONENTIAL = (*_SOFTMAX, *_LOGARITHM, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
 #: Operator -> which of its arguments are values of its result, as they are or added up.
 _CHOICES = {
     aten.add.Tensor: (0, 1),
@@ -29,10 +31,19 @@ _CHOICES = {
     aten.where.Scalar: (1, 2),
     aten.masked_fill.Scalar: (0, 2),
     aten.masked_fill.Tensor: (0, 2),
+    aten.sub.Tensor: (0,),
     **dict.fromkeys((aten.clamp.default, aten._to_copy.default, aten.to.dtype), (0,)),
 }
 #: A product with such a number is a mask: no score is scaled so.
-_MASKING = -1000.0
+_MASKING = 1000.0
+#: What chooses the largest, or the least, whatever the numbers are.
+_LARGEST = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
+_LEAST = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
+#: What fills -> (which argument is filled, the number) of each way.
+_FILLINGS: dict[Any, tuple[tuple[int, int], ...]] = {
+    **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), ((1, 2), (2, 1))),
+    **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ((0, 2),)),
+}
 _EXTREMES: dict[Any, Any] = {
     (aten.eq.Tensor, aten.maximum.default): aten.ge.Tensor,
     (aten.ne.Tensor, aten.maximum.default): aten.lt.Tensor,
@@ -61,33 +72,60 @@ def bound_masks(module: GraphModule) -> None:
             node.replace_input_with(node.args[0], bound(node.args[0]))
 
 
+def bound_fillings(module: GraphModule) -> None:
+    """Fill with the least of the others where a number far below them all is to be chosen last, or the largest.
+
+    Where a row has nothing else, int8 would hold no more of such a number either.
+    """
+    constants = Constants(module)
+    for node in [node for node in module.graph.nodes if node.target in (*_LARGEST, *_LEAST)]:
+        filled, last = node.args[0], -1 if node.target in _LARGEST else 1
+        if node.target is aten.topk.default and not (*node.args, -1, True)[3]:
+            last = 1
+        for of, filling in _FILLINGS.get(filled.target, ()):
+            x, number = filled.args[of], filled.args[filling]
+            if isinstance(number, Node) and number in constants and number.meta["val"].numel() == 1:
+                number = constants.value(number).item()
+            if not isinstance(number, (int, float)) or number * last < _MASKING or not isinstance(x, Node):
+                continue
+            with module.graph.inserting_before(node):
+                bound = call(node, aten.amin.default if last < 0 else aten.amax.default, x)
+                parts = (x, bound) if of == 1 else (bound, x)
+                node.replace_input_with(filled, call(filled, aten.where.self, filled.args[of == 0], *parts))
+            break
+
+
 class _Bound:
     """Copies of nodes whose masking values are bounded; other readers keep the nodes that they have."""
 
     def __init__(self, module: GraphModule) -> None:
         self._graph = module.graph
-        self._known: dict[Node, Node] = {}
+        self._known: dict[tuple[Node, float], Node] = {}
         self._constants = Constants(module)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Any, lowest: float = QUANTIZABLE_LOWEST) -> Any:
         """``x``, or what takes its place; a number too."""
         if isinstance(x, (int, float)) and not isinstance(x, bool):
-            return max(float(x), QUANTIZABLE_LOWEST) if x < QUANTIZABLE_LOWEST else x
+            return lowest if x < lowest else x
         if not isinstance(x, Node) or not is_float(x):
             return x
-        if x not in self._known:
-            self._known[x] = self._bounded(x)
-        return self._known[x]
+        if (x, lowest) not in self._known:
+            self._known[x, lowest] = self._bounded(x, lowest)
+        return self._known[x, lowest]
 
-    def _bounded(self, node: Node) -> Node:
+    def _bounded(self, node: Node, lowest: float) -> Node:
         if node in self._constants:
-            return node if self._least(node) >= QUANTIZABLE_LOWEST else self._clamped(node)
-        record = find(node)
+            return node if self._least(node) >= lowest else self._clamped(node, lowest)
+        record, factor = find(node), self._factor(node)
         moves = record is not None and record.kind is Kind.SHARED
         places = _CHOICES.get(node.target, (0,) if moves else ())  # type: ignore[call-overload]
-        if not places and self._masks(node):
-            return self._clamped(node)
-        arguments = [self(x) if place in places else x for place, x in enumerate(node.args)]
+        if factor <= -_MASKING:
+            return self._clamped(node, lowest)
+        if 0 < factor < _MASKING:
+            places, lowest = (0, 1), lowest / factor
+        arguments = [self(x, lowest) if place in places else x for place, x in enumerate(node.args)]
+        if node.target is aten.sub.Tensor and self._factor(subtracted := node.all_input_nodes[-1]) >= _MASKING:
+            arguments[1] = self._clamped(subtracted, -lowest)
         if all(new is old for new, old in zip(arguments, node.args, strict=True)):
             return node
         with self._graph.inserting_after(node):
@@ -95,17 +133,22 @@ class _Bound:
         copy.meta = dict(node.meta)
         return copy
 
-    def _masks(self, node: Node) -> bool:
-        """Whether ``node`` multiplies by a number that makes a mask of ones and zeros."""
-        if node.target not in (aten.mul.Tensor, aten.mul.Scalar):
-            return False
-        factors = [x if isinstance(x, (int, float)) else None for x in node.args]
-        factors += [self._least(x) for x in node.all_input_nodes if x in self._constants and x.meta["val"].numel() == 1]
-        return any(factor is not None and factor <= _MASKING for factor in factors)
+    def _factor(self, node: Any) -> float:
+        """The number that ``node`` multiplies by, or divides, else 0; a large one makes a mask of bits."""
+        divides = isinstance(node, Node) and node.target in (aten.div.Tensor, aten.div.Scalar)
+        if not divides and not (isinstance(node, Node) and node.target in (aten.mul.Tensor, aten.mul.Scalar)):
+            return 0.0
+        known = [x for x in node.args[divides:] if isinstance(x, (int, float)) or self._is_number(x)]
+        number = self._least(known[0]) if known and isinstance(known[0], Node) else known[0] if known else 0.0
+        return 1 / number if divides and number else number
 
-    def _clamped(self, node: Node) -> Node:
+    def _is_number(self, x: Any) -> bool:
+        return x in self._constants and x.meta["val"].numel() == 1
+
+    def _clamped(self, node: Node, bound: float) -> Node:
+        bounds = (bound,) if bound < 0 else (None, bound)
         with self._graph.inserting_after(node):
-            clamp = self._graph.call_function(aten.clamp.default, (node, QUANTIZABLE_LOWEST))
+            clamp = self._graph.call_function(aten.clamp.default, (node, *bounds))
         clamp.meta = dict(node.meta)
         return clamp
 

@@ -31,6 +31,7 @@ MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "where": lambda scores, keep: torch.where(keep, scores, -1e9),
     "where, moved": lambda scores, keep: torch.where(keep, scores, torch.tensor(-1e9)).unsqueeze(0).squeeze(0),
     "1 - mask": lambda scores, keep: scores + (1.0 - keep.float()) * -10000.0,
+    "-(1 - mask)": lambda scores, keep: scores - 1e9 * (1.0 - keep.float()),
     "made of a mask": lambda scores, keep: scores + torch.zeros(LENGTH, LENGTH).masked_fill(~keep, -torch.inf),
 }
 
@@ -55,6 +56,48 @@ def test_masks_that_a_model_writes_itself(mask: str) -> None:
     assert not result.report.cpu, result.report.cpu
     with torch.no_grad():
         assert sqnr([model(*samples[0])], [result.run(*samples[0])]) > 30
+
+
+_HEADS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "temperature": lambda scores, keep: torch.softmax(torch.where(keep, scores, -1e8) / 2, -1),
+    "log_softmax": lambda scores, keep: torch.where(keep, scores, -1e8).log_softmax(-1).exp(),
+    "distribution": lambda scores, keep: torch.distributions.Categorical(logits=torch.where(keep, scores, -1e8)).probs,
+    "max": lambda scores, keep: torch.where(keep, scores, -1e8).amax(-1),
+    "max of -inf": lambda scores, keep: scores.masked_fill(~keep, -torch.inf).max(-1)[0],
+    "topk": lambda scores, keep: scores.masked_fill(~keep, -1e9).topk(2, -1)[0],
+    "min": lambda scores, keep: torch.where(keep, scores, 1e9).amin(-1),
+    "min of the other side": lambda scores, keep: torch.where(keep, 1e9, scores).min(-1)[0],
+    "least of topk": lambda scores, keep: torch.where(keep, scores, 1e9).topk(2, -1, False)[0],
+    "argmax": lambda scores, keep: F.one_hot(torch.where(keep, scores, -1e9).argmax(-1), 8).float(),
+}
+
+
+@pytest.mark.parametrize("head", _HEADS)
+def test_what_is_masked_for_other_ends_than_attention(head: str) -> None:
+    class Model(nn.Module):
+        def forward(self, scores: Tensor, keep: Tensor) -> Tensor:
+            return _HEADS[head](scores, keep)
+
+    torch.manual_seed(0)
+    samples = []
+    for _ in range(8):
+        keep = torch.rand(16, 8) > 0.4
+        keep[:, :2], keep[:, 2:4] = True, False
+        samples.append((2 * torch.randn(16, 8), keep))
+    result = export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples)
+    assert not result.report.cpu, result.report.cpu
+    found, expected = (torch.cat([model(*sample) for sample in samples]) for model in (result.run, Model()))
+    assert sqnr([expected], [found]) > 18
+
+
+def test_a_number_that_is_to_be_chosen_first_stays() -> None:
+    class Model(nn.Module):
+        def forward(self, scores: Tensor, keep: Tensor) -> Tensor:
+            return torch.where(keep, scores, 2000.0).amax(-1)
+
+    samples = [(2 * torch.randn(16, 8), torch.rand(16, 8) > 0.4) for _ in range(4)]
+    result = export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples)
+    assert (result.run(*samples[0]) - Model()(*samples[0])).abs().max() < 20
 
 
 class _StandardizedConv(nn.Conv2d):
