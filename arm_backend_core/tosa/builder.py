@@ -112,9 +112,19 @@ class Builder:
     # -- tensor operators (TOSA 1.0, section 2.3) ----------------------------------------------------------------
 
     def argmax(self, x: Value, axis: int) -> Value:
-        """Index of the largest element; the axis is removed. INT32."""
-        shape = x.shape[:axis] + x.shape[axis + 1 :]
-        return self.emit("ARGMAX", (x,), shape, DType.INT32, axis=axis, nan_mode="PROPAGATE")
+        """Index of the largest element; the axis is removed. INT32.
+
+        Of integers that the target has no ARGMAX of, it is the least place where none is greater.
+        """
+        shape, attrs = x.shape[:axis] + x.shape[axis + 1 :], {"axis": axis, "nan_mode": "PROPAGATE"}
+        if x.dtype.is_float or not self.refusal("ARGMAX", (x,), shape, DType.INT32, **attrs):
+            return self.emit("ARGMAX", (x,), shape, DType.INT32, **attrs)
+        count = x.shape[axis]
+        peak, element = (self.cast(value, DType.INT32) for value in (self.reduce("REDUCE_MAX", x, axis), x))
+        less = self.cast(self.compare("GREATER", peak, element), DType.INT32)
+        places = self.const(np.arange(count).reshape((-1,) + (1,) * (x.rank - axis - 1)), DType.INT32)
+        beyond = self.add(self.mul(less, self.const(count, DType.INT32)), places)
+        return self.reshape(self.reduce("REDUCE_MIN", beyond, axis), shape)
 
     def avg_pool2d(
         self, x: Value, kernel: Sequence[int], stride: Sequence[int], pad: Sequence[int], zps: tuple[int, int] = (0, 0)

@@ -22,6 +22,7 @@ from arm_recipes.methods import identity, written
 from arm_recipes.sample import Inputs, make_known
 from arm_recipes.stages.known_sizes import settle_sizes
 from arm_recipes.stages.tracing import Known, unchecked
+from arm_recipes.stages.uint8 import move_real_numbers
 
 #: What PyTorch says of classes that it can take apart once they are registered.
 _UNKNOWN = "need to register a pytree for it"
@@ -112,6 +113,7 @@ class Capture:
         sys.stderr.write(printed.getvalue())
         _tidy(program)
         settle_sizes(program)
+        move_real_numbers(program)
         _check_branches(program, known.asked)
         return program
 

@@ -526,6 +526,8 @@ REDUCTION = [
     Case("amin", lambda x: x.amin(1), one(2, 3, 16)),
     Case("argmax", lambda x: x.argmax(-1), one(2, 3, 16)),
     Case("argmax_keepdim", lambda x: x.argmax(1, keepdim=True), one(2, 6, 4)),
+    Case("argmax_of_many", lambda x: x.argmax(-1), one(2, 3, 200)),
+    Case("argmax_of_ints", lambda x: x.argmax(1), [Input((3, 9, 2), -(2**31), 2**31 - 1, torch.int32)]),
     Case("argmax_all", lambda x: x.argmax(), one(2, 16)),
     Case("amin_keepdim", lambda x: x.amin(-1, keepdim=True), one(2, 3, 16)),
     Case("topk", lambda x: torch.topk(x, 3), one(2, 3, 16)),

@@ -140,7 +140,6 @@ _INTEGER: dict[str, tuple[Callable[..., Any], Sequence[Input], str, str]] = {
         "u55",
         "2000 runs of elements (1024 without GATHER); leave it to the CPU",
     ),
-    "resize": (nn.Upsample(size=(131, 9), mode="bilinear"), [X], "u55", "no RESIZE with bilinear interpolation"),
     "shift": (
         lambda x, y: torch.bitwise_and(x, y),
         [Input((3,), 0, 9, torch.int32)] * 2,

@@ -1,0 +1,67 @@
+"""Images of bytes that a model moves itself: channels last, cut, joined, half of the pixels, and bytes as results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, ExportRecipe, export
+from arm_recipes.sample import Inputs
+from arm_recipes.stages.capture import Capture
+
+_MOVED: dict[str, Callable[[Tensor], Tensor]] = {
+    "channels last": lambda x: x.permute(0, 2, 3, 1).float() / 255,
+    "no cast": lambda x: x.permute(0, 2, 3, 1) / 255,
+    "cut": lambda x: (x[:, :, 2:7].to(torch.float32) - 127) / 58,
+    "joined": lambda x: torch.cat([x, x.flip(3)], 3).float(),
+    "planes": lambda x: torch.stack([x[..., ::2, ::2], x[..., 1::2, ::2]], 1).float() / 255,
+    "rounded on the way": lambda x: (x.float() * 0.499).to(torch.uint8).flip(1).permute(0, 2, 3, 1).float() * 0.5,
+    "bytes": lambda x: (x.float() * 0.5).to(torch.uint8),
+    "moved bytes": lambda x: (x.float() * 0.5).to(torch.uint8).permute(0, 2, 3, 1).contiguous(),
+}
+
+
+class _Model(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _MOVED[self.how](x)
+
+
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8])
+@pytest.mark.parametrize("how", _MOVED)
+def test_bytes_that_are_moved(how: str, kind: ArmRecipeType) -> None:
+    torch.manual_seed(0)
+    samples = [(torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8),) for _ in range(3)]
+    model = _Model(how).eval()
+    result = export(model, ExportRecipe.get_recipe(kind), samples)
+    assert not result.report.cpu
+    assert len(result.report.delegates) == 1
+    found, expected = result.run(*samples[0]), model(*samples[0])
+    assert found.dtype is expected.dtype
+    step = (
+        1e-5
+        if kind is ArmRecipeType.TOSA_FP
+        else 1.0
+        if "bytes" in how or "way" in how
+        else float(expected.max()) / 200
+    )
+    torch.testing.assert_close(found.float(), expected.float(), rtol=1e-6, atol=step)
+
+
+def test_bytes_that_are_written_stay_bytes() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.clone()
+            part = x[:, 1:]
+            part.fill_(7)
+            return part.float() + x[:, :3].float()
+
+    x = torch.randint(0, 256, (2, 4), dtype=torch.uint8)
+    program = Capture(None)("forward", Model().eval(), Inputs(x))
+    assert torch.equal(program.module()(x), Model()(x))
