@@ -20,6 +20,7 @@ from arm_backend_core.ops.registry import Kind, find
 
 Interval = tuple[int, int]
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)
+_ROWS = 1 << 13  #: widths of what rows are counted in
 TAKEN: Interval = (INT32[0] >> 1, INT32[1] >> 1)  #: indices, sizes and counts: twofold values fit too
 _LEAST, _MOST = ((end, end) for end in (-(1 << 63), (1 << 63) - 1))  #: bounds that are not given
 
@@ -82,7 +83,8 @@ class Intervals:
         if name == "one_hot":
             return 0, 1
         if name in ("to", "_to_copy") and is_float(node.all_input_nodes[0]):
-            return _of_reals(node.all_input_nodes[0]) or _taken(node)
+            returned = any(user.op == "output" for user in node.users)
+            return _of_reals(node.all_input_nodes[0]) or (None if returned else _taken(node))
         if name.startswith("arm_backend_core::loop"):  # a loop's integers are taken to fit, as those of the program are
             return TAKEN if name.endswith("in") else INT32
         if name in ("argmax", "argmin"):
@@ -100,7 +102,13 @@ class Intervals:
         elif name in _ARITHMETIC and node.kwargs.keys() <= {"alpha", "rounding_mode"}:
             numbers = (*_leaves(node.args), *(x for x in node.kwargs.values() if not isinstance(x, str)))
             operands = [(_LEAST if i == 1 else _MOST) if x is None else self._of(x) for i, x in enumerate(numbers)]
-            return None if None in operands else _ARITHMETIC[name](*operands)
+            if None in operands:
+                return None
+            known = [x for x in operands if x is not None]
+            interval, widths = _ARITHMETIC[name](*known), [x for x, y in known if x == y]
+            # A row's place is its number times a width.
+            counts = name == "mul" and any(abs(width) < _ROWS for width in widths) and all(map(_within, known))
+            return _taken(node) if counts and not _within(interval) else interval
         elif name not in ("maximum", "minimum"):
             return None
         known = [x for x in operands if x is not None]
@@ -139,7 +147,7 @@ def _of_reals(x: Node) -> Interval | None:
 def _taken(node: Node) -> Interval:
     """What the report tells of."""
     line = source_line(node)
-    note = f"integers made of real numbers{line and f' ({line})'} are taken to be below 2**30"
+    note = f"integers that 'aten.{_name(node)}' gives{line and f' ({line})'} are taken to be below 2**30"
     notes = events.current().notes
     if note not in notes:
         notes.append(note)
