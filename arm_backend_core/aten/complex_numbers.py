@@ -192,6 +192,27 @@ def _rotated(z: Pair, quarter: int) -> Pair:
     return Pair.of(sine * torch.cosh(b), cosine * torch.sinh(b))
 
 
+def _hyperbolic(z: Pair, quarter: int) -> Pair:
+    """sinh(z), or cosh(z) = sinh(z + i pi / 2) / i."""
+    a, b = z.parts
+    first, second = (torch.sinh(a), torch.cosh(a)) if quarter == 0 else (torch.cosh(a), torch.sinh(a))
+    return Pair.of(first * torch.cos(b), second * torch.sin(b))
+
+
+def _tangent(z: Pair) -> Pair:
+    """tanh(a + ib) = (t + i sin b cos b (1 - t * t)) / (cos b ** 2 + (t sin b) ** 2), t = tanh a: nothing overflows."""
+    t, cosine, sine = torch.tanh(z.parts[0]), torch.cos(z.parts[1]), torch.sin(z.parts[1])
+    whole = cosine * cosine + t * t * sine * sine
+    return Pair.of(t / whole, sine * cosine * (1 - t * t) / whole)
+
+
+def _multiplied(z: Pair, dim: int, keepdim: bool = False, **_: Any) -> Pair:
+    """The product along a dimension, one factor at a time."""
+    parts = (Pair.of(*(part.select(dim, i) for part in z.parts)) for i in range(z.parts[0].shape[dim]))
+    whole: Pair = functools.reduce(_product, parts)
+    return Pair.of(*(part.unsqueeze(dim) for part in whole.parts)) if keepdim else whole
+
+
 def _length(z: Pair) -> Tensor:
     return torch.hypot(*z.parts)
 
@@ -314,6 +335,10 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.ne.Tensor: lambda x, y: functools.reduce(torch.logical_or, map(operator.ne, _parts(x), _parts(y))),
     aten.sin.default: lambda z: _rotated(z, 1),
     aten.cos.default: lambda z: _rotated(z, 0),
+    aten.sinh.default: lambda z: _hyperbolic(z, 0),
+    aten.cosh.default: lambda z: _hyperbolic(z, 1),
+    aten.tanh.default: _tangent,
+    aten.prod.dim_int: _multiplied,
     **{overload: _bilinear(overload) for overload in (aten.mm.default, aten.bmm.default, aten.matmul.default)},
     **{
         overload: _layer(overload)
@@ -324,6 +349,7 @@ RULES: dict[Any, Callable[..., Any]] = {
         for overload in (
             *(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim, aten.cumsum.default),
             *(aten.tril.default, aten.triu.default, aten.rot90.default, aten.diag_embed.default, aten.roll.default),
+            *(aten.diagonal.default, aten.unfold.default),
         )
     },
     **{
@@ -331,6 +357,7 @@ RULES: dict[Any, Callable[..., Any]] = {
         for overload in (aten.copy.default, aten.slice_scatter.default, aten.select_scatter.default, aten.lerp.Scalar)
     },
     **{overload: _by_part(overload, 0, 2) for overload in (aten.masked_fill.Scalar, aten.masked_fill.Tensor)},
+    aten.index_add.default: _by_part(aten.index_add.default, 0, 3),
     aten.where.self: _by_part(aten.where.self, 1, 2),
     aten._fft_r2c.default: _real_to_complex,
     aten._fft_c2c.default: _complex_to_complex,
