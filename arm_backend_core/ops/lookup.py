@@ -81,7 +81,11 @@ def _lacking(
     for _ in range(2):
         if np.abs(off).max() <= max(float(q.scale) * (q.qmax - q.qmin) * 2.0**-11, float(q.scale) / 2):
             return
-        _, start, gain, values, missed = max((_window(rest, off, gain) for gain in (128, 32, 8)), key=itemgetter(0))
+        gained, start, gain, values, missed = max(
+            (_window(rest, off, gain) for gain in (128, 32, 8)), key=itemgetter(0)
+        )
+        if gained < (off**2).sum() / 8:  # it is off in more places, or where no finer grid meets it
+            return
         yield start + 32768 // gain - 32768, gain, values
         for numbers in (rest, off):
             numbers[start : start + missed.size] = missed

@@ -92,6 +92,13 @@ def test_poles_are_looked_up_twice(
     assert steps.max() < (0.6 if result is I8 else 20)
 
 
+def test_what_no_finer_grid_meets_is_looked_up_once() -> None:
+    """All that counts of exp2 lies between two int16."""
+    q = params(10000.0, I16)
+    x = np.array([-10000.0, -13.0, 0.0])
+    assert np.all(execute(np.exp2, x, q, params(1e-4, I16)) <= 1e-4)
+
+
 def test_values_far_beyond_a_narrow_result_do_not_make_its_table_coarse() -> None:
     q, out = params(12.0, I16), params(1.0, I8)
     x = np.array([-1.0, -0.5, 0.0, 12.0])
