@@ -636,13 +636,17 @@ class _Follows(Interpreter):
         return ours
 
     def _between_points(self, quantize: torch.fx.Node) -> list[Tensor]:
-        """A function of one int16 tensor at the two of 513 points around each value: a TABLE interpolates there."""
+        """A function of one int16 tensor at the two of 513 points around each value: a TABLE interpolates there.
+
+        A second one, of the part around a pole, has 8 or 32 times as many: between these it is as steep.
+        """
         region = _function_of_one(quantize, self.held)
         if region is None:
             return []
         base = region[0].all_input_nodes[0]
-        below = self.env[base].long().div(128, rounding_mode="floor") * 128
-        return [self._again(region, base, (below + more).clamp(-32768, 32767).to(torch.int16)) for more in (0, 128)]
+        index = self.env[base].long()
+        points = [index.div(step, rounding_mode="floor") * step + more for step in (128, 16, 4) for more in (0, step)]
+        return [self._again(region, base, point.clamp(-32768, 32767).to(torch.int16)) for point in points]
 
     def _again(self, region: list[torch.fx.Node], base: torch.fx.Node, value: Tensor) -> Tensor:
         env: dict[torch.fx.Node, Any] = {base: value}
