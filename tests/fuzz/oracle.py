@@ -741,6 +741,10 @@ def _is_held(node: torch.fx.Node, held: Collection[str]) -> bool:
     return True
 
 
+#: Steps between the points around a value, from which on a second table may be added to the first.
+_STEEP = 64
+
+
 def _interval(found: list[list[Tensor]], exact: Tensor, quantize: torch.fx.Node) -> tuple[Tensor, Tensor]:
     """The least and the largest integers that rounding inside an operator may lead to.
 
@@ -751,7 +755,8 @@ def _interval(found: list[list[Tensor]], exact: Tensor, quantize: torch.fx.Node)
     values = torch.stack([exact - noise, exact + noise, *(point for _, *points in found for point in points)])
     least, most = cast(tuple[float, float], quantize.args[3:5])
     ends = values.amin(0), values.amax(0)
-    low, high = (end.round().clamp(least, most).long() for end in ends)
+    more = ((ends[1] - ends[0] > _STEEP) & (len(found[0]) > 1)).double()  # two tables are rounded, and their sum
+    low, high = (end.round().clamp(least, most).long() for end in (ends[0] - more, ends[1] + more))
     return low, high
 
 
