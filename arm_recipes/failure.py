@@ -18,6 +18,10 @@ _FIXED = (
     "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
     "elements (topk)"
 )
+_PADDED = (
+    "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and take the result of "
+    "each sequence's last step, y[torch.arange(n), lengths - 1]"
+)
 #: What to do about an exception, by a part of its text.
 _ADVICE = {
     "data-dependent": _FIXED,
@@ -55,9 +59,20 @@ def describe(
     text = str(error).strip()
     reason = text.splitlines()[0] if text else ""
     advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
+    if _is_packed(error):
+        advice = _PADDED
     if not advice and node is not None and _has_symbolic_shape(node):
         advice = _FIXED
     return f"{doing} failed{where}: {type(error).__name__}: {reason}{'; ' if advice else ''}{advice}"
+
+
+def _is_packed(error: Exception) -> bool:
+    """Whether a recurrent layer was at work on packed sequences, or these were being packed or padded."""
+    packed = torch.nn.utils.rnn.PackedSequence
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(isinstance(value, packed) for frame in frames for value in frame.f_locals.values()) or any(
+        frame.f_code.co_name in ("pack_padded_sequence", "pad_packed_sequence") for frame in frames
+    )
 
 
 def _owner(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, str]:

@@ -92,3 +92,19 @@ def _seen_changed(m: Any, x: Tensor) -> Tensor:
 def test_what_may_change_is_not(function: Callable[[Any, Tensor], Tensor], message: str) -> None:
     with pytest.raises(ExportError, match=message):
         export(_Asking(function).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(2, 4),)])
+
+
+def test_packed_sequences_are_told_what_to_do_instead() -> None:
+    class Packed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(6, 8, batch_first=True)
+
+        def forward(self, x: Tensor, lengths: Tensor) -> Any:
+            return self.rnn(nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True))[1]
+
+    sample = (torch.randn(2, 5, 6), torch.tensor([5, 3]))
+    with pytest.raises(
+        ExportError, match=r"run the layer on the padded batch, .* y\[torch.arange\(n\), lengths - 1\]$"
+    ):
+        export(Packed().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [sample])
