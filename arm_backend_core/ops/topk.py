@@ -20,7 +20,8 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 _MOST = 5  #: each costs eight operators on the whole tensor
-_AMONG = 64  #: for each of these, operators that compare have a tensor as large as the whole; the CPU is faster then
+#: Pairs that are compared where more are wanted; of 1024 elements the CPU is faster, and of 8192 there are too many.
+_PAIRS = 1 << 18
 
 
 @op(aten.topk.default, kind=Kind.SHARED)
@@ -28,8 +29,9 @@ def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
     """Values and int32 indices in order, of equal elements the first; not a number counts as the largest."""
     b, shape, x = cx.b, cx.shape, vector(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
-    if k > _MOST and n > _AMONG:
-        raise Unsupported(f"topk of {k} among {n} elements ({_MOST} at most, any number among {_AMONG}); take fewer")
+    if k > _MOST and x.value.size * n > _PAIRS:
+        most = f"{_MOST} at most, any number where rows times elements times elements are {_PAIRS}"
+        raise Unsupported(f"topk of {k} among {n} elements ({most}); take fewer")
     elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # all that EQUAL takes
     number = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers
     found = (_ranked if k > _MOST or n <= 8 * k else _searched)(b, elements, number, k, axis, largest)

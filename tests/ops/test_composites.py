@@ -748,7 +748,7 @@ _ORDER: dict[str, Callable[[Tensor], Tensor]] = {
 def test_order_is_found_by_topk(name: str) -> None:
     """ExecuTorch's library has no other kernel for it; of so many elements no target takes it."""
     nan = float("nan")
-    x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 9.0, 8.0] * 11, [1.0, nan, -2.0, 7.0, 4.0, 6.0] * 11])
+    x = torch.tensor([[3.0, -1.0, 2.0, 0.5, 9.0, 8.0] * 66, [1.0, nan, -2.0, 7.0, 4.0, 6.0] * 66])
     lowered = delegate(torch.export.export(Calls(_ORDER[name]), (x,), strict=False), TosaCompileSpec("TOSA-1.0+FP"))
     on_cpu = {node.target for node in lowered.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
     assert on_cpu == {torch.ops.aten.topk.default}
