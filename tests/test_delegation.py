@@ -68,7 +68,7 @@ def test_an_int64_input_that_is_returned_keeps_its_type() -> None:
 
 def test_int64_of_the_cpu_that_is_returned_and_read_by_a_delegate() -> None:
     def indices(m: Any, x: torch.Tensor) -> Any:
-        best = torch.topk(torch.cat([x, torch.full((3, 64), -9.0)], 1), 6)[1]
+        best = torch.topk(torch.cat([x, torch.full((3, 640), -9.0)], 1), 6)[1]
         return best, m.table(best)
 
     _check(indices, torch.randn(3, 8), cpu=["aten.topk.default"])
@@ -150,7 +150,7 @@ def test_no_python_code_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def chain(m: Any, x: torch.Tensor) -> Any:
         for _ in range(4):
-            x = torch.topk(torch.cat([x * 0.5] * 9, 1), 8)[0]
+            x = torch.topk(torch.cat([x * 0.5] * 90, 1), 8)[0]
         return (x,)
 
     program = _exported(chain, torch.randn(2, 8))
