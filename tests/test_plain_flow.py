@@ -77,7 +77,7 @@ def _by_way_of_int64(x: Tensor) -> Tensor:
 
 def _sorted(x: Tensor) -> Tensor:
     """Of more elements than a target orders."""
-    return torch.topk(torch.cat([x] * 9, -1), 8).values
+    return torch.topk(torch.cat([x] * 300, -1), 8).values
 
 
 def images(count: int = 4) -> Samples:
@@ -485,7 +485,7 @@ def test_nothing_to_delegate() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.topk(x, 8).values
 
-    x = torch.randn(2, 72)
+    x = torch.randn(2, 720)
     lowered = lower(export(Largest(), [(x,)]), TOSAPartitioner(TosaCompileSpec("TOSA-1.0+FP")))
     assert lowered.delegates() == []
     assert [left.operator for left in lowered.log.rejected] == ["aten.topk.default"]

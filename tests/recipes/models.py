@@ -35,7 +35,7 @@ class Sorting(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 72), nn.Linear(8, 8)
+        self.first, self.second = nn.Linear(8, 720), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         """Two linear layers, the second of the largest results of the first."""

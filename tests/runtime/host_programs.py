@@ -56,7 +56,7 @@ class Between(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.first, self.second = nn.Linear(8, 72), nn.Linear(6, 4)
+        self.first, self.second = nn.Linear(8, 720), nn.Linear(6, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         """The largest of the running sums."""
