@@ -6,12 +6,12 @@ steps of the scale that the scores share with it. exp of QUANTIZABLE_LOWEST is n
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.batch_norm import call
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.nodes import is_float
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
@@ -22,6 +22,7 @@ aten = torch.ops.aten
 _SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 _LOGARITHM = (aten.log_softmax.int, aten._log_softmax.default, aten.logsumexp.default)
 _EXPONENTIAL = (*_SOFTMAX, *_LOGARITHM, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
+_CASTS = (aten._to_copy.default, aten.to.dtype)
 #: Operator -> which of its arguments are values of its result, as they are or added up.
 _CHOICES = {
     aten.add.Tensor: (0, 1),
@@ -32,18 +33,12 @@ _CHOICES = {
     aten.masked_fill.Scalar: (0, 2),
     aten.masked_fill.Tensor: (0, 2),
     aten.sub.Tensor: (0,),
-    **dict.fromkeys((aten.clamp.default, aten._to_copy.default, aten.to.dtype), (0,)),
+    **dict.fromkeys((aten.clamp.default, *_CASTS), (0,)),
 }
 #: A product with such a number is a mask: no score is scaled so.
 _MASKING = 1000.0
-#: What chooses the largest, or the least, whatever the numbers are.
-_LARGEST = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
-_LEAST = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
-#: What fills -> (which argument is filled, the number) of each way.
-_FILLINGS: dict[Any, tuple[tuple[int, int], ...]] = {
-    **dict.fromkeys((aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf), ((1, 2), (2, 1))),
-    **dict.fromkeys((aten.masked_fill.Scalar, aten.masked_fill.Tensor), ((0, 2),)),
-}
+#: From here on no score is.
+_FAR = 9999.0
 _EXTREMES: dict[Any, Any] = {
     (aten.eq.Tensor, aten.maximum.default): aten.ge.Tensor,
     (aten.ne.Tensor, aten.maximum.default): aten.lt.Tensor,
@@ -72,29 +67,6 @@ def bound_masks(module: GraphModule) -> None:
             node.replace_input_with(node.args[0], bound(node.args[0]))
 
 
-def bound_fillings(module: GraphModule) -> None:
-    """Fill with the least of the others where a number far below them all is to be chosen last, or the largest.
-
-    Where a row has nothing else, int8 would hold no more of such a number either.
-    """
-    constants = Constants(module)
-    for node in [node for node in module.graph.nodes if node.target in (*_LARGEST, *_LEAST)]:
-        filled, last = node.args[0], -1 if node.target in _LARGEST else 1
-        if node.target is aten.topk.default and not (*node.args, -1, True)[3]:
-            last = 1
-        for of, filling in _FILLINGS.get(filled.target, ()):
-            x, number = filled.args[of], filled.args[filling]
-            if isinstance(number, Node) and number in constants and number.meta["val"].numel() == 1:
-                number = constants.value(number).item()
-            if not isinstance(number, (int, float)) or number * last < _MASKING or not isinstance(x, Node):
-                continue
-            with module.graph.inserting_before(node):
-                bound = call(node, aten.amin.default if last < 0 else aten.amax.default, x)
-                parts = (x, bound) if of == 1 else (bound, x)
-                node.replace_input_with(filled, call(filled, aten.where.self, filled.args[of == 0], *parts))
-            break
-
-
 class _Bound:
     """Copies of nodes whose masking values are bounded; other readers keep the nodes that they have."""
 
@@ -119,12 +91,18 @@ class _Bound:
         record, factor = find(node), self._factor(node)
         moves = record is not None and record.kind is Kind.SHARED
         places = _CHOICES.get(node.target, (0,) if moves else ())  # type: ignore[call-overload]
-        if factor <= -_MASKING:
+        if self._masks(node, -1.0):
             return self._clamped(node, lowest)
         if 0 < factor < _MASKING:
             places, lowest = (0, 1), lowest / factor
-        arguments = [self(x, lowest) if place in places else x for place, x in enumerate(node.args)]
-        if node.target is aten.sub.Tensor and self._factor(subtracted := node.all_input_nodes[-1]) >= _MASKING:
+        added = node.target in (aten.add.Tensor, aten.sub.Tensor)
+        if added:  # what is added to all alike is no mask
+            places = tuple(
+                place for place in places if isinstance(x := node.args[place], Node) and not self._is_number(x)
+            )
+        arguments = [self(x, lowest + added * self._most(x)) if i in places else x for i, x in enumerate(node.args)]
+        subtracted = node.args[1] if node.target is aten.sub.Tensor else None
+        if isinstance(subtracted, Node) and self._masks(subtracted, 1.0):
             arguments[1] = self._clamped(subtracted, -lowest)
         if all(new is old for new, old in zip(arguments, node.args, strict=True)):
             return node
@@ -134,13 +112,36 @@ class _Bound:
         return copy
 
     def _factor(self, node: Any) -> float:
-        """The number that ``node`` multiplies by, or divides, else 0; a large one makes a mask of bits."""
+        """The number that ``node`` multiplies by, or divides, else 0."""
         divides = isinstance(node, Node) and node.target in (aten.div.Tensor, aten.div.Scalar)
         if not divides and not (isinstance(node, Node) and node.target in (aten.mul.Tensor, aten.mul.Scalar)):
             return 0.0
         known = [x for x in node.args[divides:] if isinstance(x, (int, float)) or self._is_number(x)]
         number = self._least(known[0]) if known and isinstance(known[0], Node) else known[0] if known else 0.0
         return 1 / number if divides and number else number
+
+    def _masks(self, node: Node, sign: float) -> bool:
+        """Whether ``node`` multiplies by a number, of this sign, that makes a mask of ones and zeros."""
+        factor = self._factor(node) * sign if node.target in (aten.mul.Tensor, aten.mul.Scalar) else 0.0
+        return factor >= _MASKING and all(self._is_of_bits(x, factor) for x in node.all_input_nodes)
+
+    def _is_of_bits(self, node: Node, factor: float) -> bool:
+        """Whether ``node`` may be ones and zeros: integers as they are, moved or taken from a number; or an input."""
+        while node not in self._constants and is_float(node) and node.op == "call_function":
+            sources, record = node.all_input_nodes, find(node)
+            plain = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
+            moves = record is not None and record.kind is Kind.SHARED
+            others = [x for x in sources if x not in self._constants]
+            if len(others) != 1 or not (moves or node.target in plain):
+                return False
+            (node,) = others
+        return node in self._constants or not is_float(node) or factor >= _FAR
+
+    def _most(self, x: Any) -> float:
+        """The largest element of a constant where it is below 0, else 0."""
+        value = self._constants.value(x) if isinstance(x, Node) and x in self._constants else torch.zeros(1)
+        most = float(value.max()) if value.numel() else 0.0
+        return min(most, 0.0) if math.isfinite(most) else 0.0
 
     def _is_number(self, x: Any) -> bool:
         return x in self._constants and x.meta["val"].numel() == 1

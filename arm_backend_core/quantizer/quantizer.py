@@ -15,7 +15,7 @@ from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.constants import fold_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
-from arm_backend_core.aten.masks import bound_fillings, bound_masks, compare_operands
+from arm_backend_core.aten.masks import bound_masks, compare_operands
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
 from arm_backend_core.aten.promotion import promote
 from arm_backend_core.aten.ranks import lower_ranks
@@ -98,7 +98,6 @@ class ArmQuantizer(Quantizer):
         compare_operands(model)
         promote(model)
         bound_masks(model)
-        bound_fillings(model)
         drop_unread(model.graph)  # what these replaced
         _give_values(model)
         return model  # prepare_pt2e makes a module of its own from the graph

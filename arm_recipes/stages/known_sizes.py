@@ -56,15 +56,17 @@ def _is_open(node: Node) -> bool:
 
 
 def _gathered(graph: Graph) -> bool:
-    """Replace ``select`` at the number of a tensor; a view that is written stays."""
+    """Replace ``select`` at the number of a tensor; a view that is written, or of what is, stays."""
     from arm_backend_core.nodes import is_written
 
     changed = False
     for node in graph.find_nodes(op="call_function", target=aten.select.int):
         x, dim, number = cast(tuple[Any, Any, Any], node.args)
-        if not isinstance(number, Node) or number.target is not aten.item.default or is_written(node):
+        if not isinstance(number, Node) or number.target is not aten.item.default or is_written(node) or is_written(x):
             continue
         index: Any = number.args[0]
+        if index.meta["val"].dtype is torch.uint8:  # a mask, to PyTorch
+            continue
         with graph.inserting_before(node):
             if index.target not in (aten.argmax.default, aten.argmin.default):  # it may count from the end
                 wrapped = graph.call_function(aten.add.Tensor, (index, x.meta["val"].shape[dim]))

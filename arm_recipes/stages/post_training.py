@@ -33,6 +33,7 @@ from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 from arm_recipes.methods import Identity, identity
 from arm_recipes.stages.constant_sums import join_constants
+from arm_recipes.stages.fillings import bound_fillings
 from arm_recipes.stages.grids import refine
 from arm_recipes.stages.joins import Joins
 from arm_recipes.stages.norms import join_logarithms, join_norms
@@ -95,6 +96,7 @@ class Observed(torch.nn.Module):
         self._specs, self.held = _unlift(self._program, self._common.states)
         _write_states(self._program, self._specs)
         join_constants(self._program.graph_module.graph)
+        bound_fillings(self._program.graph_module)
         join_logarithms(self._program.graph_module)
         join_norms(self._program.graph_module, improve)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
@@ -181,20 +183,27 @@ class Observed(torch.nn.Module):
         run = _Watched(self, watched, self._paths, self._taken)
         found = run.run(inputs)
         if run.problems:
-            self._excuse(run.problems, found)
+            self._excuse(run.problems, run.filled, found)
 
-    def _excuse(self, problems: Sequence[NotFinite], found: Sequence[Any]) -> None:
+    def _excuse(
+        self, problems: Sequence[NotFinite], filled: Mapping[Node, tuple[float, float]], found: Sequence[Any]
+    ) -> None:
         """What is not finite may be on no scale if it is chosen nowhere (x / y where y is 0): results do without it.
 
         Args:
+            filled: what was not finite, and the ends of its other values.
             found: results with finite values in its place.
 
         Raises:
-            NotFinite: results are others, or what the run has written into buffers would be.
+            NotFinite: with other values in its place results are others, or what is written into buffers may be.
         """
-        inputs = [x.clone() if isinstance(x, Tensor) else x for x in self._last]
         writes = self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
-        if writes or not _alike(found, _Watched(self, {}, self._paths, self._taken).run(inputs)):
+        ways: list[dict[Node, float]] = [{}, *({node: ends[i] for node, ends in filled.items()} for i in (0, 1))]
+        for way in [] if writes else ways:
+            inputs = [x.clone() if isinstance(x, Tensor) else x for x in self._last]
+            if not _alike(found, _Watched(self, {}, self._paths, self._taken, way).run(inputs)):
+                raise problems[0]
+        if writes:
             raise problems[0]
         notes = events.current().notes
         for problem in problems:
@@ -277,11 +286,17 @@ class _Watched(Walk):
     """A run of a sample, watched."""
 
     def __init__(
-        self, model: Observed, watched: Mapping[Node, Iterable[Callable[[Tensor], Any]]], paths: Paths, taken: set[Side]
+        self,
+        model: Observed,
+        watched: Mapping[Node, Iterable[Callable[[Tensor], Any]]],
+        paths: Paths,
+        taken: set[Side],
+        filling: Mapping[Node, float] | None = None,
     ) -> None:
         super().__init__(model.graph, paths, taken)
-        self._model, self._watched = model.model, watched
+        self._model, self._watched, self._filling = model.model, watched, filling or {}
         self.problems: list[NotFinite] = []
+        self.filled: dict[Node, tuple[float, float]] = {}
 
     def held(self, node: Node) -> Any:
         return attrgetter(str(node.target))(self._model)
@@ -289,14 +304,17 @@ class _Watched(Walk):
     def made(self, node: Node, value: Any) -> Any:
         """The value; with finite ones in the place of others where an observer wants them, which is a problem."""
         watched = self._watched.get(node, ())
+        if node in self._filling:
+            return torch.where(value.isfinite(), value, self._filling[node])
         try:
             for observer in watched:  # those of ranges come first, and the first of them refuses
                 observer(value)
         except NotFinite as problem:
             self.problems.append(problem)
             known = value[value.isfinite()]
-            low, high = torch.aminmax(known) if known.numel() else (0.0, 0.0)
-            value = value.nan_to_num(0.0, float(high), float(low))
+            low, high = map(float, torch.aminmax(known)) if known.numel() else (0.0, 0.0)
+            self.filled[node] = low, high
+            value = value.nan_to_num(0.0, high, low)
             for observer in watched:
                 observer(value)
         return value

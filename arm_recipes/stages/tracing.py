@@ -25,7 +25,7 @@ _QUESTIONS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.item: lambda x: x.item(),
     Tensor.tolist: lambda x: x.tolist(),
 }
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 _COMPARED = (torch.gt, torch.ge, torch.lt, torch.le, torch.eq, torch.ne, torch.any, torch.all, torch.logical_not)
 _COMPARES = {*_COMPARED, *(getattr(Tensor, f"__{name}__") for name in ("gt", "ge", "lt", "le", "eq", "ne", "invert"))}
 _COMPARES |= {getattr(Tensor, function.__name__) for function in _COMPARED}
@@ -115,7 +115,10 @@ def _put(x: Tensor, index: Any, value: Any) -> bool:
         parts[place : place + 1] = [slice(None)] * (x.dim() - len(parts) + 1)
     kept = [slice(None) if isinstance(part, Tensor) else part for part in parts]
     places = [part if isinstance(part, Tensor) else None for part in parts if type(part) is not int]
-    torch.ops.aten.index_put_(x[tuple(kept)], places, torch.as_tensor(value, dtype=x.dtype))
+    view, new = x[tuple(kept)], torch.as_tensor(value, dtype=x.dtype)
+    rank = view.dim() - sum(chosen)
+    new = new.reshape(new.shape[max(new.dim() - rank, 0) :]) if new.dim() > rank else new  # 1s in front
+    torch.ops.aten.index_put_(view, places, new)
     return True
 
 

@@ -87,7 +87,47 @@ def test_what_is_masked_for_other_ends_than_attention(head: str) -> None:
     result = export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples)
     assert not result.report.cpu, result.report.cpu
     found, expected = (torch.cat([model(*sample) for sample in samples]) for model in (result.run, Model()))
-    assert sqnr([expected], [found]) > 18
+    assert sqnr([expected], [found]) > (12 if head == "argmax" else 18)  # a step decides between two of 128 rows
+
+
+_PRIORS = torch.tensor([-95.0, -110.0, -88.0, -120.0, -101.0, -90.0])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.sigmoid(x * 1000 - 500.0),
+        lambda x: torch.softmax(x * 20 + _PRIORS, -1),
+        lambda x: torch.logsumexp(-0.5 * x * x + (-117.6), -1) + 117,
+        lambda x: torch.softmax(x / -1e-3, -1),
+        lambda x: torch.log_softmax(-1000 * x.sin(), -1),
+    ],
+    ids=["scaled and shifted", "priors", "normalizer", "temperature", "scaled"],
+)
+def test_what_is_large_and_no_mask(function: Callable[[Tensor], Tensor]) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return function(x)
+
+    torch.manual_seed(0)
+    samples = [(torch.rand(4, 6),) for _ in range(8)]
+    result = export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_A16W8), samples)
+    found, expected = (torch.cat([model(*sample) for sample in samples]) for model in (result.run, Model()))
+    assert sqnr([expected], [found]) > 20
+
+
+def test_whether_a_row_has_anything_is_still_known() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, keep: Tensor) -> tuple[Tensor, Tensor]:
+            return x.masked_fill(~keep, -1e9).amax(-1) > -1e8, x.masked_fill(~keep, -1e4).argmax(-1)
+
+    x, keep = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.ones(4, 6, dtype=torch.bool)
+    keep[1], keep[2], keep[2, 3], x[2, 3] = False, False, True, -4.0
+    result = export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(x, keep)] * 2)
+    some, best = result.run(x, keep)
+    assert some.tolist() == [True, False, True, True]
+    assert best[2] == 3  # the only one, and the least of all
+    assert any("takes the place of -10000" in note for note in result.report.notes)
 
 
 def test_a_number_that_is_to_be_chosen_first_stays() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arm_recipes import ArmRecipeType, ExportRecipe, export
+from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
 from arm_recipes.sample import Inputs
 from arm_recipes.stages.capture import Capture
 from tests.ops import runner
@@ -127,6 +127,18 @@ def test_an_element_at_the_number_of_a_tensor(function: Callable[..., Any], kind
     for sample in samples:
         for got, wanted in zip(runner.flat(result.run(*sample)), runner.flat(function(*sample)), strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 if kind is ArmRecipeType.TOSA_FP else 0.15)
+
+
+def test_an_element_of_what_is_written_afterwards_is_a_view() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, i: Tensor) -> Tensor:
+            y = x * 1.0
+            element = y[i]
+            y.add_(1)
+            return element * 1
+
+    with pytest.raises(ExportError, match="must not depend on the values of tensors"):
+        export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.randn(3, 2), torch.tensor(1))])
 
 
 def test_distributions_check_nothing_while_they_are_captured() -> None:

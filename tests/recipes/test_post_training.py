@@ -220,6 +220,17 @@ def test_what_is_not_finite_and_chosen_nowhere(recipe: ArmRecipeType) -> None:
     assert all("'div'" in note for note in notes)
 
 
+def test_what_is_not_finite_and_compared() -> None:
+    """0 / 0 is not above 0, and a delegate would compute another number for it."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.where(x / x > 0, x + 3, x - 3)
+
+    with pytest.raises(ModelError, match=r"'div', .* holds NaN"):
+        export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), [(torch.tensor([0.0, 1.0, -2.0]),)])
+
+
 def test_what_is_not_finite_and_written_into_a_buffer() -> None:
     """Whether the buffer does without it, nobody has tried."""
 
