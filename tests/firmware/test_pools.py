@@ -99,4 +99,4 @@ def test_each_kind_of_memory_is_among_them() -> None:
     assert any(each.fast_scratch for each in pools)
     assert any(len(each.methods) > 1 for each in pools)
     assert any(each.temp < each.temp_64 for each in pools)
-    assert _model("kernels_memory").pools.temp == 200 * 16
+    assert _model("kernels_memory").pools.temp == 600 * 16
