@@ -71,7 +71,8 @@ def _lacking(
 ) -> Iterator[tuple[int, int, Array]]:
     """Around which int16 to look once more, how often finer, and the 513 values to add; nothing where lines do.
 
-    They do within 2**-11 of the result's range, or half a step if that is more. Twice at most, as for a logit.
+    They do within 2**-9 of the result's range, half a step of int8, or 2**-13 in the mean: next to the kinks of
+    activations, as SiLU has (EfficientNet-B0 would take half the cycles more). Twice at most, as for a logit.
     """
     lines = np.interp(_INDEX, _INDEX[::128], fine.dequantize(entries))
     rest, off = np.zeros(real.size), np.zeros(real.size)
@@ -79,7 +80,8 @@ def _lacking(
         low, high = (float(grid.scale) * (end - grid.zero_point) for end in (grid.qmin, grid.qmax))
         numbers[defined] = (np.clip(real, low, high) - np.clip(lines, low, high))[defined]
     for _ in range(2):
-        if np.abs(off).max() <= max(float(q.scale) * (q.qmax - q.qmin) * 2.0**-11, float(q.scale) / 2):
+        span = float(q.scale) * (q.qmax - q.qmin)
+        if np.abs(off).max() <= span * 2.0**-9 or (off**2).mean() <= (span * 2.0**-13) ** 2:
             return
         gained, start, gain, values, missed = max(
             (_window(rest, off, gain) for gain in (128, 32, 8)), key=itemgetter(0)

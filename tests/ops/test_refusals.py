@@ -94,7 +94,7 @@ _FLOAT: dict[str, tuple[Callable[..., Any], Sequence[Input], str]] = {
     ),
     "float64": (lambda x: x * 2, [Input((3,), dtype=torch.float64)], "TOSA has no element type for torch.float64"),
     "complex": (
-        lambda x: torch.tanh(torch.fft.fft(x)).real,
+        lambda x: torch.acosh(torch.fft.fft(x)).real,
         [Input((8,))],
         "TOSA has no element type for torch.complex64",
     ),

@@ -60,8 +60,9 @@ def test_what_else_reads_an_operand_reads_it_in_its_own_steps(target: ArmRecipeT
     torch.manual_seed(0)
     model = _Detector()
     (before,), (after,) = (_decibels(model, _exported(model, target, joins=joins)) for joins in (False, True))
-    assert before < 30
-    assert after > 40
+    # Of int16 the square of what is small beside the range is looked up in a second table.
+    assert before < (55 if target is ArmRecipeType.TOSA_A16W8 else 30)
+    assert after > max(before + 10, 40)
 
 
 _JOINS: dict[str, Callable[[Tensor, Tensor], Any]] = {

@@ -141,7 +141,9 @@ def test_an_element_of_what_is_written_afterwards_is_a_view() -> None:
         export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.randn(3, 2), torch.tensor(1))])
 
 
-def test_distributions_check_nothing_while_they_are_captured() -> None:
+def test_distributions_check_nothing_while_they_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # PyTorch's own tracing leaves it off
+
     class Policy(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             normal = torch.distributions.Normal(x, torch.nn.functional.softplus(x))
