@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.nodes import is_float
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.ops.registry import moves
 
 aten = torch.ops.aten
 
@@ -23,6 +23,7 @@ _SOFTMAX = (aten.softmax.int, aten._softmax.default, aten._safe_softmax.default)
 _LOGARITHM = (aten.log_softmax.int, aten._log_softmax.default, aten.logsumexp.default)
 _EXPONENTIAL = (*_SOFTMAX, *_LOGARITHM, aten.exp.default, aten.exp2.default, aten.sigmoid.default)
 _CASTS = (aten._to_copy.default, aten.to.dtype)
+_PRODUCTS = (aten.mul.Tensor, aten.mul.Scalar)
 #: Operator -> which of its arguments are values of its result, as they are or added up.
 _CHOICES = {
     aten.add.Tensor: (0, 1),
@@ -38,7 +39,7 @@ _CHOICES = {
 #: A product with such a number is a mask: no score is scaled so.
 _MASKING = 1000.0
 #: From here on no score is.
-_FAR = 9999.0
+FAR = 9999.0
 _EXTREMES: dict[Any, Any] = {
     (aten.eq.Tensor, aten.maximum.default): aten.ge.Tensor,
     (aten.ne.Tensor, aten.maximum.default): aten.lt.Tensor,
@@ -88,9 +89,8 @@ class _Bound:
     def _bounded(self, node: Node, lowest: float) -> Node:
         if node in self._constants:
             return node if self._least(node) >= lowest else self._clamped(node, lowest)
-        record, factor = find(node), self._factor(node)
-        moves = record is not None and record.kind is Kind.SHARED
-        places = _CHOICES.get(node.target, (0,) if moves else ())  # type: ignore[call-overload]
+        factor = self._factor(node)
+        places = _CHOICES.get(node.target, (0,) if moves(node) else ())  # type: ignore[call-overload]
         if self._masks(node, -1.0):
             return self._clamped(node, lowest)
         if 0 < factor < _MASKING:
@@ -111,31 +111,31 @@ class _Bound:
         copy.meta = dict(node.meta)
         return copy
 
-    def _factor(self, node: Any) -> float:
+    def _factor(self, node: Node) -> float:
         """The number that ``node`` multiplies by, or divides, else 0."""
-        divides = isinstance(node, Node) and node.target in (aten.div.Tensor, aten.div.Scalar)
-        if not divides and not (isinstance(node, Node) and node.target in (aten.mul.Tensor, aten.mul.Scalar)):
+        divides = node.target in (aten.div.Tensor, aten.div.Scalar)
+        if not divides and node.target not in _PRODUCTS:
             return 0.0
-        known = [x for x in node.args[divides:] if isinstance(x, (int, float)) or self._is_number(x)]
-        number = self._least(known[0]) if known and isinstance(known[0], Node) else known[0] if known else 0.0
+        operands: tuple[Any, ...] = node.args[divides:]
+        known = [x for x in operands if isinstance(x, (int, float)) or self._is_number(x)]
+        numbers = [self._least(x) if isinstance(x, Node) else float(x) for x in known[:1]]
+        number = numbers[0] if numbers else 0.0
         return 1 / number if divides and number else number
 
     def _masks(self, node: Node, sign: float) -> bool:
         """Whether ``node`` multiplies by a number, of this sign, that makes a mask of ones and zeros."""
-        factor = self._factor(node) * sign if node.target in (aten.mul.Tensor, aten.mul.Scalar) else 0.0
+        factor = self._factor(node) * sign if node.target in _PRODUCTS else 0.0
         return factor >= _MASKING and all(self._is_of_bits(x, factor) for x in node.all_input_nodes)
 
     def _is_of_bits(self, node: Node, factor: float) -> bool:
         """Whether ``node`` may be ones and zeros: integers as they are, moved or taken from a number; or an input."""
         while node not in self._constants and is_float(node) and node.op == "call_function":
-            sources, record = node.all_input_nodes, find(node)
             plain = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
-            moves = record is not None and record.kind is Kind.SHARED
-            others = [x for x in sources if x not in self._constants]
-            if len(others) != 1 or not (moves or node.target in plain):
+            others = [x for x in node.all_input_nodes if x not in self._constants]
+            if len(others) != 1 or not (moves(node) or node.target in plain):
                 return False
             (node,) = others
-        return node in self._constants or not is_float(node) or factor >= _FAR
+        return node in self._constants or not is_float(node) or factor >= FAR
 
     def _most(self, x: Any) -> float:
         """The largest element of a constant where it is below 0, else 0."""

@@ -79,8 +79,8 @@ def _lacking(
     for numbers, grid in ((rest, fine), (off, q)):  # what a sum of tables lacks, and what a reader of the result does
         low, high = (float(grid.scale) * (end - grid.zero_point) for end in (grid.qmin, grid.qmax))
         numbers[defined] = (np.clip(real, low, high) - np.clip(lines, low, high))[defined]
+    span = float(q.scale) * (q.qmax - q.qmin)
     for _ in range(2):
-        span = float(q.scale) * (q.qmax - q.qmin)
         if np.abs(off).max() <= span * 2.0**-9 or (off**2).mean() <= (span * 2.0**-13) ** 2:
             return
         gained, start, gain, values, missed = max(

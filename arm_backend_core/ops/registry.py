@@ -173,6 +173,12 @@ def find(node: torch.fx.Node) -> Record | None:
     return record if isinstance(record, Record) else None
 
 
+def moves(node: torch.fx.Node) -> bool:
+    """Whether a node's operator moves elements and computes none."""
+    record = find(node)
+    return record is not None and record.kind is Kind.SHARED
+
+
 def composite(node: torch.fx.Node) -> Composite | None:
     """The record of what a node's operator is made of, None if it has none."""
     record = _record(node)

@@ -20,8 +20,9 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 _MOST = 5  #: each costs eight operators on the whole tensor
-#: Pairs that are compared where more are wanted; of 1024 elements the CPU is faster, and of 8192 there are too many.
-_PAIRS = 1 << 18
+#: Among so many elements, and among more up to so many pairs, all are compared where more are wanted. Of 1024 elements
+#: the CPU is faster, and of 8192 there are too many.
+_AMONG, _PAIRS = 64, 1 << 18
 
 
 @op(aten.topk.default, kind=Kind.SHARED)
@@ -29,8 +30,8 @@ def topk(cx: Context, x: Tensor, k: int, dim: int = -1, largest: bool = True, so
     """Values and int32 indices in order, of equal elements the first; not a number counts as the largest."""
     b, shape, x = cx.b, cx.shape, vector(cx, x)
     axis, n = dim % x.rank, x.shape[dim]
-    if k > _MOST and x.value.size * n > _PAIRS:
-        most = f"{_MOST} at most, any number where rows times elements times elements are {_PAIRS}"
+    if k > _MOST and n > _AMONG and x.value.size * n > _PAIRS:
+        most = f"{_MOST} at most, any number among {_AMONG} or where rows times elements times elements are {_PAIRS}"
         raise Unsupported(f"topk of {k} among {n} elements ({most}); take fewer")
     elements = x.value if x.value.dtype.is_float else b.cast(x.value, DType.INT32)  # all that EQUAL takes
     number = DType.INT32 if cx.target.integer else DType.FP32  # the FP profile compares no integers

@@ -33,7 +33,7 @@ from arm_backend_core.nodes import (
     source_line,
 )
 from arm_backend_core.ops.loops import LOOP_OUT
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.ops.registry import find, moves
 from arm_backend_core.program import constants_of, copied, drop_assertions, store_of
 from arm_recipes.comparing.figures import Grid
 from arm_recipes.programs import inputs_of
@@ -261,8 +261,7 @@ def _readers(node: Node) -> tuple[str, ...]:
     pending = list(node.users)
     while pending:
         user = pending.pop(0)
-        record = find(user)
-        if is_quantize(user) or is_dequantize(user) or (record is not None and record.kind is Kind.SHARED):
+        if is_quantize(user) or is_dequantize(user) or moves(user):
             pending += user.users
         elif user.op == "call_function":
             found[("", *modules_of(user))[-1]] = None
@@ -271,11 +270,9 @@ def _readers(node: Node) -> tuple[str, ...]:
 
 def _moves(node: Node, grid: Grid | None) -> bool:
     """Whether it computes nothing, and all that it reads is on the grid of its result."""
-    record = find(node)
     reads = [source for source in node.all_input_nodes if is_float(source)]
-    shares = record is not None and record.kind is Kind.SHARED
     same = grid is None or all(is_dequantize(source) and _grid(source) == grid for source in reads)
-    return shares and bool(reads) and same
+    return moves(node) and bool(reads) and same
 
 
 def _weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:

@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from arm_backend_core.aten.constants import attribute
 from arm_backend_core.nodes import PLACE, readers_through
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.ops.registry import Kind, find, moves
 from arm_backend_core.quantizer.observer import WeightObserver
 from arm_recipes.stages.post_training import AT_A_TIME, Observed
 
@@ -178,7 +178,7 @@ def _rounded(model: Observed, node: Node) -> tuple[Node, Node | None] | None:
 
 def _is_normalized(node: Node) -> bool:
     """Whether an RMS norm reads it, or what is moved from it."""
-    readers = readers_through(node, lambda user: getattr(find(user), "kind", None) is Kind.SHARED)
+    readers = readers_through(node, moves)
     return any(reader.target is torch.ops.aten.rms_norm.default for reader in readers)
 
 

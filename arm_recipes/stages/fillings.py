@@ -14,13 +14,12 @@ from torch.fx import GraphModule, Node
 from arm_backend_core import events
 from arm_backend_core.aten.batch_norm import call
 from arm_backend_core.aten.constants import Constants
-from arm_backend_core.nodes import drop_unread, is_float
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.aten.masks import FAR
+from arm_backend_core.nodes import drop_unread, is_float, readers_through
+from arm_backend_core.ops.registry import moves
 
 aten = torch.ops.aten
 
-#: From here on no score is.
-_FAR = 9999.0
 #: What chooses the largest, or the least, whatever the numbers are.
 _LARGEST = (aten.amax.default, aten.argmax.default, aten.max.default, aten.max.dim, aten.topk.default)
 _LEAST = (aten.amin.default, aten.argmin.default, aten.min.default, aten.min.dim)
@@ -37,8 +36,11 @@ def bound_fillings(module: GraphModule) -> None:
 
     Where a row has nothing else, int8 would hold no more of such a number; a comparison may still tell it from others.
     """
+    chosen = [node for node in module.graph.nodes if node.target in (*_LARGEST, *_LEAST)]
+    if not chosen:
+        return
     constants = Constants(module)
-    for node in [node for node in module.graph.nodes if node.target in (*_LARGEST, *_LEAST)]:
+    for node in chosen:
         last = -1 if node.target in _LARGEST else 1
         if node.target is aten.topk.default and not (*node.args, -1, True)[3]:
             last = 1
@@ -70,22 +72,16 @@ def _filling(node: Node, last: int, constants: Constants) -> tuple[Node, float, 
         x, number = node.args[of], node.args[filling]
         if isinstance(number, Node) and number in constants and number.meta["val"].numel() == 1:
             number = constants.value(number).item()
-        if isinstance(number, (int, float)) and number * last >= _FAR and isinstance(x, Node) and is_float(x):
+        if isinstance(number, (int, float)) and number * last >= FAR and isinstance(x, Node) and is_float(x):
             return x, number, of
     return None
 
 
 def _is_compared(node: Node) -> bool:
     """Whether a comparison reads what ``node`` chooses, or what is moved of it."""
-    chosen = [node]
-    for source in chosen:  # grows
-        for user in source.users:
-            if getattr(user.target, "overloadpacket", None) in _COMPARISONS:
-                return True
-            parts = user.target is operator.getitem and user.args[1] == 0
-            chosen += [user] if (parts or _moves(user)) and user not in chosen else []
-    return False
 
+    def through(reader: Node) -> bool:
+        return moves(reader) or (reader.target is operator.getitem and reader.args[1:] == (0,))
 
-def _moves(node: Node) -> bool:
-    return getattr(find(node), "kind", None) is Kind.SHARED
+    read = {getattr(reader.target, "overloadpacket", None) for reader in readers_through(node, through)}
+    return bool(read & _COMPARISONS)

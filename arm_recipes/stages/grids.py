@@ -20,7 +20,7 @@ from torchao.quantization.pt2e.quantizer import (
 
 from arm_backend_core.fusion import merging_reader
 from arm_backend_core.nodes import is_float, overload_of
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.ops.registry import find, moves
 from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantizer.annotator import ANNOTATION
 from arm_backend_core.quantizer.observer import RangeObserver
@@ -63,7 +63,7 @@ def _is_unit(spec: FixedQParamsQuantizationSpec) -> bool:
 
 def _weights_attention(node: Node) -> bool:
     """Whether products and sums alone read it, or what is moved from it."""
-    moved = [user for user in node.users if getattr(find(user), "kind", None) is Kind.SHARED]
+    moved = [user for user in node.users if moves(user)]
     others = {overload_of(user.target) for user in node.users if user not in moved}
     return bool(node.users) and others <= _PRODUCTS and all(map(_weights_attention, moved))
 

@@ -22,7 +22,7 @@ from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQuantizationSpec
 
 from arm_backend_core.nodes import PLACE, is_float, readers_through
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.ops.registry import find, moves
 from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantizer.annotator import ANNOTATION, connect
 from arm_backend_core.quantizer.observer import RangeObserver
@@ -190,22 +190,18 @@ def _widened(observer: RangeObserver) -> RangeObserver:
 
 def _joins(node: Node) -> bool:
     """Whether it moves several tensors into one."""
-    return _moves(node) and sum(map(is_float, node.all_input_nodes)) > 1
-
-
-def _moves(node: Node) -> bool:
-    return getattr(find(node), "kind", None) is Kind.SHARED
+    return moves(node) and sum(map(is_float, node.all_input_nodes)) > 1
 
 
 def _is_computed_with(node: Node) -> bool:
     """Whether something reads its values, and not only moves them."""
-    return any(user.op == "output" or (find(user) is not None and not _moves(user)) for user in node.users)
+    return any(user.op == "output" or (find(user) is not None and not moves(user)) for user in node.users)
 
 
 def _is_returned(node: Node) -> bool:
     """Whether the model returns it, or what is moved of it, as float, and nothing else reads it."""
-    readers = list(readers_through(node, _moves))
-    ends = [reader for reader in readers if not _moves(reader) or not reader.users]
+    readers = list(readers_through(node, moves))
+    ends = [reader for reader in readers if not moves(reader) or not reader.users]
     return bool(readers) and all(end.op == "output" and not end.meta.get(ANNOTATION) for end in ends)
 
 

@@ -67,12 +67,13 @@ def _gathered(graph: Graph) -> bool:
         index: Any = number.args[0]
         if index.meta["val"].dtype is torch.uint8:  # a mask, to PyTorch
             continue
-        with graph.inserting_before(node):
+        with graph.inserting_before(number):  # the index may be written behind it
             if index.target not in (aten.argmax.default, aten.argmin.default):  # it may count from the end
                 wrapped = graph.call_function(aten.add.Tensor, (index, x.meta["val"].shape[dim]))
                 negative = graph.call_function(aten.lt.Scalar, (index, 0))
                 index = graph.call_function(aten.where.self, (negative, wrapped, index))
             row = graph.call_function(aten.reshape.default, (index, [1]))
+        with graph.inserting_before(node):
             chosen = graph.call_function(aten.index_select.default, (x, dim, row))
         node.target, node.args = aten.squeeze.dim, (chosen, dim)
         if not number.users:
@@ -194,7 +195,7 @@ class _Whole:
             seen.add(node)
             if self._chooses(node):
                 continue
-            if not _is_elementwise(node):
+            if not is_elementwise(node):
                 return False
             todo += node.all_input_nodes
         return True
@@ -232,7 +233,8 @@ def _computed_of(x: Node) -> set[Node]:
     return found
 
 
-def _is_elementwise(node: Node) -> bool:
+def is_elementwise(node: Node) -> bool:
+    """Whether each element of the result is of those in the same place, which are not written."""
     overload = node.target
     pointwise = isinstance(overload, OpOverload) and torch.Tag.pointwise in overload.tags
     return pointwise and not overload._schema.is_mutable  # type: ignore[union-attr]

@@ -51,12 +51,13 @@ class _Norm:
 
 def join_logarithms(module: GraphModule) -> None:
     """Replace logarithms of softmaxes."""
-    for log in module.graph.find_nodes(op="call_function", target=aten.log.default):
-        softmax = _origin(log.args[0])
-        if softmax.target is aten.softmax.int:
-            with module.graph.inserting_before(log):
-                log.replace_all_uses_with(call(log, aten.log_softmax.int, *softmax.args))
-    drop_unread(module.graph)
+    logarithms = module.graph.find_nodes(op="call_function", target=aten.log.default)
+    found = {log: x for log in logarithms if (x := _origin(log.args[0])).target is aten.softmax.int}
+    for log, softmax in found.items():
+        with module.graph.inserting_before(log):
+            log.replace_all_uses_with(call(log, aten.log_softmax.int, *softmax.args))
+    if found:
+        drop_unread(module.graph)
 
 
 def join_norms(module: GraphModule, improve: Collection[str]) -> None:

@@ -197,14 +197,13 @@ class Observed(torch.nn.Module):
         Raises:
             NotFinite: with other values in its place results are others, or what is written into buffers may be.
         """
-        writes = self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+        if self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+            raise problems[0]
         ways: list[dict[Node, float]] = [{}, *({node: ends[i] for node, ends in filled.items()} for i in (0, 1))]
-        for way in [] if writes else ways:
+        for way in ways:
             inputs = [x.clone() if isinstance(x, Tensor) else x for x in self._last]
             if not _alike(found, _Watched(self, {}, self._paths, self._taken, way).run(inputs)):
                 raise problems[0]
-        if writes:
-            raise problems[0]
         notes = events.current().notes
         for problem in problems:
             note = f"in calibration {problem}; no result depends on it, and its range is that of its other values"

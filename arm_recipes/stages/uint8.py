@@ -11,6 +11,8 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Graph, Node
 
+from arm_recipes.stages.known_sizes import is_elementwise
+
 aten = torch.ops.aten
 _CASTS = (aten.to.dtype, aten._to_copy.default)
 
@@ -20,16 +22,17 @@ def move_real_numbers(program: ExportedProgram) -> None:
     from arm_backend_core.nodes import drop_unread
 
     graph = program.graph
-    found = [node for node in graph.nodes if _moves_bytes(node)]
     if not any(getattr(node.meta.get("val"), "dtype", None) is torch.uint8 for node in graph.nodes):
         return
+    found = [node for node in graph.nodes if _moves_bytes(node)]
     for check in graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):
         graph.erase_node(check)  # of types, while the model was traced
     for node in found:
         _cast_later(graph, node)
     moves = {node for node in found if _moves_bytes(node)}
     made = _moved(graph, moves)
-    for node in [node for node in graph.nodes if node not in made.values()]:
+    new = set(made.values())
+    for node in [node for node in graph.nodes if node not in new]:
         for source in [source for source in node.all_input_nodes if source in moves]:
             dtype = _real_type(node)
             if dtype is None:
@@ -44,12 +47,15 @@ def move_real_numbers(program: ExportedProgram) -> None:
 
 
 def _round(graph: Graph) -> None:
-    """Have real numbers that become bytes to become real numbers again become int32: the same, from 0 to 255."""
-    for node in graph.nodes:
+    """Have real numbers that become bytes to become real numbers again become the last bits of int32."""
+    for node in list(graph.nodes):
         made = node.target in _CASTS and _dtype(node) is torch.uint8 and _dtype(node.args[0]).is_floating_point
         if made and all(user.target in _CASTS and _real_type(user) for user in node.users):
-            node.target, node.args, node.kwargs = aten.to.dtype, (node.args[0], torch.int32), {}
+            with graph.inserting_before(node):
+                whole = graph.call_function(aten.to.dtype, (node.args[0], torch.int32))
+            node.target, node.args, node.kwargs = aten.bitwise_and.Scalar, (whole, 255), {}
             node.meta["val"] = _like(node, torch.int32)
+            whole.meta = dict(node.meta)
 
 
 def _dtype(node: Node) -> torch.dtype:
@@ -58,24 +64,22 @@ def _dtype(node: Node) -> torch.dtype:
 
 
 def _real_type(node: Node) -> torch.dtype | None:
-    """The type that bytes have where ``node`` makes real numbers of them."""
-    dtype = getattr(node.meta.get("val"), "dtype", None)
-    if node.op != "call_function" or dtype is None or not dtype.is_floating_point:
-        return None
-    return dtype if node.target in _CASTS else torch.float32
+    """The type that bytes have where ``node`` makes real numbers of them, or computes with them."""
+    dtype: torch.dtype | None = getattr(node.meta.get("val"), "dtype", None)
+    computes = node.target in _CASTS or is_elementwise(node)
+    return dtype if dtype is not None and dtype.is_floating_point and computes else None
 
 
 def _moves_bytes(node: Node) -> bool:
     """Whether ``node`` moves elements that are bytes, and nothing writes to what it gives."""
     from arm_backend_core.nodes import is_written
-    from arm_backend_core.ops.registry import Kind, find
+    from arm_backend_core.ops.registry import moves
 
     value, sources = node.meta.get("val"), node.all_input_nodes
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is not torch.uint8:
         return False
     kinds = {getattr(source.meta.get("val"), "dtype", None) for source in sources}
-    moves = getattr(find(node), "kind", None) is Kind.SHARED and kinds == {torch.uint8}
-    return moves and not any(map(is_written, (node, *sources)))
+    return moves(node) and kinds == {torch.uint8} and not any(map(is_written, (node, *sources)))
 
 
 def _moved(graph: Graph, moves: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:
@@ -102,15 +106,17 @@ def _moved(graph: Graph, moves: Container[Node]) -> dict[tuple[Node, torch.dtype
 
 def _cast_later(graph: Graph, node: Node) -> None:
     """Move the real numbers that the only operand of ``node`` is made of."""
+    from arm_backend_core.nodes import is_written
+
     casts = node.all_input_nodes
     if len(casts) != 1 or casts[0].target not in _CASTS:
         return
     (real,) = casts[0].all_input_nodes
-    if not real.meta["val"].dtype.is_floating_point:
+    if not _dtype(real).is_floating_point or is_written(real):
         return
     with graph.inserting_before(node):
         moved = graph.node_copy(node, lambda _: real)
-    moved.meta = {**node.meta, "val": _like(node, real.meta["val"].dtype)}
+    moved.meta = {**node.meta, "val": _like(node, _dtype(real))}
     node.target, node.args, node.kwargs = aten.to.dtype, (moved, torch.uint8), {}
 
 

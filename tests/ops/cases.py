@@ -539,6 +539,7 @@ REDUCTION = [
     ),
     Case("topk_all_dim", lambda x: torch.topk(x, 12, 1, largest=False).values, one(2, 12, 3)),
     Case("topk_places_are_few", lambda x: torch.topk(x, 6).indices + 7, one(2, 12)),
+    Case("topk_many_of_few", lambda x: torch.topk(x, 8)[0], one(2100, 12)),
     Case("topk_many_of_many", lambda x: torch.topk(x, 9)[0], one(1, 300)),
     Case("topk_too_many", lambda x: torch.topk(x, 6), one(1, 513), refused=_TOO_MANY),
     Case("topk_scalar", lambda x: torch.topk(x, 1, -1), one()),

@@ -54,6 +54,43 @@ def test_bytes_that_are_moved(how: str, kind: ArmRecipeType) -> None:
     torch.testing.assert_close(found.float(), expected.float(), rtol=1e-6, atol=step)
 
 
+def test_bytes_of_what_is_written_later_are_of_before() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * 2.0
+            made = y.to(torch.uint8)
+            y.add_(10.0)
+            return made.flip(0), y
+
+    x = torch.arange(8.0)
+    program = Capture(None)("forward", Model().eval(), Inputs(x))
+    for found, expected in zip(program.module()(x), Model()(x), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("kind", [ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8])
+def test_what_no_byte_holds_wraps_around(kind: ArmRecipeType) -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * 4).to(torch.uint8).float()
+
+    x = torch.arange(128.0)  # up to 508
+    result = export(Model().eval(), ExportRecipe.get_recipe(kind), [(x,)] * 2)
+    assert len(result.report.delegates) == 1
+    assert (result.run(x) - Model()(x)).abs().max() <= (0 if kind is ArmRecipeType.TOSA_FP else 3)  # int8: steps of 2
+
+
+def test_bytes_beside_half_precision_are_half() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x.flip(0) * y
+
+    x, y = torch.arange(6, dtype=torch.uint8), torch.linspace(-1, 1, 6, dtype=torch.float16)
+    result = export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x, y)])
+    assert result.run(x, y).dtype is torch.float16
+    torch.testing.assert_close(result.run(x, y), Model()(x, y))
+
+
 def test_bytes_that_are_written_stay_bytes() -> None:
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

@@ -49,8 +49,9 @@ class Rows:
             raise Unsupported(f"{operator} of {q.dtype.value}; its input must be int8 or int16 with one scale")
         axes = sorted(axis % x.rank for axis in axes)
         n = prod(x.shape[axis] for axis in axes)
-        parts = next(parts for parts in range(-(-n // LONGEST), n + 1) if n % parts == 0)
-        if parts > LONGEST or n > _MOST:
+        fewest = max(-(-n // LONGEST), 1)
+        parts = next((parts for parts in range(fewest, LONGEST + 1) if n % parts == 0), None) if n <= _MOST else None
+        if parts is None:
             raise Unsupported(f"a reduction over {n} elements ({_MOST} at most, in equal parts of {LONGEST} at most)")
         order = tuple(range(x.rank))
         whole = Int(b, x, *x.dtype.range, float(q.scale))
