@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,7 @@ from arm_recipes.stages.quantization import FastQuantizeStage
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejected
+    from arm_recipes.stages.losses import Loss
 
 
 #: What a stage does to the methods, for messages.
@@ -129,6 +130,7 @@ class Pipeline:
         self._programs: dict[str, ExportedProgram] = {}
         self._graphs: dict[str, torch.fx.GraphModule] = {}
         self._originals: dict[str, Original] = {}
+        self._losses: Mapping[str, Sequence[Loss]] = {}
         self._patterns: dict[str, Pattern] = {}
         self._out_specs: dict[str, Any] = {}
         self._tensors: dict[str, tuple[tuple[report.TensorInfo, ...], tuple[report.TensorInfo, ...]]] = {}
@@ -181,7 +183,9 @@ class Pipeline:
             if kind is StageType.SOURCE_TRANSFORM:
                 self._tell_transformed()
             if isinstance(stage, FastQuantizeStage):
-                self._originals = stage.originals
+                self._originals, self._losses = stage.originals, stage.losses
+                for note in stage.notes:
+                    self._note(note)
             if kind is StageType.TORCH_EXPORT:
                 self._keep_programs()
                 self._warn_about_boundary()
@@ -214,7 +218,8 @@ class Pipeline:
         methods = []
         for name, graph in self._graphs.items():
             ours, others, boundary, cpu = report.describe_graph(graph, rejected)
-            quantization = report.describe_quantization(self._programs[name], self._progress.samples.get(name))
+            left = {loss.output: loss.sqnr for loss in self._losses.get(name, ())}
+            quantization = report.describe_quantization(self._programs[name], self._progress.samples.get(name), left)
             tensors = self._tensors[name]
             lacking = not_runnable(graph.graph)
             methods.append(report.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization, lacking))

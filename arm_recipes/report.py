@@ -127,11 +127,13 @@ class Quantization:
     Attributes:
         activations, weights: number of quantized tensors by what they hold, for example ``int8 per channel``.
         samples: that calibrated it; None if the program came quantized.
+        sqnr: dB of each floating-point result over the noise that rounding adds to it, on the last of these samples.
     """
 
     activations: dict[str, int]
     weights: dict[str, int]
     samples: int | None
+    sqnr: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -346,6 +348,7 @@ def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
         rows.append(("biases" if kind.startswith("int32") else "weights", f"{number} x {kind}"))
     if quantization.samples is not None:
         rows.append(("calibration", f"{quantization.samples} sample{'s' * (quantization.samples != 1)}"))
+    rows += [(name, f"{sqnr:.1f} dB beside what rounding adds") for name, sqnr in quantization.sqnr.items()]
     return rows or [("nothing is quantized",)]
 
 
@@ -518,7 +521,7 @@ def grouped(operators: Iterable[tuple[str, str, str]]) -> tuple[CpuOperator, ...
     )
 
 
-def describe_quantization(program: ExportedProgram, samples: int | None) -> Quantization | None:
+def describe_quantization(program: ExportedProgram, samples: int | None, sqnr: dict[str, float]) -> Quantization | None:
     """Count the quantized tensors of a program that was converted but not lowered; None if it has none."""
     activations: Counter[str] = Counter()
     weights: Counter[str] = Counter()
@@ -544,4 +547,4 @@ def describe_quantization(program: ExportedProgram, samples: int | None) -> Quan
             activations[dtype] += 1
     if not activations and not weights:
         return None
-    return Quantization(dict(activations), dict(weights), samples)
+    return Quantization(dict(activations), dict(weights), samples, sqnr)

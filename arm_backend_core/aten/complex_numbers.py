@@ -206,6 +206,16 @@ def _tangent(z: Pair) -> Pair:
     return Pair.of(t / whole, sine * cosine * (1 - t * t) / whole)
 
 
+def _logarithm(z: Pair, base: float = math.e) -> Pair:
+    return Pair(Pair.of(torch.log(_length(z)), _angle(z)).data / math.log(base))
+
+
+def _turned_tangent(z: Pair) -> Pair:
+    """tan(z) = tanh(iz) / i."""
+    real, imaginary = _tangent(Pair.of(-z.parts[1], z.parts[0])).parts
+    return Pair.of(imaginary, -real)
+
+
 def _multiplied(z: Pair, dim: int, keepdim: bool = False, **_: Any) -> Pair:
     """The product along a dimension, one factor at a time."""
     parts = (Pair.of(*(part.select(dim, i) for part in z.parts)) for i in range(z.parts[0].shape[dim]))
@@ -315,8 +325,14 @@ RULES: dict[Any, Callable[..., Any]] = {
     aten.angle.default: _angle,
     aten.sgn.default: _sign,
     aten.exp.default: lambda z: _polar(torch.exp(z.parts[0]), z.parts[1]),
-    aten.log.default: lambda z: Pair.of(torch.log(_length(z)), _angle(z)),
+    aten.exp2.default: lambda z: _polar(torch.exp2(z.parts[0]), z.parts[1] * math.log(2)),
+    aten.log.default: _logarithm,
+    aten.log2.default: functools.partial(_logarithm, base=2.0),
+    aten.log10.default: functools.partial(_logarithm, base=10.0),
     aten.sqrt.default: lambda z: _polar(torch.sqrt(_length(z)), _angle(z) / 2),
+    aten.rsqrt.default: lambda z: _polar(torch.rsqrt(_length(z)), _angle(z) / -2),
+    aten.sigmoid.default: lambda z: _sum(Pair(_tangent(Pair(z.data / 2)).data / 2), 0.5),
+    aten.tan.default: _turned_tangent,
     aten.pow.Tensor_Scalar: _power,
     aten.neg.default: lambda z: Pair(-z.data),
     aten.reciprocal.default: lambda z: _quotient(1.0, z),

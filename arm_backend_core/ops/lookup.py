@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from operator import itemgetter
@@ -26,7 +27,8 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     int8 to int8 has an entry for each of the 256 values, so it is exact. Everything else goes through the int16 TABLE:
     513 entries, one for every 128th value, linear interpolation between them, and an INT32 result with 7 fractional
     bits (TOSA 1.0, TABLE). An int8 operand is widened by 256 first, so that it meets entries exactly. Where the lines
-    between entries are far off, as at a pole, a second TABLE of the part where they are adds what they lack.
+    between entries are far off, as at a pole, a second TABLE of the part where they are adds what they lack; for waves
+    of many turns, which they miss everywhere, see ``_turned``.
 
     Beyond the function's domain (rounding may bring an operand there) it has the value at the domain's end.
     """
@@ -51,8 +53,10 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
         fine = replace(fine, scale=2 * float(fine.scale), qmin=-(ONE // 2) - 1, qmax=ONE // 2)
         entries = _entries(points, fine)
     step = float(fine.scale)
-    lacking = list(_lacking(real, defined, entries, fine, q)) if parts == 1 else []
     whole = Int(b, index, -ONE - 1, ONE)
+    if parts == 1 and (wave := _wave(real)):
+        return _turned(whole, real, wave).to(q)
+    lacking = list(_lacking(real, defined, entries, fine, q)) if parts == 1 else []
     if not lacking and not (b.target.hardware.npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return Int(b, b.table(index, entries), low, high, step / 128).to(q)
@@ -64,6 +68,37 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
         first, second = aligned(total, near.tabulated(rest / unit, unit), q)
         total = first + second
     return total.to(q)
+
+
+def _wave(real: Array) -> float:
+    """The angle between neighbours of a sine or cosine, where lines miss it by 2**-8 of it and more, else 0.
+
+    f(i - 1) + f(i + 1) = 2 * cos(angle) * f(i) for each i.
+    """
+    sums, middle = real[2:] + real[:-2], real[1:-1]
+    double = float(sums @ middle / max(float(middle @ middle), 1e-30)) if np.isfinite(real).all() else 2.0
+    is_wave = abs(double) < 2 and np.abs(sums - double * middle).max() < 1e-9 * np.abs(middle).max()
+    return angle if is_wave and (angle := math.acos(double / 2)) > math.tau / 32 / 128 else 0.0
+
+
+def _turned(x: Int, real: Array, angle: float) -> Int:
+    """f(256 * h + l) = f(256 * h) * cos(l * angle) + g(256 * h) * sin(l * angle): tables that are read at their points.
+
+    ``g`` is a quarter of a turn ahead of f: f(i + 1) = f(i) * cos(angle) + g(i) * sin(angle).
+    """
+    turn = np.arange(-256, 257).clip(-128, 128)  # of h and l alike: 128 times these is what is looked up
+    here, ahead = real[turn * 256 + 32768], real[np.minimum(turn * 256 + 32769, 65536)]
+    ahead[turn == 128] = 2 * math.cos(angle) * real[65536] - real[65535]
+    lines = here, (ahead - here * math.cos(angle)) / math.sin(angle), np.cos(turn * angle), np.sin(turn * angle)
+    steps, high = x.in_steps(), x.rescale(DType.INT32, 1 / 256)
+    places = [high] * 2 + [(steps - high * 256).within(-128, 128)] * 2
+    pairs = np.stack(lines[:2]), np.stack(lines[2:])
+    units = [max(float(np.abs(pair).max()), float(np.abs(np.diff(pair)).max())) / ONE for pair in pairs]
+    f, g, cosine, sine = (
+        place.rescale(DType.INT16, 128.0).tabulated(line / unit, unit)
+        for place, line, unit in zip(places, lines, np.repeat(units, 2).tolist(), strict=True)
+    )
+    return f * cosine + g * sine
 
 
 def _lacking(

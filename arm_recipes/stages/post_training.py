@@ -17,7 +17,14 @@ from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputKind, TensorArgument
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
@@ -57,6 +64,25 @@ class Common:
     constants: dict[tuple[Any, Identity], Tensor] = field(default_factory=dict)
 
 
+@dataclass
+class Last:
+    """A sample; ``results`` are those of the output, ``states`` buffers and what they held before it."""
+
+    inputs: list[Any] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
+    states: Sequence[tuple[Tensor, Tensor]] = ()
+
+    def reset(self) -> list[Any]:
+        """Let buffers hold that again.
+
+        Returns:
+            copies of the inputs: a model may write into them.
+        """
+        for state, before in self.states:
+            state.copy_(before)
+        return _cloned(self.inputs)
+
+
 class Observed(torch.nn.Module):
     """A program that observes its tensors while it runs, and can then be quantized.
 
@@ -77,6 +103,7 @@ class Observed(torch.nn.Module):
         corrected: attributes that are not what they were in the model, as they were.
         floats: once it is quantized, what quantized constants were before, by their names.
         ranges: the least and the largest value of each quantized tensor, by the name of its quantize operator.
+        last: the last sample, what the model gave for it, and the buffers as they were before it.
 
     Raises:
         ModelError: the quantizer cannot annotate this program.
@@ -111,7 +138,8 @@ class Observed(torch.nn.Module):
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
         self.joins = Joins(self, apart="joins" in improve, wide="outputs" in improve)
         self.samples = 0
-        self._last: list[Any] = []
+        self.last = Last()
+        self._writes = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
         self._paths: Paths = paths_of(self.model.graph)
         self._taken: set[Side] = set()
         self.meta: dict[str, Any] = {}
@@ -132,16 +160,26 @@ class Observed(torch.nn.Module):
         """
         ordered = {name: keywords[name] for name in self._in_spec.children()[1].context}
         # A model may write into its inputs.
-        values = [x.clone() if isinstance(x, Tensor) else x for x in pytree.tree_leaves((args, ordered))]
+        values = _cloned(pytree.tree_leaves((args, ordered)))
         try:
-            self._last = [x.clone() if isinstance(x, Tensor) else x for x in values]
-            self._observe(values)
+            states = self._common.states.values() if self._writes else ()
+            self.last = Last(_cloned(values), states=[(state, state.clone()) for state in states])
+            self.last.results = self._observe(values)
         except NotFinite as error:
             raise NotFinite(f"calibration sample {self.samples}: {error}") from None
         self.samples += 1
 
-    def quantized(self) -> ExportedProgram:
-        """The program with quantize and dequantize operators; to be asked for once."""
+    @property
+    def results(self) -> list[OutputSpec]:
+        """What the program gives: new values of inputs and buffers, then its results."""
+        return list(self._program.graph_signature.output_specs)
+
+    def quantized(self, see: Callable[[Observed], None] = lambda _: None) -> ExportedProgram:
+        """The program with quantize and dequantize operators; to be asked for once.
+
+        Args:
+            see: is shown the graph with these, while parameters and buffers are attributes still.
+        """
         graph = self.model.graph
         self.observe_not_taken()
         for node in list(graph.nodes):
@@ -157,6 +195,7 @@ class Observed(torch.nn.Module):
         for node in graph.nodes:
             node.meta.pop(ANNOTATION, None)
         drop_unread(graph)
+        see(self)
         _return_states(self._program)
         return _lifted(self._program, self._specs, self._mode)
 
@@ -170,10 +209,10 @@ class Observed(torch.nn.Module):
             notes.append(f"no calibration sample takes {which}: calibrate with one that does")
         self._paths = {}
         while self.samples and not sides <= self._taken:
-            self._observe(self._last)
+            self._observe(self.last.inputs)
 
-    def _observe(self, inputs: Iterable[Any]) -> None:
-        """Run a sample; observers see its tensors, and constants once."""
+    def _observe(self, inputs: Iterable[Any]) -> list[Any]:
+        """Run a sample, and give its results; observers see its tensors, and constants once."""
         watched: dict[Node, dict[Callable[[Tensor], Any], None]] = {}
         for place, observer in self.observers.items():
             if isinstance(observer, RangeObserver) and not (observer.exact and observer.count):
@@ -184,6 +223,7 @@ class Observed(torch.nn.Module):
         found = run.run(inputs)
         if run.problems:
             self._excuse(run.problems, run.filled, found)
+        return found
 
     def _excuse(
         self, problems: Sequence[NotFinite], filled: Mapping[Node, tuple[float, float]], found: Sequence[Any]
@@ -201,7 +241,7 @@ class Observed(torch.nn.Module):
             raise problems[0]
         ways: list[dict[Node, float]] = [{}, *({node: ends[i] for node, ends in filled.items()} for i in (0, 1))]
         for way in ways:
-            inputs = [x.clone() if isinstance(x, Tensor) else x for x in self._last]
+            inputs = _cloned(self.last.inputs)
             if not _alike(found, _Watched(self, {}, self._paths, self._taken, way).run(inputs)):
                 raise problems[0]
         notes = events.current().notes
@@ -215,7 +255,8 @@ class Observed(torch.nn.Module):
 
         A constant is quantized here and now.
         """
-        graph, model, meta = self.model.graph, self.model, node.meta
+        graph, model = self.model.graph, self.model
+        meta = {name: x for name, x in node.meta.items() if name != CHOICE}
         scale, zero_point = observer.calculate_qparams()
         limits = (observer.quant_min, observer.quant_max, observer.dtype)
         place = source.next
@@ -246,6 +287,10 @@ class Observed(torch.nn.Module):
         for user in users:
             user.replace_input_with(source, result)
         return result
+
+
+def _cloned(values: Iterable[Any]) -> list[Any]:
+    return [x.clone() if isinstance(x, Tensor) else x for x in values]
 
 
 def _alike(results: Iterable[Any], others: Iterable[Any]) -> bool:

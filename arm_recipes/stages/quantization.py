@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,7 @@ from arm_recipes.stages.calibration import Calibration, start_monitor, stop_moni
 from arm_recipes.stages.capture import Capture
 
 if TYPE_CHECKING:
+    from arm_recipes.stages.losses import Loss
     from arm_recipes.stages.post_training import Common, Observed
 
 #: Marks the iteration over the calibration samples of a method with a progress bar, or returns it as it is.
@@ -116,6 +118,8 @@ class FastQuantizeStage(QuantizeStage):
 
     Attributes:
         originals: what methods that were quantized by a recipe of ours were before.
+        losses: what rounding costs the results of these.
+        notes: what the user is to be warned of.
     """
 
     def __init__(self, recipe: QuantizationRecipe, capture: Capture, progress: Progress) -> None:
@@ -124,6 +128,8 @@ class FastQuantizeStage(QuantizeStage):
         self.capture = capture
         self._progress = progress
         self.originals: dict[str, Original] = {}
+        self.losses: dict[str, Sequence[Loss]] = {}
+        self.notes: list[str] = []
 
     def run(self, artifact: PipelineArtifact) -> None:
         """Quantize every method; training with another quantizer is left to ExecuTorch's own stage.
@@ -234,11 +240,19 @@ class FastQuantizeStage(QuantizeStage):
         for correction in corrections:
             correction.apply()
         tell(observer for model in observed.values() for observer in model.observers.values())
-        quantized = {method: model.quantized() for method, model in observed.items()}
+        quantized = {}
         for method, model in observed.items():
+            quantized[method] = model.quantized(partial(self._tell_losses, method))
             _check_results(method, captured[method], quantized[method])
             self.originals[method] = Original(captured[method], model.floats, model.ranges)
         return quantized
+
+    def _tell_losses(self, method: str, model: Observed) -> None:
+        from arm_recipes.stages.losses import losses, told
+
+        self.losses[method] = losses(model) if model.samples else ()
+        if text := told(model, method, self.losses[method]):
+            self.notes.append(text)
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

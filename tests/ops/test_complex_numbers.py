@@ -89,6 +89,9 @@ FUNCTIONS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "equal": lambda x, y: ((_complex(x) == y[..., :3]) | (_complex(x) != _complex(y))).float() + y[..., :3],
     "waves": lambda x, y: torch.view_as_real(torch.cos(_complex(x)) + torch.sin(_complex(y) * 0.5)),
     "tangents": lambda x, y: torch.view_as_real(torch.tanh(_complex(x)) + torch.tanh(_complex(y) * 30)),
+    "tan": lambda x, y: torch.view_as_real(torch.tan(_complex(x)) + torch.sigmoid(_complex(y))),
+    "logarithms": lambda x, y: torch.view_as_real(torch.log2(_complex(x)) - torch.log10(_complex(y))),
+    "powers of two": lambda x, y: torch.view_as_real(torch.exp2(_complex(x)) * torch.rsqrt(_complex(y))),
     "hyperbolic": lambda x, y: torch.view_as_real(torch.sinh(_complex(x)) * 0.5 + torch.cosh(_complex(y))),
     "products": lambda x, y: torch.view_as_real(_complex(x).prod(1) + _complex(y).prod(-1, keepdim=True)[:, 0]),
     "parts of": lambda x, y: torch.view_as_real(

@@ -92,6 +92,28 @@ def test_poles_are_looked_up_twice(
     assert steps.max() < (0.6 if result is I8 else 20)
 
 
+@pytest.mark.parametrize("result", [I8, I16])
+@pytest.mark.parametrize(
+    ("function", "span"),
+    [(np.cos, 60.0), (np.sin, 3000.0), (lambda x: 2.5 * np.cos(x * -20000 + 1), 1.0), (np.sin, 65536 * 2.0)],
+)
+def test_waves_of_many_turns(function: Callable[[Array], Array], span: float, result: DType) -> None:
+    """Each of the int16, though 513 points are as little as two to a turn, or none."""
+    q, out = params(span, I16), params(2.5, result)
+    x = q.dequantize(_INDEX[:-1])
+    steps = np.abs(execute(function, x, q, out) - function(x)) / float(out.scale)
+    assert steps.max() < (0.7 if result is I8 else 6)
+
+
+def test_what_is_no_wave_is_looked_up_as_before() -> None:
+    """One that fades; and none of these may be taken for one: a constant, a line, what is not finite."""
+    q, out = params(1.0, I16), params(1.0, I16)
+    x = q.dequantize(_INDEX[32768::64])
+    np.testing.assert_allclose(execute(lambda x: np.exp(-x) * np.cos(x), x, q, out), np.exp(-x) * np.cos(x), atol=1e-3)
+    for function in (np.zeros_like, np.ones_like, lambda x: 0.5 * x):
+        np.testing.assert_allclose(execute(function, x, q, out), function(x), atol=1e-4)
+
+
 def test_what_no_finer_grid_meets_is_looked_up_once() -> None:
     """All that counts of exp2 lies between two int16."""
     q = params(10000.0, I16)

@@ -112,6 +112,26 @@ def cholesky_alone(a: Tensor, upper: bool = False) -> Tensor:
     return cholesky(a, upper=upper)[0]
 
 
+@made_of(aten.linalg_qr.default)
+def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    """Householder's reflections with LAPACK's signs: what lies below the diagonal already is not reflected."""
+    rows, columns = a.shape[-2:]
+    if min(rows, columns) > 4 * _MOST:
+        raise Unsupported(f"the factors Q and R of {rows} x {columns} matrices (of rank {4 * _MOST} at most)")
+    q, r = torch.eye(rows, dtype=a.dtype).expand(*a.shape[:-2], rows, rows), a
+    for k in range(min(rows - 1, columns)):
+        head, tail = r[..., k : k + 1, k : k + 1], r[..., k + 1 :, k : k + 1]
+        rest = tail.square().sum(-2, keepdim=True)
+        end = torch.sqrt(head.square() + rest)
+        first = head + torch.where(head < 0, -end, end)
+        # reflections leave the first k rows alone, and all of them where there is nothing to reflect
+        half = torch.where(rest == 0, 1.0, (first.square() + rest) / 2)
+        mirror = F.pad(torch.where(rest == 0, 0.0, torch.cat([first, tail], -2)), (0, 0, k, 0))
+        r, q = r - mirror @ (mirror.mT @ r / half), q - (q @ mirror / half) @ mirror.mT
+    count = rows if mode == "complete" else min(rows, columns)
+    return (torch.zeros(0, dtype=a.dtype) if mode == "r" else q[..., :count]), r[..., :count, :].triu()
+
+
 @made_of(aten.linalg_solve_triangular.default)
 def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
     """Row by row, each from those before; from the right it is the same of the transposed."""

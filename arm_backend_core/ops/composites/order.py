@@ -57,6 +57,20 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
     return torch.amin(x, dims, keepdim), torch.amax(x, dims, keepdim)
 
 
+@made_of(aten.nonzero_static.default)
+def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """Where the first elements are that are not 0, [size, rank]: behind as many elements as see fewer before them."""
+    seen = torch.cumsum((x != 0).reshape(-1).int(), 0)
+    place = (seen < torch.arange(1, size + 1, dtype=torch.int32).unsqueeze(1)).int().sum(1)
+    indices, rest = [], place
+    for dim in range(1, x.dim()):
+        below = math.prod(x.shape[dim:])
+        indices.append(rest // below)
+        rest = rest - indices[-1] * below
+    found = torch.stack([*indices, rest], 1)
+    return torch.where((place < x.numel()).unsqueeze(1), found, fill_value).long()
+
+
 def _at(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:
     """The element of this rank, 1 the smallest, along ``dim``, which stays; not a number counts as the largest."""
     if not x.dim():

@@ -1,0 +1,109 @@
+"""What rounding costs results is in every report, and a loss of nearly all is told with where it comes from."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_recipes import ArmRecipeType, ExportResult, export
+from arm_recipes.messages import ArmRecipesWarning
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
+class _Ring(nn.Module):
+    """The mean of the last four rows."""
+
+    rows: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("rows", torch.zeros(1, 4, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.cat([self.rows[:, 1:], x.unsqueeze(1)], 1)
+        self.rows.copy_(rows)
+        return rows.mean(1) * 3
+
+
+def _exported(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], kind: str = "TOSA_INT8") -> ExportResult:
+    return export(model.eval(), ExportRecipe.get_recipe(ArmRecipeType[kind]), list(samples))
+
+
+def _noise(exact: Tensor, x: Tensor) -> float:
+    return float(10 * torch.log10(exact.square().sum() / (exact - x).square().sum()))
+
+
+def _left(result: ExportResult) -> dict[str, float]:
+    quantization = result.report.methods[0].quantization
+    assert quantization is not None
+    return quantization.sqnr
+
+
+@pytest.mark.parametrize("kind", ["TOSA_INT8", "TOSA_A16W8"])
+def test_report_has_what_the_program_does_with_the_last_sample(kind: str) -> None:
+    """Weights, input and results are rounded as in the program; nothing is told of results that are no real numbers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10))
+    both = _Function(lambda x: (y := model(x), y.argmax(1)))
+    samples = [(torch.randn(1, 3, 8, 8),) for _ in range(4)]
+    result = _exported(both, samples, kind)
+    (left,) = _left(result).values()
+    assert left == pytest.approx(_noise(model(*samples[-1]), result.run(*samples[-1])[0]), abs=1.0)
+    assert f"{left:.1f} dB" in str(result.report)
+    assert result.report.to_dict()["methods"][0]["quantization"]["sqnr"] == _left(result)
+
+
+def test_buffers_are_as_they_were_before_that_sample() -> None:
+    torch.manual_seed(0)
+    samples = [(torch.randn(1, 16) * (1 + i),) for i in range(6)]
+    offline, model = _Ring(), _Ring()
+    result = _exported(model, samples)
+    exact = [offline(*sample) for sample in samples]
+    made = [result.run(*sample) for sample in samples]
+    (left,) = _left(result).values()
+    assert left == pytest.approx(_noise(exact[-1], made[-1]), abs=2.0)
+    assert torch.equal(model.rows, torch.zeros(1, 4, 16))
+
+
+def test_a_lost_result_is_told_with_the_operator_that_loses_it() -> None:
+    torch.manual_seed(0)
+    pole = _Function(lambda x: (x.exp(), 1 / (x.abs() + 1e-4)))
+    with pytest.warns(ArmRecipesWarning, match=r"dB of output 'mul' of 'forward'.*aten.reciprocal.default.*A16W8"):
+        result = _exported(pole, [(torch.randn(4, 200),) for _ in range(2)])
+    good, bad = _left(result).values()
+    assert good > 25 > 6 > bad
+    assert any("aten.reciprocal" in note for note in result.report.notes)
+
+
+def test_a_step_that_is_too_wide_is_told() -> None:
+    frequencies = torch.exp(-math.log(100.0) * torch.arange(16) / 16)
+    angles = _Function(lambda t: torch.cos(t[:, None] * frequencies))
+    torch.manual_seed(0)
+    samples = [(torch.rand(8) * 1000,) for _ in range(4)]
+    with pytest.warns(ArmRecipesWarning, match=r"most is lost at the result of aten.cos.default .* dB before it"):
+        _exported(angles, samples)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ArmRecipesWarning)
+        result = _exported(angles, samples, "TOSA_A16W8")
+    assert _noise(angles(*samples[-1]), result.run(*samples[-1])) > 33
+
+
+def test_no_loss_is_told_of_what_is_not_finite_or_zero() -> None:
+    result = _exported(_Function(lambda x: (x, x.relu() * 0 + x[:0].sum(), x > 0)), [(torch.randn(4, 4),)] * 2)
+    assert list(_left(result).values()) == pytest.approx([_left(result)[name] for name in _left(result)])
+    assert len(_left(result)) == 1
