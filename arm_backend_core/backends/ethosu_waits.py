@@ -1,7 +1,9 @@
-"""What Vela leaves out of streams (``docs/vela.md``): waits before a DMA and tables (U55, U65), and before a RESIZE.
+"""What Vela leaves out of streams (``docs/vela.md``): waits before a DMA and tables (U55, U65), and before kernels.
 
 The two operations before a DMA ("kernels") may still be under way, and Vela mistakes where parts of tensors are. The
 smallest NPUs lose tables in each kernel without one, and Vela passes over some of these. Constants are left to it.
+A kernel may begin before the last blocks of the one before are written (BLOCKDEP): none does that reads these in
+another way than as whole rows of the same tensor, and no RESIZE, which Vela takes to read as far as it writes.
 """
 
 from collections import defaultdict
@@ -9,29 +11,32 @@ from collections.abc import Iterator
 
 from arm_backend_core.backends.ethosu_commands import DMA, DMA_START, DMA_WAIT, commands, encoded, packed
 
-_ELEMENTWISE, _KERNEL_WAIT, _KERNELS, _U85 = 6, 18, (2, 3, 5, 6), 2
-_ACTIVATION, _TABLE_0, _BLOCKDEP, _RESIZE = 293, 16, 303, 7
+_ELEMENTWISE, _RESIZE, _KERNEL_WAIT, _KERNELS, _U85 = 6, 7, 18, (2, 3, 5, 6, 7), 2
+_ACTIVATION, _TABLE_0, _BLOCKDEP, _CHAINED = 293, 16, 303, 2
 #: Of IFM, OFM and IFM2: the first of bases, of strides and of the first tile's sizes, region, precision, depth.
 _MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
 _SOURCE, _TARGET, _FROM, _TO, _LENGTH = DMA
 _Span = tuple[int, int, int, bool]  # region, first byte, one past the last, whether it is written
+_Map = tuple[int, ...]
 
 
 def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
     """``stream`` with what is left out, and before which of Vela's bytes each word of it stands, from the first on."""
     registers, kernels, words, places = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
     tables, lost = dict[int, list[int]](), set[int]()  # by slot, the DMA that brings it; slots that are written over
+    written: _Map = ()
+    changed = False  # whether BLOCKDEP is 0 where ``registers`` have another
     product, small = stream[11] >> 4, stream[8] & 15 < 7  # the third word's highest bits; the lowest: log2 of the MACs
-    if stream.startswith(b"COP2") or product == _U85:
-        return _with_resizes_apart(stream), places  # it has none of the other mistakes, as far as known
+    new = stream.startswith(b"COP2") or product == _U85  # it has none of the other mistakes, as far as known
 
-    def put(*new: int) -> None:
-        places.extend([4 * (len(words) - len(places))] * len(new))
-        words.extend(new)
+    def put(*added: int) -> None:
+        places.extend([4 * (len(words) - len(places))] * len(added))
+        words.extend(added)
 
     for _, number, value in commands(stream):
         if number >= 256:
             registers[number] = value
+            changed = changed and number != _BLOCKDEP
         elif number == _KERNEL_WAIT:
             del kernels[: -(value >> 32) or None]
         elif number in _KERNELS:
@@ -39,12 +44,19 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
             if slot in lost:
                 put(_KERNEL_WAIT, *tables[slot], DMA_START, DMA_WAIT, *_dma_words(registers))
                 lost.remove(slot)
-            elif small and slot < 0:
+            elif small and slot < 0 and not new:
                 lost.update(tables)
             kernels = [*kernels[-1:], list(_kernel(registers, number))]
-        elif number == DMA_START:
+            early = number == _RESIZE or (len(kernels) > 1 and _reads_otherwise(registers, kernels, written))
+            chained = new and any(registers[places[4]] >> 46 & 3 == _CHAINED for places in _MAPS)
+            early = early and not chained and bool(registers[_BLOCKDEP])
+            if early != changed:
+                put(*encoded(_BLOCKDEP, 0 if early else registers[_BLOCKDEP]))
+                changed = early
+            written = _map(registers, _MAPS[1])
+        elif number == DMA_START and not new:
             pairs = ((a, b) for a in _dma(registers) for kernel in kernels for b in kernel)
-            if any(a[0] == b[0] and a[1] < b[2] and b[1] < a[2] and (a[3] or b[3]) for a, b in pairs):
+            if any(_meet(a, b) and (a[3] or b[3]) for a, b in pairs):
                 put(_KERNEL_WAIT)
                 kernels.clear()
             if registers[_TARGET] >> 40 & 1:
@@ -55,16 +67,33 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
     return packed(stream, words), places
 
 
-def _with_resizes_apart(stream: bytes) -> bytes:
-    """Let no RESIZE of U85 begin before the operation before has ended: Vela takes it to read as far as it writes."""
-    words, blockdep = list[int](), 0
-    for _, number, value in commands(stream):
-        if number == _BLOCKDEP:
-            blockdep = len(words)
-        elif number == _RESIZE:
-            words[blockdep] = _BLOCKDEP  # 0, for all that follow this command
-        words += encoded(number, value)
-    return packed(stream, words)
+def _map(registers: dict[int, int], places: tuple[int, ...]) -> _Map:
+    """First byte, from row to row, and what else whole rows have in common: strides, sizes, format, type, order."""
+    base, x, tile, _, precision, depth = places
+    form = registers[precision]
+    size, turned = (form >> 33 & 3, form >> 41 & 31) if base == _MAPS[1][0] else (form >> 34 & 3, 0)
+    sizes = registers[tile] >> 32, registers[depth] >> 32, form >> 38 & 3, size, turned
+    return (*(registers[key] for key in (base, x + 1, x, x + 2)), *sizes)
+
+
+def _reads_otherwise(registers: dict[int, int], kernels: list[list[_Span]], written: _Map) -> bool:
+    """Whether a kernel reads what the one before has written, and not whole rows of it.
+
+    Two operands next to each other may be of one tensor: Vela looks at one of them.
+    """
+    (target,) = (span for span in kernels[0] if span[3])
+    sources = [span for span in kernels[1] if not span[3]]
+    beside = len(sources) > 1 and _meet(sources[0], sources[1], apart=1)
+    for places, source in zip(_MAPS[::2], sources, strict=False):
+        first, row, *others = _map(registers, places)
+        rows = [row, *others] == [*written[1:]] and not (first - written[0]) % (row or 1)
+        if _meet(source, target) and (beside or not rows):
+            return True
+    return False
+
+
+def _meet(a: _Span, b: _Span, apart: int = 0) -> bool:
+    return a[0] == b[0] and a[1] < b[2] + apart and b[1] < a[2] + apart
 
 
 def _dma_words(registers: dict[int, int]) -> list[int]:

@@ -310,7 +310,7 @@ _U55 = Hardware(
     # The first leaves no REDUCE_MIN.
     mistakes=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
-        *("one_of_five", "reshaped_broadcast", "joined_table", "square", "activation", "read_parts"),
+        *("one_of_five", "reshaped_broadcast", "joined_table", "activation"),
     ),
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
@@ -323,8 +323,8 @@ _U85 = Hardware(
     transposes_by_convolution=True,
     slow_weights=256,
     mistakes=(
-        *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "read_twice", "gathered"),
-        *("turned_table", "two_tables", "activation", "read_parts", "sliced_growth", "unclipped_scaled"),
+        *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered"),
+        *("turned_table", "two_tables", "activation", "sliced_growth", "unclipped_scaled"),
     ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE

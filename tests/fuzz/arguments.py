@@ -6,6 +6,7 @@ alone, so a new record is drawn without an entry here if its arguments are plain
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -1173,3 +1174,52 @@ def menu() -> list[list[tuple[str, Make]]]:
     modules: list[tuple[str, Make]] = [(c.split("(")[0], partial(_module, c, t)) for c, t in MODULES]
     functions: list[tuple[str, Make]] = [(t, partial(_function, t)) for t in FUNCTIONS]
     return [operators] * 4 + [modules, functions]
+
+
+#: What reads data that was moved about.
+_READERS = {
+    f"aten.{name}"
+    for name in (
+        *("mm.default", "bmm.default", "matmul.default", "linear.default", "addmm.default", "baddbmm.default"),
+        *("conv1d.default", "conv2d.input", "max_pool2d.default", "avg_pool2d.default", "softmax.int", "relu.default"),
+        *("sum.dim_IntList", "mean.dim", "amax.default", "amin.default", "argmax.default", "add.Tensor", "mul.Tensor"),
+        *("cat.default", "flip.default", "index_select.default", "sigmoid.default", "pad.default"),
+    )
+}
+
+
+def _moved(d: Draw) -> tuple[str, str]:
+    """A part of a tensor, turned, and most often turned back past dimensions of size 1: what compilers take apart."""
+    x = d.tensor(lambda t: 2 <= t.dim() <= 4 and t.numel() > 1, lambda: d.shape(d.size(2, 4)))
+    axis = d.rng.randrange(x.rank)
+    start = d.rng.randrange(x.shape[axis])
+    text = f"{x}[{':, ' * axis}{start}:{d.size(start + 1, x.shape[axis])}]"
+    order = d.rng.sample(range(x.rank), x.rank)
+    text += f".permute({order})"
+    ones = d.chance(0.5)
+    if ones:
+        place = d.size(0, x.rank)
+        text += f".unsqueeze({place})"
+        order.insert(place, x.rank)
+    if d.chance(0.8):
+        back = sorted(range(len(order)), key=order.__getitem__)
+        if ones:  # it may lie anywhere
+            back.insert(d.size(0, x.rank), back.pop())
+        text += f".permute({back})"
+    return text, ""
+
+
+def _reading(make: Make, d: Draw) -> tuple[str, str]:
+    """A step that reads what the last one gave."""
+    last = d.steps[-1].name if d.steps else ""
+    expression, module = make(d)
+    if last and not re.search(rf"\b{last}\b", expression):
+        raise Impossible
+    return expression, module
+
+
+@cache
+def moving_menu() -> list[list[tuple[str, Make]]]:
+    """Data movement, and what reads it: where Vela's and our own rewritings meet."""
+    readers: list[tuple[str, Make]] = [(name, partial(_reading, make)) for name, make in menu()[0] if name in _READERS]
+    return [[("moved", _moved)], readers]

@@ -303,14 +303,15 @@ class Draw:
 
 
 def draw(seed: int, index: int, *, integer: bool) -> Program:
-    """Program number ``index`` of ``seed``: 3 to 30 steps, few more often than many."""
-    from tests.fuzz.arguments import menu
+    """Program number ``index`` of ``seed``: 3 to 30 steps, few more often than many; each fifth moves data about."""
+    from tests.fuzz.arguments import menu, moving_menu
 
+    steps = moving_menu() if index % 5 == 4 else menu()
     for attempt in itertools.count():
         d = Draw(f"{seed}/{index}/{attempt}", integer=integer)
         wanted = 3 + int(27 * d.rng.random() ** 2)
         while len(d.steps) < wanted:
-            operator, make = d.choose(d.choose(menu()))
+            operator, make = d.choose(d.choose(steps))
             d.step(operator, make)
         program = d.program()
         if not integer or d.calibrates(program):

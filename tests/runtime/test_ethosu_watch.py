@@ -14,6 +14,7 @@ import pytest
 
 from arm_backend_core.backends import ethosu
 from arm_backend_core.backends.ethosu import compile_ethosu
+from arm_backend_core.backends.ethosu_commands import commands
 from arm_backend_core.backends.ethosu_waits import with_waits
 from arm_backend_core.backends.payload import Payload as Compiled
 from arm_backend_core.dtype import DType
@@ -26,6 +27,7 @@ from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.graphs import program
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
+from tests.runtime.vela_mistakes import EARLY, Mistake
 
 _CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F
 _WORD_FOLLOWS = 0x4000
@@ -93,8 +95,8 @@ def test_every_wait_is_needed(accelerator: str, opcode: int, emulator: Emulator)
     for place in places:
         said = _said(emulator, _with(payload, place, _NOTHING))
         assert re.fullmatch(
-            rf"NPU_OP_{name} at byte {4 * place + 4}: it may {does} byte \d+ of region [128] before the operation at "
-            r"byte \d+ has (read|written) it: a wait is missing",
+            rf"NPU_OP_{name} at byte ({4 * place + 4}|{4 * place + 8}): it may {does} byte \d+ of region [128] before "
+            r"the operation at byte \d+ has (read|written) it: a wait is missing",
             said,
         )
 
@@ -287,6 +289,49 @@ def test_the_wait_that_vela_leaves_out(accelerator: str, emulator: Emulator, mon
     assert any(at < place for at in starts[1])
 
 
+@pytest.mark.parametrize(
+    ("mistake", "accelerator"), [(x, name) for x in EARLY for name in x.wrong], ids=lambda x: getattr(x, "name", x)
+)
+def test_what_begins_too_early(
+    mistake: Mistake, accelerator: str, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BLOCKDEP is 0 for it; what follows, and all else, is as Vela has it."""
+    flatbuffer = program(mistake.body, *mistake.inputs)
+    generator = np.random.default_rng(0)
+    inputs = [generator.integers(-128, 128, shape).astype(dtype.numpy) for shape, dtype in mistake.inputs]
+    expected = reference.run(flatbuffer, inputs)
+    results = [(x.dtype.name, x.shape) for x in expected]
+
+    def payload() -> Payload:
+        compiled = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
+        return read_payload(compiled.data)
+
+    def kernels(payload: Payload) -> list[tuple[int, ...]]:
+        """Each with BLOCKDEP and, as one number, all that was set since the last."""
+        blockdep, found, other = 0, list[tuple[int, ...]](), list[tuple[int, int, int]]()
+        for _, number, value in commands(payload.commands):
+            if number == _BLOCKDEP:
+                blockdep = value >> 32
+            elif number < 16 and number:
+                found.append((blockdep, number, hash(tuple(other))))
+                other = []
+            else:
+                other.append((number, value, 0))
+        return found
+
+    ours = payload()
+    for result, wanted in zip(emulator.run(ours, inputs, results), expected, strict=True):
+        assert np.array_equal(result, wanted)
+    monkeypatch.setattr(ethosu, "with_waits", lambda stream: (stream, []))
+    velas = payload()
+    with pytest.raises(StreamError, match="BLOCKDEP is too large"):
+        emulator.run(velas, inputs, results)
+    pairs = list(zip(kernels(ours), kernels(velas), strict=True))
+    assert [mine[1:] for mine, _ in pairs] == [other[1:] for _, other in pairs]
+    assert all(mine[0] in (0, other[0]) for mine, other in pairs)
+    assert any(mine[0] < other[0] for mine, other in pairs)
+
+
 def _table_kept(b: Builder, x: Value) -> Value:
     """The same table before and behind a MATMUL, which the smallest NPUs keep no table beside."""
     table = np.arange(127, -129, -1)
@@ -360,7 +405,7 @@ def test_a_resize_that_vela_lets_begin_too_early(
     velas = payload()
     with pytest.raises(StreamError, match=r"NPU_OP_RESIZE at byte .* has written it: BLOCKDEP is too large"):
         emulator.run(velas, inputs, [("int8", expected.shape)])
-    assert len(ours.commands) == len(velas.commands)
+    assert len(ours.commands) == len(velas.commands) + 4
 
 
 _POOL, _ELSEWHERE = 5, [0x4000, 64, 0x4010, 64]
@@ -429,5 +474,5 @@ def test_a_table_comes_again_between_other_dmas() -> None:
 
 @pytest.mark.parametrize("accelerator", ACCELERATORS)
 def test_no_wait_is_added_where_vela_has_all(accelerator: str) -> None:
-    commands = _payload(accelerator).commands
-    assert with_waits(commands) == (commands, [])
+    stream = _payload(accelerator).commands
+    assert with_waits(stream) == (stream, [])

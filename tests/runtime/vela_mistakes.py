@@ -277,6 +277,12 @@ def _square(b: Builder, x: Value, perms: tuple[int, ...], shape: tuple[int, ...]
     return _widened(b, b.reshape(b.transpose(x, perms), shape))
 
 
+def _turned_images(b: Builder, x: Value) -> Value:
+    """The second TRANSPOSE's result is read in the shape of its operand."""
+    turned = b.transpose(b.reshape(b.transpose(x, (1, 0)), (16, 4, 8)), (1, 0, 2))
+    return b.rescale(b.reshape(turned, (4, 4, 4, 8)), DType.INT16, 128.0)
+
+
 def _column(b: Builder, x: Value) -> Value:
     """Several, so that one is written over another in a memory that is large enough for them too."""
     number = np.arange(-128, 128)
@@ -461,13 +467,6 @@ MISTAKES = (
     ),
     Mistake("dilated", partial(_dilated, itself=True), (((5, 1, 1, 3), DType.INT8),), _ALL),
     Mistake("dilated_behind_pad", partial(_dilated, itself=False), (((5, 1, 1, 3), DType.INT8),), _ALL),
-    Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, _NEW),
-    Mistake("read_halves", _read_halves, (((64, 64), DType.INT32),), _ALL),
-    Mistake("read_rescaled", _read_rescaled, (((180,), DType.INT8),), _OLD, _OLD),
-    Mistake("read_rescaled_blocks", _read_rescaled, (((1000,), DType.INT8),), _NEW, _NEW),
-    Mistake("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _ALL),
-    Mistake("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _ALL),
-    Mistake("read_part_and_whole", _read_part_and_whole, (((64, 64), DType.INT32),), _NEW, _NEW),
     Mistake(
         "gathered",
         _gathered,
@@ -483,13 +482,6 @@ MISTAKES = (
     Mistake("turned_wide_table", _turned_wide_table, (((6, 4, 10), DType.INT16),), _NEW),
     Mistake("joined_table", _joined_table, (((1, 2, 16), DType.INT8),), _OLD),
     Mistake("crowded_table", _crowded_table, (((1, 4, 4, 4), DType.INT8),), _SMALL, (*_SMALL, *_ALL)),
-    Mistake("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
-    Mistake(
-        "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _OLD
-    ),
-    Mistake(
-        "square_at_first", partial(_square, perms=(1, 2, 0, 3), shape=(7, 3, 21)), (((7, 7, 3, 3), DType.INT8),), _OLD
-    ),
     Mistake("equal_weights", _equal_weights, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("equal_weights_of_sums", _equal_weights_of_sums, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("unclipped", partial(_unclipped, scale=1.0), (((2, 3, 4), DType.INT8),), _ALL),
@@ -609,3 +601,23 @@ def part(name: str, axis: int, batches: int) -> Mistake:
         return b.concat([beside, y, beside], axis)
 
     return Mistake(f"{name} along {axis} of {batches}", body, ((whole, DType.INT8),), ())
+
+
+#: What is begun too early as Vela has it, and mended in the stream.
+EARLY = [
+    Mistake("square", partial(_square, perms=(1, 0, 2), shape=(7, 7, 9)), (((7, 7, 9), DType.INT8),), _OLD),
+    Mistake(
+        "square_at_last", partial(_square, perms=(0, 3, 2, 1), shape=(7, 7, 9)), (((7, 3, 3, 7), DType.INT8),), _OLD
+    ),
+    Mistake(
+        "square_at_first", partial(_square, perms=(1, 2, 0, 3), shape=(7, 3, 21)), (((7, 7, 3, 3), DType.INT8),), _OLD
+    ),
+    Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW),
+    Mistake("read_part_and_whole", _read_part_and_whole, (((64, 64), DType.INT32),), _NEW),
+    Mistake("read_rescaled_blocks", _read_rescaled, (((1000,), DType.INT8),), _NEW),
+    Mistake("read_halves", _read_halves, (((64, 64), DType.INT32),), _ALL),
+    Mistake("read_rescaled", _read_rescaled, (((180,), DType.INT8),), _OLD),
+    Mistake("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _ALL),
+    Mistake("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _ALL),
+    Mistake("turned_images", _turned_images, (((32, 16), DType.INT8),), _OLD),
+]

@@ -11,14 +11,28 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
 
 
 def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE of a TRANSPOSE is one; a TRANSPOSE that moves only dimensions of size 1 is a RESHAPE."""
+    """TRANSPOSE of a TRANSPOSE is one; a TRANSPOSE that moves only dimensions of size 1 is a RESHAPE.
+
+    So is one that undoes another behind a RESHAPE of such dimensions alone: Vela would forget a SLICE before them.
+    """
     source, perms = op.inputs[0], tuple(op.attrs["perms"])
     if moves_nothing(source.shape, identity(source.rank), perms):
         return rewriter.build.reshape(source, op.output.shape)
     inner = producer(source, "TRANSPOSE")
+    reshape = producer(source, "RESHAPE")
+    before = reshape and producer(reshape.inputs[0], "TRANSPOSE")
+    if reshape and before and _sizes(reshape.output) == _sizes(before.output):
+        turns = [[d for d in x.attrs["perms"] if x.inputs[0].shape[d] > 1] for x in (before, op)]
+        first, second = ([sorted(turn).index(d) for d in turn] for turn in turns)
+        if [first[d] for d in second] == sorted(first):
+            return rewriter.build.reshape(before.inputs[0], op.output.shape)
     if inner is None:
         return None
     return rewriter.build.transpose(inner.inputs[0], compose(tuple(inner.attrs["perms"]), perms))
+
+
+def _sizes(value: Value) -> list[int]:
+    return [size for size in value.shape if size > 1]
 
 
 def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:

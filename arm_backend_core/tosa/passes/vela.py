@@ -203,24 +203,6 @@ def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return True
 
 
-def _read_twice(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela lets an operation begin early that reads one tensor in two shapes, by the one that it reads in order."""
-    sources = [past(operand, "RESHAPE", "RESCALE") for operand in op.inputs]
-    first, *others = op.inputs
-    return value is first and all(x.shape != value.shape for x in others) and sources.count(sources[0]) > 1
-
-
-def _is_part(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """And one that reads a part and the whole, or two parts that are not in their order, or that a TILE has written."""
-    wholes = [past(operand, "RESHAPE", "RESCALE", "SLICE") for operand in op.inputs]
-    twice = [x for x, whole in zip(op.inputs, wholes, strict=True) if wholes.count(whole) > 1]
-    cuts = [(x, cut) for x in twice if (cut := producer(past(x, "RESHAPE", "RESCALE"), "SLICE")) is not None]
-    cuts = [(x, cut) for x, cut in cuts if past(cut.inputs[0], "RESHAPE", "SLICE").producer is not None]
-    starts = [cut.attrs["start"] for _, cut in cuts]
-    tiled = any(producer(cut.inputs[0], "TILE") for _, cut in cuts)
-    return value in [x for x, _ in cuts[:1]] and (len(starts) == 1 or starts != sorted(starts) or tiled)
-
-
 def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela does a REVERSE or TRANSPOSE with the TABLE or CLAMP before it, and with both the one behind: one is lost."""
     result = past(value, "RESHAPE", "RESCALE")
@@ -263,8 +245,6 @@ _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "padded_zero": (partial(_copy_where, _becomes_padding), _WINDOWS),
     "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
     "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
-    "read_twice": (partial(_copy_where, _read_twice), tuple(ELEMENTWISE - UNARY)),
-    "read_parts": (partial(_copy_where, _is_part), tuple(ELEMENTWISE - UNARY)),
     "turned_table": (partial(_copy_where, _is_second_table), ("TABLE", "CLAMP")),
     "gathered": (_wait_for_gather, ("GATHER", "SCATTER")),
     **vela_numbers.RULES,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
-from arm_backend_core.targets.exchanges import ORDERS, Exchange, exchanges
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
@@ -66,33 +65,6 @@ def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
     return b.transpose(copied(x, b), perms)
 
 
-def copy_squares(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE in which as many rows as columns change places, of which that which follows may read some too early.
-
-    Vela computes which blocks of two operations may overlap as if the first were not transposed, where shapes are the
-    same. Here a copy follows, which has another.
-    """
-    b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
-    # With its own TRANSPOSE in a MATMUL, Vela makes one of the two.
-    feeds = rewriter.feeds(op.output, "MATMUL")
-    merged = [*perms[:2], *perms[:1:-1]] if x.rank == 4 and feeds else perms
-    own, late = list(exchanges(x.shape, perms, x.dtype)), _squares(exchanges(x.shape, merged, x.dtype))
-    # Or of two of one shape, where a dimension of size 1 behind it hides that they are of one matrix.
-    late = late or (feeds and op.output.shape[-1] == 1 and len(set(_own(x.shape)[-2:])) == 1 < len(_own(x.shape)))
-    if not late and not _squares(own):
-        return None
-    value = x
-    for exchange in own:
-        value = b.transpose(b.reshape(value, exchange[0]), ORDERS[exchange[1]])
-        if late or _squares([exchange]):
-            value = copied(b.reshape(value, (prod(value.shape[:2]), value.shape[2])), b)
-    return b.reshape(value, op.output.shape)
-
-
-def _squares(path: Iterable[Exchange]) -> bool:
-    return any(axes == (0, 1) and rows == columns > 1 for (rows, columns, _), axes in path)
-
-
 def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
     """Dilation by more than the image has rows or columns: of the parts that Vela makes, some have only padding.
 
@@ -127,7 +99,6 @@ RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced_rank": (copy_part, ("RESHAPE",)),
     "sliced_growth": (partial(copy_part, of_one=True), ("RESHAPE",)),
     "turned_back": (copy_turned_back, ("TRANSPOSE",)),
-    "square": (copy_squares, ("TRANSPOSE",)),
     "dilated": (pad_dilated, ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")),
 }
 #: For what stands there behind all others.
