@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from typing import Any, cast
 
 import torch
@@ -60,17 +60,6 @@ def is_sole_reader(node: Node) -> bool:
     if is_dequantize(source):
         source = source.all_input_nodes[0]
     return sum(len(user.users) if is_dequantize(user) else 1 for user in source.users) == 1
-
-
-def readers_through(node: Node, through: Callable[[Node], bool]) -> Iterator[Node]:
-    """What reads a node, and what reads those of them that ``through`` holds for; each once, however many the paths."""
-    todo, seen = list(node.users), set[Node]()
-    while todo:
-        reader = todo.pop()
-        if reader not in seen:
-            seen.add(reader)
-            todo += reader.users if through(reader) else ()
-            yield reader
 
 
 def is_constant(node: Node, constants: Container[Node]) -> bool:

@@ -174,7 +174,7 @@ _PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"}'
 _BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
 #: What recipes do beyond rounding to the ranges that calibration shows: by default, and where they are named.
-IMPROVEMENTS = ("attention", "bias", "channels", "joins", "norms", "outputs", "rms_norms")
+IMPROVEMENTS = ("angles", "attention", "bias", "channels", "joins", "norms", "outputs", "rms_norms")
 NAMED_IMPROVEMENTS = ("rounding",)
 #: What an NPU takes more than 2 % more cycles for: there it is made where it is named.
 _DEAR = ("rms_norms",)

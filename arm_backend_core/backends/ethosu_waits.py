@@ -47,8 +47,8 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
             elif small and slot < 0 and not new:
                 lost.update(tables)
             kernels = [*kernels[-1:], list(_kernel(registers, number))]
-            early = number == _RESIZE or (len(kernels) > 1 and _reads_otherwise(registers, kernels, written))
             chained = new and any(registers[places[4]] >> 46 & 3 == _CHAINED for places in _MAPS)
+            early = number == _RESIZE or (len(kernels) > 1 and _reads_otherwise(registers, kernels, written))
             early = early and not chained and bool(registers[_BLOCKDEP])
             if early != changed:
                 put(*encoded(_BLOCKDEP, 0 if early else registers[_BLOCKDEP]))

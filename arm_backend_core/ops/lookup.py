@@ -71,11 +71,9 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
 
 
 def _wave(real: Array) -> float:
-    """The angle between neighbours of a sine or cosine, where lines miss it by 2**-8 of it and more, else 0.
-
-    f(i - 1) + f(i + 1) = 2 * cos(angle) * f(i) for each i.
-    """
+    """The angle between neighbours of a sine or cosine, where lines miss it by 2**-8 of it and more, else 0."""
     sums, middle = real[2:] + real[:-2], real[1:-1]
+    # f(i - 1) + f(i + 1) = 2 * cos(angle) * f(i)
     double = float(sums @ middle / max(float(middle @ middle), 1e-30)) if np.isfinite(real).all() else 2.0
     is_wave = abs(double) < 2 and np.abs(sums - double * middle).max() < 1e-9 * np.abs(middle).max()
     return angle if is_wave and (angle := math.acos(double / 2)) > math.tau / 32 / 128 else 0.0
@@ -87,8 +85,10 @@ def _turned(x: Int, real: Array, angle: float) -> Int:
     ``g`` is a quarter of a turn ahead of f: f(i + 1) = f(i) * cos(angle) + g(i) * sin(angle).
     """
     turn = np.arange(-256, 257).clip(-128, 128)  # of h and l alike: 128 times these is what is looked up
-    here, ahead = real[turn * 256 + 32768], real[np.minimum(turn * 256 + 32769, 65536)]
-    ahead[turn == 128] = 2 * math.cos(angle) * real[65536] - real[65535]
+    here, ahead = (
+        real[turn * 256 + 32768],
+        np.append(real, 2 * math.cos(angle) * real[-1] - real[-2])[turn * 256 + 32769],
+    )
     lines = here, (ahead - here * math.cos(angle)) / math.sin(angle), np.cos(turn * angle), np.sin(turn * angle)
     steps, high = x.in_steps(), x.rescale(DType.INT32, 1 / 256)
     places = [high] * 2 + [(steps - high * 256).within(-128, 128)] * 2

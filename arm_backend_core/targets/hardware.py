@@ -270,7 +270,13 @@ def _forgotten_of_window(op: Operation) -> tuple[int, ...]:
 
 
 def _forgotten(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Sequence[int]) -> tuple[int, ...]:
-    """REDUCE_SUM is computed along channels, other reductions along ``reduced``; both of one image."""
+    """REDUCE_SUM is computed along channels, other reductions along ``reduced``; both of one image.
+
+    Arithmetic is one operation, but for operands of five dimensions and more that broadcast.
+    """
+    if len(op.inputs) == 2 and op.kind not in always:
+        first, second = (x.shape for x in op.inputs)
+        return _EVERY if first != second and max(len(first), len(second)) > 4 else ()
     if not op.kind.startswith("REDUCE"):
         return always.get(op.kind, _forgotten_of_window(op) if "pad" in op.attrs else ())
     shape, axis = op.inputs[0].shape, op.attrs["axis"] - len(op.inputs[0].shape)
@@ -323,7 +329,7 @@ _U85 = Hardware(
     transposes_by_convolution=True,
     slow_weights=256,
     mistakes=(
-        *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered"),
+        *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed_five"),
         *("turned_table", "two_tables", "activation", "sliced_growth", "unclipped_scaled"),
     ),
     forgotten=partial(

@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from arm_backend_core.aten.constants import attribute
-from arm_backend_core.nodes import PLACE, readers_through
+from arm_backend_core.nodes import PLACE
 from arm_backend_core.ops.registry import Kind, find, moves
 from arm_backend_core.quantizer.observer import WeightObserver
 from arm_recipes.stages.post_training import AT_A_TIME, Observed
+from arm_recipes.stages.walking import readers_through
 
 
 @dataclass(frozen=True)

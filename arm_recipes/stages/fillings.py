@@ -15,8 +15,9 @@ from arm_backend_core import events
 from arm_backend_core.aten.batch_norm import call
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.aten.masks import FAR
-from arm_backend_core.nodes import drop_unread, is_float, readers_through
+from arm_backend_core.nodes import drop_unread, is_float
 from arm_backend_core.ops.registry import moves
+from arm_recipes.stages.walking import readers_through
 
 aten = torch.ops.aten
 

@@ -1,9 +1,11 @@
-"""Finer grids for two kinds of tensors, as a whole program is known: annotations are changed before observers are made.
+"""Finer grids for three kinds of tensors, where a whole program is known: annotations change before observers are made.
 
 - The weights of attention, or of places (soft-argmax), are small where there are many, and only products read them. In
   steps of 1/256, which hold any result of a softmax, most of what they say is lost: they get the range that calibration
   shows.
 - What the model returns is converted to float, and an operator that ends in a RESCALE gives int16 as well as int8.
+- Real numbers times frequencies, of which sines and cosines are taken (timesteps of diffusion, positions), turn often:
+  in 256 steps of a thousand radians nothing is left of the angle. They, their source and the frequencies are int16.
 """
 
 from __future__ import annotations
@@ -12,14 +14,15 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e.quantizer import (
     FixedQParamsQuantizationSpec,
     QuantizationSpec,
 )
 
+from arm_backend_core.aten.constants import Constants
 from arm_backend_core.fusion import merging_reader
-from arm_backend_core.nodes import is_float, overload_of
+from arm_backend_core.nodes import INTERVAL, is_float, overload_of
 from arm_backend_core.ops.registry import find, moves
 from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantizer.annotator import ANNOTATION
@@ -27,6 +30,7 @@ from arm_backend_core.quantizer.observer import RangeObserver
 
 _PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
 _PRODUCTS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
+_WAVES = {name: getattr(torch.ops.aten, name).default for name in ("sin", "cos")}
 #: Least end of a range of probabilities: steps of 2**-14, four times what the integer softmax errs by.
 _LEAST = 2.0**-6
 
@@ -38,12 +42,18 @@ class ProbabilityObserver(RangeObserver):
         return 0.0, min(max(1.25 * seen.high, _LEAST), 1.0) if seen.count else 1.0
 
 
+#: The largest of frequencies beside the smallest, from which on they are those of an embedding.
+_APART = 64.0
+
+
 def refine(graph: Graph, improve: Collection[str]) -> None:
     """Change the annotations of an annotated graph; those of outputs that are annotated themselves are left alone.
 
     Args:
-        improve: names of improvements, of which "attention" and "outputs" are done here.
+        improve: names of improvements, of which "angles", "attention" and "outputs" are done here.
     """
+    if "angles" in improve:
+        _widen_angles(graph)
     for node in graph.nodes:
         annotation = node.meta.get(ANNOTATION)
         spec = getattr(annotation, "output_qspec", None)
@@ -76,3 +86,45 @@ def _ends(node: Node) -> bool:
     before = node.all_input_nodes[0] if node.all_input_nodes else node
     merges = merging_reader(before) is node and getattr(find(before), "fuses", False)
     return record.fuses or record.reads_int16 or merges
+
+
+def _widen_angles(graph: Graph) -> None:
+    waves = [node for name in ("sin", "cos") for node in graph.find_nodes(op="call_function", target=_WAVES[name])]
+    constants = Constants(graph.owning_module) if waves and isinstance(graph.owning_module, GraphModule) else None
+    for wave in waves:
+        angle = wave.all_input_nodes[0]
+        path = []
+        while moves(angle):
+            path.append(angle)
+            angle = angle.all_input_nodes[0]
+        if constants is not None and _is_embedding(angle, constants):
+            source = next(x for x in angle.all_input_nodes if x not in constants)
+            for reader, read in [(wave, wave.all_input_nodes[0]), *((x, x.all_input_nodes[0]) for x in path)]:
+                _widen(reader, [read])
+            _widen(angle, angle.all_input_nodes, result=True)
+            while moves(source):
+                _widen(source, source.all_input_nodes)
+                source = source.all_input_nodes[0]
+
+
+def _is_embedding(angle: Node, constants: Constants) -> bool:
+    """Whether it is real numbers times frequencies that are far from each other."""
+    if angle.target is not torch.ops.aten.mul.Tensor or len(angle.all_input_nodes) != 2:
+        return False
+    known = [x for x in angle.all_input_nodes if x in constants]
+    if len(known) != 1 or any(INTERVAL in x.meta for x in angle.all_input_nodes):
+        return False
+    sizes = constants.value(known[0]).abs()
+    return sizes.numel() > 1 and float(sizes.max()) >= _APART * float(sizes.min()) > 0
+
+
+def _widen(reader: Node, read: Collection[Node], *, result: bool = False) -> None:
+    """int16 in the place of int8, in what ``reader`` reads and, if ``result``, in what it gives."""
+    wide, annotation = get_symmetric_a16w8_quantization_config().activation, reader.meta.get(ANNOTATION)
+    if annotation is None:
+        return
+    for node in read:
+        if getattr(annotation.input_qspec_map.get(node), "dtype", None) is torch.int8:
+            annotation.input_qspec_map[node] = wide
+    if result and getattr(annotation.output_qspec, "dtype", None) is torch.int8:
+        annotation.output_qspec = wide

@@ -21,11 +21,12 @@ from torch.fx import Node
 from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQuantizationSpec
 
-from arm_backend_core.nodes import PLACE, is_float, readers_through
+from arm_backend_core.nodes import PLACE, is_float
 from arm_backend_core.ops.registry import find, moves
 from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantizer.annotator import ANNOTATION, connect
 from arm_backend_core.quantizer.observer import RangeObserver
+from arm_recipes.stages.walking import readers_through
 
 if TYPE_CHECKING:
     from arm_recipes.stages.post_training import Observed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any, cast
 
@@ -111,3 +111,14 @@ def paths_of(graph: Graph) -> dict[Node, tuple[Side, ...]]:
         common = takewhile(lambda steps: len(set(steps)) == 1, zip(*ways, strict=False))
         paths[node] = tuple(steps[0] for steps in common)
     return paths
+
+
+def readers_through(node: Node, through: Callable[[Node], bool]) -> Iterator[Node]:
+    """What reads a node, and what reads those of them that ``through`` holds for; each once, however many the paths."""
+    todo, seen = list(node.users), set[Node]()
+    while todo:
+        reader = todo.pop()
+        if reader not in seen:
+            seen.add(reader)
+            todo += reader.users if through(reader) else ()
+            yield reader

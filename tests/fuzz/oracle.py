@@ -82,7 +82,7 @@ _MOST_EVALUATIONS = 60
 _Kind = Callable[[GraphModule], Interpreter]
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 #: What recipes improve that gives operators other types and scales; the rest gives them other weights.
-_IMPROVE = ("attention", "joins", "norms", "outputs", "rms_norms")
+_IMPROVE = ("angles", "attention", "joins", "norms", "outputs", "rms_norms")
 
 
 @dataclass(frozen=True)

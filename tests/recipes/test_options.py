@@ -100,7 +100,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (ArmRecipeType.TOSA_FP, {"qat": print}, "'qat'; it belongs to quantizing recipes"),
         (U85, {"calibration": []}, r"got \[\]: it has no samples"),
         (U85, {"observer": "median"}, "observer must be one of 'mse', .*; got 'median': none of these"),
-        (U85, {"improve": "bias"}, "improve must be a bool, or a list of names of attention, .*: neither a bool nor"),
+        (U85, {"improve": "bias"}, "improve must be a bool, or a list of names of angles, .*: neither a bool nor"),
         (U85, {"improve": ["bias", "luck"]}, r"got \['bias', 'luck'\]: there is no improvement 'luck'"),
         (U85, {"sram_budget": 0}, "sram_budget must be a number of bytes, .*got 0: not positive"),
         (U85, {"sram_budget": "2 GB"}, "got '2 GB': not a number of bytes, of B, KiB, MiB, KB or MB"),

@@ -106,6 +106,16 @@ def _part_of_five(b: Builder, x: Value, y: Value) -> Value:
     return _one_of_five(b, b.reshape(b.slice(x, (0, 0, 0, 0, 1), (1,) * 5), (1,) * 4), y)
 
 
+def _sliced_of_five(b: Builder, x: Value, y: Value) -> Value:
+    part = b.reshape(b.slice(x, (2, 0, 0), (2, 3, 5)), (1, 1, 2, 3, 5))
+    return b.rescale(b.mul(b.rescale(part, DType.INT32, 1.0), b.rescale(y, DType.INT32, 1.0)), DType.INT8, 1 / 128)
+
+
+def _reversed_of_five(b: Builder, x: Value) -> Value:
+    turned = b.transpose(b.reshape(x, (3, 8)), (1, 0))
+    return b.reverse(b.reshape(b.reshape(turned, (1, 8, 1, 3)), (1, 8, 1, 1, 3)), 4)
+
+
 def _one_number_of_five(b: Builder, x: Value) -> Value:
     return b.maximum(b.const(np.full((1,) * 5, 31), DType.INT32), x)
 
@@ -424,6 +434,8 @@ MISTAKES = (
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
     Mistake("padded_images", _padded_images, (((2, 6, 1), DType.INT8),), _ALL),
+    Mistake("sliced_of_five", _sliced_of_five, (((6, 3, 5), DType.INT8), ((4, 1, 2, 1, 1), DType.INT8)), _ALL),
+    Mistake("reversed_of_five", _reversed_of_five, (((3, 8, 1, 1), DType.INT8),), _NEW, _NEW),
     Mistake("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
     Mistake("clamped_cast", _clamped, (((6, 8), DType.INT32),), _OLD),
     Mistake(

@@ -124,7 +124,6 @@ def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
         rest = tail.square().sum(-2, keepdim=True)
         end = torch.sqrt(head.square() + rest)
         first = head + torch.where(head < 0, -end, end)
-        # reflections leave the first k rows alone, and all of them where there is nothing to reflect
         half = torch.where(rest == 0, 1.0, (first.square() + rest) / 2)
         mirror = F.pad(torch.where(rest == 0, 0.0, torch.cat([first, tail], -2)), (0, 0, k, 0))
         r, q = r - mirror @ (mirror.mT @ r / half), q - (q @ mirror / half) @ mirror.mT

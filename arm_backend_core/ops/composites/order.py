@@ -67,8 +67,7 @@ def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
         below = math.prod(x.shape[dim:])
         indices.append(rest // below)
         rest = rest - indices[-1] * below
-    found = torch.stack([*indices, rest], 1)
-    return torch.where((place < x.numel()).unsqueeze(1), found, fill_value).long()
+    return torch.where((place < x.numel()).unsqueeze(1), torch.stack([*indices, rest], 1), fill_value).long()
 
 
 def _at(x: Tensor, dim: int, rank: int) -> tuple[Tensor, Tensor]:

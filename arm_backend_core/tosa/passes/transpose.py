@@ -7,31 +7,33 @@ from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.layout_modes import Mode, attributes, forward, moves_nothing, stored
 from arm_backend_core.tosa.passes.merge import groups
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
 
 
 def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE of a TRANSPOSE is one; a TRANSPOSE that moves only dimensions of size 1 is a RESHAPE.
-
-    So is one that undoes another behind a RESHAPE of such dimensions alone: Vela would forget a SLICE before them.
-    """
+    """TRANSPOSE of a TRANSPOSE is one; a TRANSPOSE that moves only dimensions of size 1 is a RESHAPE."""
     source, perms = op.inputs[0], tuple(op.attrs["perms"])
     if moves_nothing(source.shape, identity(source.rank), perms):
         return rewriter.build.reshape(source, op.output.shape)
     inner = producer(source, "TRANSPOSE")
-    reshape = producer(source, "RESHAPE")
-    before = reshape and producer(reshape.inputs[0], "TRANSPOSE")
-    if reshape and before and _sizes(reshape.output) == _sizes(before.output):
-        turns = [[d for d in x.attrs["perms"] if x.inputs[0].shape[d] > 1] for x in (before, op)]
-        first, second = ([sorted(turn).index(d) for d in turn] for turn in turns)
-        if [first[d] for d in second] == sorted(first):
-            return rewriter.build.reshape(before.inputs[0], op.output.shape)
     if inner is None:
-        return None
+        return undo_transpose(op, rewriter)
     return rewriter.build.transpose(inner.inputs[0], compose(tuple(inner.attrs["perms"]), perms))
 
 
-def _sizes(value: Value) -> list[int]:
+def undo_transpose(op: Op, rewriter: Rewriter) -> Value | None:
+    """A TRANSPOSE that undoes one before a RESHAPE, which adds or drops dimensions of size 1, is a RESHAPE too."""
+    before = producer(past(op.inputs[0], "RESHAPE"), "TRANSPOSE")
+    if before is None or _real(op.inputs[0]) != _real(before.output):
+        return None
+    turns = [[d for d in turn.attrs["perms"] if turn.inputs[0].shape[d] > 1] for turn in (before, op)]
+    first, second = ([sorted(turn).index(d) for d in turn] for turn in turns)
+    if [first[d] for d in second] != sorted(first):
+        return None
+    return rewriter.build.reshape(before.inputs[0], op.output.shape)
+
+
+def _real(value: Value) -> list[int]:
     return [size for size in value.shape if size > 1]
 
 

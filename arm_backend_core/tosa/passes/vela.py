@@ -238,7 +238,7 @@ _GRAPHS: dict[str, Callable[[Graph, Target], None]] = {
 }
 #: By the mistake's name: a rule, and the operators that it is for.
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
-    "sliced": (partial(_copy_where, _forgets_slice), _APART),
+    "sliced": (partial(_copy_where, _forgets_slice), (*_APART, *ELEMENTWISE - UNARY)),
     "column": (partial(_copy_where, _is_column), (*_REDUCTIONS, "ARGMAX")),
     "joined": (partial(_copy_where, _is_misplaced), ("CONCAT", "PAD")),
     "joined_table": (partial(_copy_where, _is_misplaced_table), ("TABLE", "CLAMP")),

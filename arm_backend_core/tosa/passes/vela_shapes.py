@@ -65,6 +65,15 @@ def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
     return b.transpose(copied(x, b), perms)
 
 
+def reverse_in_three(op: Op, rewriter: Rewriter) -> Value | None:
+    """REVERSE of five dimensions and more in three: behind a TRANSPOSE Vela writes it beyond the result."""
+    b, shape, axis = rewriter.build, op.output.shape, op.attrs["axis"]
+    if len(shape) < 5:
+        return None
+    flat = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
+    return b.reshape(b.reverse(b.reshape(op.inputs[0], flat), 1), shape)
+
+
 def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
     """Dilation by more than the image has rows or columns: of the parts that Vela makes, some have only padding.
 
@@ -98,6 +107,7 @@ def _has_empty_part(op: Op, image: Sequence[int], padding: Sequence[int]) -> boo
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced_rank": (copy_part, ("RESHAPE",)),
     "sliced_growth": (partial(copy_part, of_one=True), ("RESHAPE",)),
+    "reversed_five": (reverse_in_three, ("REVERSE",)),
     "turned_back": (copy_turned_back, ("TRANSPOSE",)),
     "dilated": (pad_dilated, ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")),
 }
