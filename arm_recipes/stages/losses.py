@@ -25,6 +25,7 @@ from arm_recipes.stages.walking import Walk, paths_of
 if TYPE_CHECKING:
     from arm_recipes.stages.post_training import Observed
 
+_EMBEDDING = torch.ops.aten.embedding.default
 #: dB of a result below which its noise is half of its values: the user is told.
 LEAST = 6.0
 #: dB above which noise is no more than a step of int16 adds: operands are taken to be no better.
@@ -54,15 +55,16 @@ class _Constant:
     parameters: Sequence[Any]
     floats: Tensor | None
 
-    def __call__(self) -> Tensor:
+    def __call__(self, rows: Any = ...) -> Tensor:
+        """All, or these rows of a table, of which a sample takes few."""
         if self.floats is not None:
-            return self.floats
+            return self.floats[rows]
         scale, zero_point = self.parameters[:2]
         if isinstance(scale, Tensor):
             shape = [1] * self.integers.dim()
             shape[self.parameters[2]] = -1
-            scale, zero_point = scale.float().reshape(shape), zero_point.reshape(shape)
-        return (self.integers.float() - zero_point) * scale
+            scale, zero_point = (x.float().reshape(shape).expand_as(self.integers)[rows] for x in (scale, zero_point))
+        return (self.integers[rows].float() - zero_point) * scale
 
 
 class _Run(Walk):
@@ -76,7 +78,7 @@ class _Run(Walk):
         return attrgetter(str(node.target))(self._model.model)
 
     def read(self, source: Node, reader: Node, value: Any) -> Any:
-        return value() if isinstance(value, _Constant) else value
+        return value() if isinstance(value, _Constant) and reader.target is not _EMBEDDING else value
 
     def called(self, node: Node, args: Any, kwargs: Any) -> Any:
         if is_quantize(node):
@@ -86,6 +88,8 @@ class _Run(Walk):
                 return args[0]
             floats = self._model.floats[str(node.all_input_nodes[0].target)] if not self._rounds else None
             return _Constant(args[0], args[1:], floats)
+        if node.target is _EMBEDDING and isinstance(args[0], _Constant):
+            return args[0](args[1])
         return super().called(node, args, kwargs)
 
     def made(self, node: Node, value: Any) -> Any:
@@ -106,11 +110,15 @@ def losses(model: Observed) -> list[Loss]:
         model: with quantize and dequantize operators.
 
     Returns:
-        none of a model with loops: what starts one again stands before the operators that round it.
+        none of a model with loops, where what starts one again stands before the operators that round it; of one that
+        draws random numbers; and where PyTorch refuses what rounding makes of indices and sizes.
     """
-    if any(node.target is LOOP_OUT for node in model.graph.nodes):
+    if any(node.target is LOOP_OUT or _is_random(node) for node in model.graph.nodes):
         return []
-    made = _Run(model, rounds=True).run(model.last.reset())
+    try:
+        made = _Run(model, rounds=True).run(model.last.reset())
+    except (RuntimeError, IndexError, ValueError):
+        return []
     return [
         Loss(spec.arg.name, sqnr)
         for spec, x, y in zip(model.results, model.last.results, made, strict=True)
@@ -118,12 +126,19 @@ def losses(model: Observed) -> list[Loss]:
     ]
 
 
+def _is_random(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def _sqnr(exact: Any, made: Any) -> float | None:
-    """None of what is no floating point, not finite or 0."""
-    if not isinstance(exact, Tensor) or not exact.is_floating_point() or not exact.numel():
+    """None of what is no floating point, not finite, 0 or of another size."""
+    if not isinstance(exact, Tensor) or not exact.is_floating_point() or exact.shape != made.shape:
         return None
-    signal, noise = (float(x.square().sum(dtype=torch.float64)) for x in (exact, exact - made))
-    return decibels(signal, noise) if signal and math.isfinite(signal + noise) else None
+    peak = float(exact.abs().max()) if exact.numel() else 0.0
+    if not peak or not math.isfinite(peak):
+        return None
+    signal, noise = (float((x / peak).square().sum(dtype=torch.float64)) for x in (exact, exact - made))
+    return decibels(signal, noise) if math.isfinite(noise) else None
 
 
 def told(model: Observed, method: str, found: Sequence[Loss]) -> str:

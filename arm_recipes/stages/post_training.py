@@ -7,7 +7,8 @@ are the same, and quantize and dequantize operators take the observers' places.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, cast
@@ -81,6 +82,14 @@ class Last:
         for state, before in self.states:
             state.copy_(before)
         return _cloned(self.inputs)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Let buffers hold at the end what they hold now."""
+        now = [(state, state.clone()) for state, _ in self.states]
+        yield
+        for state, value in now:
+            state.copy_(value)
 
 
 class Observed(torch.nn.Module):
@@ -163,6 +172,7 @@ class Observed(torch.nn.Module):
         values = _cloned(pytree.tree_leaves((args, ordered)))
         try:
             states = self._common.states.values() if self._writes else ()
+            self.last = Last()  # copies of one sample at a time
             self.last = Last(_cloned(values), states=[(state, state.clone()) for state in states])
             self.last.results = self._observe(values)
         except NotFinite as error:

@@ -250,9 +250,10 @@ class FastQuantizeStage(QuantizeStage):
     def _tell_losses(self, method: str, model: Observed) -> None:
         from arm_recipes.stages.losses import losses, told
 
-        self.losses[method] = losses(model) if model.samples else ()
-        if text := told(model, method, self.losses[method]):
-            self.notes.append(text)
+        with model.last.undone():  # other methods go on from these buffers
+            self.losses[method] = losses(model) if model.samples else ()
+            if text := told(model, method, self.losses[method]):
+                self.notes.append(text)
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

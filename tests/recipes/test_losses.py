@@ -135,3 +135,41 @@ def test_timesteps_are_wide_in_int8(kind: str) -> None:
     recipe = ExportRecipe.get_recipe(ArmRecipeType[kind], improve=[])
     with pytest.warns(ArmRecipesWarning, match="rounding leaves"):
         export(model.eval(), recipe, list(samples))
+
+
+_INDEXED = torch.randn(10, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.bernoulli(x.sigmoid()) * x,
+        lambda x: nn.functional.embedding((x * 10).long(), _INDEXED),
+    ],
+    ids=["random", "computed index"],
+)
+def test_what_cannot_be_computed_once_more_is_not_told(function: Callable[[Tensor], Tensor]) -> None:
+    """Two runs draw other numbers, and rounding may make an index of 10 of one just below."""
+    x = torch.linspace(0, 0.999, 64)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "rounding leaves", ArmRecipesWarning)
+        result = _exported(_Function(function), [(x,)])
+    assert _left(result) == {}
+
+
+def test_tiny_and_huge_numbers_have_decibels() -> None:
+    torch.manual_seed(0)
+    result = _exported(_Function(lambda x: (x * 1e30, x * 1e-12)), [(torch.randn(4, 8),)] * 2)
+    assert all(left > 25 for left in _left(result).values())
+    assert len(_left(result)) == 2
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_rows_of_a_table_are_those_of_the_program(per_channel: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 8))
+    samples = [(torch.randint(0, 50, (2, 5), dtype=torch.int32),) for _ in range(4)]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, per_channel=per_channel)
+    result = export(model.eval(), recipe, list(samples))
+    (left,) = _left(result).values()
+    assert left == pytest.approx(_noise(model(*samples[-1]), result.run(*samples[-1])), abs=1.0)
