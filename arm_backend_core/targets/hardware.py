@@ -329,7 +329,7 @@ _U85 = Hardware(
     transposes_by_convolution=True,
     slow_weights=256,
     mistakes=(
-        *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed_five"),
+        *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
         *("turned_table", "two_tables", "activation", "sliced_growth", "unclipped_scaled"),
     ),
     forgotten=partial(

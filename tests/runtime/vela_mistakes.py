@@ -116,6 +116,10 @@ def _reversed_of_five(b: Builder, x: Value) -> Value:
     return b.reverse(b.reshape(b.reshape(turned, (1, 8, 1, 3)), (1, 8, 1, 1, 3)), 4)
 
 
+def _reversed_and_turned(b: Builder, x: Value) -> Value:
+    return b.transpose(b.reshape(b.reverse(b.reverse(x, 3), 3), (11, 16, 12)), (2, 1, 0))
+
+
 def _one_number_of_five(b: Builder, x: Value) -> Value:
     return b.maximum(b.const(np.full((1,) * 5, 31), DType.INT32), x)
 
@@ -436,6 +440,7 @@ MISTAKES = (
     Mistake("padded_images", _padded_images, (((2, 6, 1), DType.INT8),), _ALL),
     Mistake("sliced_of_five", _sliced_of_five, (((6, 3, 5), DType.INT8), ((4, 1, 2, 1, 1), DType.INT8)), _ALL),
     Mistake("reversed_of_five", _reversed_of_five, (((3, 8, 1, 1), DType.INT8),), _NEW, _NEW),
+    Mistake("reversed_and_turned", _reversed_and_turned, (((11, 16, 1, 12), DType.INT8),), _NEW, _NEW),
     Mistake("one_number_of_five", _one_number_of_five, (((2, 3, 2, 4, 5), DType.INT32),), _OLD),
     Mistake("clamped_cast", _clamped, (((6, 8), DType.INT32),), _OLD),
     Mistake(

@@ -66,11 +66,11 @@ def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def reverse_in_three(op: Op, rewriter: Rewriter) -> Value | None:
-    """REVERSE of five dimensions and more in three: behind a TRANSPOSE Vela writes it beyond the result."""
+    """REVERSE in three dimensions: Vela writes it beyond the result with a TRANSPOSE that sees others."""
     b, shape, axis = rewriter.build, op.output.shape, op.attrs["axis"]
-    if len(shape) < 5:
-        return None
     flat = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
+    if len(shape) < 4 or (len(shape) == 4 and 1 not in shape[1:]) or max(flat) > 1 << 16:
+        return None
     return b.reshape(b.reverse(b.reshape(op.inputs[0], flat), 1), shape)
 
 
@@ -107,7 +107,7 @@ def _has_empty_part(op: Op, image: Sequence[int], padding: Sequence[int]) -> boo
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced_rank": (copy_part, ("RESHAPE",)),
     "sliced_growth": (partial(copy_part, of_one=True), ("RESHAPE",)),
-    "reversed_five": (reverse_in_three, ("REVERSE",)),
+    "reversed": (reverse_in_three, ("REVERSE",)),
     "turned_back": (copy_turned_back, ("TRANSPOSE",)),
     "dilated": (pad_dilated, ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")),
 }
