@@ -24,8 +24,7 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
     """``stream`` with what is left out, and before which of Vela's bytes each word of it stands, from the first on."""
     registers, kernels, words, places = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
     tables, lost = dict[int, list[int]](), set[int]()  # by slot, the DMA that brings it; slots that are written over
-    written: _Map = ()
-    changed = False  # whether BLOCKDEP is 0 where ``registers`` have another
+    written, changed = _Map(), False  # and whether BLOCKDEP is 0 where ``registers`` have another
     product, small = stream[11] >> 4, stream[8] & 15 < 7  # the third word's highest bits; the lowest: log2 of the MACs
     new = stream.startswith(b"COP2") or product == _U85  # it has none of the other mistakes, as far as known
 
@@ -47,9 +46,10 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
             elif small and slot < 0 and not new:
                 lost.update(tables)
             kernels = [*kernels[-1:], list(_kernel(registers, number))]
-            chained = new and any(registers[places[4]] >> 46 & 3 == _CHAINED for places in _MAPS)
-            early = number == _RESIZE or (len(kernels) > 1 and _reads_otherwise(registers, kernels, written))
-            early = early and not chained and bool(registers[_BLOCKDEP])
+            maps = _MAPS[: 3 if number == _ELEMENTWISE else 2] if new else ()
+            chained = any(registers[places[4]] >> 46 & 3 == _CHAINED for places in maps)
+            early = not chained and len(kernels) > 1 and _reads_otherwise(registers, kernels, written)
+            early = (early or number == _RESIZE) and bool(registers[_BLOCKDEP])
             if early != changed:
                 put(*encoded(_BLOCKDEP, 0 if early else registers[_BLOCKDEP]))
                 changed = early

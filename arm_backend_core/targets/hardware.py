@@ -270,11 +270,10 @@ def _forgotten_of_window(op: Operation) -> tuple[int, ...]:
 
 
 def _forgotten(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Sequence[int]) -> tuple[int, ...]:
-    """REDUCE_SUM is computed along channels, other reductions along ``reduced``; both of one image.
-
-    Arithmetic is one operation, but for operands of five dimensions and more that broadcast.
-    """
-    if len(op.inputs) == 2 and op.kind not in always:
+    """REDUCE_SUM is computed along channels, other reductions along ``reduced``; both of one image."""
+    if (
+        len(op.inputs) == 2 and op.kind not in always
+    ):  # arithmetic is several operations where five dimensions broadcast
         first, second = (x.shape for x in op.inputs)
         return _EVERY if first != second and max(len(first), len(second)) > 4 else ()
     if not op.kind.startswith("REDUCE"):

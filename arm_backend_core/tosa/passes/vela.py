@@ -32,7 +32,8 @@ def avoid_mistakes(graph: Graph, target: Target) -> None:
     for mistake in mistakes:
         if mistake in _GRAPHS:
             _GRAPHS[mistake](graph, target)
-    for known in (vela_numbers.FIRST, _RULES, vela_shapes.LAST):
+    arithmetic = {"sliced": (_RULES["sliced"][0], tuple(ELEMENTWISE - UNARY))}  # which other rules are for as well
+    for known in (vela_numbers.FIRST, arithmetic, _RULES, vela_shapes.LAST):
         rules: dict[str, list[Rule]] = {}
         for rule, kinds in (known[mistake] for mistake in mistakes if mistake in known):
             for kind in kinds:
@@ -238,7 +239,7 @@ _GRAPHS: dict[str, Callable[[Graph, Target], None]] = {
 }
 #: By the mistake's name: a rule, and the operators that it is for.
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
-    "sliced": (partial(_copy_where, _forgets_slice), (*_APART, *ELEMENTWISE - UNARY)),
+    "sliced": (partial(_copy_where, _forgets_slice), _APART),
     "column": (partial(_copy_where, _is_column), (*_REDUCTIONS, "ARGMAX")),
     "joined": (partial(_copy_where, _is_misplaced), ("CONCAT", "PAD")),
     "joined_table": (partial(_copy_where, _is_misplaced_table), ("TABLE", "CLAMP")),
