@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,6 @@ from arm_recipes.stages.quantization import FastQuantizeStage
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Rejected
-    from arm_recipes.stages.losses import Loss
 
 
 #: What a stage does to the methods, for messages.
@@ -130,7 +129,7 @@ class Pipeline:
         self._programs: dict[str, ExportedProgram] = {}
         self._graphs: dict[str, torch.fx.GraphModule] = {}
         self._originals: dict[str, Original] = {}
-        self._losses: Mapping[str, Sequence[Loss]] = {}
+        self._losses: Mapping[str, dict[str, float]] = {}
         self._patterns: dict[str, Pattern] = {}
         self._out_specs: dict[str, Any] = {}
         self._tensors: dict[str, tuple[tuple[report.TensorInfo, ...], tuple[report.TensorInfo, ...]]] = {}
@@ -218,8 +217,8 @@ class Pipeline:
         methods = []
         for name, graph in self._graphs.items():
             ours, others, boundary, cpu = report.describe_graph(graph, rejected)
-            left = {loss.output: loss.sqnr for loss in self._losses.get(name, ())}
-            quantization = report.describe_quantization(self._programs[name], self._progress.samples.get(name), left)
+            samples, losses = self._progress.samples.get(name), self._losses.get(name, {})
+            quantization = report.describe_quantization(self._programs[name], samples, losses)
             tensors = self._tensors[name]
             lacking = not_runnable(graph.graph)
             methods.append(report.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization, lacking))

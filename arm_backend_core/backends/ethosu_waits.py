@@ -7,7 +7,7 @@ another way than as whole rows of the same tensor, and no RESIZE, which Vela tak
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from arm_backend_core.backends.ethosu_commands import DMA, DMA_START, DMA_WAIT, commands, encoded, packed
 
@@ -17,14 +17,13 @@ _ACTIVATION, _TABLE_0, _BLOCKDEP, _CHAINED = 293, 16, 303, 2
 _MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
 _SOURCE, _TARGET, _FROM, _TO, _LENGTH = DMA
 _Span = tuple[int, int, int, bool]  # region, first byte, one past the last, whether it is written
-_Map = tuple[int, ...]
 
 
 def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
     """``stream`` with what is left out, and before which of Vela's bytes each word of it stands, from the first on."""
     registers, kernels, words, places = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
     tables, lost = dict[int, list[int]](), set[int]()  # by slot, the DMA that brings it; slots that are written over
-    written, changed = _Map(), False  # and whether BLOCKDEP is 0 where ``registers`` have another
+    written, changed = tuple[int, ...](), False  # and whether BLOCKDEP is 0 where ``registers`` have another
     product, small = stream[11] >> 4, stream[8] & 15 < 7  # the third word's highest bits; the lowest: log2 of the MACs
     new = stream.startswith(b"COP2") or product == _U85  # it has none of the other mistakes, as far as known
 
@@ -45,14 +44,15 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
                 lost.remove(slot)
             elif small and slot < 0 and not new:
                 lost.update(tables)
-            kernels = [*kernels[-1:], list(_kernel(registers, number))]
-            maps = _MAPS[: 3 if number == _ELEMENTWISE else 2] if new else ()
-            chained = any(registers[places[4]] >> 46 & 3 == _CHAINED for places in maps)
-            early = not chained and len(kernels) > 1 and _reads_otherwise(registers, kernels, written)
-            early = (early or number == _RESIZE) and bool(registers[_BLOCKDEP])
-            if early != changed:
-                put(*encoded(_BLOCKDEP, 0 if early else registers[_BLOCKDEP]))
-                changed = early
+            maps = _MAPS[: 3 if number == _ELEMENTWISE else 2]
+            kernels = [*kernels[-1:], list(_kernel(registers, maps))]
+            apart = new and any(registers[precision] >> 46 & 3 == _CHAINED for *_, precision, _ in maps)
+            late = number == _RESIZE or (
+                len(kernels) > 1 and not apart and _reads_otherwise(registers, kernels, written)
+            )
+            if changed != (late and registers[_BLOCKDEP] > 0):
+                changed = not changed
+                put(*encoded(_BLOCKDEP, 0 if changed else registers[_BLOCKDEP]))
             written = _map(registers, _MAPS[1])
         elif number == DMA_START and not new:
             pairs = ((a, b) for a in _dma(registers) for kernel in kernels for b in kernel)
@@ -67,7 +67,7 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
     return packed(stream, words), places
 
 
-def _map(registers: dict[int, int], places: tuple[int, ...]) -> _Map:
+def _map(registers: dict[int, int], places: tuple[int, ...]) -> tuple[int, ...]:
     """First byte, from row to row, and what else whole rows have in common: strides, sizes, format, type, order."""
     base, x, tile, _, precision, depth = places
     form = registers[precision]
@@ -76,7 +76,7 @@ def _map(registers: dict[int, int], places: tuple[int, ...]) -> _Map:
     return (*(registers[key] for key in (base, x + 1, x, x + 2)), *sizes)
 
 
-def _reads_otherwise(registers: dict[int, int], kernels: list[list[_Span]], written: _Map) -> bool:
+def _reads_otherwise(registers: dict[int, int], kernels: list[list[_Span]], written: tuple[int, ...]) -> bool:
     """Whether a kernel reads what the one before has written, and not whole rows of it.
 
     Two operands next to each other may be of one tensor: Vela looks at one of them.
@@ -109,9 +109,9 @@ def _dma(registers: dict[int, int]) -> Iterator[_Span]:
             yield registers[region] >> 32 & 7, registers[address], registers[address] + length, region == _TARGET
 
 
-def _kernel(registers: dict[int, int], code: int) -> Iterator[_Span]:
+def _kernel(registers: dict[int, int], maps: Sequence[tuple[int, ...]]) -> Iterator[_Span]:
     """From a feature map's first byte, or where its rolling buffer begins, to the end of its first tile."""
-    for base, stride, tile, region, precision, depth in _MAPS[: 3 if code == _ELEMENTWISE else 2]:
+    for base, stride, tile, region, precision, depth in maps:
         start, x, y, brick, form = (registers[key] for key in (base, stride, stride + 1, stride + 2, precision))
         columns, rows, channels = (registers[key] >> 32 for key in (tile, tile + 1, depth))  # each less one
         bricks, size = form >> 38 & 3 == 1, form >> (33 if base == _MAPS[1][0] else 34) & 3

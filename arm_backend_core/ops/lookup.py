@@ -85,10 +85,8 @@ def _turned(x: Int, real: Array, angle: float) -> Int:
     ``g`` is a quarter of a turn ahead of f: f(i + 1) = f(i) * cos(angle) + g(i) * sin(angle).
     """
     turn = np.arange(-256, 257).clip(-128, 128)  # of h and l alike: 128 times these is what is looked up
-    here, ahead = (
-        real[turn * 256 + 32768],
-        np.append(real, 2 * math.cos(angle) * real[-1] - real[-2])[turn * 256 + 32769],
-    )
+    following = np.append(real[1:], 2 * math.cos(angle) * real[-1] - real[-2])
+    here, ahead = real[turn * 256 + 32768], following[turn * 256 + 32768]
     lines = here, (ahead - here * math.cos(angle)) / math.sin(angle), np.cos(turn * angle), np.sin(turn * angle)
     steps, high = x.in_steps(), x.rescale(DType.INT32, 1 / 256)
     places = [high] * 2 + [(steps - high * 256).within(-128, 128)] * 2

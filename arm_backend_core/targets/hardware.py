@@ -271,9 +271,8 @@ def _forgotten_of_window(op: Operation) -> tuple[int, ...]:
 
 def _forgotten(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Sequence[int]) -> tuple[int, ...]:
     """REDUCE_SUM is computed along channels, other reductions along ``reduced``; both of one image."""
-    if (
-        len(op.inputs) == 2 and op.kind not in always
-    ):  # arithmetic is several operations where five dimensions broadcast
+    # Arithmetic is taken apart where operands of five dimensions and more are broadcast.
+    if len(op.inputs) == 2 and op.kind not in always:
         first, second = (x.shape for x in op.inputs)
         return _EVERY if first != second and max(len(first), len(second)) > 4 else ()
     if not op.kind.startswith("REDUCE"):

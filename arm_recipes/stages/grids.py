@@ -10,8 +10,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -30,9 +30,11 @@ from arm_backend_core.quantizer.observer import RangeObserver
 
 _PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
 _PRODUCTS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
-_WAVES = {name: getattr(torch.ops.aten, name).default for name in ("sin", "cos")}
+_WAVES = (torch.ops.aten.sin.default, torch.ops.aten.cos.default)
 #: Least end of a range of probabilities: steps of 2**-14, four times what the integer softmax errs by.
 _LEAST = 2.0**-6
+#: The largest of frequencies beside the smallest, from which on they are those of an embedding.
+_APART = 64.0
 
 
 class ProbabilityObserver(RangeObserver):
@@ -40,10 +42,6 @@ class ProbabilityObserver(RangeObserver):
 
     def _range(self, seen: Any) -> tuple[float, float]:
         return 0.0, min(max(1.25 * seen.high, _LEAST), 1.0) if seen.count else 1.0
-
-
-#: The largest of frequencies beside the smallest, from which on they are those of an embedding.
-_APART = 64.0
 
 
 def refine(graph: Graph, improve: Collection[str]) -> None:
@@ -89,22 +87,25 @@ def _ends(node: Node) -> bool:
 
 
 def _widen_angles(graph: Graph) -> None:
-    waves = [node for name in ("sin", "cos") for node in graph.find_nodes(op="call_function", target=_WAVES[name])]
-    constants = Constants(graph.owning_module) if waves and isinstance(graph.owning_module, GraphModule) else None
+    waves = [node for target in _WAVES for node in graph.find_nodes(op="call_function", target=target)]
+    if not waves:
+        return
+    constants = Constants(cast(GraphModule, graph.owning_module))
     for wave in waves:
-        angle = wave.all_input_nodes[0]
-        path = []
-        while moves(angle):
-            path.append(angle)
-            angle = angle.all_input_nodes[0]
-        if constants is not None and _is_embedding(angle, constants):
-            source = next(x for x in angle.all_input_nodes if x not in constants)
-            for reader, read in [(wave, wave.all_input_nodes[0]), *((x, x.all_input_nodes[0]) for x in path)]:
-                _widen(reader, [read])
-            _widen(angle, angle.all_input_nodes, result=True)
-            while moves(source):
-                _widen(source, source.all_input_nodes)
-                source = source.all_input_nodes[0]
+        *moved, angle = _before(wave)
+        if _is_embedding(angle, constants):
+            *sources, _ = _before(angle, next(x for x in angle.all_input_nodes if x not in constants))
+            for reader in (wave, *moved, angle, *sources):
+                _widen(reader, result=reader is angle)
+
+
+def _before(reader: Node, source: Node | None = None) -> Iterator[Node]:
+    """What only moves what ``reader`` reads, backwards, and what that is from."""
+    source = source or reader.all_input_nodes[0]
+    while moves(source) and len(source.all_input_nodes) == 1:
+        yield source
+        (source,) = source.all_input_nodes
+    yield source
 
 
 def _is_embedding(angle: Node, constants: Constants) -> bool:
@@ -118,13 +119,12 @@ def _is_embedding(angle: Node, constants: Constants) -> bool:
     return sizes.numel() > 1 and float(sizes.max()) >= _APART * float(sizes.min()) > 0
 
 
-def _widen(reader: Node, read: Collection[Node], *, result: bool = False) -> None:
+def _widen(reader: Node, *, result: bool) -> None:
     """int16 in the place of int8, in what ``reader`` reads and, if ``result``, in what it gives."""
-    wide, annotation = get_symmetric_a16w8_quantization_config().activation, reader.meta.get(ANNOTATION)
+    annotation = reader.meta.get(ANNOTATION)
     if annotation is None:
         return
-    for node in read:
-        if getattr(annotation.input_qspec_map.get(node), "dtype", None) is torch.int8:
-            annotation.input_qspec_map[node] = wide
+    wide, read = get_symmetric_a16w8_quantization_config().activation, annotation.input_qspec_map
+    read |= {node: wide for node, spec in read.items() if getattr(spec, "dtype", None) is torch.int8}
     if result and getattr(annotation.output_qspec, "dtype", None) is torch.int8:
         annotation.output_qspec = wide

@@ -7,9 +7,9 @@ ranges and steps that do not fit, not what a target computes in another way.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from arm_backend_core.nodes import in_words, is_dequantize, is_quantize
 from arm_backend_core.ops.loops import LOOP_OUT
-from arm_recipes.comparing.figures import decibels
+from arm_recipes.comparing.figures import Sums
 from arm_recipes.stages.walking import Walk, paths_of
 
 if TYPE_CHECKING:
@@ -27,24 +27,11 @@ if TYPE_CHECKING:
 
 _EMBEDDING = torch.ops.aten.embedding.default
 #: dB of a result below which its noise is half of its values: the user is told.
-LEAST = 6.0
+_LEAST = 6.0
 #: dB above which noise is no more than a step of int16 adds: operands are taken to be no better.
 _MOST = 60.0
 #: Elements of all tensors up to which they are kept to see where most is lost.
 _KEPT = 1 << 27
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A result of floating point.
-
-    Attributes:
-        output: its name.
-        sqnr: dB of the signal over the noise that rounding adds; infinite without any.
-    """
-
-    output: str
-    sqnr: float
 
 
 @dataclass(frozen=True)
@@ -103,8 +90,8 @@ def _rounded(x: Tensor, scale: float, zero_point: int, low: int, high: int, dtyp
     return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, low, high)
 
 
-def losses(model: Observed) -> list[Loss]:
-    """Of each result that is floating point, for the last sample.
+def losses(model: Observed) -> dict[str, float]:
+    """dB of each result of floating point over the noise that rounding adds to it, for the last sample, by its name.
 
     Args:
         model: with quantize and dequantize operators.
@@ -114,16 +101,16 @@ def losses(model: Observed) -> list[Loss]:
         draws random numbers; and where PyTorch refuses what rounding makes of indices and sizes.
     """
     if any(node.target is LOOP_OUT or _is_random(node) for node in model.graph.nodes):
-        return []
+        return {}
     try:
         made = _Run(model, rounds=True).run(model.last.reset())
     except (RuntimeError, IndexError, ValueError):
-        return []
-    return [
-        Loss(spec.arg.name, sqnr)
-        for spec, x, y in zip(model.results, model.last.results, made, strict=True)
+        return {}
+    return {
+        spec.arg.name: sqnr
+        for spec, x, y in zip(model.output_specs, model.last.results, made, strict=True)
         if spec.kind is OutputKind.USER_OUTPUT and (sqnr := _sqnr(x, y)) is not None
-    ]
+    }
 
 
 def _is_random(node: Node) -> bool:
@@ -134,21 +121,18 @@ def _sqnr(exact: Any, made: Any) -> float | None:
     """None of what is no floating point, not finite, 0 or of another size."""
     if not isinstance(exact, Tensor) or not exact.is_floating_point() or exact.shape != made.shape:
         return None
-    peak = float(exact.abs().max()) if exact.numel() else 0.0
-    if not peak or not math.isfinite(peak):
-        return None
-    signal, noise = (float((x / peak).square().sum(dtype=torch.float64)) for x in (exact, exact - made))
-    return decibels(signal, noise) if math.isfinite(noise) else None
+    sums = Sums.of(exact, made)
+    return sums.gap.sqnr if sums.signal and math.isfinite(sums.signal + sums.noise) else None
 
 
-def told(model: Observed, method: str, found: Sequence[Loss]) -> str:
-    """A sentence on the result of which least is left, with what loses most; empty if all have ``LEAST``."""
-    worst = min(found, key=lambda loss: loss.sqnr, default=None)
-    if worst is None or worst.sqnr >= LEAST:
+def told(model: Observed, method: str, found: Mapping[str, float]) -> str:
+    """A sentence on the result of which least is left, with what loses most; empty if all have ``_LEAST``."""
+    output, sqnr = min(found.items(), key=itemgetter(1), default=("", _LEAST))
+    if sqnr >= _LEAST:
         return ""
     where = _culprit(model)
     return (
-        f"rounding leaves {worst.sqnr:.1f} dB of output '{worst.output}' of '{method}' (signal to noise, last "
+        f"rounding leaves {sqnr:.1f} dB of output '{output}' of '{method}' (signal to noise, last "
         f"calibration sample){where and ': most is lost at ' + where}. Scale what has a wide range in the model, have "
         "precisions= make such modules A16W8, or see every layer with result.compare(samples)"
     )

@@ -180,8 +180,8 @@ class Observed(torch.nn.Module):
         self.samples += 1
 
     @property
-    def results(self) -> list[OutputSpec]:
-        """What the program gives: new values of inputs and buffers, then its results."""
+    def output_specs(self) -> list[OutputSpec]:
+        """Of what the program gives: new values of inputs and buffers, then its results."""
         return list(self._program.graph_signature.output_specs)
 
     def quantized(self, see: Callable[[Observed], None] = lambda _: None) -> ExportedProgram:

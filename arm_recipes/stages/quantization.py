@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,6 @@ from arm_recipes.stages.calibration import Calibration, start_monitor, stop_moni
 from arm_recipes.stages.capture import Capture
 
 if TYPE_CHECKING:
-    from arm_recipes.stages.losses import Loss
     from arm_recipes.stages.post_training import Common, Observed
 
 #: Marks the iteration over the calibration samples of a method with a progress bar, or returns it as it is.
@@ -118,7 +117,7 @@ class FastQuantizeStage(QuantizeStage):
 
     Attributes:
         originals: what methods that were quantized by a recipe of ours were before.
-        losses: what rounding costs the results of these.
+        losses: what rounding leaves of the results of these, see ``stages.losses``.
         notes: what the user is to be warned of.
     """
 
@@ -128,7 +127,7 @@ class FastQuantizeStage(QuantizeStage):
         self.capture = capture
         self._progress = progress
         self.originals: dict[str, Original] = {}
-        self.losses: dict[str, Sequence[Loss]] = {}
+        self.losses: dict[str, dict[str, float]] = {}
         self.notes: list[str] = []
 
     def run(self, artifact: PipelineArtifact) -> None:
@@ -251,7 +250,7 @@ class FastQuantizeStage(QuantizeStage):
         from arm_recipes.stages.losses import losses, told
 
         with model.last.undone():  # other methods go on from these buffers
-            self.losses[method] = losses(model) if model.samples else ()
+            self.losses[method] = losses(model) if model.samples else {}
             if text := told(model, method, self.losses[method]):
                 self.notes.append(text)
 

@@ -31,7 +31,6 @@ _FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
 RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in OPERATORS}
 #: Apply all local rules until none does anything; each removes an operator or moves one downstream.
 simplify: Pass = partial(settle, rules=RULES)
-#: Forms may turn what was turned before.
 undo_transposes: Pass = partial(settle, rules={"TRANSPOSE": [transpose.undo_transpose]})
 #: RESHAPEs of RESHAPEs become one.
 merge_reshapes: Pass = partial(settle, rules={"RESHAPE": merge.RULES["RESHAPE"]})
@@ -56,7 +55,7 @@ HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
 )
 #: Behind the forms that are chosen by their price (``arm_backend_core.forms``), of each of which they are a part.
 LAST_PASSES: tuple[tuple[Pass, str], ...] = (
-    (undo_transposes, "Vela would forget a SLICE before two that undo each other"),
+    (undo_transposes, "forms turn what was turned before; Vela would forget a SLICE before two that undo each other"),
     (give_arithmetic, "what is there twice must not be shared again"),
     (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
     (narrow_weights, "the others compute with int8"),

@@ -31,6 +31,11 @@ def groups(a: tuple[int, ...], b: tuple[int, ...]) -> Groups:
     return result
 
 
+def alike(a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether shapes differ in dimensions of size 1 alone."""
+    return [size for size in a if size != 1] == [size for size in b if size != 1]
+
+
 # -- RESHAPE -------------------------------------------------------------------------------------------------
 
 
@@ -122,7 +127,7 @@ def slice_before_reshape(op: Op, rewriter: Rewriter) -> Value | None:
     whole, source = op.inputs[0].shape, reshape.inputs[0]
     if any(user.kind != "SLICE" for user in rewriter.users(op.inputs[0]) or (op,)):
         return None
-    if whole[-1] != source.shape[-1] or [n for n in whole if n > 1] != [n for n in source.shape if n > 1]:
+    if whole[-1] != source.shape[-1] or not alike(whole, source.shape):
         return None
     spans = iter([span for n, *span in zip(whole, op.attrs["start"], op.attrs["size"], strict=True) if n > 1])
     start, size = zip(*(next(spans) if n > 1 else (0, 1) for n in source.shape), strict=True)

@@ -6,7 +6,7 @@ from arm_backend_core.permutation import compose, identity, inverse
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.layout_modes import Mode, attributes, forward, moves_nothing, stored
-from arm_backend_core.tosa.passes.merge import groups
+from arm_backend_core.tosa.passes.merge import alike, groups
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
 
 
@@ -24,17 +24,13 @@ def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
 def undo_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     """A TRANSPOSE that undoes one before a RESHAPE, which adds or drops dimensions of size 1, is a RESHAPE too."""
     before = producer(past(op.inputs[0], "RESHAPE"), "TRANSPOSE")
-    if before is None or _real(op.inputs[0]) != _real(before.output):
+    if before is None or not alike(op.inputs[0].shape, before.output.shape):
         return None
     turns = [[d for d in turn.attrs["perms"] if turn.inputs[0].shape[d] > 1] for turn in (before, op)]
     first, second = ([sorted(turn).index(d) for d in turn] for turn in turns)
     if [first[d] for d in second] != sorted(first):
         return None
     return rewriter.build.reshape(before.inputs[0], op.output.shape)
-
-
-def _real(value: Value) -> list[int]:
-    return [size for size in value.shape if size > 1]
 
 
 def sink_transpose(op: Op, rewriter: Rewriter) -> Value | None:

@@ -18,6 +18,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes import vela_numbers, vela_shapes, vela_tables
 from arm_backend_core.tosa.passes.fuse import power_of_two
+from arm_backend_core.tosa.passes.merge import alike
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer, sweep
 from arm_backend_core.tosa.passes.vela_numbers import copied
 
@@ -27,13 +28,12 @@ _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D
 
 
 def avoid_mistakes(graph: Graph, target: Target) -> None:
-    """Each operator once: what is written is not looked at again, but for what FIRST and LAST are for."""
+    """Each operator once: what is written is not looked at again, but for what _FIRST and LAST are for."""
     mistakes = target.hardware.mistakes
     for mistake in mistakes:
         if mistake in _GRAPHS:
             _GRAPHS[mistake](graph, target)
-    arithmetic = {"sliced": (_RULES["sliced"][0], tuple(ELEMENTWISE - UNARY))}  # which other rules are for as well
-    for known in (vela_numbers.FIRST, arithmetic, _RULES, vela_shapes.LAST):
+    for known in (_FIRST, _RULES, vela_shapes.LAST):
         rules: dict[str, list[Rule]] = {}
         for rule, kinds in (known[mistake] for mistake in mistakes if mistake in known):
             for kind in kinds:
@@ -109,8 +109,7 @@ def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
     if axes and op.kind == "MATMUL" and _is_turned_slice(value):
         return True
     while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
-        sides = [[size for size in x.shape if size > 1] for x in (value, before.inputs[0])]
-        if sides[0] != sides[1] or (before.kind == "RESCALE" and power_of_two(before) != 0):
+        if not alike(value.shape, before.inputs[0].shape) or (before.kind == "RESCALE" and power_of_two(before) != 0):
             return False
         if before.kind == "RESHAPE" and (axes or "axis" in op.attrs):  # an axis is then counted among others
             axes = range(-6, 0)
@@ -237,6 +236,8 @@ _GRAPHS: dict[str, Callable[[Graph, Target], None]] = {
     "returned_view": _copy_returned_views,
     "equal_weights": vela_numbers.tell_weights_apart,
 }
+#: Of operators that the rules below are for as well.
+_FIRST = vela_numbers.FIRST | {"sliced": (partial(_copy_where, _forgets_slice), tuple(ELEMENTWISE - UNARY))}
 #: By the mistake's name: a rule, and the operators that it is for.
 _RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "sliced": (partial(_copy_where, _forgets_slice), _APART),

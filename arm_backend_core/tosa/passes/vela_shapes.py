@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from arm_backend_core.targets.exchanges import LONGEST
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
@@ -69,7 +70,7 @@ def reverse_in_three(op: Op, rewriter: Rewriter) -> Value | None:
     """REVERSE in three dimensions: Vela writes it beyond the result with a TRANSPOSE that sees others."""
     b, shape, axis = rewriter.build, op.output.shape, op.attrs["axis"]
     flat = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
-    if len(shape) < 4 or (len(shape) == 4 and 1 not in shape[1:]) or max(flat) > 1 << 16:
+    if len(shape) < 4 or (len(shape) == 4 and 1 not in shape[1:]) or max(flat) > LONGEST:
         return None
     return b.reshape(b.reverse(b.reshape(op.inputs[0], flat), 1), shape)
 
