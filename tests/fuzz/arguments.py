@@ -1177,15 +1177,22 @@ def menu() -> list[list[tuple[str, Make]]]:
 
 
 #: What reads data that was moved about.
-_READERS = {
+_READERS = tuple(
     f"aten.{name}"
     for name in (
-        *("mm.default", "bmm.default", "matmul.default", "linear.default", "addmm.default", "baddbmm.default"),
-        *("conv1d.default", "conv2d.input", "max_pool2d.default", "avg_pool2d.default", "softmax.int", "relu.default"),
+        *("mm.default", "bmm.default", "matmul.default", "linear.default", "addmm.default", "addbmm.default"),
+        *(
+            "conv1d.default",
+            "conv2d.default",
+            "max_pool2d.default",
+            "avg_pool2d.default",
+            "softmax.int",
+            "relu.default",
+        ),
         *("sum.dim_IntList", "mean.dim", "amax.default", "amin.default", "argmax.default", "add.Tensor", "mul.Tensor"),
-        *("cat.default", "flip.default", "index_select.default", "sigmoid.default", "pad.default"),
+        *("cat.default", "flip.default", "index_select.default", "sigmoid.default", "relu.default", "pad.default"),
     )
-}
+)
 
 
 def _moved(d: Draw) -> tuple[str, str]:
@@ -1221,5 +1228,6 @@ def _reading(make: Make, d: Draw) -> tuple[str, str]:
 @cache
 def moving_menu() -> list[list[tuple[str, Make]]]:
     """Data movement, and what reads it: where Vela's and our own rewritings meet."""
-    readers: list[tuple[str, Make]] = [(name, partial(_reading, make)) for name, make in menu()[0] if name in _READERS]
+    makes = dict(menu()[0])
+    readers: list[tuple[str, Make]] = [(name, partial(_reading, makes[name])) for name in _READERS]
     return [[("moved", _moved)], readers]

@@ -91,14 +91,16 @@ class Case:
         torch.manual_seed(0)
         if isinstance(self.model, torch.nn.Module):
             return copy.deepcopy(self.model).eval()
-        return _Function(self.model).eval()
+        return Calls(self.model).eval()
 
     def sample(self, seed: int = 0) -> tuple[torch.Tensor, ...]:
         generator = torch.Generator().manual_seed(seed)
         return tuple(x.sample(generator) for x in self.inputs)
 
 
-class _Function(torch.nn.Module):
+class Calls(torch.nn.Module):
+    """A function as a module, so that it can be exported and has a name."""
+
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
         self.function = function

@@ -17,7 +17,7 @@ from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType, ExportRecipe, export, load, options
 from arm_recipes.stages.block_scaled import MXConfig, MXConv2d, MXLinear, is_mx_layer
 from tests.graphs import tosa_opt
-from tests.ops.test_composites import Calls
+from tests.ops.runner import Calls
 from tests.runtime.ethosu_emulator import payloads
 
 SPEC = "TOSA-1.1+FP+mxfp"

@@ -20,7 +20,7 @@ from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization
 from arm_recipes import ArmRecipeType, export
 from arm_recipes.stages.post_training import Observed
 from tests.ops import runner
-from tests.ops.runner import Case, Input
+from tests.ops.runner import Calls, Case, Input
 
 aten = torch.ops.aten
 
@@ -586,17 +586,6 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "vector_norm": (lambda x: torch.linalg.vector_norm(x, 2, -1), [(2, 8)]),
     "vstack": (lambda x, y: torch.vstack((x, y)), PAIR),
 }
-
-
-class Calls(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self.function(*inputs)
 
 
 @pytest.mark.parametrize("name", COMPOSITES)

@@ -13,17 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.comparing.figures import Sums
-
-
-class _Of(nn.Module):
-    """A function as a module, so that it has a name."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, *x: Tensor) -> Tensor:
-        return self.function(*x)
+from tests.ops.runner import Calls
 
 
 class _Many(nn.Module):
@@ -37,18 +27,18 @@ class _Many(nn.Module):
         self.left = nn.Conv2d(8, 8, 3, padding=1, groups=8)
         self.right = nn.Conv2d(8, 8, 1)
         self.relu = nn.ReLU()
-        self.add = _Of(torch.add)
-        self.times = _Of(torch.mul)
+        self.add = Calls(torch.add)
+        self.times = Calls(torch.mul)
         self.gate = nn.Sigmoid()
-        self.join = _Of(lambda x, y: torch.cat([x, y], 1))
-        self.split = _Of(lambda x: x.split(8, 1)[1])
-        self.mean = _Of(lambda x: x.mean((2,)))
-        self.turn = _Of(lambda x: x.transpose(1, 2))
+        self.join = Calls(lambda x, y: torch.cat([x, y], 1))
+        self.split = Calls(lambda x: x.split(8, 1)[1])
+        self.mean = Calls(lambda x: x.mean((2,)))
+        self.turn = Calls(lambda x: x.transpose(1, 2))
         self.norm = nn.LayerNorm(8)
         self.query = nn.Linear(8, 8)
-        self.product = _Of(lambda x, y: x @ y.transpose(1, 2))
+        self.product = Calls(lambda x, y: x @ y.transpose(1, 2))
         self.softmax = nn.Softmax(-1)
-        self.weigh = _Of(torch.matmul)
+        self.weigh = Calls(torch.matmul)
         self.gelu = nn.GELU()
         self.last = nn.Linear(8, 4)
 
@@ -111,7 +101,7 @@ ISLANDS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
     "chain": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Sigmoid(), nn.Softmax(-1)), ("1", "2")),
     "function before weights": (lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), ("1", "2")),
     "moved": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Flatten(0), nn.Tanh()), ("1", "2")),
-    "piece": (lambda: nn.Sequential(nn.Linear(8, 8), _Of(lambda x: x.split(4, 1)[1])), ("1",)),
+    "piece": (lambda: nn.Sequential(nn.Linear(8, 8), Calls(lambda x: x.split(4, 1)[1])), ("1",)),
     "read as both": (lambda: _Both(), ("gate",)),
 }
 

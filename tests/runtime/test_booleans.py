@@ -20,7 +20,7 @@ from arm_backend_core.tosa.passes import run
 from arm_backend_core.tosa.passes.booleans import RULES
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes import ArmRecipeType, ExportRecipe, export
-from tests.ops.test_composites import Calls
+from tests.ops.runner import Calls
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.tosa.test_hardware_passes import U55, Net
 
