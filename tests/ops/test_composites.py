@@ -72,6 +72,15 @@ def _turned(x: Tensor) -> Tensor:
 
 
 #: Function and the shapes of its inputs, by name.
+#: The largest elements of its columns are not on the diagonal.
+_STEEP = 6 * torch.eye(5).roll(2, 0)
+
+
+def _factored(x: torch.Tensor) -> torch.Tensor:
+    factors, pivots, info = torch.linalg.lu_factor_ex(x)
+    return torch.cat([factors, pivots[..., None], info[..., None, None].expand(*pivots.shape, 1)], -1)
+
+
 def _unpooled(x: Tensor, spatial: int, *window: int) -> Tensor:
     """Maxima of windows, put back in their places."""
     maxima, indices = getattr(F, f"max_pool{spatial}d")(x, *(window or (2,)), return_indices=True)
@@ -124,6 +133,26 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "qr": (lambda x: torch.cat(torch.linalg.qr(x), 1), [(2, 5, 3)]),
     "qr_complete": (lambda x: torch.cat(torch.linalg.qr(x, mode="complete"), 2), [(2, 3, 4)]),
     "qr_triangle": (lambda x: torch.cat(torch.linalg.qr(x.triu(), mode="r")[1:]), [(4, 4)]),
+    "cholesky_of_many": (lambda x: torch.linalg.cholesky(x @ x.mT + 8 * torch.eye(8)), [(2, 8, 8)]),
+    "lu": (lambda x: torch.cat(torch.linalg.lu(x), -1), [(2, 5, 5)]),
+    "lu_of_wide": (lambda x: torch.cat(torch.linalg.lu(x), -1), [(4, 7)]),
+    "lu_of_tall": (lambda x: torch.linalg.lu(x)[1], [(2, 7, 4)]),
+    "lu_factor": (lambda x: _factored(x), [(2, 3, 5, 5)]),
+    "lu_factor_without_pivot": (lambda x: _factored(x.triu(1)), [(3, 3)]),
+    "lu_solve": (lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_STEEP + x), y), [(5, 5), (5, 3)]),
+    "lu_solve_right": (
+        lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_STEEP + x), y, left=False, adjoint=True),
+        [(2, 5, 5), (2, 3, 5)],
+    ),
+    "lu_solve_transposed": (
+        lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_STEEP + x), y, adjoint=True),
+        [(2, 5, 5), (2, 5, 3)],
+    ),
+    "determinant_of_many": (lambda x: torch.linalg.det(x / 2), [(3, 6, 6)]),
+    "determinant_logarithm_of_many": (lambda x: torch.stack(torch.linalg.slogdet(x)), [(3, 6, 6)]),
+    "inverse_of_many": (lambda x: torch.linalg.inv(_STEEP + x), [(2, 5, 5)]),
+    "solve_many": (lambda x, y: torch.linalg.solve(_STEEP + x, y), [(2, 5, 5), (5, 2)]),
+    "solve_many_right": (lambda x, y: torch.linalg.solve(_STEEP + x, y, left=False), [(2, 5, 5), (2, 2, 5)]),
     "nonzero_static": (lambda x: torch.nonzero_static(x.relu(), size=9, fill_value=7), [(2, 3, 4)]),
     "nonzero_static_vector": (lambda x: torch.nonzero_static(x > 0, size=3), [(9,)]),
     "determinant": (torch.linalg.det, [(2, 4, 4)]),
@@ -160,6 +189,8 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "inverse_of_small": (lambda x: torch.linalg.inv(x * 1e-12) * 1e-12, [(2, 4, 4)]),
     "inverse_of_one": (lambda x: torch.linalg.inv_ex(x).inverse, [(2, 1, 1)]),
     "solve": (lambda x, y: torch.linalg.solve(x, y), [(2, 3, 3), (2, 3, 5)]),
+    "solve_of_one_matrix": (lambda x, y: torch.linalg.solve(x, y), [(2, 3, 3), (3, 5)]),
+    "solve_vectors": (lambda x, y: torch.linalg.solve(x, y), [(2, 3, 3), (2, 3)]),
     "solve_vector": (lambda x, y: torch.linalg.solve(x, y), [(3, 3), (3,)]),
     "solve_right": (lambda x, y: torch.linalg.solve(x, y, left=False), [(2, 3, 3), (2, 4, 3)]),
     "solve_triangular": (

@@ -1,4 +1,7 @@
-"""Determinants, inverses and factors of small matrices, by formulas that choose no pivots; products of other types."""
+"""Determinants, inverses and factors of small matrices; products of other types.
+
+Those of up to 4 rows are formulas that choose no pivots, of fewer operators and finer steps than elimination takes.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,20 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.registry import made_of, made_of_foreign
 
 aten = torch.ops.aten
-_MOST = 4  #: Rows of a matrix; the operators are as many as its permutations.
+_FEW = 4  #: Rows of a matrix for a formula; the operators are as many as its permutations.
+_MOST = 16  #: Rows or columns, whichever are fewer, that are eliminated one after the other, by ten operators each.
 Rows = Sequence[Sequence[Tensor]]
 
 
-def _entries(a: Tensor, what: str) -> list[list[Tensor]]:
-    n = a.shape[-1]
-    if n > _MOST:
-        raise Unsupported(f"{what} of {n} x {n} matrices ({_MOST} at most)")
-    return [[a[..., i, j] for j in range(n)] for i in range(n)]
+def _entries(a: Tensor) -> list[list[Tensor]]:
+    return [[a[..., i, j] for j in range(a.shape[-1])] for i in range(a.shape[-2])]
+
+
+def _steps(rows: int, columns: int, what: str) -> range:
+    count = min(rows, columns)
+    if count > _MOST:
+        raise Unsupported(f"{what} of {rows} x {columns} matrices (of rank {_MOST} at most)")
+    return range(count)
 
 
 def _matrix(rows: Rows) -> Tensor:
@@ -41,10 +49,44 @@ def _determinant(rows: Rows) -> Tensor:
     return total
 
 
+def _exchanged(a: Tensor, k: int, place: Tensor) -> Tensor:
+    """Row k and row ``place`` [..] change places."""
+    rows = torch.arange(a.shape[-2])[:, None]
+    chosen = rows == place[..., None, None]
+    other = torch.where(chosen, a, 0.0).sum(-2, keepdim=True)
+    return torch.where(rows == k, other, torch.where(chosen, a[..., k : k + 1, :], a))
+
+
+def _eliminated(a: Tensor, columns: int, what: str) -> tuple[Tensor, Tensor]:
+    """L (without its diagonal of 1) and U of the first columns, and which row each step exchanged with its own.
+
+    The largest of its column, as LAPACK does. Columns behind the first are L^-1 times what the exchanges make of them.
+    """
+    rows, numbers, places = torch.arange(a.shape[-2])[:, None], torch.arange(a.shape[-1]), []
+    for k in _steps(a.shape[-2], columns, what):
+        place = a[..., k:, k].abs().argmax(-1) + k
+        a = _exchanged(a, k, place)
+        head = a[..., k : k + 1, k : k + 1]
+        factor = torch.where(rows > k, a[..., k : k + 1] / torch.where(head == 0, 1.0, head), 0.0)
+        rest = a - factor * torch.where(numbers > k, a[..., k : k + 1, :], 0.0)
+        a = torch.where((rows > k) & (numbers == k), factor, rest)
+        places.append(place)
+    return a, torch.stack(places, -1)
+
+
+def _sign_and_diagonal(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a matrix with more rows than formulas are for: the determinant is the product of both."""
+    factors, places = _eliminated(a, a.shape[-1], "the determinant")
+    return torch.where(places == torch.arange(a.shape[-1]), 1.0, -1.0).prod(-1), factors.diagonal(0, -2, -1)
+
+
 @made_of(aten._linalg_det.default)
 def det(a: Tensor) -> tuple[Tensor, None, None]:
     """The determinant without the factors."""
-    return _determinant(_entries(a, "the determinant")), None, None
+    if a.shape[-1] <= _FEW:
+        return _determinant(_entries(a)), None, None
+    sign, diagonal = _sign_and_diagonal(a)
+    return sign * diagonal.prod(-1), None, None
 
 
 def _largest(a: Tensor) -> Tensor:
@@ -56,8 +98,11 @@ def _largest(a: Tensor) -> Tensor:
 @made_of(aten._linalg_slogdet.default, tell_quantized=True)
 def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
     """Sign and logarithm of the determinant without the factors."""
+    if a.shape[-1] > _FEW:
+        sign, diagonal = _sign_and_diagonal(a)
+        return sign * torch.sign(diagonal).prod(-1), torch.log(diagonal.abs()).sum(-1), None, None
     size = None if quantized else _largest(a)
-    value = _determinant(_entries(a if size is None else a / size, "the determinant"))
+    value = _determinant(_entries(a if size is None else a / size))
     logarithm = torch.log(value.abs())
     if size is not None:
         logarithm = logarithm + a.shape[-1] * torch.log(size[..., 0, 0])
@@ -70,8 +115,10 @@ def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[
     nothing = torch.zeros(a.shape[:-2], dtype=torch.int32)
     if a.shape[-1] == 1:
         return 1 / a, nothing
+    if a.shape[-1] > _FEW:
+        return _solved(a, torch.eye(a.shape[-1], dtype=a.dtype)), nothing
     size = None if quantized else _largest(a)
-    rows = _entries(a if size is None else a / size, "the inverse")
+    rows = _entries(a if size is None else a / size)
     places = range(len(rows))
     cofactors = [[_determinant(_without(rows, j, i)) * (-1) ** (i + j) for j in places] for i in places]
     result = _matrix(cofactors) / _determinant(rows)[..., None, None]
@@ -83,26 +130,80 @@ def solve(
     a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False, quantized: bool
 ) -> tuple[Tensor, None, None, Tensor]:
     """a^-1 @ b, or b @ a^-1; b may be one vector for each matrix."""
-    inverted, nothing = inverse(a, quantized=quantized)
-    vector = b.dim() == a.dim() - 1
+    vector = b.dim() == 1 or b.shape == a.shape[:-1]
     right = b.unsqueeze(-1) if vector else b
-    result = inverted @ right if left else right @ inverted
+    if a.shape[-1] > _FEW:
+        result = _solved(a, right) if left else _solved(a.mT, right.mT).mT
+    else:
+        inverted, _ = inverse(a, quantized=quantized)
+        result = inverted @ right if left else right @ inverted
+    nothing = torch.zeros(a.shape[:-2], dtype=torch.int32)
     return result.squeeze(-1) if vector else result, None, None, nothing
+
+
+def _solved(a: Tensor, b: Tensor) -> Tensor:
+    """a^-1 @ b."""
+    n, batch = a.shape[-1], torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    both = torch.cat([a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])], -1)
+    factors, _ = _eliminated(both, n, "the inverse")
+    return solve_triangular(factors[..., :n], factors[..., n:], upper=True)
+
+
+@made_of(aten.linalg_lu_factor_ex.default)
+def lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """L and U in one matrix, the exchanged rows counted from 1, and the first column without a pivot, or 0."""
+    if not pivot:
+        raise Unsupported("factors L and U without pivots")
+    factors, places = _eliminated(a, a.shape[-1], "the factors L and U")
+    lacking = (factors.diagonal(0, -2, -1) == 0).int()
+    info = torch.where(lacking.amax(-1) == 1, lacking.argmax(-1).int() + 1, 0)
+    return factors, places.int() + 1, info
+
+
+@made_of(aten.lu_unpack.default)
+def lu_unpack(
+    factors: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """P, L and U with P @ L @ U = a."""
+    rows, columns = factors.shape[-2:]
+    count, p = min(rows, columns), torch.eye(rows, dtype=factors.dtype).expand(*factors.shape[:-2], rows, rows)
+    for k in range(count if unpack_pivots else 0):
+        p = _exchanged(p, k, pivots[..., k] - 1)
+    lower = factors[..., :count].tril(-1) + torch.eye(rows, count, dtype=factors.dtype)
+    nothing = torch.zeros(0, dtype=factors.dtype)
+    data = (lower, factors[..., :count, :].triu()) if unpack_data else (nothing, nothing)
+    return p.mT if unpack_pivots else nothing, *data
+
+
+@made_of(aten.linalg_lu.default)
+def lu(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    """P, L and U with P @ L @ U = a."""
+    return lu_unpack(*lu_factor(a, pivot=pivot)[:2])
+
+
+@made_of(aten.linalg_lu_solve.default)
+def lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
+    """a^-1 @ b, or b @ a^-1, of the factors of a, or of its transposed."""
+    p, _, _ = lu_unpack(factors, pivots, unpack_data=False)
+    right = b if left else b.mT
+    if left == adjoint:
+        half = solve_triangular(factors.mT, right, upper=False)
+        result = p @ solve_triangular(factors.mT, half, upper=True, unitriangular=True)
+    else:
+        half = solve_triangular(factors, p.mT @ right, upper=False, unitriangular=True)
+        result = solve_triangular(factors, half, upper=True)
+    return result if left else result.mT
 
 
 @made_of(aten.linalg_cholesky_ex.default)
 def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """The triangular L with L @ L^T = a, column by column."""
-    rows = _entries(a, "the Cholesky factor")
-    n, zero = len(rows), torch.zeros_like(rows[0][0])
-    factor = [[zero] * n for _ in range(n)]
-    for j in range(n):
-        for i in range(j, n):
-            rest = rows[i][j]
-            for k in range(j):
-                rest = rest - factor[i][k] * factor[j][k]
-            factor[i][j] = torch.sqrt(rest) if i == j else rest / factor[j][j]
-    result = _matrix(factor)
+    rows, columns = torch.arange(a.shape[-1])[:, None], []
+    for k in _steps(a.shape[-2], a.shape[-1], "the Cholesky factor"):
+        column = torch.where(rows < k, 0.0, a[..., k : k + 1] / torch.sqrt(a[..., k : k + 1, k : k + 1]))
+        a = a - column * column.mT
+        columns.append(column)
+    result = torch.cat(columns, -1)
     return result.mT if upper else result, torch.zeros(a.shape[:-2], dtype=torch.int32)
 
 
@@ -116,10 +217,10 @@ def cholesky_alone(a: Tensor, upper: bool = False) -> Tensor:
 def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     """Householder's reflections with LAPACK's signs: what lies below the diagonal already is not reflected."""
     rows, columns = a.shape[-2:]
-    if min(rows, columns) > 4 * _MOST:
-        raise Unsupported(f"the factors Q and R of {rows} x {columns} matrices (of rank {4 * _MOST} at most)")
     q, r = torch.eye(rows, dtype=a.dtype).expand(*a.shape[:-2], rows, rows), a
-    for k in range(min(rows - 1, columns)):
+    for k in _steps(rows, columns, "the factors Q and R"):
+        if k == rows - 1:
+            break
         head, tail = r[..., k : k + 1, k : k + 1], r[..., k + 1 :, k : k + 1]
         rest = tail.square().sum(-2, keepdim=True)
         end = torch.sqrt(head.square() + rest)
