@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.backends.artifacts import Locate, failure
+from arm_backend_core.backends.ethosu_bounds import written_beyond
 from arm_backend_core.backends.ethosu_waits import with_waits
 from arm_backend_core.backends.ethosu_weights import keep_weights
 from arm_backend_core.backends.payload import Layer, MemoryUse, Payload, Placed, VelaFigures, block_stream, io_block
@@ -77,6 +78,10 @@ def compile_ethosu(
     keep_weights(answer, spec.configuration)
     answer["command_stream"], waits = with_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))
+    if beyond := written_beyond(
+        answer["command_stream"], figures.placed, figures.layers, bool(answer["scratch_fast"][0])
+    ):
+        raise failed(f"Vela wrote a program that damages memory: {beyond}; report the flatbuffer", log)
     artifacts = {}
     if directory is not None:
         artifacts = {"_vela.npz": _npz(answer), "_per-layer.csv": _per_layer_csv(figures)}

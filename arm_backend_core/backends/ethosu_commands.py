@@ -4,8 +4,12 @@ import struct
 from collections.abc import Iterator, Sequence
 
 DMA_START, DMA_WAIT = 16, 17
+KERNELS = (2, 3, 5, 6, 7)
 #: Registers of a DMA: regions and addresses of source and target, length.
 DMA = (304, 305, 0x430, 0x431, 0x432)
+#: Of IFM, OFM and IFM2: the first of bases, of strides and of the first tile's sizes, region, precision, depth.
+MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
+CHAINED = 2  #: What a precision says of a map that is no memory.
 _DIRECT = b"COP2"  #: a stream for Direct Drive; others are COP1
 
 

@@ -9,12 +9,11 @@ another way than as whole rows of the same tensor, and no RESIZE, which Vela tak
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from arm_backend_core.backends.ethosu_commands import DMA, DMA_START, DMA_WAIT, commands, encoded, packed
+from arm_backend_core.backends import ethosu_commands as npu
+from arm_backend_core.backends.ethosu_commands import DMA, DMA_START, DMA_WAIT, MAPS, encoded
 
-_ELEMENTWISE, _RESIZE, _KERNEL_WAIT, _KERNELS, _U85 = 6, 7, 18, (2, 3, 5, 6, 7), 2
-_ACTIVATION, _TABLE_0, _BLOCKDEP, _CHAINED = 293, 16, 303, 2
-#: Of IFM, OFM and IFM2: the first of bases, of strides and of the first tile's sizes, region, precision, depth.
-_MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
+_ELEMENTWISE, _RESIZE, _KERNEL_WAIT, _U85 = 6, 7, 18, 2
+_ACTIVATION, _TABLE_0, _BLOCKDEP = 293, 16, 303
 _SOURCE, _TARGET, _FROM, _TO, _LENGTH = DMA
 _Span = tuple[int, int, int, bool]  # region, first byte, one past the last, whether it is written
 
@@ -31,29 +30,29 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
         places.extend([4 * (len(words) - len(places))] * len(added))
         words.extend(added)
 
-    for _, number, value in commands(stream):
+    for _, number, value in npu.commands(stream):
         if number >= 256:
             registers[number] = value
             changed = changed and number != _BLOCKDEP
         elif number == _KERNEL_WAIT:
             del kernels[: -(value >> 32) or None]
-        elif number in _KERNELS:
+        elif number in npu.KERNELS:
             slot = (registers[_ACTIVATION] >> 32 & 31) - _TABLE_0
             if slot in lost:
                 put(_KERNEL_WAIT, *tables[slot], DMA_START, DMA_WAIT, *_dma_words(registers))
                 lost.remove(slot)
             elif small and slot < 0 and not new:
                 lost.update(tables)
-            maps = _MAPS[: 3 if number == _ELEMENTWISE else 2]
+            maps = MAPS[: 3 if number == _ELEMENTWISE else 2]
             kernels = [*kernels[-1:], list(_kernel(registers, maps))]
-            apart = new and any(registers[precision] >> 46 & 3 == _CHAINED for *_, precision, _ in maps)
+            apart = new and any(registers[precision] >> 46 & 3 == npu.CHAINED for *_, precision, _ in maps)
             late = number == _RESIZE or (
                 len(kernels) > 1 and not apart and _reads_otherwise(registers, kernels, written)
             )
             if changed != (late and registers[_BLOCKDEP] > 0):
                 changed = not changed
                 put(*encoded(_BLOCKDEP, 0 if changed else registers[_BLOCKDEP]))
-            written = _map(registers, _MAPS[1])
+            written = _map(registers, MAPS[1])
         elif number == DMA_START and not new:
             pairs = ((a, b) for a in _dma(registers) for kernel in kernels for b in kernel)
             if any(_meet(a, b) and (a[3] or b[3]) for a, b in pairs):
@@ -64,14 +63,14 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
                 tables[slot] = _dma_words(registers)
                 lost.discard(slot)
         words += encoded(number, value)
-    return packed(stream, words), places
+    return npu.packed(stream, words), places
 
 
 def _map(registers: dict[int, int], places: tuple[int, ...]) -> tuple[int, ...]:
     """First byte, from row to row, and what else whole rows have in common: strides, sizes, format, type, order."""
     base, x, tile, _, precision, depth = places
     form = registers[precision]
-    size, turned = (form >> 33 & 3, form >> 41 & 31) if base == _MAPS[1][0] else (form >> 34 & 3, 0)
+    size, turned = (form >> 33 & 3, form >> 41 & 31) if base == MAPS[1][0] else (form >> 34 & 3, 0)
     sizes = registers[tile] >> 32, registers[depth] >> 32, form >> 38 & 3, size, turned
     return (*(registers[key] for key in (base, x + 1, x, x + 2)), *sizes)
 
@@ -84,7 +83,7 @@ def _reads_otherwise(registers: dict[int, int], kernels: list[list[_Span]], writ
     (target,) = (span for span in kernels[0] if span[3])
     sources = [span for span in kernels[1] if not span[3]]
     beside = len(sources) > 1 and _meet(sources[0], sources[1], apart=1)
-    for places, source in zip(_MAPS[::2], sources, strict=False):
+    for places, source in zip(MAPS[::2], sources, strict=False):
         first, row, *others = _map(registers, places)
         rows = [row, *others] == [*written[1:]] and not (first - written[0]) % (row or 1)
         if _meet(source, target) and (beside or not rows):
@@ -114,7 +113,7 @@ def _kernel(registers: dict[int, int], maps: Sequence[tuple[int, ...]]) -> Itera
     for base, stride, tile, region, precision, depth in maps:
         start, x, y, brick, form = (registers[key] for key in (base, stride, stride + 1, stride + 2, precision))
         columns, rows, channels = (registers[key] >> 32 for key in (tile, tile + 1, depth))  # each less one
-        bricks, size = form >> 38 & 3 == 1, form >> (33 if base == _MAPS[1][0] else 34) & 3
+        bricks, size = form >> 38 & 3 == 1, form >> (33 if base == MAPS[1][0] else 34) & 3
         last = (channels // 16 * brick + (min(channels, 15) + 1 << size)) if bricks else channels + 1 << size
         low = 0 if max(x, y) >> 39 else registers[base + 2] or start  # rows that run backwards: all there is
-        yield registers[region] >> 32 & 7, low, start + rows * y + columns * x + last, base == _MAPS[1][0]
+        yield registers[region] >> 32 & 7, low, start + rows * y + columns * x + last, base == MAPS[1][0]

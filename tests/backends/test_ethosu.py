@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
 from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import add, conv2d
 from tests.graphs import program
-from tests.runtime.vela_mistakes import MISTAKES
+from tests.runtime.vela_mistakes import MISTAKES, Mistake
 
 _TARGETS = ["ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256"]
 
@@ -271,6 +272,17 @@ def test_a_lost_result_is_an_error() -> None:
             EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=_nowhere, results=[576, 108]
         )
     assert Path(caught.value.artifact or "").read_bytes() == flatbuffer
+
+
+@pytest.mark.parametrize("mode", ["Shared_Sram", "Dedicated_Sram_384KB"])
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_no_program_writes_beyond_its_tensors(mistake: Mistake, mode: str) -> None:
+    """Of other graphs that Vela mistakes, programs are wrong, but damage nothing."""
+    spec = EthosUCompileSpec("ethos-u85-256", memory_mode=mode)
+    beyond = r"damages memory: .+ is written to bytes \d+ to \d+ of its memory"
+    refused = pytest.raises(CompileError, match=beyond) if mistake.damages(spec.accelerator) else nullcontext()
+    with refused:
+        compile_ethosu(program(mistake.body, *mistake.inputs), spec, delegate="delegate_0", locate=_nowhere)
 
 
 @pytest.mark.parametrize("flatbuffer", [b"", b"not a flatbuffer", conv2d()[:300], add([1, 2, 1, 2, 1, 2, 4])])

@@ -1,0 +1,46 @@
+"""A postcondition of streams: no kernel writes beyond the tensors that Vela has placed (``docs/vela.md``: it has)."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+from arm_backend_core.backends.ethosu_commands import CHAINED, KERNELS, MAPS, commands
+from arm_backend_core.backends.payload import Layer, Placed
+
+_WIDTH, _HEIGHT, _DEPTH, _FAST = 273, 274, 275, 2
+#: By what a precision says of the order: the stored height, width and depth among the kernel's (U85).
+_ORDERS = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7: (2, 1, 0)}
+
+
+def written_beyond(stream: bytes, placed: Sequence[Placed], layers: Sequence[Layer], fast: bool) -> str | None:
+    """What the first kernel does that writes beyond all tensors. ``fast``: whether SRAM is a region of its own."""
+    registers = defaultdict[int, int](int)
+    for at, number, value in commands(stream):
+        if number >= 256:
+            registers[number] = value
+        elif number in KERNELS:
+            region = registers[MAPS[1][3]] >> 32 & 7
+            places = [x for x in placed if not fast or (x.memory == "Sram") == (region == _FAST)]
+            for start, end in _written(registers):
+                if not any(x.address <= start and end <= x.address + x.bytes for x in places):
+                    names = [layer.tensor for layer in layers if 4 * at in layer.commands]
+                    return f"{' and '.join(names) or 'a result'} is written to bytes {start} to {end - 1} of its memory"
+    return None
+
+
+def _written(registers: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """First byte, and one past the last, of each tile of OFM that has elements."""
+    base, strides, tile, _, precision, _ = MAPS[1]
+    form = registers[precision]
+    sizes = [(registers[key] >> 32) + 1 for key in (_HEIGHT, _WIDTH, _DEPTH)]
+    height, width, depth = (sizes[i] for i in _ORDERS.get(form >> 43 & 7, (0, 1, 2)))
+    x, y, brick = (registers[strides + i] - (registers[strides + i] >> 39 << 40) for i in range(3))
+    log = form >> 33 & 3
+    last = (depth - 1) // 16 * brick + (min(depth, 16) << log) if form >> 38 & 3 == 1 else depth << log
+    across, left_rows, right_rows = ((registers[tile + i] >> 32) + 1 for i in range(3))
+    for right, below in product((0, 1), repeat=2) if form >> 46 & 3 != CHAINED else ():
+        first, high = registers[base + right + 2 * below], right_rows if right else left_rows
+        rows, columns = height - high if below else min(height, high), width - across if right else min(width, across)
+        if rows > 0 and columns > 0:
+            ways = (rows - 1) * y, (columns - 1) * x
+            yield first + sum(min(way, 0) for way in ways), first + sum(max(way, 0) for way in ways) + last
