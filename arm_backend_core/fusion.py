@@ -98,14 +98,14 @@ class Regions:
         self._feedback = {node for state in states for node in self._fed_back(state, states[state])}
         self.merged = self._merged_producers()
         self.readers = set(self.merged.values())
-        jumps = {node for node, record in records.items() if record.jumps}
-        self._jumps, late = set[Node](), {node for node in jumps if is_wide(node)}
+        ends = {node for node, record in records.items() if record.jumps or record.waves}
+        self._ends, late = set[Node](), {node for node in ends if is_wide(node)}
         while True:
-            self._jumps |= late
+            self._ends |= late
             self.origin, chained = self._chains()
             self.interior = chained | self.merged.keys()
             self.wide = self._wide(may_be_wide)
-            late = {node for node in jumps - self._jumps if self.origin.get(node) in self.wide}
+            late = {node for node in ends - self._ends if self.origin.get(node) in self.wide}
             if not late:  # what is int16 in an int8 program depends on what is one function
                 break
 
@@ -139,11 +139,12 @@ class Regions:
     def _chains(self) -> tuple[dict[Node, Node], set[Node]]:
         """Origins, and the functions that are interior.
 
-        Starts with all of them interior, but for what jumps in int16 and its operands, and takes out, until nothing
-        changes, those that someone reads who is not a function of the same tensor.
+        Starts with all of them interior, but for waves of int16, what jumps in int16 and its operands, and takes out,
+        until nothing changes, those that someone reads who is not a function of the same tensor.
         """
         members = [node for node, record in self._records.items() if record.univariate and node not in self.readers]
-        interior = {node for node in members if self._jumps.isdisjoint((node, *node.users))}
+        alone = {node for node in self._ends if self._records[node].jumps}
+        interior = {node for node in members if node not in self._ends and alone.isdisjoint(node.users)}
         while True:
             origin: dict[Node, Node] = {}
             for node in members:

@@ -84,3 +84,19 @@ def test_a_mask_that_hides_nothing_is_not_added() -> None:
     (delegate,) = lowered.log.delegates
     assert "MATMUL" in delegate.tosa_operators
     assert "ADD" not in delegate.tosa_operators
+
+
+def test_waves_of_int16_are_tables_of_their_own() -> None:
+    """Lines between 513 points miss relu(sin) and x * cos of many turns, which the wave itself has exact points for."""
+
+    def waves(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angle = x * 150.0
+        return torch.relu(torch.sin(angle)), x * torch.cos(angle)
+
+    case = Case("waves", waves, (Input((8, 64), -1, 1),))
+    module = quantized(case, wide=True)
+    program = exported(module, case.sample())
+    lowered = lower(program, "int")
+    lowered.check_delegated()
+    for found, expected in zip(lowered.run(case.sample()), waves(*case.sample()), strict=True):
+        assert 20 * torch.log10(expected.norm() / (found - expected).norm()) > 45
