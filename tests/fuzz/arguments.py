@@ -569,6 +569,7 @@ UNDRAWN: dict[str, str] = {
     "aten._grouped_mm.default": _TYPES,
 }
 _FAKE: dict[str, Strategy] = {
+    "self": _finite(),  # of others each processor makes another integer
     "scale": _one(0.1, 0.037, 1.0),
     "zero_point": _one(0, 3, -5),
     "quant_min": _one(-128, -8, 0),
@@ -741,6 +742,7 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
         "enable_gqa": _always(False),
     },
     "var_mean": {"self": _finite()},
+    "_add_relu": {"self": _finite()},  # of NaN, PyTorch's kernel makes 0 or NaN
     "std_mean": {"self": _finite()},
     "signbit": {"self": _finite()},  # PyTorch tells the sign of NaN
     "copysign.Tensor": {"other": lambda d, a: d.tensor(finite, _first(a).shape, span=(-2, 2) if d.special else None)},

@@ -223,11 +223,13 @@ def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
             break
         head, tail = r[..., k : k + 1, k : k + 1], r[..., k + 1 :, k : k + 1]
         rest = tail.square().sum(-2, keepdim=True)
-        end = torch.sqrt(head.square() + rest)
-        first = head + torch.where(head < 0, -end, end)
-        half = torch.where(rest == 0, 1.0, (first.square() + rest) / 2)
-        mirror = F.pad(torch.where(rest == 0, 0.0, torch.cat([first, tail], -2)), (0, 0, k, 0))
-        r, q = r - mirror @ (mirror.mT @ r / half), q - (q @ mirror / half) @ mirror.mT
+        norm = torch.sqrt(head.square() + rest)
+        end = torch.where(head < 0, norm, -norm)  # what takes the head's place
+        gain = torch.where(rest == 0, 0.0, (end - head) / torch.where(rest == 0, 1.0, end))
+        mirror = F.pad(
+            torch.cat([torch.ones_like(head), tail / torch.where(rest == 0, 1.0, head - end)], -2), (0, 0, k, 0)
+        )
+        r, q = r - gain * mirror @ (mirror.mT @ r), q - q @ mirror @ (gain * mirror.mT)
     count = rows if mode == "complete" else min(rows, columns)
     return (torch.zeros(0, dtype=a.dtype) if mode == "r" else q[..., :count]), r[..., :count, :].triu()
 
