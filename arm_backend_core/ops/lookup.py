@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
@@ -41,22 +42,11 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     if parts > 1 and q.dtype is DType.INT8:
         return b.table(x.value, _entries(_nearest(real, defined)[:-1:256], q))
     index = b.rescale(x.value, DType.INT16, 256.0) if parts > 1 else x.value
-    points = _nearest(real, defined)[::128]
-    if parts == 1:
-        _meet_ends(points, real, defined)
-    # An int16 result is tabulated in its own steps; a narrower one in the finest that hold the function near its range.
-    most = 2.0 * float(q.scale) * (q.qmax - q.qmin)
-    peak = max(float(np.abs(points).clip(max=most).max()), 1e-30)
-    fine = q if q.dtype is DType.INT16 else QParams(peak / ONE, 0, DType.INT16, -ONE - 1, ONE)
-    entries = _entries(points, fine)
-    if np.abs(np.diff(entries)).max() > ONE:  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
-        fine = replace(fine, scale=2 * float(fine.scale), qmin=-(ONE // 2) - 1, qmax=ONE // 2)
-        entries = _entries(points, fine)
-    step = float(fine.scale)
     whole = Int(b, index, -ONE - 1, ONE)
-    if parts == 1 and (wave := _wave(real)):
+    form = float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax
+    wave, entries, step, lacking = _lines(real.tobytes(), parts == 1, *form)
+    if wave:
         return _turned(whole, real, wave).to(q)
-    lacking = list(_lacking(real, defined, entries, fine, q)) if parts == 1 else []
     if not lacking and not (b.target.hardware.npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return Int(b, b.table(index, entries), low, high, step / 128).to(q)
@@ -68,6 +58,30 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
         first, second = aligned(total, near.tabulated(rest / unit, unit), q)
         total = first + second
     return total.to(q)
+
+
+@lru_cache(maxsize=8)  # those of steps, and of layers alike, are the same
+def _lines(numbers: bytes, exact: bool, *form: Any) -> tuple[float, Array, float, list[tuple[int, int, Array]]]:
+    """Of the function whose values are ``numbers``, what ``_wave`` says; its entries, their step, and what they lack.
+
+    ``exact``: the operand is any int16; else it meets entries. ``form``: of the result's parameters.
+    """
+    real, q = np.frombuffer(numbers), QParams(*form)
+    defined = np.flatnonzero(~np.isnan(real))
+    points = _nearest(real, defined)[::128]
+    if exact:
+        _meet_ends(points, real, defined)
+    # An int16 result is tabulated in its own steps; a narrower one in the finest that hold the function near its range.
+    most = 2.0 * float(q.scale) * (q.qmax - q.qmin)
+    peak = max(float(np.abs(points).clip(max=most).max()), 1e-30)
+    fine = q if q.dtype is DType.INT16 else QParams(peak / ONE, 0, DType.INT16, -ONE - 1, ONE)
+    entries = _entries(points, fine)
+    if np.abs(np.diff(entries)).max() > ONE:  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
+        fine = replace(fine, scale=2 * float(fine.scale), qmin=-(ONE // 2) - 1, qmax=ONE // 2)
+        entries = _entries(points, fine)
+    wave = _wave(real) if exact else 0.0
+    lacking = list(_lacking(real, defined, entries, fine, q)) if exact and not wave else []
+    return wave, entries, float(fine.scale), lacking
 
 
 def _wave(real: Array) -> float:

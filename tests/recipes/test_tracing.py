@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
+from arm_recipes.sample import Inputs
+from arm_recipes.stages.capture import Capture
+from arm_recipes.stages.tracing import RECURRENT_LAYERS
 
 
 class _Asking(nn.Module):
@@ -108,3 +112,25 @@ def test_packed_sequences_are_told_what_to_do_instead() -> None:
         ExportError, match=r"run the layer on the padded batch, .* y\[torch.arange\(n\), lengths - 1\]$"
     ):
         export(Packed().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [sample])
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_steps_of_recurrent_layers_are_not_traced(layer: Callable[..., nn.Module], batch_first: bool) -> None:
+    """The results have the shapes and strides that PyTorch's have, and its own ways are what they were."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer(6, 5, batch_first=batch_first, bidirectional=True)
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layer(x)
+
+    ways = [dict(operator.py_kernels) for operator in RECURRENT_LAYERS]
+    model, x = Model().eval(), torch.randn(2, 4, 6)
+    program = Capture(strict=False)("forward", model, Inputs(x))
+    (call,) = [node for node in program.graph.nodes if node.target in RECURRENT_LAYERS]
+    traced, known = pytree.tree_leaves(call.meta["val"]), pytree.tree_leaves(model(x))
+    assert [(x.shape, x.stride(), x.dtype) for x in traced] == [(x.shape, x.stride(), x.dtype) for x in known]
+    assert [dict(operator.py_kernels) for operator in RECURRENT_LAYERS] == ways
