@@ -22,7 +22,14 @@ from tests.fuzz.shrink import shrink
 from tests.ops.runner import Input
 
 #: Graphs that are checked, from number 0 on.
-GRAPHS = {"TOSA_FP": 24, "TOSA_INT8": 20, "TOSA_A16W8": 10, "ETHOSU_U55_INT8": 6, "ETHOSU_U85_INT8": 6}
+GRAPHS = {
+    "TOSA_FP": 24,
+    "TOSA_INT8": 20,
+    "TOSA_A16W8": 10,
+    "ETHOSU_U55_INT8": 6,
+    "ETHOSU_U85_INT8": 6,
+    "ETHOSU_U85_A16W8": 4,
+}
 
 
 @pytest.fixture(autouse=True)
