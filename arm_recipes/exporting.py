@@ -75,7 +75,8 @@ def export(
         ValueError: the model's inputs, the dynamic shapes or the output path cannot be used.
         TypeError: ``model`` or ``recipe`` is something else.
         ExportError: a stage failed, for example because the model raises while it is traced, or ``require_runnable``
-            found operators without a kernel; names the module or operator and the line. A BudgetError: it needs more
+            found operators without a kernel; names the module or operator and the line. A NoisyError: rounding leaves
+            less of a result than ``min_sqnr``. A BudgetError: it needs more
             than ``sram_budget`` or ``flash_budget``.
         ArmBackendError: compilation failed, or ``require_full_delegation`` found operators on the CPU.
         RunError: ``verify``, and this machine cannot run the program. A difference is an ExportError.

@@ -36,6 +36,10 @@ class BudgetError(ExportError):
     """The program needs more memory than ``sram_budget`` or ``flash_budget`` grants."""
 
 
+class NoisyError(ExportError):
+    """Rounding leaves less of a result than ``min_sqnr`` asks for, or what it leaves is not known."""
+
+
 def warn(message: str) -> None:
     """Issue an ``ArmRecipesWarning`` that points at the user's line.
 

@@ -160,6 +160,13 @@ def byte_count(value: int | str) -> int:
     return count
 
 
+def _is_decibels(value: Any) -> str | None:
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return None if number and value > 0 else "not a positive number"
+
+
 def _is_budget(value: Any) -> str | None:
     try:
         return None if value is None or byte_count(value) else ""
@@ -211,6 +218,7 @@ OPTIONS: dict[str, Option] = {
         Option("observer", "int", f"one of {', '.join(map(repr, OBSERVER_NAMES))}", _is_observer, default="mse"),
         Option("improve", "int", _IMPROVE, _is_improve, default=True),
         Option("qat", "int", "a function that trains the model that it is given", _is_function),
+        Option("min_sqnr", "int", "a number of dB", _is_decibels),
         Option("quantized_io", "int", "a bool", _is_bool, default=False),
         Option("require_full_delegation", "all", "a bool", _is_bool, default=False),
         Option("require_runnable", "all", 'True, False or "warn"', _is_bool_or_warn, default="warn"),

@@ -77,7 +77,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
         improve = options.improvements(given["improve"], recipe_type.name)
         if given["quantized_io"]:  # integers that the program returns are int8, as those that it takes
             improve = tuple(name for name in improve if name != "outputs")
-        quantization = quantization_recipe(chosen, given["calibration"], improve, given["qat"])
+        quantization = quantization_recipe(chosen, given["calibration"], improve, given["qat"], given["min_sqnr"])
         if given["quantized_io"]:
             passes.append(edge_manager.quantized_io)
         # VGF runtimes, and those on Linux, have ExecuTorch's own kernels, which the partitioner loads.

@@ -49,6 +49,7 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "per_channel": ("--per-tensor", {"action": "store_false", "help": "one scale per weight tensor"}),
     "tuning": ("--no-tuning", {"action": "store_false", "help": "take the usual forms, and ask Vela for no prices"}),
     "improve": ("--improve", {"nargs": "*", "metavar": "NAME", "help": "of the improvements, these alone, or none"}),
+    "min_sqnr": ("--min-sqnr", {"type": float, "metavar": "DB", "help": "that rounding must leave of each output"}),
     "require_runnable": ("--require-runnable", {"action": "store_true"}),
 }
 _SOURCE = "a .npz or .npy file, a folder of them or of images, or module:function"

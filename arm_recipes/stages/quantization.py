@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 from arm_recipes.comparing.original import Original
-from arm_recipes.messages import ExportError
+from arm_recipes.messages import ExportError, NoisyError
 from arm_recipes.methods import observe_together
 from arm_recipes.options import IMPROVEMENTS
 from arm_recipes.sample import Inputs
@@ -40,9 +40,11 @@ class ImprovedRecipe(QuantizationRecipe):
 
     Attributes:
         improve: names, of ``options.IMPROVEMENTS``.
+        min_sqnr: dB that rounding must leave of each result; None warns below ``losses.LEAST``.
     """
 
     improve: Collection[str] = IMPROVEMENTS
+    min_sqnr: float | None = None
 
 
 def improvements_of(recipe: QuantizationRecipe) -> Collection[str]:
@@ -54,7 +56,11 @@ def improvements_of(recipe: QuantizationRecipe) -> Collection[str]:
 
 
 def quantization_recipe(
-    quantizer: Quantizer, calibration: Any = None, improve: Collection[str] = IMPROVEMENTS, train: Any = None
+    quantizer: Quantizer,
+    calibration: Any = None,
+    improve: Collection[str] = IMPROVEMENTS,
+    train: Any = None,
+    min_sqnr: float | None = None,
 ) -> ImprovedRecipe:
     """Quantization with ``quantizer``.
 
@@ -62,27 +68,43 @@ def quantization_recipe(
         calibration: samples as ``Calibration`` takes them; None calibrates with the example inputs.
         improve: names of improvements.
         train: trains the prepared model that it is given; None quantizes after training.
+        min_sqnr: dB that rounding must leave of each result, or None.
     """
     setattr(quantizer, _NAMED, improve)
+    asked = {"qat": train, "min_sqnr": min_sqnr}
+    refusals: list[Any] = [_Refusal(name) for name, value in asked.items() if value is not None]
     return ImprovedRecipe(
         improve=improve,
+        min_sqnr=min_sqnr,
         quantizers=[quantizer],
         calibration_inputs_fn=None if calibration is None else Calibration(calibration),
         post_prepare_passes=[start_monitor],
         pre_convert_passes=[stop_monitor],
         is_qat=train is not None,
         train_fn=train,
-        pre_prepare_passes=None if train is None else [_refuse],
+        pre_prepare_passes=refusals or None,
     )
 
 
-def _refuse(model: GraphModule) -> GraphModule:
-    """Pre-prepare pass that only ExecuTorch's own stage runs: it would train without rounding, and other weights.
+@dataclass(frozen=True)
+class _Refusal:
+    """Pre-prepare pass that only ExecuTorch's own stage runs.
 
-    Raises:
-        ValueError: always.
+    It would train without rounding, and other weights, and knows of no signal-to-noise ratio.
+
+    Attributes:
+        name: of the option.
     """
-    raise ValueError("qat: the recipe's own quantizer alone can train, and through arm_recipes.export alone")
+
+    name: str
+
+    def __call__(self, model: GraphModule) -> GraphModule:
+        """Refuse.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(f"{self.name}: with the recipe's own quantizer alone, and through arm_recipes.export alone")
 
 
 @dataclass(frozen=True)
@@ -180,7 +202,7 @@ class FastQuantizeStage(QuantizeStage):
 
         recipe = self._quantization_recipe
         own = all(isinstance(quantizer, ArmQuantizer) for quantizer in self.quantizers)
-        passes = [one for one in recipe.pre_prepare_passes or () if one is not _refuse]
+        passes = [one for one in recipe.pre_prepare_passes or () if not isinstance(one, _Refusal)]
         return own and len(self.quantizers) == 1 and not passes and not recipe.post_convert_passes
 
     def observed(self, program: ExportedProgram, common: Common | None = None, *, alone: bool = True) -> Observed:
@@ -247,11 +269,18 @@ class FastQuantizeStage(QuantizeStage):
         return quantized
 
     def _tell_losses(self, method: str, model: Observed) -> None:
-        from arm_recipes.stages.losses import losses, told
+        from arm_recipes.stages.losses import LEAST, UNKNOWN, losses, told
 
         with model.last.undone():  # other methods go on from these buffers
-            self.losses[method] = losses(model) if model.samples else {}
-            if text := told(model, method, self.losses[method]):
+            self.losses[method] = found = losses(model) if model.samples else {}
+            recipe = self._quantization_recipe
+            asked = recipe.min_sqnr if isinstance(recipe, ImprovedRecipe) else None
+            text = told(model, method, found, LEAST if asked is None else asked)
+            if asked is not None and not found:
+                text = f"what rounding leaves of the results of '{method}' is not known; {UNKNOWN}"
+            if text and asked is not None:
+                raise NoisyError(f"min_sqnr={asked:g}: {text}")
+            if text:
                 self.notes.append(text)
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:

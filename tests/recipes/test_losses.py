@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
 from executorch.export import ExportRecipe
+from executorch.export import export as executorch_export
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes.messages import ArmRecipesWarning
+from arm_recipes.messages import ArmRecipesWarning, NoisyError
 from tests.models.exported import sqnr
 from tests.ops.runner import Calls
 
@@ -161,3 +163,27 @@ def test_rows_of_a_table_are_those_of_the_program(per_channel: bool) -> None:
     result = export(model.eval(), recipe, list(samples))
     (left,) = _left(result).values()
     assert left == pytest.approx(sqnr([model(*samples[-1])], [result.run(*samples[-1])]), abs=1.0)
+
+
+def test_an_export_ends_where_rounding_leaves_less_than_is_asked_for() -> None:
+    torch.manual_seed(0)
+    model, samples = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4)), [(torch.randn(2, 8),) for _ in range(4)]
+    recipe = partial(ExportRecipe.get_recipe, ArmRecipeType.TOSA_INT8)
+    (left,) = _left(export(model, recipe(min_sqnr=20), samples)).values()
+    with pytest.raises(
+        NoisyError, match=rf"min_sqnr=70: rounding leaves {left:.1f} dB of output 'linear_1' of 'forward'"
+    ):
+        export(model, recipe(min_sqnr=70), samples)
+    with pytest.raises(RuntimeError, match="min_sqnr: with the recipe's own quantizer alone, and through arm_recipes"):
+        executorch_export(model, samples, recipe(min_sqnr=20))
+    with pytest.raises(ValueError, match="min_sqnr must be a number of dB; got -3: not a positive number"):
+        recipe(min_sqnr=-3)
+
+
+def test_an_export_ends_where_that_is_not_known() -> None:
+    with pytest.raises(NoisyError, match=r"min_sqnr=20: what rounding leaves of the results of 'forward' is not known"):
+        export(
+            Calls(lambda x: x.argmax(1)),
+            ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=20),
+            [(torch.randn(2, 8),)],
+        )

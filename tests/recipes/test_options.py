@@ -130,7 +130,8 @@ def test_a_long_value_is_shortened() -> None:
 def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
     expected = {"require_full_delegation", "require_runnable", "dump_dir"}
     if not recipe.name.endswith("FP"):
-        expected |= {"per_channel", "calibration", "observer", "improve", "precisions", "qat", "quantized_io"}
+        expected |= {"per_channel", "calibration", "observer", "improve", "precisions", "qat"}
+        expected |= {"quantized_io", "min_sqnr"}
     if recipe in ETHOS_U:
         expected |= {"macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
         expected |= {"sram_budget", "flash_budget", "tuning", "optimise"}
@@ -212,6 +213,7 @@ def test_defaults_are_filled_in() -> None:
         "observer": "mse",
         "improve": True,
         "qat": None,
+        "min_sqnr": None,
         "quantized_io": True,
         "require_full_delegation": False,
         "require_runnable": "warn",
