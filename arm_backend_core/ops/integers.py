@@ -302,6 +302,8 @@ def requantized(b: Builder, x: Value, peaks: Array | float, scales: Array, out: 
     if x.dtype is not DType.INT48 and np.any(peaks > _limit(factors) + 1):
         bounds = np.minimum(np.ceil(2 * span / np.maximum(factors, 2.0**-20)), 2.0**31 - 1)
         shape = (*(1,) * (x.rank - 1), bounds.size)[: x.rank]
+        if x.dtype is not DType.INT32:
+            x, zero_point = b.rescale(x, DType.INT32, 1.0, zero_point), 0
         x = b.minimum(b.maximum(x, b.const(-bounds.reshape(shape), x.dtype)), b.const(bounds.reshape(shape), x.dtype))
     y = b.rescale(x, out.dtype, factors, zero_point, out.zero_point)
     return y if (out.qmin, out.qmax) == out.dtype.range else b.clamp(y, out.qmin, out.qmax)

@@ -403,6 +403,21 @@ def test_operands_of_rank_0_saturate_alike() -> None:
         assert got == (5 if overload is aten.sub.Tensor else 127)
 
 
+@pytest.mark.parametrize("power", [-40, -20, -3, 0, 9, 13, 14, 15, 17, 30, 60])
+@pytest.mark.parametrize("result", [I8, I16])
+@pytest.mark.parametrize("dtype", [I8, I16])
+def test_any_scale_is_brought_to_any_other(dtype: DType, result: DType, power: int) -> None:
+    """As where an operator chooses among tensors: what one step of the operand is beyond the result saturates."""
+    builder, narrow = _builder(), {I8: 7, I16: 0}
+    p = QParams(0.5, narrow[dtype], dtype, *dtype.range)
+    out = QParams(0.5 * 2.0**-power, narrow[result], result, *result.range)
+    x = np.append(np.arange(-4, 5) + p.zero_point, dtype.range)
+    whole = Int.of(builder, builder.graph.add_input(x.shape, dtype, "x"), p)
+    builder.graph.outputs = [whole.to(out)]
+    got = reference.run(serialize(builder.graph), [x.astype(dtype.numpy)])[0]
+    check(got, p.dequantize(x), out)
+
+
 @pytest.mark.parametrize(("scale", "is_taken"), [(0.01, True), (0.04, False)])
 def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None:
     """On NPUs, where int16 holds them in one step; the result is off by a step at most."""
