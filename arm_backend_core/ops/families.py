@@ -19,7 +19,8 @@ from arm_backend_core.ops import (  # noqa: F401
     topk,
     unary,
 )
-from arm_backend_core.ops.composites import algebra, arithmetic, attention, fake_quantize, order, windows  # noqa: F401
+from arm_backend_core.ops.composites import algebra, arithmetic, attention, fake_quantize, order, spectra  # noqa: F401
 from arm_backend_core.ops.composites import block_scaled as blocks  # noqa: F401
 from arm_backend_core.ops.composites import movement as moved  # noqa: F401
 from arm_backend_core.ops.composites import resize as resized  # noqa: F401
+from arm_backend_core.ops.composites import windows as windowed  # noqa: F401

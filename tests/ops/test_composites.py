@@ -72,6 +72,20 @@ def _turned(x: Tensor) -> Tensor:
 
 
 #: Function and the shapes of its inputs, by name.
+def _composed(left: torch.Tensor, sizes: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Signs of singular vectors are not LAPACK's."""
+    return torch.cat(
+        [left * sizes.unsqueeze(-2) @ right, F.pad(sizes, (0, right.shape[-1] - sizes.shape[-1]))[..., None, :]], -2
+    )
+
+
+def _kabsch(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The rotation that brings points nearest to others."""
+    u, _, vh = torch.linalg.svd(x.mT @ y)
+    sign = torch.linalg.det(u @ vh)
+    return u @ torch.diag_embed(torch.stack([torch.ones(2), torch.ones(2), sign], -1)) @ vh
+
+
 #: The largest elements of its columns are not on the diagonal.
 _STEEP = 6 * torch.eye(5).roll(2, 0)
 
@@ -153,6 +167,20 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "inverse_of_many": (lambda x: torch.linalg.inv(_STEEP + x), [(2, 5, 5)]),
     "solve_many": (lambda x, y: torch.linalg.solve(_STEEP + x, y), [(2, 5, 5), (5, 2)]),
     "solve_many_right": (lambda x, y: torch.linalg.solve(_STEEP + x, y, left=False), [(2, 5, 5), (2, 2, 5)]),
+    "singular_values": (torch.linalg.svdvals, [(2, 5, 3)]),
+    "singular_vectors": (lambda x: _composed(*torch.linalg.svd(x, full_matrices=False)), [(2, 5, 3)]),
+    "singular_vectors_of_wide": (lambda x: _composed(*torch.linalg.svd(x, full_matrices=False)), [(3, 4)]),
+    "rotation_between_points": (_kabsch, [(2, 8, 3), (2, 8, 3)]),
+    "pseudo_inverse": (lambda x: torch.linalg.pinv(x + 2 * torch.eye(4, 3)), [(2, 4, 3)]),
+    "pseudo_inverse_of_rank": (lambda x: torch.linalg.pinv(x @ x.mT, rtol=0.01, hermitian=True), [(3, 2)]),
+    "pseudo_inverse_of_tolerance": (lambda x: torch.linalg.pinv(x, atol=1.0), [(2, 3, 4)]),
+    "spectral_norm": (lambda x: torch.linalg.matrix_norm(x, 2), [(2, 3, 4)]),
+    "eigenvalues": (lambda x: torch.linalg.eigvalsh(x), [(2, 4, 4)]),
+    "eigenvalues_of_upper": (lambda x: torch.linalg.eigvalsh(x, UPLO="U"), [(3, 3)]),
+    "eigenvectors": (
+        lambda x: _composed((e := torch.linalg.eigh(x))[1], e[0], e[1].mT),
+        [(2, 3, 3)],
+    ),
     "nonzero_static": (lambda x: torch.nonzero_static(x.relu(), size=9, fill_value=7), [(2, 3, 4)]),
     "nonzero_static_vector": (lambda x: torch.nonzero_static(x > 0, size=3), [(9,)]),
     "determinant": (torch.linalg.det, [(2, 4, 4)]),

@@ -1,0 +1,89 @@
+"""Singular values and eigenvalues of small matrices, by rotations of pairs of columns until all are orthogonal.
+
+One-sided Jacobi (Hestenes 1958): exact to some roundings of the largest value after as many sweeps as there are here.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.registry import made_of
+
+aten = torch.ops.aten
+_MOST = 4  #: Columns: six pairs, of twenty operators each in every sweep.
+_SWEEPS = 6
+
+
+def _orthogonal(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """U * S [.., m, n], S [.., n] in order, and V [.., n, n] of a = U @ S @ V^T, m >= n."""
+    m, n = a.shape[-2:]
+    if n > _MOST:
+        raise Unsupported(f"singular values or eigenvalues of more than {_MOST} ({m} x {n} matrices)")
+    both = torch.cat([a, torch.eye(n, dtype=a.dtype).expand(*a.shape[:-2], n, n)], -2)
+    columns = [both[..., i : i + 1] for i in range(n)]
+    for p, q in list(combinations(range(n), 2)) * _SWEEPS:
+        x, y = columns[p], columns[q]
+        first, second, product = (
+            (u[..., :m, :] * v[..., :m, :]).sum(-2, keepdim=True) for u, v in ((x, x), (y, y), (x, y))
+        )
+        cotangent = (second - first) / torch.where(product == 0, 1.0, 2 * product)  # of twice the angle
+        size = 1 / (cotangent.abs() + torch.sqrt(cotangent.square() + 1))
+        tangent = torch.where(product == 0, 0.0, torch.where(cotangent < 0, -size, size))
+        cosine = torch.rsqrt(tangent.square() + 1)
+        columns[p], columns[q] = cosine * (x - tangent * y), cosine * (tangent * x + y)
+    both = torch.cat(columns, -1)
+    sizes, order = torch.sqrt(both[..., :m, :].square().sum(-2)).sort(-1, descending=descending)
+    both = both @ (order.unsqueeze(-2) == torch.arange(n)[:, None]).to(a.dtype)
+    return both[..., :m, :], sizes, both[..., m:, :]
+
+
+@made_of(aten._linalg_svd.default)
+def svd(
+    a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """U, S and V^T; columns of U are 0 where S is, and signs are not LAPACK's."""
+    m, n = a.shape[-2:]
+    if full_matrices and compute_uv and m != n:
+        raise Unsupported(f"all singular vectors of {m} x {n} matrices; call it with full_matrices=False")
+    if not compute_uv:
+        nothing = torch.zeros(0, dtype=a.dtype)
+        return nothing, _orthogonal(a if m >= n else a.mT, descending=True)[1], nothing
+    scaled, sizes, right = _orthogonal(a if m >= n else a.mT, descending=True)
+    left = scaled / torch.where(sizes == 0, 1.0, sizes).unsqueeze(-2)
+    return (left, sizes, right.mT) if m >= n else (right, sizes, left.mT)
+
+
+@made_of(aten._linalg_eigh.default)
+def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
+    """Eigenvalues of a symmetric matrix, the smallest first, and their vectors, whose signs are not LAPACK's.
+
+    Plus as much as makes none of them negative they are singular values.
+    """
+    whole = _symmetric(a, uplo)
+    shift = torch.sqrt(whole.square().sum((-2, -1), keepdim=True))
+    _, sizes, vectors = _orthogonal(whole + shift * torch.eye(a.shape[-1], dtype=a.dtype), descending=False)
+    return sizes - shift[..., 0], vectors if compute_v else torch.zeros(0, dtype=a.dtype)
+
+
+def _symmetric(a: Tensor, uplo: str = "L") -> Tensor:
+    """Of one triangle."""
+    half = a.tril() if uplo == "L" else a.triu().mT
+    return half + half.tril(-1).mT
+
+
+@made_of(aten.linalg_pinv.atol_rtol_tensor)
+def pseudo_inverse(
+    a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
+) -> Tensor:
+    """Of singular values that are above ``atol`` and ``rtol`` times the largest; the others count as 0."""
+    left, sizes, right = svd(_symmetric(a) if hermitian else a)
+    least = torch.zeros(()) if atol is None else atol.to(a.dtype)
+    most = max(a.shape[-2:]) * torch.finfo(a.dtype).eps
+    known = torch.where(least > 0, 0.0, most) if rtol is None else rtol.to(a.dtype)
+    counts = sizes > torch.maximum(least[..., None], known[..., None] * sizes[..., :1])
+    inverse = torch.where(counts, 1 / torch.where(counts, sizes, 1.0), 0.0)
+    return (right.mT * inverse.unsqueeze(-2)) @ left.mT
