@@ -88,7 +88,7 @@ def det(a: Tensor) -> tuple[Tensor, None, None]:
     return sign * diagonal.prod(-1), None, None
 
 
-def _largest(a: Tensor) -> Tensor:
+def largest(a: Tensor) -> Tensor:
     """By which a matrix is divided, so that no product of its elements leaves the range; 1 where all are 0."""
     size = a.abs().amax((-2, -1), keepdim=True)
     return torch.where(size == 0, 1.0, size)
@@ -100,7 +100,7 @@ def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
     if a.shape[-1] > _FEW:
         sign, diagonal = _sign_and_diagonal(a)
         return sign * torch.sign(diagonal).prod(-1), torch.log(diagonal.abs()).sum(-1), None, None
-    size = None if quantized else _largest(a)
+    size = None if quantized else largest(a)
     value = _determinant(_entries(a if size is None else a / size))
     logarithm = torch.log(value.abs())
     if size is not None:
@@ -116,7 +116,7 @@ def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[
         return 1 / a, nothing
     if a.shape[-1] > _FEW:
         return _solved(a, torch.eye(a.shape[-1], dtype=a.dtype)), nothing
-    size = None if quantized else _largest(a)
+    size = None if quantized else largest(a)
     rows = _entries(a if size is None else a / size)
     places = range(len(rows))
     cofactors = [[_determinant(_without(rows, j, i)) * (-1) ** (i + j) for j in places] for i in places]
@@ -212,14 +212,13 @@ def cholesky_alone(a: Tensor, upper: bool = False) -> Tensor:
     return cholesky(a, upper=upper)[0]
 
 
-@made_of(aten.linalg_qr.default)
-def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+@made_of(aten.linalg_qr.default, tell_quantized=True)
+def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Tensor]:
     """Householder's reflections with LAPACK's signs: what lies below the diagonal already is not reflected."""
     rows, columns = a.shape[-2:]
-    q, r = torch.eye(rows, dtype=a.dtype).expand(*a.shape[:-2], rows, rows), a
-    for k in _steps(rows, columns, "the factors Q and R"):
-        if k == rows - 1:
-            break
+    size = torch.ones(()) if quantized else largest(a)
+    q, r = torch.eye(rows, dtype=a.dtype).expand(*a.shape[:-2], rows, rows), a / size
+    for k in _steps(rows, columns, "the factors Q and R")[: rows - 1]:
         head, tail = r[..., k : k + 1, k : k + 1], r[..., k + 1 :, k : k + 1]
         rest = tail.square().sum(-2, keepdim=True)
         norm = torch.sqrt(head.square() + rest)
@@ -230,7 +229,7 @@ def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
         )
         r, q = r - gain * mirror @ (mirror.mT @ r), q - q @ mirror @ (gain * mirror.mT)
     count = rows if mode == "complete" else min(rows, columns)
-    return (torch.zeros(0, dtype=a.dtype) if mode == "r" else q[..., :count]), r[..., :count, :].triu()
+    return (torch.zeros(0, dtype=a.dtype) if mode == "r" else q[..., :count]), r[..., :count, :].triu() * size
 
 
 @made_of(aten.linalg_solve_triangular.default)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.composites.algebra import largest
 from arm_backend_core.ops.registry import made_of
 
 aten = torch.ops.aten
-_MOST = 4  #: Columns: six pairs, of twenty operators each in every sweep.
-_SWEEPS = 6
+_MOST, _SWEEPS = 4, 6  #: Columns: six pairs, of twenty operators each in every sweep.
 
 
 def _orthogonal(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,7 +23,8 @@ def _orthogonal(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]
     m, n = a.shape[-2:]
     if n > _MOST:
         raise Unsupported(f"singular values or eigenvalues of more than {_MOST} ({m} x {n} matrices)")
-    both = torch.cat([a, torch.eye(n, dtype=a.dtype).expand(*a.shape[:-2], n, n)], -2)
+    most = largest(a)  # squares would leave the range
+    both = torch.cat([a / most, torch.eye(n, dtype=a.dtype).expand(*a.shape[:-2], n, n)], -2)
     columns = [both[..., i : i + 1] for i in range(n)]
     for p, q in list(combinations(range(n), 2)) * _SWEEPS:
         x, y = columns[p], columns[q]
@@ -38,7 +39,7 @@ def _orthogonal(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]
     both = torch.cat(columns, -1)
     sizes, order = torch.sqrt(both[..., :m, :].square().sum(-2)).sort(-1, descending=descending)
     both = both @ (order.unsqueeze(-2) == torch.arange(n)[:, None]).to(a.dtype)
-    return both[..., :m, :], sizes, both[..., m:, :]
+    return both[..., :m, :] * most, sizes * most[..., 0], both[..., m:, :]
 
 
 @made_of(aten._linalg_svd.default)
@@ -49,10 +50,9 @@ def svd(
     m, n = a.shape[-2:]
     if full_matrices and compute_uv and m != n:
         raise Unsupported(f"all singular vectors of {m} x {n} matrices; call it with full_matrices=False")
-    if not compute_uv:
-        nothing = torch.zeros(0, dtype=a.dtype)
-        return nothing, _orthogonal(a if m >= n else a.mT, descending=True)[1], nothing
     scaled, sizes, right = _orthogonal(a if m >= n else a.mT, descending=True)
+    if not compute_uv:
+        return (nothing := torch.zeros(0, dtype=a.dtype)), sizes, nothing
     left = scaled / torch.where(sizes == 0, 1.0, sizes).unsqueeze(-2)
     return (left, sizes, right.mT) if m >= n else (right, sizes, left.mT)
 
@@ -64,7 +64,7 @@ def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Te
     Plus as much as makes none of them negative they are singular values.
     """
     whole = _symmetric(a, uplo)
-    shift = torch.sqrt(whole.square().sum((-2, -1), keepdim=True))
+    shift = whole.abs().sum(-1, keepdim=True).amax(-2, keepdim=True)
     _, sizes, vectors = _orthogonal(whole + shift * torch.eye(a.shape[-1], dtype=a.dtype), descending=False)
     return sizes - shift[..., 0], vectors if compute_v else torch.zeros(0, dtype=a.dtype)
 
