@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,7 +20,8 @@ from torch.fx import Node
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import PLACE, is_float, overload_of
-from arm_backend_core.ops.lookup import lookup
+from arm_backend_core.ops.integers import ONE
+from arm_backend_core.ops.lookup import is_wave, lookup
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.qparams import QParams
@@ -29,6 +31,7 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 Base = TypeVar("Base")
 #: A tensor of one element may be its own slope: of the grid's numbers each has another.
+_WAVES = (aten.sin.default, aten.cos.default)
 _EVALUATED: dict[Any, Callable[..., torch.Tensor]] = {aten.prelu.default: aten._prelu_kernel.default}
 
 
@@ -98,14 +101,14 @@ class Regions:
         self._feedback = {node for state in states for node in self._fed_back(state, states[state])}
         self.merged = self._merged_producers()
         self.readers = set(self.merged.values())
-        ends = {node for node, record in records.items() if record.jumps or record.waves}
-        self._ends, late = set[Node](), {node for node in ends if is_wide(node)}
+        jumps = {node for node, record in records.items() if record.jumps}
+        self._jumps, late = set[Node](), {node for node in jumps if is_wide(node)}
         while True:
-            self._ends |= late
+            self._jumps |= late
             self.origin, chained = self._chains()
             self.interior = chained | self.merged.keys()
             self.wide = self._wide(may_be_wide)
-            late = {node for node in ends - self._ends if self.origin.get(node) in self.wide}
+            late = {node for node in jumps - self._jumps if self.origin.get(node) in self.wide}
             if not late:  # what is int16 in an int8 program depends on what is one function
                 break
 
@@ -139,12 +142,11 @@ class Regions:
     def _chains(self) -> tuple[dict[Node, Node], set[Node]]:
         """Origins, and the functions that are interior.
 
-        Starts with all of them interior, but for waves of int16, what jumps in int16 and its operands, and takes out,
-        until nothing changes, those that someone reads who is not a function of the same tensor.
+        Starts with all of them interior, but for what jumps in int16 and its operands, and takes out, until nothing
+        changes, those that someone reads who is not a function of the same tensor.
         """
         members = [node for node, record in self._records.items() if record.univariate and node not in self.readers]
-        alone = {node for node in self._ends if self._records[node].jumps}
-        interior = {node for node in members if node not in self._ends and alone.isdisjoint(node.users)}
+        interior = {node for node in members if self._jumps.isdisjoint((node, *node.users))}
         while True:
             origin: dict[Node, Node] = {}
             for node in members:
@@ -251,6 +253,23 @@ class Univariate:
             waiting += missing
         return known[self]
 
+    @cached_property
+    def turns(self) -> bool:
+        """Whether it is a sine or cosine of int16 with so many turns that lines miss what is a function of it."""
+        q = self.base.q
+        return self.target in _WAVES and q is not None and q.dtype is DType.INT16 and is_wave(self._values, q)
+
+    def _values(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return self.evaluate(torch.from_numpy(grid)).double().numpy()
+
+    def tabulated(self, b: Builder) -> Tensor:
+        """In int16 steps that hold all its values."""
+        assert self.base.q is not None
+        values = self._values(self.base.q.dequantize(np.arange(*DType.INT16.range)))
+        peak = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+        q = QParams(max(peak, 1e-30) / ONE, 0, DType.INT16, *DType.INT16.range)
+        return Tensor(self.quantized(b, q), q)
+
     def settled(self) -> Tensor:
         """A function that only scales: the same integers in another scale.
 
@@ -271,7 +290,7 @@ class Univariate:
             low, high = (int(bound) for bound in q.quantize(np.array(self.clamp)))
             value = context.requantize(base, q)
             return value if (low, high) == q.dtype.range else b.clamp(value, low, high)
-        return lookup(b, base, lambda grid: self.evaluate(torch.from_numpy(grid)).double().numpy(), q)
+        return lookup(b, base, self._values, q)
 
 
 def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Univariate | None:

@@ -84,6 +84,11 @@ def _lines(numbers: bytes, exact: bool, *form: Any) -> tuple[float, Array, float
     return wave, entries, float(fine.scale), lacking
 
 
+def is_wave(function: Callable[[Array], Array], q: QParams) -> bool:
+    """Whether ``function`` of a tensor with parameters ``q`` is looked up as ``_turned`` is."""
+    return _wave(np.asarray(function(q.dequantize(_INDEX)), dtype=np.float64)) > 0
+
+
 def _wave(real: Array) -> float:
     """The angle between neighbours of a sine or cosine, where lines miss it by 2**-8 of it and more, else 0."""
     sums, middle = real[2:] + real[:-2], real[1:-1]

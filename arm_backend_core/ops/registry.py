@@ -42,7 +42,6 @@ class Record:
         weight_axis: the weight's output-channel dimension, given the node (CONV only).
         univariate: an elementwise function that may be merged with its neighbours into one TABLE.
         jumps: not of int16 then, as its integer rule is exact there and a TABLE is not.
-        waves: of int16, what reads it is no part of that TABLE, which has exact points for waves of many turns alone.
         clamp: for relu and its kin: the arguments -> (low, high); such a function merges into its producer's rescale.
         factor: for multiplication by a positive number: the arguments -> that number, or None; merges likewise.
         fuses: its integer result leaves through a RESCALE, into which ``clamp`` and ``factor`` users can merge.
@@ -63,7 +62,6 @@ class Record:
     weight_axis: Callable[[torch.fx.Node], int] = field(default=lambda node: 0)
     univariate: bool = False
     jumps: bool = False
-    waves: bool = False
     clamp: Callable[..., tuple[float, float]] | None = None
     factor: Callable[..., float | None] | None = None
     fuses: bool = False

@@ -405,8 +405,8 @@ for _name, _parts in _POLYNOMIALS.items():
 
 # -- trigonometric and hyperbolic ---------------------------------------------------------------------------------
 
-unary(aten.sin.default, lambda x: x.unary("SIN"), waves=True)
-unary(aten.cos.default, lambda x: x.unary("COS"), waves=True)
+unary(aten.sin.default, lambda x: x.unary("SIN"))
+unary(aten.cos.default, lambda x: x.unary("COS"))
 unary(aten.tan.default, lambda x: x.unary("SIN") / x.unary("COS"))
 unary(aten.asin.default, _asin)
 unary(aten.acos.default, _acos)
