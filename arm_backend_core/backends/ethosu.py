@@ -54,7 +54,7 @@ def compile_ethosu(
         ask: gives Vela's answer and what it printed, where it is known already.
 
     Raises:
-        CompileError: Vela refused the flatbuffer, crashed on it, took too long, or lost a result.
+        CompileError: Vela refused the flatbuffer, crashed on it, took too long, lost a result, or writes beyond one.
     """
     directory = spec.get_intermediate_path()
 

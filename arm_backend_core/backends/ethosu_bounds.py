@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from arm_backend_core.backends.ethosu_commands import CHAINED, KERNELS, MAPS, commands
+from arm_backend_core.backends.ethosu_commands import KERNELS, MAPS, commands, is_chained, is_u85
 from arm_backend_core.backends.payload import Layer, Placed
 
 _WIDTH, _HEIGHT, _DEPTH, _FAST = 273, 274, 275, 2
@@ -14,11 +14,11 @@ _ORDERS = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7: (2, 1, 0)}
 
 def written_beyond(stream: bytes, placed: Sequence[Placed], layers: Sequence[Layer], fast: bool) -> str | None:
     """What the first kernel does that writes beyond all tensors. ``fast``: whether SRAM is a region of its own."""
-    registers = defaultdict[int, int](int)
+    registers, new = defaultdict[int, int](int), is_u85(stream)
     for at, number, value in commands(stream):
         if number >= 256:
             registers[number] = value
-        elif number in KERNELS:
+        elif number in KERNELS and not (new and is_chained(registers[MAPS[1][4]])):
             region = registers[MAPS[1][3]] >> 32 & 7
             places = [x for x in placed if not fast or (x.memory == "Sram") == (region == _FAST)]
             for start, end in _written(registers):
@@ -38,7 +38,7 @@ def _written(registers: dict[int, int]) -> Iterator[tuple[int, int]]:
     log = form >> 33 & 3
     last = (depth - 1) // 16 * brick + (min(depth, 16) << log) if form >> 38 & 3 == 1 else depth << log
     across, left_rows, right_rows = ((registers[tile + i] >> 32) + 1 for i in range(3))
-    for right, below in product((0, 1), repeat=2) if form >> 46 & 3 != CHAINED else ():
+    for right, below in product((0, 1), repeat=2):
         first, high = registers[base + right + 2 * below], right_rows if right else left_rows
         rows, columns = height - high if below else min(height, high), width - across if right else min(width, across)
         if rows > 0 and columns > 0:

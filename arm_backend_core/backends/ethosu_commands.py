@@ -9,8 +9,17 @@ KERNELS = (2, 3, 5, 6, 7)
 DMA = (304, 305, 0x430, 0x431, 0x432)
 #: Of IFM, OFM and IFM2: the first of bases, of strides and of the first tile's sizes, region, precision, depth.
 MAPS = ((0x400, 0x404, 266, 271, 261, 260), (0x410, 0x414, 282, 287, 276, 275), (0x480, 0x484, 394, 399, 389, 275))
-CHAINED = 2  #: What a precision says of a map that is no memory.
 _DIRECT = b"COP2"  #: a stream for Direct Drive; others are COP1
+
+
+def is_u85(stream: bytes) -> bool:
+    """Whether a stream is for an Ethos-U85, by the third word's highest bits."""
+    return stream.startswith(_DIRECT) or stream[11] >> 4 == 2
+
+
+def is_chained(precision: int) -> bool:
+    """Whether the precision of U85 says that a map is no memory; of the others the bits are the rounding's."""
+    return precision >> 46 & 3 == 2
 
 
 def _body(stream: bytes) -> int:

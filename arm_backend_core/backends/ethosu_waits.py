@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from arm_backend_core.backends import ethosu_commands as npu
 from arm_backend_core.backends.ethosu_commands import DMA, DMA_START, DMA_WAIT, MAPS, encoded
 
-_ELEMENTWISE, _RESIZE, _KERNEL_WAIT, _U85 = 6, 7, 18, 2
+_ELEMENTWISE, _RESIZE, _KERNEL_WAIT = 6, 7, 18
 _ACTIVATION, _TABLE_0, _BLOCKDEP = 293, 16, 303
 _SOURCE, _TARGET, _FROM, _TO, _LENGTH = DMA
 _Span = tuple[int, int, int, bool]  # region, first byte, one past the last, whether it is written
@@ -23,8 +23,8 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
     registers, kernels, words, places = defaultdict[int, int](int), list[list[_Span]](), list[int](), list[int]()
     tables, lost = dict[int, list[int]](), set[int]()  # by slot, the DMA that brings it; slots that are written over
     written, changed = tuple[int, ...](), False  # and whether BLOCKDEP is 0 where ``registers`` have another
-    product, small = stream[11] >> 4, stream[8] & 15 < 7  # the third word's highest bits; the lowest: log2 of the MACs
-    new = stream.startswith(b"COP2") or product == _U85  # it has none of the other mistakes, as far as known
+    small = stream[8] & 15 < 7  # the third word's lowest bits: log2 of the MACs
+    new = npu.is_u85(stream)  # it has none of the other mistakes, as far as known
 
     def put(*added: int) -> None:
         places.extend([4 * (len(words) - len(places))] * len(added))
@@ -45,7 +45,7 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
                 lost.update(tables)
             maps = MAPS[: 3 if number == _ELEMENTWISE else 2]
             kernels = [*kernels[-1:], list(_kernel(registers, maps))]
-            apart = new and any(registers[precision] >> 46 & 3 == npu.CHAINED for *_, precision, _ in maps)
+            apart = new and any(npu.is_chained(registers[precision]) for *_, precision, _ in maps)
             late = number == _RESIZE or (
                 len(kernels) > 1 and not apart and _reads_otherwise(registers, kernels, written)
             )
