@@ -21,7 +21,7 @@ from arm_recipes.messages import ExportError
 from arm_recipes.methods import identity, written
 from arm_recipes.sample import Inputs, make_known
 from arm_recipes.stages.known_sizes import settle_sizes
-from arm_recipes.stages.tracing import Known, recurrent_layers_at_once, unchecked
+from arm_recipes.stages.tracing import Known, recurrent_layers_by_shape, unchecked
 from arm_recipes.stages.uint8 import move_real_numbers
 
 #: What PyTorch says of classes that it can take apart once they are registered.
@@ -104,7 +104,7 @@ class Capture:
         known = Known(model)
         answers = contextlib.nullcontext() if strict else known  # strict capture takes no Python of ours in between
         quiet = contextlib.redirect_stderr(io.StringIO())
-        with torch.no_grad(), unchecked(), recurrent_layers_at_once(), answers, quiet as printed:
+        with torch.no_grad(), unchecked(), recurrent_layers_by_shape(), answers, quiet as printed:
             program = torch.export.export(
                 model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
             )

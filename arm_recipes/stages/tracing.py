@@ -133,25 +133,29 @@ def unchecked() -> Iterator[None]:
         torch.distributions.Distribution.set_default_validate_args(before)
 
 
-RECURRENT_LAYERS = [getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]
+_LAYERS = [getattr(torch.ops.aten, name).input for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")]
+#: Recurrent layers, and what PyTorch traces of each: its steps, which takes 6 ms for one of an LSTM.
+TRACED_LAYERS = {layer: dict(layer.py_kernels) for layer in _LAYERS}
 
 
 @contextmanager
-def recurrent_layers_at_once() -> Iterator[None]:
-    """Only the shapes of their results are computed; PyTorch computes those of each step, 6 ms for one of an LSTM."""
-    before = [(layer, dict(layer.py_kernels)) for layer in RECURRENT_LAYERS]
+def recurrent_layers_by_shape() -> Iterator[None]:
+    """Of recurrent layers only the shapes of the results are traced. Whoever leaves first of two threads ends it."""
     try:
-        for layer, kernels in before:
-            layer.py_kernels.update(dict.fromkeys(kernels, _layer))
-            layer._dispatch_cache.clear()
+        for layer, kernels in TRACED_LAYERS.items():
+            _set(layer, dict.fromkeys(kernels, _results))
         yield
     finally:
-        for layer, kernels in before:
-            layer.py_kernels.update(kernels)
-            layer._dispatch_cache.clear()
+        for layer, kernels in TRACED_LAYERS.items():
+            _set(layer, kernels)
 
 
-def _layer(
+def _set(layer: Any, kernels: dict[Any, Any]) -> None:
+    layer.py_kernels.update(kernels)
+    layer._dispatch_cache.clear()
+
+
+def _results(
     x: Tensor,
     states: Tensor | list[Tensor],
     parameters: list[Tensor],
@@ -166,7 +170,7 @@ def _layer(
     held = [states] if isinstance(states, Tensor) else states
     time_first = x.transpose(0, 1) if batch_first else x
     sequence = x.new_empty([*time_first.shape[:-1], (1 + bidirectional) * held[0].shape[-1]])
-    return (sequence.transpose(0, 1) if batch_first else sequence, *map(torch.empty_like, held))
+    return (sequence.transpose(0, 1) if batch_first else sequence, *(state.new_empty(state.shape) for state in held))
 
 
 def _writes(function: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
 from arm_recipes.sample import Inputs
 from arm_recipes.stages.capture import Capture
-from arm_recipes.stages.tracing import RECURRENT_LAYERS
+from arm_recipes.stages.tracing import TRACED_LAYERS, recurrent_layers_by_shape
 
 
 class _Asking(nn.Module):
@@ -117,20 +117,28 @@ def test_packed_sequences_are_told_what_to_do_instead() -> None:
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_steps_of_recurrent_layers_are_not_traced(layer: Callable[..., nn.Module], batch_first: bool) -> None:
-    """The results have the shapes and strides that PyTorch's have, and its own ways are what they were."""
+    """The results have the shapes and strides that PyTorch's have."""
 
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = layer(6, 5, batch_first=batch_first, bidirectional=True)
 
-        def forward(self, x: Tensor) -> Any:
-            return self.layer(x)
+        def forward(self, x: Tensor, state: Tensor) -> Any:
+            return self.layer(x, (state, state) if layer is nn.LSTM else state)
 
-    ways = [dict(operator.py_kernels) for operator in RECURRENT_LAYERS]
-    model, x = Model().eval(), torch.randn(2, 4, 6)
-    program = Capture(strict=False)("forward", model, Inputs(x))
-    (call,) = [node for node in program.graph.nodes if node.target in RECURRENT_LAYERS]
-    traced, known = pytree.tree_leaves(call.meta["val"]), pytree.tree_leaves(model(x))
+    model, x, state = Model().eval(), torch.randn(2, 4, 6), torch.randn(2 if batch_first else 4, 2, 5).transpose(0, 1)
+    program = Capture(strict=False)("forward", model, Inputs(x, state))
+    (call,) = [node for node in program.graph.nodes if node.target in TRACED_LAYERS]
+    traced, known = pytree.tree_leaves(call.meta["val"]), pytree.tree_leaves(model(x, state))
     assert [(x.shape, x.stride(), x.dtype) for x in traced] == [(x.shape, x.stride(), x.dtype) for x in known]
-    assert [dict(operator.py_kernels) for operator in RECURRENT_LAYERS] == ways
+
+
+def test_pytorchs_own_ways_come_back_whoever_leaves_last() -> None:
+    first, second = recurrent_layers_by_shape(), recurrent_layers_by_shape()
+    for context in (first, second):
+        context.__enter__()
+    assert all(dict(layer.py_kernels) != kernels for layer, kernels in TRACED_LAYERS.items())
+    for context in (first, second):
+        context.__exit__(None, None, None)
+    assert all(dict(layer.py_kernels) == kernels for layer, kernels in TRACED_LAYERS.items())
