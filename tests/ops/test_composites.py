@@ -71,7 +71,6 @@ def _turned(x: Tensor) -> Tensor:
     return x.reshape(-1) - flat
 
 
-#: Function and the shapes of its inputs, by name.
 def _composed(left: torch.Tensor, sizes: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """Signs of singular vectors are not LAPACK's."""
     return torch.cat(
@@ -102,6 +101,7 @@ def _unpooled(x: Tensor, spatial: int, *window: int) -> Tensor:
     return result
 
 
+#: Function and the shapes of its inputs, by name.
 COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "absolute": (torch.absolute, [(2, 8)]),
     "add_relu": (lambda x, y: aten._add_relu(aten._add_relu(x, y, alpha=0.5), -0.25), PAIR),
@@ -147,11 +147,12 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "qr": (lambda x: torch.cat(torch.linalg.qr(x), 1), [(2, 5, 3)]),
     "qr_complete": (lambda x: torch.cat(torch.linalg.qr(x, mode="complete"), 2), [(2, 3, 4)]),
     "qr_triangle": (lambda x: torch.cat(torch.linalg.qr(x.triu(), mode="r")[1:]), [(4, 4)]),
+    "cholesky_of_a_triangle": (lambda x: torch.linalg.cholesky(x.triu() + 4 * torch.eye(3), upper=True), [(2, 3, 3)]),
     "cholesky_of_many": (lambda x: torch.linalg.cholesky(x @ x.mT + 8 * torch.eye(8)), [(2, 8, 8)]),
     "lu": (lambda x: torch.cat(torch.linalg.lu(x), -1), [(2, 5, 5)]),
     "lu_of_wide": (lambda x: torch.cat(torch.linalg.lu(x), -1), [(4, 7)]),
     "lu_of_tall": (lambda x: torch.linalg.lu(x)[1], [(2, 7, 4)]),
-    "lu_factor": (lambda x: _factored(x), [(2, 3, 5, 5)]),
+    "lu_factor": (_factored, [(2, 3, 5, 5)]),
     "lu_factor_without_pivot": (lambda x: _factored(x.triu(1)), [(3, 3)]),
     "lu_solve": (lambda x, y: torch.linalg.lu_solve(*torch.linalg.lu_factor(_STEEP + x), y), [(5, 5), (5, 3)]),
     "lu_solve_right": (
@@ -181,6 +182,12 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
         lambda x: _composed((e := torch.linalg.eigh(x))[1], e[0], e[1].mT),
         [(2, 3, 3)],
     ),
+    "geqrf": (lambda x: torch.cat([(m := torch.geqrf(x))[0], m[1][..., None, :]], -2), [(2, 5, 3)]),
+    "geqrf_of_wide": (lambda x: torch.geqrf(x)[0], [(3, 5)]),
+    "mirrored": (lambda x, y: torch.ormqr(*torch.geqrf(x), y), [(2, 5, 3), (2, 5, 4)]),
+    "mirrored_transposed": (lambda x, y: torch.ormqr(*torch.geqrf(x), y, transpose=True), [(5, 3), (5, 4)]),
+    "mirrored_from_the_right": (lambda x, y: torch.ormqr(*torch.geqrf(x), y, left=False), [(5, 3), (4, 5)]),
+    "householder_product": (lambda x: torch.linalg.householder_product(*torch.geqrf(x)), [(2, 5, 3)]),
     "nonzero_static": (lambda x: torch.nonzero_static(x.relu(), size=9, fill_value=7), [(2, 3, 4)]),
     "nonzero_static_vector": (lambda x: torch.nonzero_static(x > 0, size=3), [(9,)]),
     "determinant": (torch.linalg.det, [(2, 4, 4)]),

@@ -1,6 +1,6 @@
 """Determinants, inverses and factors of small matrices.
 
-Those of up to 4 rows are formulas that choose no pivots, of fewer operators and finer steps than elimination takes.
+Determinants and inverses of up to 4 rows are formulas that choose no pivots, of finer steps than elimination takes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from arm_backend_core.ops.registry import made_of
 
 aten = torch.ops.aten
 _FEW = 4  #: Rows of a matrix for a formula; the operators are as many as its permutations.
-_MOST = 16  #: Rows or columns, whichever are fewer, that are eliminated one after the other, by ten operators each.
+_MOST = 16  #: Rows or columns, whichever are fewer, that are eliminated by ten operators each.
 Rows = Sequence[Sequence[Tensor]]
 
 
@@ -27,7 +27,7 @@ def _entries(a: Tensor) -> list[list[Tensor]]:
 def _steps(rows: int, columns: int, what: str) -> range:
     count = min(rows, columns)
     if count > _MOST:
-        raise Unsupported(f"{what} of {rows} x {columns} matrices (of rank {_MOST} at most)")
+        raise Unsupported(f"{what} of {rows} x {columns} matrices ({_MOST} rows or columns at most)")
     return range(count)
 
 
@@ -196,8 +196,8 @@ def lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, a
 
 @made_of(aten.linalg_cholesky_ex.default)
 def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
-    """The triangular L with L @ L^T = a, column by column."""
-    rows, columns = torch.arange(a.shape[-1])[:, None], []
+    """The triangular L with L @ L^T = a, column by column; the upper triangle is read for U."""
+    rows, columns, a = torch.arange(a.shape[-1])[:, None], [], a.mT if upper else a
     for k in _steps(a.shape[-2], a.shape[-1], "the Cholesky factor"):
         column = torch.where(rows < k, 0.0, a[..., k : k + 1] / torch.sqrt(a[..., k : k + 1, k : k + 1]))
         a = a - column * column.mT
@@ -212,24 +212,60 @@ def cholesky_alone(a: Tensor, upper: bool = False) -> Tensor:
     return cholesky(a, upper=upper)[0]
 
 
-@made_of(aten.linalg_qr.default, tell_quantized=True)
-def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Tensor]:
-    """Householder's reflections with LAPACK's signs: what lies below the diagonal already is not reflected."""
-    rows, columns = a.shape[-2:]
-    size = torch.ones(()) if quantized else largest(a)
-    q, r = torch.eye(rows, dtype=a.dtype).expand(*a.shape[:-2], rows, rows), a / size
-    for k in _steps(rows, columns, "the factors Q and R")[: rows - 1]:
-        head, tail = r[..., k : k + 1, k : k + 1], r[..., k + 1 :, k : k + 1]
+def _reflected(a: Tensor, quantized: bool) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """R, and Householder's mirrors [.., rows, 1] with their gains [.., 1, 1], as LAPACK scales and signs them.
+
+    What lies below the diagonal already is not reflected.
+    """
+    size, rows = torch.ones(()) if quantized else largest(a), torch.arange(a.shape[-2])[:, None]
+    r, mirrors, gains = a / size, list[Tensor](), list[Tensor]()
+    for k in _steps(a.shape[-2], a.shape[-1], "the factors Q and R"):
+        head, tail = r[..., k : k + 1, k : k + 1], torch.where(rows > k, r[..., k : k + 1], 0.0)
         rest = tail.square().sum(-2, keepdim=True)
         norm = torch.sqrt(head.square() + rest)
         end = torch.where(head < 0, norm, -norm)  # what takes the head's place
-        gain = torch.where(rest == 0, 0.0, (end - head) / torch.where(rest == 0, 1.0, end))
-        mirror = F.pad(
-            torch.cat([torch.ones_like(head), tail / torch.where(rest == 0, 1.0, head - end)], -2), (0, 0, k, 0)
-        )
-        r, q = r - gain * mirror @ (mirror.mT @ r), q - q @ mirror @ (gain * mirror.mT)
+        gains.append(torch.where(rest == 0, 0.0, (end - head) / torch.where(rest == 0, 1.0, end)))
+        mirrors.append(torch.where(rows == k, 1.0, tail / torch.where(rest == 0, 1.0, head - end)))
+        r = r - gains[-1] * mirrors[-1] @ (mirrors[-1].mT @ r)
+    return r.triu() * size, mirrors, gains
+
+
+@made_of(aten.linalg_qr.default, tell_quantized=True)
+def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Tensor]:
+    """By Householder's reflections."""
+    rows, columns = a.shape[-2:]
+    r, mirrors, gains = _reflected(a, quantized)
+    q = torch.eye(rows, dtype=a.dtype).expand(*a.shape[:-2], rows, rows)
+    for mirror, gain in zip(mirrors, gains, strict=True):
+        q = q - q @ mirror @ (gain * mirror.mT)
     count = rows if mode == "complete" else min(rows, columns)
-    return (torch.zeros(0, dtype=a.dtype) if mode == "r" else q[..., :count]), r[..., :count, :].triu() * size
+    return (torch.zeros(0, dtype=a.dtype) if mode == "r" else q[..., :count]), r[..., :count, :]
+
+
+@made_of(aten.geqrf.default, tell_quantized=True)
+def geqrf(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor]:
+    """R with the mirrors below its diagonal, and their gains."""
+    r, mirrors, gains = _reflected(a, quantized)
+    below = torch.cat(mirrors, -1).tril(-1)
+    return r + F.pad(below, (0, a.shape[-1] - below.shape[-1])), torch.cat(gains, -1)[..., 0, :]
+
+
+@made_of(aten.ormqr.default)
+def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
+    """Q @ other, or other @ Q, or those of Q^T, where Q is what the mirrors below the diagonal of a stand for."""
+    if not left:
+        return ormqr(a, tau, other.mT, transpose=not transpose).mT
+    rows = torch.arange(a.shape[-2])[:, None]
+    for k in _steps(a.shape[-2], tau.shape[-1], "products of mirrors")[:: 1 if transpose else -1]:
+        mirror = torch.where(rows > k, a[..., k : k + 1], (rows == k).to(a.dtype))
+        other = other - tau[..., k, None, None] * mirror @ (mirror.mT @ other)
+    return other
+
+
+@made_of(aten.linalg_householder_product.default)
+def householder_product(a: Tensor, tau: Tensor) -> Tensor:
+    """The first columns of Q."""
+    return ormqr(a, tau, torch.eye(*a.shape[-2:], dtype=a.dtype))
 
 
 @made_of(aten.linalg_solve_triangular.default)
