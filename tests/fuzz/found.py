@@ -664,4 +664,6 @@ FOUND = [
         (_x(13, low=0.1, high=3), Input((13,), -1, 13, torch.int64)),
         _FP,
     ),
+    Found("middle_of_nothing", aten.median.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
+    Found("median_of_nothing", aten.nanmedian.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
 ]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.registry import made_of
 
 aten = torch.ops.aten
@@ -173,7 +174,13 @@ def quantile(
 @made_of(aten.median.default)
 def median(x: Tensor) -> Tensor:
     """Over all dimensions."""
-    return torch.median(x.reshape(-1), 0)[0]
+    return torch.median(_line(x), 0)[0]
+
+
+def _line(x: Tensor) -> Tensor:
+    if not x.numel():
+        raise Unsupported("the median of a tensor without elements")
+    return x.reshape(-1)
 
 
 @made_of(aten.nanmedian.dim, tell_quantized=True)
@@ -210,7 +217,7 @@ def nanmean(
 @made_of(aten.nanmedian.default)
 def nanmedian(x: Tensor) -> Tensor:
     """Over all dimensions."""
-    return torch.nanmedian(x.reshape(-1), 0)[0]
+    return torch.nanmedian(_line(x), 0)[0]
 
 
 def _below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
