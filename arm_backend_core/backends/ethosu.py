@@ -78,9 +78,11 @@ def compile_ethosu(
     keep_weights(answer, spec.configuration)
     answer["command_stream"], waits = with_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))
-    if beyond := written_beyond(
-        answer["command_stream"], figures.placed, figures.layers, bool(answer["scratch_fast"][0])
-    ):
+    # Region 2 is SRAM's where it is one of its own; inputs and results may have regions beside that of the tensors.
+    apart = answer["scratch_fast"][0] > 0
+    places = [(1 + (apart and x.memory == "Sram"), x.address, x.bytes) for x in figures.placed]
+    places += [(region, first, prod(shape) * size) for shape, size, first, region in answer["outputs"]]
+    if beyond := written_beyond(answer["command_stream"], places, figures.layers):
         raise failed(f"Vela wrote a program that damages memory: {beyond}; report the flatbuffer", log)
     artifacts = {}
     if directory is not None:

@@ -5,24 +5,23 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 
 from arm_backend_core.backends.ethosu_commands import KERNELS, MAPS, commands, is_chained, is_u85
-from arm_backend_core.backends.payload import Layer, Placed
+from arm_backend_core.backends.payload import Layer
 
-_WIDTH, _HEIGHT, _DEPTH, _FAST = 273, 274, 275, 2
+_WIDTH, _HEIGHT, _DEPTH = 273, 274, 275
 #: By what a precision says of the order: the stored height, width and depth among the kernel's (U85).
 _ORDERS = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7: (2, 1, 0)}
 
 
-def written_beyond(stream: bytes, placed: Sequence[Placed], layers: Sequence[Layer], fast: bool) -> str | None:
-    """What the first kernel does that writes beyond all tensors. ``fast``: whether SRAM is a region of its own."""
+def written_beyond(stream: bytes, places: Sequence[tuple[int, int, int]], layers: Sequence[Layer]) -> str | None:
+    """What the first kernel does that writes beyond all ``places``: region, first byte and bytes of each tensor."""
     registers, new = defaultdict[int, int](int), is_u85(stream)
     for at, number, value in commands(stream):
         if number >= 256:
             registers[number] = value
         elif number in KERNELS and not (new and is_chained(registers[MAPS[1][4]])):
-            region = registers[MAPS[1][3]] >> 32 & 7
-            places = [x for x in placed if not fast or (x.memory == "Sram") == (region == _FAST)]
+            own = [(first, first + size) for region, first, size in places if region == registers[MAPS[1][3]] >> 32 & 7]
             for start, end in _written(registers):
-                if not any(x.address <= start and end <= x.address + x.bytes for x in places):
+                if not any(first <= start and end <= last for first, last in own):
                     names = [layer.tensor for layer in layers if 4 * at in layer.commands]
                     return f"{' and '.join(names) or 'a result'} is written to bytes {start} to {end - 1} of its memory"
     return None
