@@ -1,5 +1,6 @@
 """A postcondition of streams: no kernel writes beyond the tensors that Vela has placed (``docs/vela.md``: it has)."""
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -15,13 +16,18 @@ _ORDERS = {1: (1, 0, 2), 2: (0, 2, 1), 3: (1, 2, 0), 6: (2, 0, 1), 7: (2, 1, 0)}
 def written_beyond(stream: bytes, places: Sequence[tuple[int, int, int]], layers: Sequence[Layer]) -> str | None:
     """What the first kernel does that writes beyond all ``places``: region, first byte and bytes of each tensor."""
     registers, new = defaultdict[int, int](int), is_u85(stream)
+    firsts, ends = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)  # by region, in order
+    for region, first, size in sorted(places):
+        firsts[region].append(first)
+        ends[region].append(max([first + size, *ends[region][-1:]]))
     for at, number, value in commands(stream):
         if number >= 256:
             registers[number] = value
         elif number in KERNELS and not (new and is_chained(registers[MAPS[1][4]])):
-            own = [(first, first + size) for region, first, size in places if region == registers[MAPS[1][3]] >> 32 & 7]
+            region = registers[MAPS[1][3]] >> 32 & 7
             for start, end in _written(registers):
-                if not any(first <= start and end <= last for first, last in own):
+                count = bisect_right(firsts[region], start)  # of tensors that begin where it begins, or before
+                if not count or ends[region][count - 1] < end:
                     names = [layer.tensor for layer in layers if 4 * at in layer.commands]
                     return f"{' and '.join(names) or 'a result'} is written to bytes {start} to {end - 1} of its memory"
     return None
