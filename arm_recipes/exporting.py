@@ -76,8 +76,7 @@ def export(
         TypeError: ``model`` or ``recipe`` is something else.
         ExportError: a stage failed, for example because the model raises while it is traced, or ``require_runnable``
             found operators without a kernel; names the module or operator and the line. A NoisyError: rounding leaves
-            less of a result than ``min_sqnr``. A BudgetError: it needs more
-            than ``sram_budget`` or ``flash_budget``.
+            less of a result than ``min_sqnr``. A BudgetError: it needs more than ``sram_budget`` or ``flash_budget``.
         ArmBackendError: compilation failed, or ``require_full_delegation`` found operators on the CPU.
         RunError: ``verify``, and this machine cannot run the program. A difference is an ExportError.
     """

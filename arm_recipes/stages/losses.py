@@ -28,11 +28,6 @@ if TYPE_CHECKING:
 _EMBEDDING = torch.ops.aten.embedding.default
 #: dB of a result below which its noise is half of its values: the user is told.
 LEAST = 6.0
-#: Where ``losses`` finds none.
-UNKNOWN = (
-    "it is where results are of floating point, and the model has no loops, draws no random numbers, and finds no "
-    "indices or sizes in numbers that are rounded: leave min_sqnr out, and see result.compare(samples)"
-)
 #: dB above which noise is no more than a step of int16 adds: operands are taken to be no better.
 _MOST = 60.0
 #: Elements of all tensors up to which they are kept to see where most is lost.
@@ -130,11 +125,9 @@ def _sqnr(exact: Any, made: Any) -> float | None:
     return sums.gap.sqnr if sums.signal and math.isfinite(sums.signal + sums.noise) else None
 
 
-def told(model: Observed, method: str, found: Mapping[str, float], least: float = LEAST) -> str:
-    """A sentence on the result of which least is left, with what loses most; empty if all have ``least`` dB."""
-    output, sqnr = min(found.items(), key=itemgetter(1), default=("", least))
-    if sqnr >= least:
-        return ""
+def told(model: Observed, method: str, found: Mapping[str, float]) -> str:
+    """A sentence on the result of which least is left, with what loses most."""
+    output, sqnr = min(found.items(), key=itemgetter(1))
     where = _culprit(model)
     return (
         f"rounding leaves {sqnr:.1f} dB of output '{output}' of '{method}' (signal to noise, last "

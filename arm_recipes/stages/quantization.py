@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
 
 
-#: Attribute of a quantizer, which is all that ``ExportRecipe.combine`` keeps of a recipe: its improvements.
-_NAMED = "arm_recipes_improve"
+#: Attributes of a quantizer, all that ``ExportRecipe.combine`` keeps of a recipe: its improvements, and ``min_sqnr``.
+_NAMED, _ASKED = "arm_recipes_improve", "arm_recipes_min_sqnr"
 
 
 @dataclass
@@ -40,11 +41,9 @@ class ImprovedRecipe(QuantizationRecipe):
 
     Attributes:
         improve: names, of ``options.IMPROVEMENTS``.
-        min_sqnr: dB that rounding must leave of each result; None warns below ``losses.LEAST``.
     """
 
     improve: Collection[str] = IMPROVEMENTS
-    min_sqnr: float | None = None
 
 
 def improvements_of(recipe: QuantizationRecipe) -> Collection[str]:
@@ -71,11 +70,11 @@ def quantization_recipe(
         min_sqnr: dB that rounding must leave of each result, or None.
     """
     setattr(quantizer, _NAMED, improve)
+    setattr(quantizer, _ASKED, min_sqnr)
     asked = {"qat": train, "min_sqnr": min_sqnr}
     refusals: list[Any] = [_Refusal(name) for name, value in asked.items() if value is not None]
     return ImprovedRecipe(
         improve=improve,
-        min_sqnr=min_sqnr,
         quantizers=[quantizer],
         calibration_inputs_fn=None if calibration is None else Calibration(calibration),
         post_prepare_passes=[start_monitor],
@@ -169,6 +168,7 @@ class FastQuantizeStage(QuantizeStage):
         for method, model in artifact.data.items():
             graph = model.graph if isinstance(model, (ExportedProgram, GraphModule)) else None
             if graph is not None and is_quantized(graph):
+                self._require_known(method)
                 quantized[method] = model
                 continue
             from arm_backend_core.program import copied
@@ -269,19 +269,32 @@ class FastQuantizeStage(QuantizeStage):
         return quantized
 
     def _tell_losses(self, method: str, model: Observed) -> None:
-        from arm_recipes.stages.losses import LEAST, UNKNOWN, losses, told
+        from arm_recipes.stages.losses import LEAST, losses, told
 
         with model.last.undone():  # other methods go on from these buffers
             self.losses[method] = found = losses(model) if model.samples else {}
-            recipe = self._quantization_recipe
-            asked = recipe.min_sqnr if isinstance(recipe, ImprovedRecipe) else None
-            text = told(model, method, found, LEAST if asked is None else asked)
-            if asked is not None and not found:
-                text = f"what rounding leaves of the results of '{method}' is not known; {UNKNOWN}"
-            if text and asked is not None:
-                raise NoisyError(f"min_sqnr={asked:g}: {text}")
-            if text:
+            if not found:
+                self._require_known(method)
+            elif min(found.values()) < max(self._asked, LEAST):
+                text = told(model, method, found)
+                if min(found.values()) < self._asked:
+                    raise NoisyError(f"min_sqnr={self._asked:g}: {text}")
                 self.notes.append(text)
+
+    @property
+    def _asked(self) -> float:
+        """``min_sqnr`` of the recipe; less than any where it has none."""
+        return max(getattr(quantizer, _ASKED, None) or -math.inf for quantizer in self.quantizers)
+
+    def _require_known(self, method: str) -> None:
+        """Raise NoisyError where the recipe has a ``min_sqnr``, which cannot be checked."""
+        if self._asked > 0:
+            raise NoisyError(
+                f"min_sqnr={self._asked:g}: what rounding leaves of the results of '{method}' is not known; it is "
+                "where the model is quantized here, results are of floating point, and it has no loops, draws no "
+                "random numbers, and finds no indices or sizes in numbers that are rounded: leave min_sqnr out, and "
+                "see result.compare(samples)"
+            )
 
     def _quantize_by_torchao(self, method: str, program: ExportedProgram, examples: list[Inputs]) -> GraphModule:
         from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e

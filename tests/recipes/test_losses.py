@@ -180,6 +180,30 @@ def test_an_export_ends_where_rounding_leaves_less_than_is_asked_for() -> None:
         recipe(min_sqnr=-3)
 
 
+def test_a_warning_stands_where_less_than_that_is_asked_for() -> None:
+    torch.manual_seed(0)
+    samples = [(torch.rand(2, 8) * 40,) for _ in range(4)]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=1e-3, improve=False)
+    with pytest.warns(ArmRecipesWarning, match=r"rounding leaves [0-5]\.\d dB"):
+        export(Calls(lambda x: torch.cos(x * 12)).eval(), recipe, samples)
+
+
+def test_a_combined_recipe_asks_for_as_much() -> None:
+    floating, ours = (
+        ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP),
+        ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=90),
+    )
+    with pytest.raises(NoisyError, match="min_sqnr=90: rounding leaves"):
+        export(nn.Linear(8, 4), ExportRecipe.combine([ours, floating], "both"), [(torch.randn(2, 8),)])
+
+
+def test_a_model_that_is_quantized_already_is_not_known() -> None:
+    samples = [(torch.randn(2, 8),)]
+    quantized = export(nn.Linear(8, 4), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples).exported_programs
+    with pytest.raises(NoisyError, match=r"min_sqnr=20: .* is not known; it is where the model is quantized here"):
+        export(quantized["forward"], ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=20), samples)
+
+
 def test_an_export_ends_where_that_is_not_known() -> None:
     with pytest.raises(NoisyError, match=r"min_sqnr=20: what rounding leaves of the results of 'forward' is not known"):
         export(
