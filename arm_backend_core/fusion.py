@@ -30,8 +30,8 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Base = TypeVar("Base")
-#: A tensor of one element may be its own slope: of the grid's numbers each has another.
 _WAVES = (aten.sin.default, aten.cos.default)
+#: A tensor of one element may be its own slope: of the grid's numbers each has another.
 _EVALUATED: dict[Any, Callable[..., torch.Tensor]] = {aten.prelu.default: aten._prelu_kernel.default}
 
 
@@ -265,7 +265,8 @@ class Univariate:
     def tabulated(self, b: Builder) -> Tensor:
         """In int16 steps that hold all its values."""
         assert self.base.q is not None
-        values = self._values(self.base.q.dequantize(np.arange(*DType.INT16.range)))
+        low, high = DType.INT16.range
+        values = self._values(self.base.q.dequantize(np.arange(low, high + 1)))
         peak = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
         q = QParams(max(peak, 1e-30) / ONE, 0, DType.INT16, *DType.INT16.range)
         return Tensor(self.quantized(b, q), q)

@@ -67,7 +67,7 @@ class Lowering:
         self.builder = Builder(self.graph, target, splits=True)
         self._entered: dict[Node, tuple[Value, Tensor]] = {}  # a node outside: the graph's input, and what it is here
         self._dequantized: dict[Value, list[Tensor]] = {}
-        self._waves: dict[Univariate, Tensor] = {}
+        self._tabulated: dict[Univariate, Tensor] = {}  # waves of many turns, and functions of these
         self._functions: dict[Node, Counter[Origin]] = {}  # that wait for the operator that computes them
         self._intervals = Intervals(self.constants)
 
@@ -247,7 +247,7 @@ class Lowering:
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
         function = None if node in self.floats else univariate(node, record, args, kwargs)
         if function is not None and any(isinstance(x, Univariate) and x.turns for x in args):
-            parts = [self._wave(x) if isinstance(x, Univariate) and x.turns else x for x in args]
+            parts = [self._tabulate(x) if isinstance(x, Univariate) and x.turns else x for x in args]
             apart = univariate(node, record, parts, kwargs)
             if apart is not None or self.result_qparams(node) is not None:
                 function, args = apart, parts
@@ -267,17 +267,17 @@ class Lowering:
         rule = record.lower_integer
         return _tensors(rule(Context(self.builder, node, out), *args, **kwargs), out if is_float(node) else None)
 
-    def _wave(self, function: Univariate) -> Tensor:
-        if function not in self._waves:
-            self._waves[function] = function.tabulated(self.builder)
-        return self._waves[function]
+    def _tabulate(self, function: Univariate) -> Tensor:
+        if function not in self._tabulated:
+            self._tabulated[function] = function.tabulated(self.builder)
+        return self._tabulated[function]
 
     def _settle(self, x: Any) -> Any:
         """An operand as a tensor, where it is a function that only scales one, or of a wave of many turns."""
         if isinstance(x, list):
             return [self._settle(item) for item in x]
-        if isinstance(x, Univariate) and any(x.base is wave for wave in self._waves.values()):
-            return self._wave(x)
+        if isinstance(x, Univariate) and any(x.base is wave for wave in self._tabulated.values()):
+            return self._tabulate(x)
         return x.settled() if isinstance(x, Univariate) else x
 
     def _in_float(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str) -> Result:
