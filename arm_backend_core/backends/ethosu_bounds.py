@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from arm_backend_core.backends.ethosu_commands import KERNELS, MAPS, commands, is_chained, is_u85
+from arm_backend_core.backends.ethosu_commands import KERNELS, MAPS, commands, is_chained, is_u85, pixel_bytes
 from arm_backend_core.backends.payload import Layer
 
 _WIDTH, _HEIGHT, _DEPTH = 273, 274, 275
@@ -40,8 +40,7 @@ def _written(registers: dict[int, int]) -> Iterator[tuple[int, int]]:
     sizes = [(registers[key] >> 32) + 1 for key in (_HEIGHT, _WIDTH, _DEPTH)]
     height, width, depth = (sizes[i] for i in _ORDERS.get(form >> 43 & 7, (0, 1, 2)))
     x, y, brick = (registers[strides + i] - (registers[strides + i] >> 39 << 40) for i in range(3))
-    log = form >> 33 & 3
-    last = (depth - 1) // 16 * brick + (min(depth, 16) << log) if form >> 38 & 3 == 1 else depth << log
+    last = pixel_bytes(depth, brick, form, form >> 33 & 3)
     across, left_rows, right_rows = ((registers[tile + i] >> 32) + 1 for i in range(3))
     for right, below in product((0, 1), repeat=2):
         first, high = registers[base + right + 2 * below], right_rows if right else left_rows

@@ -22,6 +22,13 @@ def is_chained(precision: int) -> bool:
     return precision >> 46 & 3 == 2
 
 
+def pixel_bytes(depth: int, brick: int, precision: int, log_size: int) -> int:
+    """From a pixel's first channel to one past its last: in bricks of 16 (NHCWB16), ``brick`` bytes apart, or a row."""
+    if precision >> 38 & 3 == 1:
+        return (depth - 1) // 16 * brick + (min(depth, 16) << log_size)
+    return depth << log_size
+
+
 def _body(stream: bytes) -> int:
     """Where the first command is."""
     return 28 + int(struct.unpack_from("<I", stream, 24)[0]) if stream.startswith(_DIRECT) else 32

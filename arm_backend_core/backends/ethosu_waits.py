@@ -113,7 +113,6 @@ def _kernel(registers: dict[int, int], maps: Sequence[tuple[int, ...]]) -> Itera
     for base, stride, tile, region, precision, depth in maps:
         start, x, y, brick, form = (registers[key] for key in (base, stride, stride + 1, stride + 2, precision))
         columns, rows, channels = (registers[key] >> 32 for key in (tile, tile + 1, depth))  # each less one
-        bricks, size = form >> 38 & 3 == 1, form >> (33 if base == MAPS[1][0] else 34) & 3
-        last = (channels // 16 * brick + (min(channels, 15) + 1 << size)) if bricks else channels + 1 << size
+        last = npu.pixel_bytes(channels + 1, brick, form, form >> (33 if base == MAPS[1][0] else 34) & 3)
         low = 0 if max(x, y) >> 39 else registers[base + 2] or start  # rows that run backwards: all there is
         yield registers[region] >> 32 & 7, low, start + rows * y + columns * x + last, base == MAPS[1][0]
