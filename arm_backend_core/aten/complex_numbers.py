@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from arm_backend_core.nodes import first_result, is_float, is_implicit, overload_of
+from arm_backend_core.ops.composites import divisor
 from arm_backend_core.ops.registry import Kind, find
 
 aten = torch.ops.aten
@@ -252,7 +253,7 @@ def _power(z: Pair, exponent: Any) -> Pair:
 
 def _sign(z: Pair) -> Pair:
     length = _length(z)
-    return _product(z, 1 / torch.where(length == 0, 1.0, length))
+    return _product(z, 1 / divisor(length))
 
 
 # -- Fourier transforms --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.composites import divisor
 from arm_backend_core.ops.registry import made_of
 
 aten = torch.ops.aten
@@ -66,7 +67,7 @@ def _eliminated(a: Tensor, columns: int, what: str) -> tuple[Tensor, Tensor]:
         place = a[..., k:, k].abs().argmax(-1) + k
         a = _exchanged(a, k, place)
         head = a[..., k : k + 1, k : k + 1]
-        factor = torch.where(rows > k, a[..., k : k + 1] / torch.where(head == 0, 1.0, head), 0.0)
+        factor = torch.where(rows > k, a[..., k : k + 1] / divisor(head), 0.0)
         rest = a - factor * torch.where(numbers > k, a[..., k : k + 1, :], 0.0)
         a = torch.where((rows > k) & (numbers == k), factor, rest)
         places.append(place)
@@ -91,7 +92,7 @@ def det(a: Tensor) -> tuple[Tensor, None, None]:
 def largest(a: Tensor) -> Tensor:
     """By which a matrix is divided, so that no product of its elements leaves the range; 1 where all are 0."""
     size = a.abs().amax((-2, -1), keepdim=True)
-    return torch.where(size == 0, 1.0, size)
+    return divisor(size)
 
 
 @made_of(aten._linalg_slogdet.default, tell_quantized=True)
@@ -226,8 +227,12 @@ def _reflected(a: Tensor, quantized: bool) -> tuple[Tensor, list[Tensor], list[T
         end = torch.where(head < 0, norm, -norm)  # what takes the head's place
         gains.append(torch.where(rest == 0, 0.0, (end - head) / torch.where(rest == 0, 1.0, end)))
         mirrors.append(torch.where(rows == k, 1.0, tail / torch.where(rest == 0, 1.0, head - end)))
-        r = r - gains[-1] * mirrors[-1] @ (mirrors[-1].mT @ r)
+        r = _mirrored(r, mirrors[-1], gains[-1])
     return r.triu() * size, mirrors, gains
+
+
+def _mirrored(x: Tensor, mirror: Tensor, gain: Tensor) -> Tensor:
+    return x - gain * mirror @ (mirror.mT @ x)
 
 
 @made_of(aten.linalg_qr.default, tell_quantized=True)
@@ -258,7 +263,7 @@ def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: b
     rows = torch.arange(a.shape[-2])[:, None]
     for k in _steps(a.shape[-2], tau.shape[-1], "products of mirrors")[:: 1 if transpose else -1]:
         mirror = torch.where(rows > k, a[..., k : k + 1], (rows == k).to(a.dtype))
-        other = other - tau[..., k, None, None] * mirror @ (mirror.mT @ other)
+        other = _mirrored(other, mirror, tau[..., k, None, None])
     return other
 
 

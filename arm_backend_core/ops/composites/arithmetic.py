@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.composites import divisor
 from arm_backend_core.ops.registry import made_of
 
 aten = torch.ops.aten
@@ -182,7 +183,7 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), whose squares do not overflow."""
     x, y = (z.to((x + y).dtype) for z in (x, y))  # a boolean has no magnitude
     large, small = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
-    ratio = small / torch.where(large == 0, 1.0, large)
+    ratio = small / divisor(large)
     return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
@@ -210,7 +211,7 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
     x, y = x.to(dtype), y.to(dtype)
     across, up = (z.abs().clamp(max=torch.finfo(dtype).max) for z in (x, y))
     large = torch.maximum(across, up)
-    angle = torch.atan(torch.minimum(across, up) / torch.where(large == 0, 1.0, large))
+    angle = torch.atan(torch.minimum(across, up) / divisor(large))
     angle = torch.where(up > across, math.pi / 2 - angle, angle)
     return torch.copysign(torch.where(torch.signbit(x), math.pi - angle, angle), y)
 

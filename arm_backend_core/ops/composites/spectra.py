@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.composites import divisor
 from arm_backend_core.ops.composites.algebra import largest
 from arm_backend_core.ops.registry import made_of
 
@@ -31,7 +32,7 @@ def _orthogonal(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]
         first, second, product = (
             (u[..., :m, :] * v[..., :m, :]).sum(-2, keepdim=True) for u, v in ((x, x), (y, y), (x, y))
         )
-        cotangent = (second - first) / torch.where(product == 0, 1.0, 2 * product)  # of twice the angle
+        cotangent = (second - first) / divisor(2 * product)  # of twice the angle
         size = 1 / (cotangent.abs() + torch.sqrt(cotangent.square() + 1))
         tangent = torch.where(product == 0, 0.0, torch.where(cotangent < 0, -size, size))
         cosine = torch.rsqrt(tangent.square() + 1)
@@ -53,7 +54,7 @@ def svd(
     scaled, sizes, right = _orthogonal(a if m >= n else a.mT, descending=True)
     if not compute_uv:
         return (nothing := torch.zeros(0, dtype=a.dtype)), sizes, nothing
-    left = scaled / torch.where(sizes == 0, 1.0, sizes).unsqueeze(-2)
+    left = scaled / divisor(sizes).unsqueeze(-2)
     return (left, sizes, right.mT) if m >= n else (right, sizes, left.mT)
 
 
