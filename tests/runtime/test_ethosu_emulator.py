@@ -124,8 +124,6 @@ def _runs_right(emulator: Emulator, flatbuffer: bytes, accelerator: str, mistake
     """Whether the program of ``flatbuffer`` computes what the graph of ``mistake`` does."""
     inputs = _samples(mistake)
     expected = reference.run(program(mistake.body, *mistake.inputs), inputs)
-    if flatbuffer == program(mistake.body, *mistake.inputs) and mistake.damages(accelerator):  # there is none
-        return False
     payload = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
     shapes = [(array.dtype.name, array.shape) for array in expected]
     if len(read_payload(payload.data).outputs) != len(shapes):  # a result is lost
@@ -142,7 +140,7 @@ def test_mistakes_of_vela(mistake: Mistake, emulator: Emulator) -> None:
     """Fails where one is mended: the core need no longer avoid it."""
     flatbuffer = program(mistake.body, *mistake.inputs)
     for accelerator in mistake.accelerators:
-        right = _runs_right(emulator, flatbuffer, accelerator, mistake)
+        right = not mistake.damages(accelerator) and _runs_right(emulator, flatbuffer, accelerator, mistake)
         assert right == (accelerator not in mistake.wrong), accelerator
 
 
