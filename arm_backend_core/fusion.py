@@ -21,7 +21,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import PLACE, is_float, overload_of
 from arm_backend_core.ops.integers import ONE
-from arm_backend_core.ops.lookup import is_wave, lookup
+from arm_backend_core.ops.lookup import lookup, values, wave
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.qparams import QParams
@@ -220,6 +220,7 @@ class Univariate:
         clamp: (low, high) when the function is clamp(base, low, high) and nothing else.
         factor: c when the function is c * base, c > 0, and nothing else.
         jumps: it is a function of int16 that jumps, and nothing else.
+        whole: where ``base`` is a wave of many turns, the function of that wave's base.
     """
 
     base: Tensor
@@ -229,6 +230,7 @@ class Univariate:
     clamp: tuple[float, float] | None = None
     factor: float | None = None
     jumps: bool = False
+    whole: Univariate | None = None
 
     def evaluate(self, grid: torch.Tensor) -> torch.Tensor:
         """The function on real numbers, by PyTorch's own operators. ``grid`` float64, 1-D."""
@@ -257,7 +259,7 @@ class Univariate:
     def turns(self) -> bool:
         """Whether it is a sine or cosine of int16 with so many turns that lines miss what is a function of it."""
         q = self.base.q
-        return self.target in _WAVES and q is not None and q.dtype is DType.INT16 and is_wave(self._values, q)
+        return self.target in _WAVES and q is not None and q.dtype is DType.INT16 and wave(values(self._values, q)) > 0
 
     def _values(self, grid: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         return self.evaluate(torch.from_numpy(grid)).double().numpy()
@@ -265,9 +267,8 @@ class Univariate:
     def tabulated(self, b: Builder) -> Tensor:
         """In int16 steps that hold all its values."""
         assert self.base.q is not None
-        low, high = DType.INT16.range
-        values = self._values(self.base.q.dequantize(np.arange(low, high + 1)))
-        peak = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+        real = values(self._values, self.base.q)[:-1]
+        peak = float(np.abs(real[np.isfinite(real)]).max(initial=0.0))
         q = QParams(max(peak, 1e-30) / ONE, 0, DType.INT16, *DType.INT16.range)
         return Tensor(self.quantized(b, q), q)
 

@@ -11,6 +11,7 @@ import operator
 import traceback
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ class Lowering:
         self.builder = Builder(self.graph, target, splits=True)
         self._entered: dict[Node, tuple[Value, Tensor]] = {}  # a node outside: the graph's input, and what it is here
         self._dequantized: dict[Value, list[Tensor]] = {}
-        self._tabulated: dict[Univariate, Tensor] = {}  # waves of many turns, and functions of these
+        self._tabulated: dict[Univariate, Tensor] = {}  # beside waves of many turns
         self._functions: dict[Node, Counter[Origin]] = {}  # that wait for the operator that computes them
         self._intervals = Intervals(self.constants)
 
@@ -245,16 +246,20 @@ class Lowering:
         return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
-        function = None if node in self.floats else univariate(node, record, args, kwargs)
-        if function is not None and any(isinstance(x, Univariate) and x.turns for x in args):
-            parts = [self._tabulate(x) if isinstance(x, Univariate) and x.turns else x for x in args]
+        whole = [x.whole or x if isinstance(x, Univariate) else x for x in args]
+        function = None if node in self.floats else univariate(node, record, whole, kwargs)
+        if function is not None and any(isinstance(x, Univariate) and (x.turns or x.whole) for x in args):
+            parts = [self._tabulated_once(x) if isinstance(x, Univariate) and x.turns else x for x in args]
             apart = univariate(node, record, parts, kwargs)
-            if apart is not None or self.result_qparams(node) is not None:
-                function, args = apart, parts
+            if apart is not None:
+                function = replace(apart, whole=function)
+            elif self.result_qparams(node) is not None:
+                function = None
+                args = [self._tabulated_once(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
         if function is not None and not (function.jumps and self.result_qparams(node) is not None):
             return function
-        args = [self._settle(arg) for arg in args]
-        kwargs = {name: self._settle(arg) for name, arg in kwargs.items()}
+        args = [_settle(arg) for arg in args]
+        kwargs = {name: _settle(arg) for name, arg in kwargs.items()}
         if record.lower_integer is None or node in self.floats:
             return self._in_float(node, record, args, kwargs, f"{overload_of(node.target)} has no integer lowering")
         if record.kind is Kind.SHARED:
@@ -267,18 +272,10 @@ class Lowering:
         rule = record.lower_integer
         return _tensors(rule(Context(self.builder, node, out), *args, **kwargs), out if is_float(node) else None)
 
-    def _tabulate(self, function: Univariate) -> Tensor:
+    def _tabulated_once(self, function: Univariate) -> Tensor:
         if function not in self._tabulated:
             self._tabulated[function] = function.tabulated(self.builder)
         return self._tabulated[function]
-
-    def _settle(self, x: Any) -> Any:
-        """An operand as a tensor, where it is a function that only scales one, or of a wave of many turns."""
-        if isinstance(x, list):
-            return [self._settle(item) for item in x]
-        if isinstance(x, Univariate) and any(x.base is wave for wave in self._tabulated.values()):
-            return self._tabulate(x)
-        return x.settled() if isinstance(x, Univariate) else x
 
     def _in_float(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any], reason: str) -> Result:
         """Where floating point may be mixed in (VGF), dequantize the operands and use the plain rule."""
@@ -369,6 +366,13 @@ class Lowering:
         if not all(first.same(other) for other in others):
             return None
         return reduce(lambda q, reader: before_reader(reader, q), reversed(readers), first)
+
+
+def _settle(x: Any) -> Any:
+    """An operand as a tensor, where it is a function that only scales one."""
+    if isinstance(x, list):
+        return [_settle(item) for item in x]
+    return x.settled() if isinstance(x, Univariate) else x
 
 
 def _flatten(items: Iterable[Any]) -> Iterable[Any]:

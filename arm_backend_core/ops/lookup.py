@@ -35,7 +35,7 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     """
     assert x.q is not None
     parts = 256 if x.q.dtype is DType.INT8 else 1
-    real = np.asarray(function(x.q.dequantize(_INDEX / parts)), dtype=np.float64)
+    real = values(function, x.q, parts)
     defined = np.flatnonzero(~np.isnan(real))
     if not defined.size:
         raise Unsupported("the function has no value anywhere in its calibrated range; calibrate with other samples")
@@ -44,9 +44,9 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     index = b.rescale(x.value, DType.INT16, 256.0) if parts > 1 else x.value
     whole = Int(b, index, -ONE - 1, ONE)
     form = float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax
-    wave, entries, step, lacking = _lines(real.tobytes(), parts == 1, *form)
-    if wave:
-        return _turned(whole, real, wave).to(q)
+    angle, entries, step, lacking = _lines(real.tobytes(), parts == 1, *form)
+    if angle:
+        return _turned(whole, real, angle).to(q)
     if not lacking and not (b.target.hardware.npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
         return Int(b, b.table(index, entries), low, high, step / 128).to(q)
@@ -62,7 +62,7 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
 
 @lru_cache(maxsize=8)  # those of steps, and of layers alike, are the same
 def _lines(numbers: bytes, exact: bool, *form: Any) -> tuple[float, Array, float, list[tuple[int, int, Array]]]:
-    """Of the function whose values are ``numbers``, what ``_wave`` says; its entries, their step, and what they lack.
+    """Of the function whose values are ``numbers``, what ``wave`` says; its entries, their step, and what they lack.
 
     ``exact``: the operand is any int16; else it meets entries. ``form``: of the result's parameters.
     """
@@ -79,17 +79,17 @@ def _lines(numbers: bytes, exact: bool, *form: Any) -> tuple[float, Array, float
     if np.abs(np.diff(entries)).max() > ONE:  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
         fine = replace(fine, scale=2 * float(fine.scale), qmin=-(ONE // 2) - 1, qmax=ONE // 2)
         entries = _entries(points, fine)
-    wave = _wave(real) if exact else 0.0
-    lacking = list(_lacking(real, defined, entries, fine, q)) if exact and not wave else []
-    return wave, entries, float(fine.scale), lacking
+    angle = wave(real) if exact else 0.0
+    lacking = list(_lacking(real, defined, entries, fine, q)) if exact and not angle else []
+    return angle, entries, float(fine.scale), lacking
 
 
-def is_wave(function: Callable[[Array], Array], q: QParams) -> bool:
-    """Whether ``function`` of a tensor with parameters ``q`` is looked up as ``_turned`` is."""
-    return _wave(np.asarray(function(q.dequantize(_INDEX)), dtype=np.float64)) > 0
+def values(function: Callable[[Array], Array], q: QParams, parts: int = 1) -> Array:
+    """Real numbers, for every int16 (over ``parts``) that a tensor of parameters ``q`` may hold, and for the next."""
+    return np.asarray(function(q.dequantize(_INDEX / parts)), dtype=np.float64)
 
 
-def _wave(real: Array) -> float:
+def wave(real: Array) -> float:
     """The angle between neighbours of a sine or cosine, where lines miss it by 2**-8 of it and more, else 0."""
     sums, middle = real[2:] + real[:-2], real[1:-1]
     # f(i - 1) + f(i + 1) = 2 * cos(angle) * f(i)
