@@ -619,6 +619,11 @@ OPERATORS: dict[str, dict[str, Strategy]] = {
     },
     "nll_loss_forward": _loss(1, 2, 2),
     "nll_loss2d_forward": _loss(4),
+    "multi_margin_loss": {
+        **{name: drawn for name, drawn in _loss(1, 2).items() if name != "ignore_index"},
+        "p": _one(1, 2),
+        "margin": _one(1, 0.5),
+    },
     "multilabel_margin_loss_forward": {"self": _rank(1, 2), "target": _labels, "reduction": _one(0, 1, 2)},
     "index": {"indices": _picked},
     "_unsafe_index": {"indices": _picked},

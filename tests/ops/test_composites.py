@@ -597,6 +597,11 @@ COMPOSITES: dict[str, tuple[Callable[..., Tensor], Shapes]] = {
     "moveaxis": (lambda x: torch.moveaxis(x, 0, 1), [(2, 8)]),
     "mse_loss": (F.mse_loss, PAIR),
     "mT": (lambda x: x.mT, [(2, 8)]),
+    "multi_margin_loss": (
+        lambda x: F.multi_margin_loss(x, torch.tensor([3, 0]), p=2, weight=torch.arange(1.0, 9), reduction="none"),
+        [(2, 8)],
+    ),
+    "multi_margin_loss_of_one": (lambda x: F.multi_margin_loss(x, torch.tensor(7), margin=0.5), [(8,)]),
     "multilabel_margin_loss": (
         lambda x: F.multilabel_margin_loss(x, torch.tensor([[3, 0, 3, -1, 2, 1, 0, 0], [-1] * 8]), reduction="none"),
         [(2, 8)],

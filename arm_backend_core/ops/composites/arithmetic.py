@@ -262,3 +262,15 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     if reduction == 0:
         return torch.atleast_1d(loss), its  # of one list too: so PyTorch's shape rule has it, its kernel has none
     return (loss.mean() if reduction == 1 else loss.sum()), its
+
+
+@made_of(aten.multi_margin_loss.default)
+def multi_margin_loss(
+    x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
+) -> Tensor:
+    """Of each class but the target's: by how much it comes nearer to that than ``margin``, to the power p; the mean."""
+    places = target.reshape(*x.shape[:-1], 1)
+    others = torch.arange(x.shape[-1], device=x.device) != places
+    margins = torch.where(others, F.relu(margin - x.gather(-1, places) + x), 0.0) ** p
+    loss = (margins if weight is None else margins * weight[places]).sum(-1) / x.shape[-1]
+    return loss if reduction == 0 else loss.mean() if reduction == 1 else loss.sum()
