@@ -54,6 +54,7 @@ def delegate(
     *,
     keep_on_cpu: Sequence[Predicate] = (),
     require_full_delegation: bool = False,
+    name: str = "arm",
 ) -> ExportedProgram:
     """Compile every part of an ATen program that the target can run.
 
@@ -62,6 +63,7 @@ def delegate(
         spec: the target and how to compile for it.
         keep_on_cpu: nodes for which one of these holds are not delegated.
         require_full_delegation: raise if any operator but boundary casts stays on the CPU.
+        name: what the delegates are called, with a number.
 
     Raises:
         FullDelegationError: as asked for by ``require_full_delegation``.
@@ -81,7 +83,7 @@ def delegate(
             f"require_full_delegation: {len(rejected)} operator(s) cannot run on {spec.target.name}:\n"
             + "\n".join(lines)
         )
-    parts = selection.parts()
+    parts = selection.parts(name)
     _set_debug_handles(parts)
     graphs = selection.graphs(parts)
     splice(program, [_compiled(part, graph, spec, selection.walk) for part, graph in zip(parts, graphs, strict=True)])

@@ -47,7 +47,8 @@ class Delegate:
         tosa: the flatbuffer that was compiled (TOSA 1.0).
         payload_bytes: size of what is stored in the ``.pte``.
         checksum: of the same, as its compile spec has it.
-        vela: Vela's figures, for Ethos-U targets.
+        vela: Vela's figures, for Ethos-U targets: of one inference.
+        calls: how often one inference calls it.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Delegate:
     outputs: tuple[Io, ...]
     origins: tuple[tuple[tuple[Origin, int], ...], ...] = field(default=(), repr=False)
     handles: tuple[tuple[int, ...], ...] = field(default=(), repr=False)
+    calls: int = 1
 
 
 @dataclass

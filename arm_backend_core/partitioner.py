@@ -6,7 +6,8 @@ are still whole, and the edge stages find only the delegates. What a target supp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import executorch.kernels.quantized  # noqa: F401  (how quantize and dequantize at the boundary are emitted)
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
@@ -24,6 +25,7 @@ class _ArmPartitioner(Partitioner):
         compile_spec: the target.
         keep_on_cpu: predicates; a node for which one holds is not delegated.
         require_full_delegation: raise ``FullDelegationError`` if an operator stays on the CPU.
+        first: what is done to a program before, given this partitioner too.
     """
 
     spec_class: type[ArmCompileSpec]
@@ -34,6 +36,7 @@ class _ArmPartitioner(Partitioner):
         keep_on_cpu: Sequence[Predicate] = (),
         *,
         require_full_delegation: bool = False,
+        first: Callable[[ExportedProgram, Any], ExportedProgram] | None = None,
     ) -> None:
         super().__init__({})  # the default cannot be copied or pickled
         if not isinstance(compile_spec, self.spec_class):
@@ -44,13 +47,14 @@ class _ArmPartitioner(Partitioner):
         self.compile_spec = compile_spec
         self.keep_on_cpu = tuple(keep_on_cpu)
         self.require_full_delegation = require_full_delegation
+        self.first = first
         self._delegated = False
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """Called by ``to_edge_transform_and_lower`` on the ATen program."""
         self._delegated = True
         return delegate(
-            exported_program,
+            exported_program if self.first is None else self.first(exported_program, self),
             self.compile_spec,
             keep_on_cpu=self.keep_on_cpu,
             require_full_delegation=self.require_full_delegation,

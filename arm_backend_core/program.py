@@ -5,15 +5,25 @@ from __future__ import annotations
 import builtins
 import copy
 import keyword
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
 from torch.export import ExportedProgram
-from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, TensorArgument
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.constants import attribute
 from arm_backend_core.nodes import drop_unread, evaluated, is_constant, is_dequantize, is_quantize
@@ -55,6 +65,33 @@ def with_parts(
     twin._graph_signature, twin._state_dict, twin._constants = signature, state, constants
     twin.validate()
     return twin
+
+
+def program_of(program: ExportedProgram, graph: torch.fx.Graph, constants: dict[Node, InputSpec]) -> ExportedProgram:
+    """A graph as a program of its own.
+
+    Args:
+        constants: placeholders of what ``program`` holds; the others are its inputs.
+    """
+    taken, returned = graph.find_nodes(op="placeholder"), pytree.tree_leaves(graph.output_node().args[0])
+    given = [
+        replace(constants[node], arg=TensorArgument(node.name))
+        if node in constants
+        else InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None)
+        for node in taken
+    ]
+    made = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in returned]
+    names = tuple(node.name for node in taken if node not in constants)
+    in_spec, out_spec = pytree.tree_structure((names, {})), pytree.tree_structure(tuple(returned))
+    structure = ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec)
+    targets = {str(spec.target) for spec in constants.values()}
+    stores = (program.state_dict, program.constants)
+    tables = ({name: held for name, held in store.items() if name in targets} for store in stores)
+    # Not by the constructor: it writes and compiles the Python code of every part.
+    owned = with_parts(program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(given, made), *tables)
+    owned._module_call_graph, owned._range_constraints = [ModuleCallEntry("", structure)], {}
+    owned._example_inputs = None
+    return owned
 
 
 def copied_module(module: GraphModule) -> GraphModule:

@@ -14,6 +14,7 @@ from arm_backend_core import events
 from arm_backend_core.errors import Fault, ModelError, Unsupported
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import (
+    LOOP,
     in_words,
     is_dequantize,
     is_quantize,
@@ -57,12 +58,12 @@ class Selection:
                 node.name, operator_name(node), refusal.reason, source_line(node), isinstance(refusal, Fault)
             )
             for node, refusal in self.refusals.items()
-            if not (is_quantize(node) or is_dequantize(node))
+            if not (is_quantize(node) or is_dequantize(node) or LOOP in node.meta)
             and node.target is not operator.getitem  # counts with the operator that it picks a result of
         ]
 
-    def parts(self) -> list[Part]:
-        """The delegates; each stands behind those that it reads from."""
+    def parts(self, name: str = "arm") -> list[Part]:
+        """The delegates, called ``name`` and a number; each stands behind those that it reads from."""
         chosen = {node for node in self.order if node not in self.refusals}
         placed = self._joined_to_readers(self._divided(levels(self.order, chosen)), chosen)
         groups: dict[int, list[Node]] = {}
@@ -71,7 +72,7 @@ class Selection:
             if node in placed:
                 groups.setdefault(placed[node], []).append(node)
         constants, order = constants_of(self.program), position.__getitem__
-        return [Part.of(f"arm_{i}", groups[level], constants, order) for i, level in enumerate(sorted(groups))]
+        return [Part.of(f"{name}_{i}", groups[level], constants, order) for i, level in enumerate(sorted(groups))]
 
     def graphs(self, parts: Iterable[Part]) -> Iterable[Graph]:
         """The TOSA graph of each part, cut out of the walk's; inputs and outputs in the part's order."""

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
-from torch.export.graph_signature import (
-    ExportGraphSignature,
-    InputKind,
-    InputSpec,
-    OutputKind,
-    OutputSpec,
-    TensorArgument,
-)
+from torch.export.graph_signature import InputKind
 from torch.fx import Graph, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.passes.tools_common import stable_topological_sort
-from torch.utils import _pytree as pytree
 
 from arm_backend_core.nodes import BOUNDARY, boundary_order, boundary_source, drop_unread
-from arm_backend_core.program import with_parts
+from arm_backend_core.program import program_of
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 Execute = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -84,7 +74,7 @@ def splice(program: ExportedProgram, delegates: Sequence[Compiled]) -> None:
             program.graph.erase_node(node)
     stable_topological_sort(program.graph_module)
     drop_unread(program.graph)  # casts back to int64 that only delegates would have read
-    _drop_unread_constants(program, {node.name for delegate in delegates for node in delegate.part.constants})
+    drop_unread_constants(program, {node.name for delegate in delegates for node in delegate.part.constants})
     program.graph_module.recompile()
 
 
@@ -176,26 +166,10 @@ def _own_program(program: ExportedProgram, part: Part) -> ExportedProgram:
     for node in part.nodes:
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in part.outputs))
-    given = [replace(specs[node.name], arg=TensorArgument(copies[node].name)) for node in part.constants]
-    targets = {str(spec.target) for spec in given}
-    given += [InputSpec(InputKind.USER_INPUT, TensorArgument(copies[node].name), None) for node in part.inputs]
-    made = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(copies[node].name), None) for node in part.outputs]
-    structure = ModuleCallSignature(
-        inputs=[],
-        outputs=[],
-        in_spec=pytree.tree_structure((tuple(part.inputs), {})),
-        out_spec=pytree.tree_structure(tuple(part.outputs)),
-    )
-    stores = (program.state_dict, program.constants)
-    tables = ({name: held for name, held in store.items() if name in targets} for store in stores)
-    # Not by the constructor: it writes and compiles the Python code of every part.
-    owned = with_parts(program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(given, made), *tables)
-    owned._module_call_graph, owned._range_constraints = [ModuleCallEntry("", structure)], {}
-    owned._example_inputs = None
-    return owned
+    return program_of(program, graph, {copies[node]: specs[node.name] for node in part.constants})
 
 
-def _drop_unread_constants(program: ExportedProgram, names: Container[str]) -> None:
+def drop_unread_constants(program: ExportedProgram, names: Container[str]) -> None:
     """Take out the constants called ``names`` that nothing reads any more."""
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     kept = []

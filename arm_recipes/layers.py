@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from arm_backend_core.tosa.graph import COPY
 from arm_recipes.runtime.tosa_graph import read_graph
@@ -83,6 +83,30 @@ def method_layers(method: str, delegates: Iterable[Delegate]) -> tuple[LayerCost
     known = [Traced(method, delegate) for delegate in delegates if delegate.vela is not None]
     total = sum(traced.vela.total_cycles for traced in known)
     return tuple(cost for traced in known for cost in traced.costs(total))
+
+
+def called(record: Delegate, calls: int) -> Delegate:
+    """What is told of a delegate that one inference calls so often: Vela estimates one call."""
+    vela = record.vela
+    if vela is not None:
+        rows = {name: tuple(_times(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")}
+        vela = replace(_times(vela, calls), **rows)
+    return replace(record, calls=calls, vela=vela)
+
+
+#: Of Vela's figures for a delegate, an operation or a memory, those that add up from call to call.
+_SUMS = (
+    *("cycles", "npu_cycles", "total_cycles", "inference_seconds", "macs"),
+    *("access_cycles", "bytes_read", "bytes_written"),
+)
+
+
+def _times(row: Any, calls: int) -> Any:
+    """Figures of so many calls."""
+    more: dict[str, Any] = {name: calls * getattr(row, name) for name in _SUMS if hasattr(row, name)}
+    if hasattr(row, "memory_cycles"):
+        more["memory_cycles"] = tuple((name, calls * cycles) for name, cycles in row.memory_cycles)
+    return replace(row, **more)
 
 
 def divided(amount: int, shares: Mapping[_Key, int]) -> dict[_Key, int]:
@@ -235,8 +259,8 @@ class Traced:
         made = {name for op in ops for name in op.outputs}
         read = {name for op in ops for name in op.inputs} - made
         written = {name for name in made if self._read_by[name] - operators or name in self.graph.outputs}
-        count = self.graph.bytes  # shapes are no tensors
-        return sum(count.get(name, 0) for name in read), sum(count[name] for name in written)
+        count, calls = self.graph.bytes, self.record.calls  # shapes are no tensors
+        return calls * sum(count.get(name, 0) for name in read), calls * sum(count[name] for name in written)
 
     @cached_property
     def _read_by(self) -> dict[str, set[int]]:

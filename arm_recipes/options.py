@@ -167,6 +167,10 @@ def _is_decibels(value: Any) -> str | None:
     return None if number and value > 0 else "not a positive number"
 
 
+def _is_steps(value: Any) -> str | None:
+    return None if value is None or value == "auto" else _is_macs(value)
+
+
 def _is_budget(value: Any) -> str | None:
     try:
         return None if value is None or byte_count(value) else ""
@@ -220,6 +224,7 @@ OPTIONS: dict[str, Option] = {
         Option("qat", "int", "a function that trains the model that it is given", _is_function),
         Option("min_sqnr", "int", "a number of dB", _is_decibels),
         Option("quantized_io", "int", "a bool", _is_bool, default=False),
+        Option("steps_per_call", "all", 'an int, "auto", or None for all', _is_steps, default="auto"),
         Option("require_full_delegation", "all", "a bool", _is_bool, default=False),
         Option("require_runnable", "all", 'True, False or "warn"', _is_bool_or_warn, default="warn"),
         Option("dump_dir", "all", "a directory for intermediate artefacts", _is_directory),

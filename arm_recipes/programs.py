@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from arm_recipes.runtime.whole import PREFIX
@@ -75,13 +75,23 @@ def named_data_bytes(manager: EdgeProgramManager) -> int:
     return sum(map(len, manager._named_data_store.buffers))
 
 
-def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
-    """Our delegates of a method."""
-    module = manager.exported_program(method).graph_module
+def lowered_modules(module: GraphModule) -> Iterator[LoweredBackendModule]:
+    """Delegates of all backends, those that loops call among them, in the order in which they are called first."""
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
     for node in module.graph.find_nodes(op="get_attr"):
         found = getattr(module, str(node.target), None)
-        if "arm_delegate" in (getattr(found, "meta", None) or {}):
+        if isinstance(found, LoweredBackendModule):
             yield found
+        elif isinstance(found, GraphModule):
+            yield from lowered_modules(found)
+
+
+def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
+    """Our delegates of a method."""
+    for module in lowered_modules(manager.exported_program(method).graph_module):
+        if "arm_delegate" in (module.meta or {}):
+            yield module
 
 
 def restore_handles(program: ExportedProgram) -> None:

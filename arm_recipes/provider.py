@@ -61,6 +61,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
     from arm_recipes.stages import edge_manager
     from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.budgets import CheckBudgets
+    from arm_recipes.stages.loops import WithLoops
     from arm_recipes.stages.lowering import lowering_recipe
     from arm_recipes.stages.quantization import quantization_recipe
     from arm_recipes.stages.runnable import CheckRunnable
@@ -89,7 +90,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
     if sram or flash:
         passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", "")))
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
-        spec, require_full_delegation=given["require_full_delegation"]
+        spec, require_full_delegation=given["require_full_delegation"], first=WithLoops(given["steps_per_call"])
     )
     return recipe_of(
         recipe_type,

@@ -308,6 +308,7 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     rows: list[tuple[str, ...]] = []
     for d in method.delegates:
         what = f"{_operators(d)} operators as {len(d.tosa_operators)} TOSA"
+        what += f", called {d.calls} times" if d.calls > 1 else ""
         rows.append((d.name, d.backend, what, size(d.payload_bytes)))
     rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
     yield f"Delegates{of}: {len(method.delegates)}, {count} operators", rows or [("none",)]
@@ -452,30 +453,27 @@ _SAVED = {
     "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
     "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
 }
-_NOT_OPERATORS = ("getitem", "executorch_call_delegate")
+_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # a scan that is left calls delegates
 
 
 def describe_graph(
     graph_module: torch.fx.GraphModule, rejected: Sequence[Rejected]
 ) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
     """Delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
-    from executorch.exir.lowered_backend_module import LoweredBackendModule
-
     from arm_backend_core.nodes import operator_name
+    from arm_recipes.programs import lowered_modules
 
     ours: list[Delegate] = []
     others: Counter[str] = Counter()
     boundary: Counter[str] = Counter()
     cpu: list[tuple[str, str, str]] = []
+    for module in lowered_modules(graph_module):
+        delegate = (module.meta or {}).get("arm_delegate")
+        if delegate is not None:
+            ours.append(delegate)
+        else:
+            others[module.backend_id] += 1
     for node in graph_module.graph.nodes:
-        if node.op == "get_attr":
-            module = getattr(graph_module, node.target, None)
-            if isinstance(module, LoweredBackendModule):
-                delegate = (module.meta or {}).get("arm_delegate")
-                if delegate is not None:
-                    ours.append(delegate)
-                else:
-                    others[module.backend_id] += 1
         if node.op != "call_function":
             continue
         name = operator_name(node)

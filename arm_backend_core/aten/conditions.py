@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.constants import held
 from arm_backend_core.aten.decompose import traced
-from arm_backend_core.nodes import CHOICE, evaluated, is_constant, is_state
+from arm_backend_core.nodes import CHOICE, LOOP, evaluated, is_constant, is_state
 from arm_backend_core.ops.composites.attention import flex_attention
 from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
 
@@ -64,8 +64,10 @@ class _Inner:
         """Whether it is one, and its graphs are as good as their nodes in its place."""
         if self.node.target is _HIGHER.while_loop:
             return all(isinstance(x, Node) for x in self.args[2])
-        return self.node.target in BODY and (
-            self.node.target is not _HIGHER.wrap_with_autocast or self.node.args[2] is False
+        return (
+            self.node.target in BODY
+            and LOOP not in self.node.meta
+            and (self.node.target is not _HIGHER.wrap_with_autocast or self.node.args[2] is False)
         )
 
     def call(self, operator: Any, *args: Any) -> Node:

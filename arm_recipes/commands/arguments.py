@@ -37,6 +37,11 @@ class _Pairs(argparse.Action):
         setattr(namespace, self.dest, {**getattr(namespace, self.dest, {}), module: name})
 
 
+def steps(text: str) -> int | str:
+    """Steps of a call, for argparse: a number, "auto", or "all", which is more than any layer has."""
+    return text if text == "auto" else sys.maxsize if text == "all" else int(text)
+
+
 #: Options of recipes whose flags are not what their default says: a switch for a bool, text for the others.
 SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "macs": ("--macs", {"type": int}),
@@ -50,6 +55,10 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "tuning": ("--no-tuning", {"action": "store_false", "help": "take the usual forms, and ask Vela for no prices"}),
     "improve": ("--improve", {"nargs": "*", "metavar": "NAME", "help": "of the improvements, these alone, or none"}),
     "min_sqnr": ("--min-sqnr", {"type": float, "metavar": "DB", "help": "that rounding must leave of each output"}),
+    "steps_per_call": (
+        "--steps-per-call",
+        {"type": steps, "metavar": "N", "help": "of a recurrent layer; auto by default, or all"},
+    ),
     "require_runnable": ("--require-runnable", {"action": "store_true"}),
 }
 _SOURCE = "a .npz or .npy file, a folder of them or of images, or module:function"

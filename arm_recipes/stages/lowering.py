@@ -21,11 +21,14 @@ from executorch.export.stages import (
 )
 from torch.export import ExportedProgram
 
+from arm_recipes.stages.loops import SCAN
+
 _Q = torch.ops.quantized_decomposed
 #: What ExecuTorch's decompositions leave as it is.
 _WHOLE = (
     executorch_call_delegate,
     operator.getitem,
+    SCAN,
     _Q.quantize_per_tensor.default,
     _Q.dequantize_per_tensor.default,
 )

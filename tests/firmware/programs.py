@@ -59,6 +59,26 @@ def _methods() -> ExportResult:
     return _exported(models, U55, dict.fromkeys(models, vectors(2)))
 
 
+class Recurrent(nn.Module):
+    """What it has heard, of three steps at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.LSTM(8, 6, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """All states, and the last one of the cells."""
+        y, (_, c) = self.layer(x)
+        return y, c
+
+
+def _loop() -> ExportResult:
+    generator = torch.Generator().manual_seed(1)
+    samples = [(torch.randn(1, 8, 8, generator=generator),) for _ in range(2)]
+    return _exported(Recurrent().eval(), U55, samples, steps_per_call=3)
+
+
 def _decoder() -> ExportResult:
     """Two methods with weights and state in common."""
     model = decoder()
@@ -82,6 +102,7 @@ PROGRAMS: dict[str, Callable[[], ExportResult]] = {
     "channels_last_u85": _pictures,
     "methods_u55": _methods,
     "decoder_u85": _decoder,
+    "loop_u55": _loop,
 }
 
 

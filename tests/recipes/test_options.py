@@ -34,7 +34,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (
             ArmRecipeType.VGF_FP,
             {"quantised_io": True},
-            r"\(allowed: extensions, require_full_delegation, require_runnable, dump_dir\)",
+            r"\(allowed: extensions, steps_per_call, require_full_delegation, require_runnable, dump_dir\)",
         ),
         (U85, {"macs": True}, "macs must be an int that the family has; got True: not an int"),
         (U85, {"macs": "256"}, "got '256': not an int"),
@@ -128,7 +128,7 @@ def test_a_long_value_is_shortened() -> None:
 
 @pytest.mark.parametrize("recipe", list(ArmRecipeType))
 def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
-    expected = {"require_full_delegation", "require_runnable", "dump_dir"}
+    expected = {"require_full_delegation", "require_runnable", "dump_dir", "steps_per_call"}
     if not recipe.name.endswith("FP"):
         expected |= {"per_channel", "calibration", "observer", "improve", "precisions", "qat"}
         expected |= {"quantized_io", "min_sqnr"}
@@ -215,6 +215,7 @@ def test_defaults_are_filled_in() -> None:
         "qat": None,
         "min_sqnr": None,
         "quantized_io": True,
+        "steps_per_call": "auto",
         "require_full_delegation": False,
         "require_runnable": "warn",
         "dump_dir": None,

@@ -1,0 +1,301 @@
+"""The steps of a recurrent layer that is written step by step: what each reads, and whether all are alike.
+
+``arm_backend_core.nodes.PLACE`` tells which operators are in the same place of the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.nodes import PLACE, is_constant, is_dequantize, is_quantize
+from arm_backend_core.program import constants_of
+
+aten = torch.ops.aten
+
+#: Operators by place.
+Step = dict[int, Node]
+
+
+class Cast(NamedTuple):
+    """A quantize or dequantize node without its operand."""
+
+    target: Any
+    numbers: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, node: Node) -> Cast:
+        """That of a node."""
+        return cls(node.target, node.args[1:])
+
+
+def undone(quantize: Cast) -> Cast:
+    """The dequantize to a quantize."""
+    return Cast(torch.ops.quantized_decomposed.dequantize_per_tensor.default, quantize.numbers)
+
+
+class Own(NamedTuple):
+    """What the operator at a place of the same step gives, with the casts behind it."""
+
+    place: int
+    casts: tuple[Cast, ...]
+
+
+class State(NamedTuple):
+    """The same, of the step before."""
+
+    place: int
+    casts: tuple[Cast, ...]
+
+
+class Slice(NamedTuple):
+    """One of the tensors along ``dim``, another one in each step.
+
+    Attributes:
+        number: of those that a step reads.
+        source: what all steps read; integers, where a cast ``before`` follows.
+        cuts: (dimension, begin, end) of the part of the tensor that is read.
+    """
+
+    number: int
+    source: Node
+    before: tuple[Cast, ...]
+    cuts: tuple[tuple[int, int, int], ...]
+    dim: int
+    casts: tuple[Cast, ...]
+
+
+class Constant(NamedTuple):
+    """What is the same for every step."""
+
+    target: Any
+    args: tuple[Any, ...]
+
+
+class Port(NamedTuple):
+    """What is handed on, to the next call or out of the loop: the integers of a place; real numbers without a cast."""
+
+    place: int
+    cast: Cast | None
+
+    @classmethod
+    def of(cls, place: int, casts: Sequence[Cast]) -> Port:
+        """Of a value with casts behind the operator at ``place``."""
+        return cls(place, casts[0] if casts else None)
+
+
+def behind(node: Node) -> tuple[Node, tuple[Cast, ...]]:
+    """The operator that a value comes from, and the casts behind that of all numbers alike."""
+    casts: list[Cast] = []
+    while (is_quantize(node) or is_dequantize(node)) and len(node.all_input_nodes) == 1 and not node.kwargs:
+        casts.insert(0, Cast.of(node))
+        node = node.all_input_nodes[0]
+    return node, tuple(casts)
+
+
+def shape_of(node: Any) -> torch.Size:
+    """Of a node's result."""
+    return cast(torch.Size, node.meta["val"].shape)
+
+
+def leaves(node: Node) -> list[Any]:
+    """Arguments of a node."""
+    return pytree.tree_leaves((node.args, node.kwargs))
+
+
+class Result(NamedTuple):
+    """A node of a step that others read: what hands it on, and the casts behind that, the port's own among them."""
+
+    node: Node
+    step: int
+    port: Port
+    casts: tuple[Cast, ...]
+
+
+class _Irregular(Exception):
+    """Why steps are no loop."""
+
+
+class Layer:
+    """Steps of a recurrent layer, in the order in which they are computed.
+
+    Attributes:
+        steps: operators by place.
+        reads: of each place what the operator reads, the same in every step but the first.
+        start: what the first step reads in place of what the step before hands on, wherever that is read: the same, or
+            constants, as real numbers.
+        constants: nodes of the program that compute from constants alone.
+        results: what is read outside.
+
+    Raises:
+        _Irregular: they are no loop.
+    """
+
+    def __init__(self, steps: list[Step], constants: set[Node]) -> None:
+        self.steps, self.constants = steps, constants
+        self._members = {node: (k, place) for k, step in enumerate(steps) for place, node in step.items()}
+        self.reads, second = self._operands(1)
+        self.start: dict[Port, list[Node]] = {}
+        self._first = self._begin()
+        self._strides = [b - a for a, b in zip(self._first, second, strict=True)]
+        if set(self._strides) - {1, -1}:
+            raise _Irregular("its slices are not one behind the other")
+        for k in range(2, len(steps)):
+            reads, indices = self._operands(k)
+            wanted = [a + k * d for a, d in zip(self._first, self._strides, strict=True)]
+            if reads != self.reads or indices != wanted:
+                raise _Irregular(f"step {k} is another one")
+        self.results = list(self._results())
+
+    def _operands(self, k: int) -> tuple[dict[int, list[Any]], list[int]]:
+        """What the operators of a step read, and which of the slices."""
+        indices: list[int] = []
+        return {place: self._read(node, k, indices) for place, node in self.steps[k].items()}, indices
+
+    def _read(self, node: Node, k: int, indices: list[int]) -> list[Any]:
+        structure = pytree.tree_structure((node.args, node.kwargs))
+        return [node.target, structure, *(self._leaf(leaf, k, indices) for leaf in leaves(node))]
+
+    def _leaf(self, leaf: Any, k: int, indices: list[int]) -> Any:
+        if not isinstance(leaf, Node):
+            return leaf
+        root, casts = behind(leaf)
+        step, place = self._members.get(root, (None, -1))
+        if step is not None and step in (k, k - 1):
+            return (Own if step == k else State)(place, casts)
+        if leaf in self.constants:
+            return Constant(leaf, ()) if leaf.op == "placeholder" else Constant(leaf.target, leaf.args)
+        if step is None and root.target is aten.select.int:
+            return self._slice(root, casts, indices)
+        raise _Irregular(f"it reads '{root.name}', which is neither the same in each step nor a slice")
+
+    def _slice(self, root: Node, casts: tuple[Cast, ...], indices: list[int]) -> Slice:
+        source, dim, index = cast(tuple[Node, int, int], root.args)
+        shape = source.meta["val"].shape
+        dim %= len(shape)
+        indices.append(index % shape[dim])
+        cuts: list[tuple[int, int, int]] = []
+        while True:
+            part, between = behind(source)
+            along = cast(int, part.args[1]) % len(shape) if part.target is aten.slice.Tensor else dim
+            if along == dim or len(part.args) != 4 or len({each.numbers for each in (*between, *casts)}) > 1:
+                break
+            begin, end, _ = slice(*cast(Any, part.args[2:])).indices(shape_of(part.args[0])[along])
+            cuts.insert(0, (along - (along > dim), begin, end))
+            source = cast(Node, part.args[0])
+        before = (Cast.of(source),) if is_dequantize(source) else ()
+        origin = source.all_input_nodes[0] if before else source
+        return Slice(len(indices) - 1, origin, before, tuple(cuts), dim, casts)
+
+    def _begin(self) -> list[int]:
+        """Look at the first step, which may compute with zeros where others read a state."""
+        indices: list[int] = []
+        for place, node in self.steps[0].items():
+            target, structure, *wanted = self.reads[place]
+            given = leaves(node)
+            if (node.target, pytree.tree_structure((node.args, node.kwargs))) != (target, structure):
+                raise _Irregular("its first step is another one")
+            for leaf, read in zip(given, wanted, strict=True):
+                if isinstance(read, State):
+                    self._add_start(read, leaf)
+                elif isinstance(read, Own) and leaf in self.constants:
+                    assert behind(leaf)[0] is self.steps[0][read.place], leaf
+                elif node not in self.constants and self._leaf(leaf, 0, indices) != read:
+                    raise _Irregular("its first step is another one")
+        return indices
+
+    def _add_start(self, read: State, leaf: Any) -> None:
+        root, casts = behind(leaf)
+        port, count = Port.of(*read), len(read.casts)
+        if leaf not in self.constants:
+            if root in self._members or casts[len(casts) - count :] != read.casts:
+                raise _Irregular("its first state is rounded in another way")
+            for _ in read.casts[1:]:
+                leaf = leaf.args[0]
+        known = self.start.setdefault(port, [])
+        known.append(leaf)
+        told = [None if each in self.constants else behind(each) for each in known]
+        if told.count(told[0]) < len(told):
+            raise _Irregular("its first step reads two states for one")
+
+    def _results(self) -> Iterator[Result]:
+        """Nodes of steps that others read."""
+        for member, (k, place) in self._members.items():
+            inside = [member]
+            for node in inside:
+                inside += [user for user in node.users if behind(user)[0] is member]
+            for node in inside:
+                casts = behind(node)[1]
+                if any(user not in self._members and user not in inside for user in node.users):
+                    yield Result(node, k, Port.of(place, casts), casts)
+
+    @cached_property
+    def sequences(self) -> list[tuple[Slice, int, int]]:
+        """What steps read slices of: one of these, its index in the first step, and what is added from step to step."""
+        return list(dict.fromkeys(map(self._sequence, self._slices)))
+
+    @property
+    def _slices(self) -> list[Slice]:
+        return [read for reads in self.reads.values() for read in reads if isinstance(read, Slice)]
+
+    def _sequence(self, read: Slice) -> tuple[Slice, int, int]:
+        plain = read._replace(number=0, cuts=(), casts=())
+        return plain, self._first[read.number], self._strides[read.number]
+
+    def sequence(self, read: Slice) -> int:
+        """The number of the sequence that a slice is of."""
+        return self.sequences.index(self._sequence(read))
+
+    def value(self, port: Port) -> torch.Tensor:
+        """Shape and type of what is handed on, without numbers."""
+        made: torch.Tensor = self.steps[1][port.place].meta["val"]
+        return made if port.cast is None else port.cast.target(made, *port.cast.numbers)
+
+    def outside(self, node: Node) -> list[Node]:
+        """What reads a node of a step and is in none."""
+        return [user for user in node.users if behind(user)[0] not in self._members]
+
+
+def layers(program: ExportedProgram, tried: set[Node]) -> Iterator[Layer]:
+    """Recurrent layers whose steps are written out, and that are loops.
+
+    Args:
+        tried: operators in the first steps of those that are left out; what was looked at is added.
+    """
+    constants = set(constants_of(program))
+    groups: dict[tuple[str, str], dict[int, list[Node]]] = {}
+    for node in program.graph.nodes:
+        if node.op == "call_function" and is_constant(node, constants):
+            constants.add(node)
+        place = node.meta.get(PLACE)
+        if place is not None and place[1] != "_of_layer" and behind(node)[0] is node:
+            groups.setdefault(place[:2], {}).setdefault(place[2], []).append(node)
+    for places in groups.values():
+        if len({len(nodes) for nodes in places.values()}) == 1:
+            steps = [dict(zip(places, nodes, strict=True)) for nodes in zip(*places.values(), strict=True)]
+            for run in _runs(steps):
+                if tried & set(run[0].values()):
+                    continue
+                tried |= set(run[0].values())
+                with suppress(_Irregular):
+                    yield Layer(run, constants)
+
+
+def _runs(steps: list[Step]) -> Iterator[list[Step]]:
+    """Steps that follow each other; a layer that is called again begins anew."""
+    begin = 0
+    for k in range(1, len(steps) + 1):
+        before = set(steps[k - 1].values())
+        if k == len(steps) or not any(
+            behind(x)[0] in before for node in steps[k].values() for x in node.all_input_nodes
+        ):
+            if k - begin > 2:
+                yield steps[begin:k]
+            begin = k

@@ -1,0 +1,278 @@
+"""Recurrent layers whose steps are computed by several calls of one delegate: the results are those of one call.
+
+Integers may be one step off: a first step that begins with zeros is rounded less often where it is written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from executorch.devtools import Inspector
+from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.errors import FullDelegationError
+from arm_recipes import ArmRecipeType, ExportResult, export, load
+from arm_recipes.stages.loops import steps_per_call
+from tests.models.keyword_spotter import KeywordSpotter
+
+T, BATCH, FEATURES, UNITS = 6, 2, 5, 6
+Samples = list[tuple[Tensor, ...]]
+
+
+class _Net(nn.Module):
+    """A recurrent layer behind another one; ``taken`` is what it gives of its sequence and its states."""
+
+    def __init__(self, layer: nn.RNNBase, taken: Callable[[Tensor, Any], Any]) -> None:
+        super().__init__()
+        self.before, self.layer, self.taken = nn.Linear(FEATURES, FEATURES), layer, taken
+
+    def forward(self, x: Tensor, *states: Tensor) -> Any:
+        """What is taken."""
+        given = None if not states else states[0] if len(states) == 1 else states
+        return self.taken(*self.layer(self.before(x), given))
+
+
+class _Twice(nn.Module):
+    """One layer, forwards and then backwards over what it gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(FEATURES, FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(self.layer(x)[0].flip(0))[0]
+        return y
+
+
+class _Stream(nn.Module):
+    """States are kept from call to call."""
+
+    h: Tensor
+    c: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(FEATURES, UNITS)
+        self.register_buffer("h", torch.zeros(1, BATCH, UNITS))
+        self.register_buffer("c", torch.zeros(1, BATCH, UNITS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, (h, c) = self.layer(x, (self.h, self.c))
+        self.h.copy_(h)
+        self.c.copy_(c)
+        return y + 0
+
+
+class _Cells(nn.Module):
+    """A loop of the user's own, whose steps read nothing that is one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(FEATURES, UNITS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(BATCH, UNITS)
+        for t in range(T):
+            h = self.cell(x[t].relu(), h)
+        return h
+
+
+def _first(y: Tensor, _: Any) -> Tensor:
+    return y
+
+
+def _all(y: Tensor, states: Any) -> Any:
+    return y, states
+
+
+def _x(*shape: int) -> tuple[int, ...]:
+    return shape or (T, BATCH, FEATURES)
+
+
+#: Model, shapes of what it takes, and how many loops there are.
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], int]] = {
+    "lstm": (lambda: _Net(nn.LSTM(FEATURES, UNITS), _first), (_x(),), 1),
+    "last": (
+        lambda: _Net(nn.LSTM(FEATURES, UNITS, batch_first=True), lambda y, _: y[:, -1]),
+        (_x(BATCH, T, FEATURES),),
+        1,
+    ),
+    "some": (lambda: _Net(nn.LSTM(FEATURES, UNITS), lambda y, _: (y[3], y[-2:])), (_x(),), 1),
+    "states": (lambda: _Net(nn.LSTM(FEATURES, UNITS), lambda _, states: states), (_x(),), 1),
+    "layers": (
+        lambda: _Net(nn.LSTM(FEATURES, UNITS, 2, bidirectional=True, batch_first=True), _all),
+        (_x(BATCH, T, FEATURES),),
+        4,
+    ),
+    "projected": (lambda: _Net(nn.LSTM(FEATURES, UNITS, proj_size=3, bias=False), _all), (_x(),), 1),
+    "given_states": (
+        lambda: _Net(nn.LSTM(FEATURES, UNITS), _all),
+        (_x(), (1, BATCH, UNITS), (1, BATCH, UNITS)),
+        1,
+    ),
+    "unbatched": (lambda: _Net(nn.LSTM(FEATURES, UNITS), _first), (_x(T, FEATURES),), 1),
+    "gru": (lambda: _Net(nn.GRU(FEATURES, UNITS, bidirectional=True), _all), (_x(),), 2),
+    "gru_given_state": (lambda: _Net(nn.GRU(FEATURES, UNITS), _first), (_x(), (1, BATCH, UNITS)), 1),
+    "rnn": (lambda: _Net(nn.RNN(FEATURES, UNITS, 2), _first), (_x(),), 2),
+    "rnn_relu": (lambda: _Net(nn.RNN(FEATURES, UNITS, nonlinearity="relu"), _all), (_x(),), 1),
+    "twice": (_Twice, (_x(),), 2),
+}
+
+
+def _samples(shapes: Iterable[tuple[int, ...]], count: int = 3) -> Samples:
+    generator = torch.Generator().manual_seed(1)
+    return [tuple(torch.randn(shape, generator=generator) for shape in shapes) for _ in range(count)]
+
+
+def _exported(name: str, kind: str, steps: int | str | None, **options: Any) -> tuple[ExportResult, Samples]:
+    torch.manual_seed(0)
+    make, shapes, _ = CASES[name]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType[kind], steps_per_call=steps, **options)
+    return export(make().eval(), recipe, _samples(shapes)), _samples(shapes)
+
+
+def _calls(result: ExportResult) -> list[int]:
+    return [delegate.calls for delegate in result.report.delegates if delegate.calls > 1]
+
+
+def _check(name: str, kind: str, steps: int) -> None:
+    whole, samples = _exported(name, kind, None)
+    looped, _ = _exported(name, kind, steps)
+    assert _calls(whole) == []
+    assert _calls(looped) == [-(-T // steps)] * CASES[name][2]
+    assert looped.report.methods[0].cpu == ()
+    for sample in samples:
+        one, other = (pytree.tree_leaves(result.run(*sample)) for result in (whole, looped))
+        for x, y, info in zip(one, other, looped.report.methods[0].outputs, strict=True):
+            assert x.unique().numel() > 1
+            assert (x - y).abs().max() <= 1.001 * (info.scale or 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("kind", "steps"), [("TOSA_FP", 3), ("TOSA_INT8", 4)])
+def test_the_same_results(name: str, kind: str, steps: int) -> None:
+    """Of 6 steps, two calls compute three each; or two calls four, of which two in vain."""
+    _check(name, kind, steps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("TOSA_A16W8", "layers"),
+        ("ETHOSU_U55_INT8", "layers"),
+        ("ETHOSU_U65_INT8", "gru"),
+        ("ETHOSU_U85_INT8", "last"),
+        ("ETHOSU_U85_INT8", "gru"),
+        ("ETHOSU_U85_A16W8", "layers"),
+        ("VGF_INT8", "given_states"),
+    ],
+)
+def test_the_same_on_other_targets(kind: str, name: str) -> None:
+    _check(name, kind, 4)
+
+
+def test_one_step_at_a_time() -> None:
+    _check("lstm", "TOSA_INT8", 1)
+
+
+def test_states_in_buffers_go_on() -> None:
+    samples = _samples([_x()], 4)
+    results = []
+    for steps in (None, 3):
+        torch.manual_seed(0)
+        recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, steps_per_call=steps)
+        program = export(_Stream().eval(), recipe, samples).program()
+        results.append([program.run(*sample)[0] for sample in samples])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert not torch.equal(results[0][0], program.run(*samples[0])[0])
+
+
+def test_what_is_no_loop_is_written_out() -> None:
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, steps_per_call=2)
+    result = export(_Cells().eval(), recipe, _samples([_x()]))
+    assert len(result.report.delegates) == 1
+    assert _calls(result) == []
+
+
+def test_long_layers_are_divided_by_default() -> None:
+    """The program of 66 steps is smaller than that of 60, which are no loop; the figures are those of an inference."""
+    torch.manual_seed(0)
+    model, results = KeywordSpotter().eval(), {}
+    for count in (60, 66):
+        samples = _samples([(1, count, 10)])
+        results[count] = export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
+    short, long = results.values()
+    assert _calls(short) == []
+    assert _calls(long) == [3]
+    assert len(long.buffer) < len(short.buffer)
+    (once,), (_, loop, _) = short.report.delegates, long.report.delegates
+    assert once.vela is not None
+    assert loop.vela is not None
+    assert loop.vela.total_cycles == sum(layer.cycles for layer in loop.vela.layers)
+    assert 1 < loop.vela.total_cycles / 66 / (once.vela.total_cycles / 60) < 1.4
+    assert sum(cost.cycles for cost in long.report.layers) == sum(
+        delegate.vela.total_cycles for delegate in long.report.delegates if delegate.vela is not None
+    )
+    assert "called 3 times" in str(long.report)
+
+
+@pytest.mark.parametrize(
+    ("total", "wanted", "count"),
+    [(64, "auto", 64), (100, "auto", 25), (96, "auto", 24), (1000, "auto", 25), (49, 7, 7), (5, 7, 5), (9, None, 9)],
+)
+def test_steps_of_a_call(total: int, wanted: int | str | None, count: int) -> None:
+    assert steps_per_call(total, wanted) == count
+
+
+def test_prime_numbers_of_steps_are_divided_with_few_in_vain() -> None:
+    for total in (67, 101, 997):
+        count = steps_per_call(total, "auto")
+        assert -total % count <= 3, count
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, True, "all"])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match='TOSA_INT8: steps_per_call must be an int, "auto", or None for all; got'):
+        ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, steps_per_call=value)
+
+
+def test_developer_tools(tmp_path: Any) -> None:
+    """Of what a loop calls the Inspector has no layers; files and comparisons are as for other programs."""
+    result, samples = _exported("lstm", "ETHOSU_U85_INT8", 3)
+    assert isinstance(result.inspector(*samples[0]), Inspector)
+    result.save(tmp_path / "model.pte", etrecord=True, bundled=samples)
+    assert torch.equal(load(tmp_path / "model.pte").run(*samples[0])[0], result.run(*samples[0]))
+    (output,) = result.compare(samples).outputs
+    assert output.gap is not None
+    assert output.gap.sqnr > 30
+
+
+def test_executorch_s_own_flow() -> None:
+    """The partitioner of a recipe makes loops there too."""
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, steps_per_call=3)
+    assert recipe.lowering_recipe is not None
+    torch.manual_seed(0)
+    model, (sample, *_) = _Net(nn.LSTM(FEATURES, UNITS), _first).eval(), _samples([_x()])
+    edge = to_edge_transform_and_lower(
+        torch.export.export(model, sample),
+        partitioner=recipe.lowering_recipe.partitioners,
+        compile_config=EdgeCompileConfig(_check_ir_validity=False),
+    )
+    (made,) = load(edge.to_executorch().buffer).run(*sample)
+    assert torch.allclose(made, model(*sample), atol=1e-5)
+    assert edge.exported_program().graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)
+
+
+def test_full_delegation_is_asked_of_what_is_outside() -> None:
+    result, _ = _exported("lstm", "TOSA_INT8", 3, require_full_delegation=True)
+    assert _calls(result) == [2]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, steps_per_call=3, require_full_delegation=True)
+    model = _Net(nn.LSTM(FEATURES, UNITS), lambda y, _: torch.linalg.eigvals(y[:, 0] @ y[:, 0].mT).real)
+    with pytest.raises(FullDelegationError, match=r"aten\.linalg_eig\.default"):
+        export(model.eval(), recipe, _samples([_x()]))
