@@ -328,7 +328,7 @@ _U85 = Hardware(
     slow_weights=256,
     mistakes=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
-        *("turned_table", "two_tables", "activation", "sliced_growth", "unclipped_scaled"),
+        *("turned_table", "two_tables", "activation", "sliced_growth", "unclipped_scaled", "chained_cast"),
     ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE

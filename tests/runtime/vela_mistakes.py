@@ -47,6 +47,14 @@ def _narrow(b: Builder, x: Value) -> Value:
     return b.cast(b.add(b.cast(x, DType.INT32), b.cast(x, DType.INT32)), DType.INT8)
 
 
+def _narrow_in_chain(b: Builder, x: Value) -> Value:
+    return b.bitwise("BITWISE_OR", _narrow(b, x), x)
+
+
+def _widened_again(b: Builder, x: Value) -> Value:
+    return b.cast(_narrow(b, x), DType.INT32)
+
+
 def _difference(b: Builder, x: Value, y: Value) -> Value:
     wide = b.sub(b.rescale(x, DType.INT32, 4.0), b.rescale(y, DType.INT32, 8.0))
     return b.rescale(wide, DType.INT16, 1 / 16)
@@ -428,6 +436,8 @@ def _tables_of_two_widths(b: Builder, x: Value, y: Value) -> Value:
 
 MISTAKES = (
     Mistake("narrowing_cast", _narrow, (((2, 8), DType.INT8),), _OLD),
+    Mistake("chained_cast", _narrow_in_chain, (((2, 8), DType.INT8),), _NEW, _NEW),
+    Mistake("chained_casts", _widened_again, (((2, 8), DType.INT8),), _ALL),
     Mistake("unequal_scales", _difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _OLD),
     Mistake("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _OLD),
     Mistake("one_of_five", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _OLD),

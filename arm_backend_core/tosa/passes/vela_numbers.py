@@ -44,6 +44,12 @@ def wrap_cast(op: Op, rewriter: Rewriter) -> Value | None:
     return b.cast(b.arithmetic_right_shift(b.logical_left_shift(x, places), places, round=True), dtype)
 
 
+def wrap_chained_cast(op: Op, rewriter: Rewriter) -> Value | None:
+    """The same where one operation alone reads it, in whose chain it saturates; a CLAMP is done with the CAST."""
+    readers = {user.kind for user in rewriter.users(op.output) or ()}
+    return wrap_cast(op, rewriter) if len(readers) == 1 and readers <= {*ELEMENTWISE, "CAST"} - {"CLAMP"} else None
+
+
 def _fits(value: Value, dtype: DType) -> bool:
     low, high = _range(value)
     least, most = dtype.range
@@ -225,6 +231,7 @@ def reach_padding(op: Op, rewriter: Rewriter) -> Value | None:
 
 RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "narrowing_cast": (wrap_cast, ("CAST",)),
+    "chained_cast": (wrap_chained_cast, ("CAST",)),
     "clamped_cast": (clamp_apart, ("CLAMP",)),
     "reduce_min": (complement_minimum, ("REDUCE_MIN",)),
     "unequal_scales": (level_scales, ("RESCALE",)),
