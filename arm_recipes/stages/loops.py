@@ -41,6 +41,7 @@ from arm_recipes.stages.steps import (
     State,
     Step,
     behind,
+    count_steps,
     layers,
     leaves,
     undone,
@@ -54,18 +55,23 @@ aten = torch.ops.aten
 SCAN = torch.ops.higher_order.scan
 _Q = torch.ops.quantized_decomposed
 
-#: The longest layer that is not divided where the user says nothing, and how many steps a call may compute then.
-_WHOLE, _STEPS = 64, range(8, 33)
+#: The longest layer that is not divided where the user says nothing, the most steps of all layers then, and how many
+#: steps a call may compute.
+_WHOLE, _MANY, _STEPS = 64, 256, range(4, 33)
 
 
-def steps_per_call(total: int, wanted: int | str | None) -> int:
+def steps_per_call(total: int, wanted: int | str | None, of_all: int = 0) -> int:
     """How many of ``total`` steps a call computes.
 
     By default of long layers: few calls of few steps, which are all steps there are, as more are computed in vain and
-    take a copy of the input.
+    take a copy of the input. Where layers have many steps together, fewer of each are compiled.
+
+    Args:
+        of_all: steps of all layers of the program.
     """
-    if wanted == "auto" and total > _WHOLE:
-        return min(_STEPS, key=lambda n: -(-total // n) + n / 8 + (-total % n and total / 4 + -total % n))
+    if wanted == "auto" and (total > _WHOLE or of_all > _MANY):
+        each = 2 if of_all > _MANY and total <= _WHOLE else 8
+        return min(_STEPS, key=lambda n: -(-total // n) + n / each + (-total % n and total / 4 + -total % n))
     return min(wanted, total) if isinstance(wanted, int) else total
 
 
@@ -89,9 +95,11 @@ class WithLoops:
         number(changed.graph)
         changed = prepared(changed, partitioner.compile_spec.target) if whole else changed
         _take_from_stacks(changed.graph)
+        of_all = count_steps(changed)
         tried, made = set[Node](), 0
         while (layer := next(layers(changed, tried), None)) is not None:  # what reads a layer is another one afterwards
-            made += self._replaced(changed, layer, partitioner, f"arm_loop{made}")
+            count = steps_per_call(len(layer.steps), self.steps, of_all)
+            made += self._replaced(changed, layer, partitioner, f"arm_loop{made}", count)
         if not made:
             return program
         lift_constants(changed)
@@ -99,10 +107,11 @@ class WithLoops:
             spec.arg.name = node.name if isinstance(node, Node) else spec.arg.name
         return changed
 
-    def _replaced(self, program: ExportedProgram, layer: Layer, partitioner: _ArmPartitioner, name: str) -> bool:
+    def _replaced(
+        self, program: ExportedProgram, layer: Layer, partitioner: _ArmPartitioner, name: str, count: int
+    ) -> bool:
         """Put a loop in place of the steps; False where one call computes all, or a chunk cannot be delegated."""
         total = len(layer.steps)
-        count = steps_per_call(total, self.steps)
         starts = _starts(program, layer) if count < total else None
         if starts is None:
             return False
@@ -146,7 +155,8 @@ def _take_from_stacks(graph: Graph) -> None:
                 root, casts = behind(cast(Node, node.args[0]))
                 along, index = cast(tuple[int, int], node.args[1:])
                 part, rank = parts[index], stack.meta["val"].dim()
-                if along % rank == dim % rank and len({each.numbers for each in (*behind(part)[1][-1:], *casts)}) < 2:
+                kept = {each.numbers for each in behind(part)[1][-1:]} == {each.numbers for each in casts}
+                if kept and along % rank == dim % rank:
                     node.replace_all_uses_with(part)
     drop_unread(graph)
 
@@ -365,10 +375,8 @@ def _sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Node:
 def _hand_out(writer: _Writer, layer: Layer, sequences: dict[Port, Node], last: dict[Port, Node]) -> None:
     """Have what read results of steps read those of the loop."""
     by_node = {result.node: result for result in layer.results}
-    stacks = {
-        user for result in layer.results for user in layer.outside(result.node) if user.target is aten.stack.default
-    }
-    for stack in stacks:
+    readers = dict.fromkeys(user for result in layer.results for user in layer.outside(result.node))
+    for stack in [user for user in readers if user.target is aten.stack.default]:
         parts = [by_node.get(x) for x in cast(list[Node], stack.args[0])]
         whole = _whole(parts, len(layer.steps))
         if whole is not None:
@@ -380,8 +388,8 @@ def _hand_out(writer: _Writer, layer: Layer, sequences: dict[Port, Node], last: 
             stack.replace_all_uses_with(writer.call(aten.permute.default, x, order, like=stack) if dim else x)
             writer.graph.erase_node(stack)
     for result in layer.results:
-        readers = layer.outside(result.node)
-        if not readers:
+        left = layer.outside(result.node)
+        if not left:
             continue
         if result.step == len(layer.steps) - 1 and result.port in last:
             x = writer.cast(last[result.port], result.casts[1:])
@@ -389,7 +397,7 @@ def _hand_out(writer: _Writer, layer: Layer, sequences: dict[Port, Node], last: 
             whole_sequence = sequences[result.port]
             x = writer.call(aten.select.int, whole_sequence, 0, result.step, like=whole_sequence)
             x = writer.cast(writer.handed_on(x, result.port), result.casts[1:])
-        for reader in readers:
+        for reader in left:
             reader.replace_input_with(result.node, x)
 
 

@@ -21,14 +21,12 @@ from executorch.export.stages import (
 )
 from torch.export import ExportedProgram
 
-from arm_recipes.stages.loops import SCAN
-
 _Q = torch.ops.quantized_decomposed
 #: What ExecuTorch's decompositions leave as it is.
 _WHOLE = (
     executorch_call_delegate,
     operator.getitem,
-    SCAN,
+    torch.ops.higher_order.scan,  # what is left of these calls delegates (stages/loops)
     _Q.quantize_per_tensor.default,
     _Q.dequantize_per_tensor.default,
 )

@@ -144,8 +144,8 @@ class Layer:
         self.reads, second = self._operands(1)
         self.start: dict[Port, list[Node]] = {}
         self._first = self._begin()
-        self._strides = [b - a for a, b in zip(self._first, second, strict=True)]
-        if set(self._strides) - {1, -1}:
+        self._strides = [b - a for a, b in zip(self._first, second, strict=False)]
+        if len(self._first) != len(second) or set(self._strides) - {1, -1}:
             raise _Irregular("its slices are not one behind the other")
         for k in range(2, len(steps)):
             reads, indices = self._operands(k)
@@ -263,6 +263,21 @@ class Layer:
         return [user for user in node.users if behind(user)[0] not in self._members]
 
 
+def _operators(program: ExportedProgram) -> dict[tuple[str, str], dict[int, list[Node]]]:
+    """Operators of steps: by the layer and what computes a step, by place, in program order."""
+    found: dict[tuple[str, str], dict[int, list[Node]]] = {}
+    for node in program.graph.nodes:
+        place = node.meta.get(PLACE)
+        if place is not None and behind(node)[0] is node:
+            found.setdefault(place[:2], {}).setdefault(place[2], []).append(node)
+    return found
+
+
+def count_steps(program: ExportedProgram) -> int:
+    """How many steps are written out, of all layers together."""
+    return sum(max(map(len, places.values())) for places in _operators(program).values())
+
+
 def layers(program: ExportedProgram, tried: set[Node]) -> Iterator[Layer]:
     """Recurrent layers whose steps are written out, and that are loops.
 
@@ -270,14 +285,10 @@ def layers(program: ExportedProgram, tried: set[Node]) -> Iterator[Layer]:
         tried: operators in the first steps of those that are left out; what was looked at is added.
     """
     constants = set(constants_of(program))
-    groups: dict[tuple[str, str], dict[int, list[Node]]] = {}
     for node in program.graph.nodes:
         if node.op == "call_function" and is_constant(node, constants):
             constants.add(node)
-        place = node.meta.get(PLACE)
-        if place is not None and place[1] != "_of_layer" and behind(node)[0] is node:
-            groups.setdefault(place[:2], {}).setdefault(place[2], []).append(node)
-    for places in groups.values():
+    for places in _operators(program).values():
         if len({len(nodes) for nodes in places.values()}) == 1:
             steps = [dict(zip(places, nodes, strict=True)) for nodes in zip(*places.values(), strict=True)]
             for run in _runs(steps):

@@ -230,6 +230,13 @@ def test_steps_of_a_call(total: int, wanted: int | str | None, count: int) -> No
     assert steps_per_call(total, wanted) == count
 
 
+@pytest.mark.parametrize(
+    ("total", "of_all", "count"), [(49, 256, 49), (49, 260, 7), (32, 1400, 8), (14, 1400, 7), (6, 999, 6)]
+)
+def test_layers_of_many_steps_together(total: int, of_all: int, count: int) -> None:
+    assert steps_per_call(total, "auto", of_all) == count
+
+
 def test_prime_numbers_of_steps_are_divided_with_few_in_vain() -> None:
     for total in (67, 101, 997):
         count = steps_per_call(total, "auto")
