@@ -29,7 +29,7 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 from torchao.quantization.pt2e import prepare
-from torchao.quantization.pt2e.quantizer import Quantizer
+from torchao.quantization.pt2e.quantizer import Quantizer, SharedQuantizationSpec
 from torchao.quantization.pt2e.utils import is_per_channel
 
 from arm_backend_core import events
@@ -309,15 +309,33 @@ def _alike(results: Iterable[Any], others: Iterable[Any]) -> bool:
     return all(bool(y.isfinite().all()) and torch.allclose(x, y, 1e-4, 1e-6) for x, y in pairs)
 
 
+#: What torchao compares of what two readers of a tensor want of it: where all is the same they share an observer.
+_COMPARED = ("dtype", "is_dynamic", "quant_min", "quant_max", "qscheme", "ch_axis", "scale", "zero_point")
+
+
 def _groups(places: dict[Any, Any]) -> dict[Any, int]:
-    """Numbers of observers; torchao follows a chain of equal scales by recursion, as deep as the chain is long."""
+    """Numbers of observers.
+
+    torchao compares each reader of a tensor with every other one: of those that want the same the first is asked about.
+    And it follows a chain of equal scales by recursion, as deep as the chain is long.
+    """
+    first: dict[Any, Any] = {}
+    twins: dict[Any, Any] = {}
+    named = {want.edge_or_node for want in places.values() if isinstance(want, SharedQuantizationSpec)}
+    for place, want in places.items():
+        alone = isinstance(place, Node) or place in named or isinstance(want, SharedQuantizationSpec)
+        if not alone and place[1].meta[ANNOTATION].allow_implicit_sharing:
+            key = (place[0], type(want), *(str(getattr(want, name, None)) for name in _COMPARED))
+            if first.setdefault(key, place) != place:
+                twins[place] = first[key]
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(limit + 2 * len(places))
     try:
-        groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(places)
+        asked = {place: want for place, want in places.items() if place not in twins}
+        groups: dict[Any, int] = prepare._get_edge_or_node_to_group_id(asked)
     finally:
         sys.setrecursionlimit(limit)
-    return groups
+    return {place: groups[twins.get(place, place)] for place in places}
 
 
 def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torch.dtype) -> Tensor:
