@@ -6,6 +6,7 @@ import builtins
 import copy
 import keyword
 from dataclasses import replace
+from itertools import count
 from operator import attrgetter
 from typing import Any
 
@@ -81,16 +82,15 @@ def program_of(program: ExportedProgram, graph: torch.fx.Graph, constants: dict[
         for node in taken
     ]
     made = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(node.name), None) for node in returned]
-    names = tuple(node.name for node in taken if node not in constants)
-    in_spec, out_spec = pytree.tree_structure((names, {})), pytree.tree_structure(tuple(returned))
-    structure = ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec)
+    inputs: tuple[Any, ...] = (tuple(set(taken) - constants.keys()), {})
+    structure = ModuleCallSignature([], [], pytree.tree_structure(inputs), pytree.tree_structure(tuple(returned)))
     targets = {str(spec.target) for spec in constants.values()}
     stores = (program.state_dict, program.constants)
     tables = ({name: held for name, held in store.items() if name in targets} for store in stores)
     # Not by the constructor: it writes and compiles the Python code of every part.
     owned = with_parts(program, _LazyGraphModule(torch.nn.Module(), graph), ExportGraphSignature(given, made), *tables)
-    owned._module_call_graph, owned._range_constraints = [ModuleCallEntry("", structure)], {}
-    owned._example_inputs = None
+    owned._module_call_graph = [ModuleCallEntry("", structure)]
+    owned._range_constraints, owned._example_inputs = {}, None
     return owned
 
 
@@ -132,7 +132,8 @@ def lift_constants(program: ExportedProgram) -> None:
         tensor = attrgetter(str(node.target))(program.graph_module)
         if not isinstance(tensor, torch.Tensor):
             continue
-        node.op, node.target = "placeholder", f"_lifted_constant_{len(program.state_dict)}"
+        number = next(i for i in count(len(program.state_dict)) if f"_lifted_constant_{i}" not in program.state_dict)
+        node.op, node.target = "placeholder", f"_lifted_constant_{number}"
         node.meta["val"] = mode.from_tensor(tensor, static_shapes=True) if mode else tensor
         node.meta["val"].constant = tensor
         first.prepend(node)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
 from arm_backend_core.tosa.graph import COPY
 from arm_recipes.runtime.tosa_graph import read_graph
@@ -86,12 +86,16 @@ def method_layers(method: str, delegates: Iterable[Delegate]) -> tuple[LayerCost
 
 
 def called(record: Delegate, calls: int) -> Delegate:
-    """What is told of a delegate that one inference calls so often: Vela estimates one call."""
-    vela = record.vela
-    if vela is not None:
-        rows = {name: tuple(_times(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")}
-        vela = replace(_times(vela, calls), **rows)
-    return replace(record, calls=calls, vela=vela)
+    """What is told of a delegate that one inference calls so often."""
+    return replace(record, calls=calls, vela=record.vela and times(record.vela, calls))
+
+
+def times(vela: VelaFigures, calls: int) -> VelaFigures:
+    """Figures of so many calls: Vela estimates one."""
+    rows: dict[str, Any] = {
+        name: tuple(_times(row, calls) for row in getattr(vela, name)) for name in ("layers", "memories")
+    }
+    return replace(cast("VelaFigures", _times(vela, calls)), **rows)
 
 
 #: Of Vela's figures for a delegate, an operation or a memory, those that add up from call to call.

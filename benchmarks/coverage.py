@@ -129,6 +129,7 @@ def _measure(name: str, recipe: str, given: argparse.Namespace, to: Connection) 
         row["seconds"] = round(time.perf_counter() - started, 2)
         report = result.report
         row["delegates"] = len(report.delegates)
+        row["loops"] = sum(delegate.calls > 1 for delegate in report.delegates)
         row["cpu"] = [[entry.operator, entry.count, entry.reason] for entry in report.cpu]
     except Exception as error:
         to.send({"error": _first_line(error)})
@@ -172,7 +173,7 @@ def _first_line(error: Exception) -> str:
 def _status(row: Row) -> str:
     if "error" in row:
         return "over" if "M parameters" in row["error"] else "fails"
-    return "parts" if row["cpu"] or row["delegates"] != 1 else "whole"
+    return "parts" if row["cpu"] or (row["delegates"] != 1 and not row.get("loops")) else "whole"
 
 
 def _remark(row: Row) -> str:
@@ -270,7 +271,7 @@ _HEAD = (
     "noise of the program's outputs against PyTorch in floating point, the least over the outputs, for one sample",
     "that was not calibrated with (two were). TOSA programs ran on Arm's reference model; where they have no",
     "ratio, running took too long or failed, or the model was too large to be run (`--run`).",
-    "A cell with seconds alone or with a ratio is a model in one delegate with nothing on the CPU.",
+    "A cell with seconds alone or a ratio is a model with nothing on the CPU, in one delegate unless it has loops.",
     "",
 )
 

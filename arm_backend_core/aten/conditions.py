@@ -64,11 +64,9 @@ class _Inner:
         """Whether it is one, and its graphs are as good as their nodes in its place."""
         if self.node.target is _HIGHER.while_loop:
             return all(isinstance(x, Node) for x in self.args[2])
-        return (
-            self.node.target in BODY
-            and LOOP not in self.node.meta
-            and (self.node.target is not _HIGHER.wrap_with_autocast or self.node.args[2] is False)
-        )
+        if self.node.target is _HIGHER.wrap_with_autocast:
+            return self.node.args[2] is False
+        return self.node.target in BODY and LOOP not in self.node.meta
 
     def call(self, operator: Any, *args: Any) -> Node:
         """One more node in front of it."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from arm_backend_core.events import Delegate
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+    from arm_recipes.stages.loops import WithLoops
     from arm_recipes.sweeping.result import Figures
 
 _Units = tuple[Sequence[Unit], Sequence["np.ndarray[Any, Any]"]]
@@ -54,7 +55,7 @@ def _advised(
 ) -> AdviceList:
     from arm_recipes.advising.channels import fewer_channels
 
-    trial = _Trial(spec, delegates)
+    trial = _Trial(spec, delegates, next((p.first for p in _partitioners(recipe) if hasattr(p, "first")), None))
     for options in _other_options(spec):
         trial.options(options)
     for method, program in programs.items():
@@ -68,12 +69,16 @@ def _advised(
 def _spec_of(recipe: ExportRecipe | None) -> EthosUCompileSpec | None:
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 
+    specs = (getattr(partitioner, "compile_spec", None) for partitioner in _partitioners(recipe))
+    return next((spec for spec in specs if isinstance(spec, EthosUCompileSpec)), None)
+
+
+def _partitioners(recipe: ExportRecipe | None) -> list[Any]:
     lowering = recipe.lowering_recipe if recipe is not None else None
     partitioners: Any = (lowering.partitioners if lowering is not None else None) or []
     if isinstance(partitioners, dict):
         partitioners = [each for group in partitioners.values() for each in group]
-    specs = (getattr(partitioner, "compile_spec", None) for partitioner in partitioners)
-    return next((spec for spec in specs if isinstance(spec, EthosUCompileSpec)), None)
+    return list(partitioners)
 
 
 def _other_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
@@ -94,8 +99,8 @@ _MEMORIES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 class _Trial:
     """Compiles with changes, and keeps what comes of it."""
 
-    def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate]) -> None:
-        self._spec = spec
+    def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate], loops: WithLoops | None) -> None:
+        self._spec, self._loops = spec, loops
         units = [unit_of(delegate) for delegate in delegates]
         self._units: _Units = units, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]
         self._now = _cost(together([delegate.vela for delegate in delegates if delegate.vela is not None]))
@@ -126,7 +131,7 @@ class _Trial:
         if not alone:
             self.notes.append(f"per_channel=False{of}: the program has several methods, whose weights belong together")
             return
-        below = lowered(changed, self._spec.target)
+        below = lowered(changed, self._spec.target, self._loops)
         if isinstance(below, str):
             self.notes.append(f"per_channel=False: {below}")
             return

@@ -50,6 +50,8 @@ from arm_recipes.stages.tracing import TRACED_LAYERS
 
 if TYPE_CHECKING:
     from arm_backend_core.partitioner import _ArmPartitioner
+    from arm_backend_core.selection import Predicate
+    from arm_backend_core.targets.compile_spec import ArmCompileSpec
 
 aten = torch.ops.aten
 SCAN = torch.ops.higher_order.scan
@@ -86,66 +88,86 @@ class WithLoops:
     steps: int | Literal["auto"] | None = "auto"
 
     def __call__(self, program: ExportedProgram, partitioner: _ArmPartitioner) -> ExportedProgram:
+        """For a partitioner."""
+        return self.looped(program, partitioner.compile_spec, partitioner.keep_on_cpu)
+
+    def looped(
+        self, program: ExportedProgram, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate] = ()
+    ) -> ExportedProgram:
         """The program with loops; itself where it has none."""
+        made = _Compiler(spec, keep_on_cpu)
         # Where they are quantized, layers are written step by step already.
         whole = any(node.target in TRACED_LAYERS for node in program.graph.nodes)
         if self.steps is None or not (whole or any(PLACE in node.meta for node in program.graph.nodes)):
             return program
         changed = copied(program)
         number(changed.graph)
-        changed = prepared(changed, partitioner.compile_spec.target) if whole else changed
+        changed = prepared(changed, spec.target) if whole else changed
         _take_from_stacks(changed.graph)
-        of_all = count_steps(changed)
-        tried, made = set[Node](), 0
+        of_all, tried = count_steps(changed), set[Node]()
         while (layer := next(layers(changed, tried), None)) is not None:  # what reads a layer is another one afterwards
-            count = steps_per_call(len(layer.steps), self.steps, of_all)
-            made += self._replaced(changed, layer, partitioner, f"arm_loop{made}", count)
-        if not made:
+            _replace(changed, layer, steps_per_call(len(layer.steps), self.steps, of_all), made)
+        if not made.loops:
             return program
         lift_constants(changed)
-        for spec, node in zip(changed.graph_signature.output_specs, changed.graph.output_node().args[0], strict=True):
-            spec.arg.name = node.name if isinstance(node, Node) else spec.arg.name
+        for output, node in zip(changed.graph_signature.output_specs, changed.graph.output_node().args[0], strict=True):
+            output.arg.name = node.name if isinstance(node, Node) else output.arg.name
         return changed
 
-    def _replaced(
-        self, program: ExportedProgram, layer: Layer, partitioner: _ArmPartitioner, name: str, count: int
-    ) -> bool:
-        """Put a loop in place of the steps; False where one call computes all, or a chunk cannot be delegated."""
-        total = len(layer.steps)
-        starts = _starts(program, layer) if count < total else None
-        if starts is None:
-            return False
-        calls = -(-total // count)
-        last = set(starts) if calls * count == total else set()
-        given = list(dict.fromkeys(x.port for x in layer.results if x.step < total - 1 or x.port not in last))
-        body = _compiled(_Chunk(layer, program, count).written(given), calls, partitioner, name)
-        if body is None:
-            return False
+
+class _Compiler:
+    """Compiles chunks of steps, for one target."""
+
+    def __init__(self, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate]) -> None:
+        self._spec, self._keep = spec, keep_on_cpu
+        #: How many there are.
+        self.loops = 0
+
+    def name(self) -> str:
+        """That of the next loop."""
+        return f"arm_loop{self.loops}"
+
+    def compiled(self, chunk: ExportedProgram, calls: int) -> GraphModule | None:
+        """The call of the delegate that a chunk is; None where it is not one."""
+        log = events.current()
+        with events.record() as tried:
+            body = delegate(chunk, self._spec, keep_on_cpu=self._keep, name=self.name()).graph_module
+        outside = [x.target for x in body.graph.nodes if x.op == "call_function" and x.target is not operator.getitem]
+        if outside != [executorch_call_delegate]:
+            return None
+        (module,) = lowered_modules(body)
+        assert module.meta is not None
+        module.meta["arm_delegate"] = called(module.meta["arm_delegate"], calls)
+        log.delegates.append(module.meta["arm_delegate"])
+        log.notes += tried.notes
+        self.loops += 1
+        return body
+
+
+def _replace(program: ExportedProgram, layer: Layer, count: int, compiler: _Compiler) -> None:
+    """Put a loop in place of the steps, but where one call computes all, or a chunk cannot be delegated."""
+    total, name = len(layer.steps), compiler.name()
+    starts = _starts(program, layer) if count < total else None
+    if starts is None:
+        return
+    calls = -(-total // count)
+    last = set(starts) if calls * count == total else set()
+    given = list(dict.fromkeys(x.port for x in layer.results if x.step < total - 1 or x.port not in last))
+    body = compiler.compiled(_Chunk(layer, program, count).written(given), calls)
+    if body is not None:
         program.graph_module.add_module(name, body)
         _put(program, layer, name, starts, given, last, count)
-        return True
-
-
-def _compiled(chunk: ExportedProgram, calls: int, partitioner: _ArmPartitioner, name: str) -> GraphModule | None:
-    """A call of the delegate that a chunk is; None where it is not one."""
-    log = events.current()
-    with events.record() as tried:
-        body = delegate(chunk, partitioner.compile_spec, keep_on_cpu=partitioner.keep_on_cpu, name=name).graph_module
-    outside = [node for node in body.graph.nodes if node.op == "call_function" and node.target is not operator.getitem]
-    if [node.target for node in outside] != [executorch_call_delegate]:
-        return None
-    (module,) = lowered_modules(body)
-    assert module.meta is not None
-    module.meta["arm_delegate"] = called(module.meta["arm_delegate"], calls)
-    log.delegates.append(module.meta["arm_delegate"])
-    log.notes += tried.notes
-    return body
 
 
 def _take_from_stacks(graph: Graph) -> None:
-    """Have what reads the last step of a sequence read that, so that no sequence need be kept."""
+    """Have what reads one step of a layer's sequence read that, so that no sequence need be kept.
+
+    But for what takes the last states of a layer, by which one layer would go on in another.
+    """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)
+        if any(PLACE not in behind(part)[0].meta for part in parts):
+            continue
         pending = list(stack.users)
         for node in pending:
             root, casts = behind(node)
@@ -156,7 +178,7 @@ def _take_from_stacks(graph: Graph) -> None:
                 along, index = cast(tuple[int, int], node.args[1:])
                 part, rank = parts[index], stack.meta["val"].dim()
                 kept = {each.numbers for each in behind(part)[1][-1:]} == {each.numbers for each in casts}
-                if kept and along % rank == dim % rank:
+                if kept and PLACE not in node.meta and along % rank == dim % rank:
                     node.replace_all_uses_with(part)
     drop_unread(graph)
 
@@ -214,13 +236,15 @@ class _Chunk(_Writer):
         needed = self._needed()
         for node in needed:
             if node.op == "placeholder":
-                self._constants[node] = self._input(node.name, node.meta["val"])
+                self._constants[node] = self._input(node.name, node.meta["val"], node)
                 held[self._constants[node]] = specs[node.name]
+        template = self._layer.steps[1]
         self._states = {
-            port: self._input(f"state_{i}", self._layer.value(port)) for i, port in enumerate(self._layer.start)
+            port: self._input(f"state_{i}", self._layer.value(port), template[port.place])
+            for i, port in enumerate(self._layer.start)
         }
         self._slices = [
-            self._input(f"sequence_{i}", _rows(read.source.meta["val"], read.dim, self._count))
+            self._input(f"sequence_{i}", _rows(read.source.meta["val"], read.dim, self._count), read.source)
             for i, (read, _, _) in enumerate(self._layer.sequences)
         ]
         for node in needed:
@@ -236,9 +260,9 @@ class _Chunk(_Writer):
         self.graph.output(tuple(results))
         return program_of(self._program, self.graph, held)
 
-    def _input(self, name: str, value: Tensor) -> Node:
+    def _input(self, name: str, value: Tensor, like: Node) -> Node:
         node = self.graph.placeholder(name)
-        node.meta["val"] = value
+        node.meta = _meta(like, value)
         return node
 
     def _needed(self) -> list[Node]:

@@ -100,6 +100,11 @@ def behind(node: Node) -> tuple[Node, tuple[Cast, ...]]:
     return node, tuple(casts)
 
 
+def _keeps(casts: Sequence[Cast], source: Any) -> bool:
+    """Whether casts behind what only moves ``source`` change none of its numbers."""
+    return not casts or (is_dequantize(source) and {each.numbers for each in casts} == {Cast.of(source).numbers})
+
+
 def shape_of(node: Any) -> torch.Size:
     """Of a node's result."""
     return cast(torch.Size, node.meta["val"].shape)
@@ -185,7 +190,7 @@ class Layer:
         while True:
             part, between = behind(source)
             along = cast(int, part.args[1]) % len(shape) if part.target is aten.slice.Tensor else dim
-            if along == dim or len(part.args) != 4 or len({each.numbers for each in (*between, *casts)}) > 1:
+            if along == dim or len(part.args) != 4 or not _keeps(between, part.args[0]):
                 break
             begin, end, _ = slice(*cast(Any, part.args[2:])).indices(shape_of(part.args[0])[along])
             cuts.insert(0, (along - (along > dim), begin, end))

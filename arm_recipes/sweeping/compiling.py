@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from arm_recipes.layers import times
 from arm_recipes.sweeping.result import Figures
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Unit:
             arrays. ``unchosen``: of its graph before forms are chosen, which is another.
         result_bytes: size of each result.
         sources: TOSA operator and source line of each operator, for errors.
+        calls: how often one inference calls it.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Unit:
     unchosen: str
     result_bytes: tuple[int, ...]
     sources: tuple[tuple[str, str], ...]
+    calls: int = 1
 
 
 def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
@@ -49,7 +52,7 @@ def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
     chosen = spec.configuration
     parts = [str(_FORM), version("ethos-u-vela"), chosen.accelerator, chosen.system_config, chosen.options]
     parts += [spec.optimise, str(spec.sram_budget)]
-    parts += [unit.digest for unit in units]
+    parts += [unit.digest + f" x {unit.calls}" * (unit.calls > 1) for unit in units]
     if spec.tuning:
         from arm_recipes.caching.key import sources
 
@@ -92,7 +95,7 @@ def _compiled(spec: EthosUCompileSpec, units: Sequence[Unit], flatbuffers: Itera
 
         payload, _ = compile_best(spec, flatbuffer, delegate=unit.name, locate=locate, results=unit.result_bytes)
         assert payload.vela is not None
-        found.append(payload.vela)
+        found.append(times(payload.vela, unit.calls))
     return together(found)
 
 

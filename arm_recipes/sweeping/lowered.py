@@ -22,6 +22,7 @@ from arm_recipes.messages import ExportError
 from arm_recipes.pipeline import Pipeline
 from arm_recipes.runtime.ethosu_origins import main_origin
 from arm_recipes.sample import Inputs
+from arm_recipes.stages.loops import WithLoops
 from arm_recipes.sweeping.compiling import Unit
 
 METHOD = "forward"
@@ -93,12 +94,18 @@ class Precision:
         return tuple(self._arrays.setdefault(name, array) for name, array in zip(digests, arrays, strict=True))
 
 
-def lowered(program: ExportedProgram, target: Target) -> Lowered | str:
-    """A quantized program, as lowering takes it, for an NPU; or why there is none."""
+def lowered(program: ExportedProgram, target: Target, loops: WithLoops | None = None) -> Lowered | str:
+    """A quantized program, as lowering takes it, for an NPU; or why there is none.
+
+    Args:
+        loops: those of the recipe; by default as recipes have them.
+    """
     spec = Unchosen(target)
     try:
         with events.record() as log:
-            delegate(program, spec)
+            delegate((loops or WithLoops()).looped(program, spec), spec)
+        if len(spec.graphs) != len(log.delegates):  # a chunk of steps that is no delegate
+            return lowered(program, target, WithLoops(None))
     except (ArmBackendError, ExportError) as error:
         return str(error)
     except Exception as error:  # a row tells it, and the others go on
@@ -124,4 +131,5 @@ def unit_of(record: events.Delegate, graph: bytes = b"") -> Unit:
         sources=tuple(
             dict.fromkeys((kind, main_origin(record, i).source) for i, kind in enumerate(record.tosa_operators))
         ),
+        calls=record.calls,
     )

@@ -69,6 +69,36 @@ class _Stream(nn.Module):
         return y + 0
 
 
+class _Before(nn.Module):
+    """Returns what the states were, and beside them what is chosen by a constant."""
+
+    h: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(FEATURES, UNITS)
+        self.register_buffer("h", torch.ones(1, BATCH, UNITS))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        old = torch.stack([self.h, 2 * self.h])
+        y, h = self.layer(x, self.h)
+        self.h.copy_(h)
+        return old[0], y[..., torch.tensor([0, 2, 5])], torch.arange(6.0) * 2
+
+
+class _GoesOn(nn.Module):
+    """A layer goes on where it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(FEATURES, UNITS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, states = self.layer(x)
+        y: Tensor = self.layer(x.flip(0), states)[0]
+        return y
+
+
 class _Cells(nn.Module):
     """A loop of the user's own, whose steps read nothing that is one tensor."""
 
@@ -122,6 +152,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...], int
     "rnn": (lambda: _Net(nn.RNN(FEATURES, UNITS, 2), _first), (_x(),), 2),
     "rnn_relu": (lambda: _Net(nn.RNN(FEATURES, UNITS, nonlinearity="relu"), _all), (_x(),), 1),
     "twice": (_Twice, (_x(),), 2),
+    "goes_on": (_GoesOn, (_x(),), 2),
 }
 
 
@@ -191,6 +222,27 @@ def test_states_in_buffers_go_on() -> None:
         results.append([program.run(*sample)[0] for sample in samples])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
     assert not torch.equal(results[0][0], program.run(*samples[0])[0])
+
+
+def test_what_is_beside_a_loop_stays_as_it_is() -> None:
+    samples = _samples([_x()], 3)
+    torch.manual_seed(0)
+    model, recipe = _Before().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, steps_per_call=3)
+    result = export(model, recipe, samples)
+    assert _calls(result) == [2]
+    program = result.program()
+    for sample in samples:
+        for mine, theirs in zip(program.run(*sample), model(*sample), strict=True):
+            assert torch.allclose(mine, theirs, atol=1e-6)
+
+
+def test_advice_counts_calls() -> None:
+    """Of a change what an export with it gives; a sweep prices the same."""
+    chosen = {"memory_mode": "Sram_Only"}
+    (now, _), (then, _) = (_exported("lstm", "ETHOSU_U55_INT8", 3, **given) for given in ({}, chosen))
+    cycles = [sum(x.vela.total_cycles for x in each.report.delegates if x.vela is not None) for each in (now, then)]
+    (advice,) = (item for item in now.advice() if "Sram_Only" in item.change)
+    assert [advice.now.cycles, advice.then.cycles] == cycles
 
 
 def test_what_is_no_loop_is_written_out() -> None:
