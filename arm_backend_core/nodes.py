@@ -15,7 +15,7 @@ from arm_backend_core.permutation import Layout, identity
 
 #: Metadata of what a recurrent layer's step consists of: what has it in common is in the same place of its steps.
 PLACE = "arm_place"
-#: Metadata of a ``scan`` whose rounds are calls of a delegate: how many steps of a layer there are in each.
+#: Metadata of a ``scan`` whose rounds are calls of a delegate.
 LOOP = "arm_loop"
 #: Metadata of a tensor of integers, or of these as real numbers: the least and the largest that it is taken to hold.
 INTERVAL = "arm_interval"

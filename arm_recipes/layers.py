@@ -100,8 +100,14 @@ def times(vela: VelaFigures, calls: int) -> VelaFigures:
 
 #: Of Vela's figures for a delegate, an operation or a memory, those that add up from call to call.
 _SUMS = (
-    *("cycles", "npu_cycles", "total_cycles", "inference_seconds", "macs"),
-    *("access_cycles", "bytes_read", "bytes_written"),
+    "cycles",
+    "npu_cycles",
+    "total_cycles",
+    "inference_seconds",
+    "macs",
+    "access_cycles",
+    "bytes_read",
+    "bytes_written",
 )
 
 

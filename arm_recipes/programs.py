@@ -96,10 +96,8 @@ def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBa
 
 def restore_handles(program: ExportedProgram) -> None:
     """Give what stays on the CPU, and others' delegates, debug handles as ours have them: ExecuTorch numbers anew."""
-    from executorch.exir.lowered_backend_module import get_lowered_backend_modules
-
     _restore(program.graph)
-    for module in get_lowered_backend_modules(program.graph_module):
+    for module in lowered_modules(program.graph_module):
         if "arm_delegate" in (module.meta or {}):
             continue
         ours = _restore(module.original_module.graph)

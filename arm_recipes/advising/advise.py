@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from arm_recipes.advising.result import Advice, AdviceList, Cost
+from arm_recipes.stages.loops import WithLoops
 from arm_recipes.sweeping.compiling import Unit, compile_units, together
 from arm_recipes.sweeping.lowered import lowered, unit_of
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
     from arm_backend_core.events import Delegate
+    from arm_backend_core.partitioner import EthosUPartitioner
     from arm_backend_core.targets.compile_spec import EthosUCompileSpec
-    from arm_recipes.stages.loops import WithLoops
     from arm_recipes.sweeping.result import Figures
 
 _Units = tuple[Sequence[Unit], Sequence["np.ndarray[Any, Any]"]]
@@ -36,26 +37,28 @@ def advise(
     Raises:
         ValueError: the recipe is not for an Ethos-U, or nothing of the program runs there.
     """
-    spec = _spec_of(recipe)
+    partitioner = _partitioner_of(recipe)
     known = [delegate for delegate in delegates if delegate.vela is not None]
-    if spec is None:
+    if partitioner is None:
         raise ValueError("advice is for programs of Ethos-U recipes: others have no estimates of cycles and memory")
     if not known:
         raise ValueError("advice is for what runs on the NPU, and nothing of this program does: report.cpu tells why")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about programs that nobody gets
-        return _advised(recipe, spec, known, programs)
+        return _advised(recipe, partitioner, known, programs)
 
 
 def _advised(
     recipe: ExportRecipe | None,
-    spec: EthosUCompileSpec,
+    partitioner: EthosUPartitioner,
     delegates: Sequence[Delegate],
     programs: Mapping[str, ExportedProgram],
 ) -> AdviceList:
     from arm_recipes.advising.channels import fewer_channels
 
-    trial = _Trial(spec, delegates, next((p.first for p in _partitioners(recipe) if hasattr(p, "first")), None))
+    spec: Any = partitioner.compile_spec
+    loops = partitioner.first if isinstance(partitioner.first, WithLoops) else WithLoops(None)
+    trial = _Trial(spec, delegates, loops)
     for options in _other_options(spec):
         trial.options(options)
     for method, program in programs.items():
@@ -66,19 +69,14 @@ def _advised(
     return AdviceList(tuple(better), len(tried), (*trial.notes, *notes))
 
 
-def _spec_of(recipe: ExportRecipe | None) -> EthosUCompileSpec | None:
-    from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+def _partitioner_of(recipe: ExportRecipe | None) -> EthosUPartitioner | None:
+    from arm_backend_core.partitioner import EthosUPartitioner
 
-    specs = (getattr(partitioner, "compile_spec", None) for partitioner in _partitioners(recipe))
-    return next((spec for spec in specs if isinstance(spec, EthosUCompileSpec)), None)
-
-
-def _partitioners(recipe: ExportRecipe | None) -> list[Any]:
     lowering = recipe.lowering_recipe if recipe is not None else None
     partitioners: Any = (lowering.partitioners if lowering is not None else None) or []
     if isinstance(partitioners, dict):
         partitioners = [each for group in partitioners.values() for each in group]
-    return list(partitioners)
+    return next((each for each in partitioners if isinstance(each, EthosUPartitioner)), None)
 
 
 def _other_options(spec: EthosUCompileSpec) -> Iterator[dict[str, Any]]:
@@ -99,7 +97,7 @@ _MEMORIES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 class _Trial:
     """Compiles with changes, and keeps what comes of it."""
 
-    def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate], loops: WithLoops | None) -> None:
+    def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate], loops: WithLoops) -> None:
         self._spec, self._loops = spec, loops
         units = [unit_of(delegate) for delegate in delegates]
         self._units: _Units = units, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]

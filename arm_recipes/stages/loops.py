@@ -34,17 +34,15 @@ from arm_recipes.stages.steps import (
     Cast,
     Constant,
     Layer,
-    Own,
+    Made,
     Port,
     Result,
     Slice,
-    State,
     Step,
     behind,
     count_steps,
     layers,
     leaves,
-    undone,
 )
 from arm_recipes.stages.tracing import TRACED_LAYERS
 
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 SCAN = torch.ops.higher_order.scan
-_Q = torch.ops.quantized_decomposed
 
 #: The longest layer that is not divided where the user says nothing, the most steps of all layers then, and how many
 #: steps a call may compute.
@@ -95,24 +92,35 @@ class WithLoops:
         self, program: ExportedProgram, spec: ArmCompileSpec, keep_on_cpu: Sequence[Predicate] = ()
     ) -> ExportedProgram:
         """The program with loops; itself where it has none."""
-        made = _Compiler(spec, keep_on_cpu)
-        # Where they are quantized, layers are written step by step already.
-        whole = any(node.target in TRACED_LAYERS for node in program.graph.nodes)
-        if self.steps is None or not (whole or any(PLACE in node.meta for node in program.graph.nodes)):
+        if self.steps is None:
             return program
-        changed = copied(program)
+        if any(node.target in TRACED_LAYERS for node in program.graph.nodes):  # where they are quantized there are none
+            program = copied(program)
+            number(program.graph)
+            program = prepared(program, spec.target)
+            _name_outputs(program)
+        counts = count_steps(program)
+        of_all = sum(counts)
+        if all(steps_per_call(count, self.steps, of_all) == count for count in counts):
+            return program
+        changed, made = copied(program), _Compiler(spec, keep_on_cpu)
         number(changed.graph)
-        changed = prepared(changed, spec.target) if whole else changed
         _take_from_stacks(changed.graph)
-        of_all, tried = count_steps(changed), set[Node]()
-        while (layer := next(layers(changed, tried), None)) is not None:  # what reads a layer is another one afterwards
+        for layer in layers(changed):
             _replace(changed, layer, steps_per_call(len(layer.steps), self.steps, of_all), made)
         if not made.loops:
             return program
+        stable_topological_sort(changed.graph_module)
+        drop_unread_constants(changed, {node.name for node in constants_of(changed)})
         lift_constants(changed)
-        for output, node in zip(changed.graph_signature.output_specs, changed.graph.output_node().args[0], strict=True):
-            output.arg.name = node.name if isinstance(node, Node) else output.arg.name
+        _name_outputs(changed)
         return changed
+
+
+def _name_outputs(program: ExportedProgram) -> None:
+    """Have the signature name what is returned after other nodes have taken the place of some."""
+    for spec, node in zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=True):
+        spec.arg.name = node.name if isinstance(node, Node) else spec.arg.name
 
 
 class _Compiler:
@@ -214,11 +222,7 @@ class _Writer:
 
     def real(self, node: Node, port: Port) -> Node:
         """The reverse: what is handed on as real numbers."""
-        return self.cast(node, [undone(port.cast)] if port.cast else [])
-
-
-def _redone(dequantize: Cast) -> Cast:
-    return Cast(_Q.quantize_per_tensor.default, dequantize.numbers)
+        return self.cast(node, [port.cast.reverse] if port.cast else [])
 
 
 class _Chunk(_Writer):
@@ -289,11 +293,10 @@ class _Chunk(_Writer):
         return step
 
     def _operand(self, read: Any, k: int, step: Step, before: Step) -> Any:
-        if isinstance(read, Own):
-            return self.cast(step[read.place], read.casts)
-        if isinstance(read, State):
-            start = self._states[Port.of(*read)]
-            return self.cast(before[read.place], read.casts) if before else self.cast(start, read.casts[1:])
+        if isinstance(read, Made) and read.back and not before:
+            return self.cast(self._states[Port.of(read.place, read.casts)], read.casts[1:])
+        if isinstance(read, Made):
+            return self.cast((before if read.back else step)[read.place], read.casts)
         if isinstance(read, Slice):
             x = self.cast(self._slices[self._layer.sequence(read)], read.before)
             x = self.call(aten.select.int, x, 0, k, like=x)
@@ -321,13 +324,13 @@ def _put(
     first = list(layer.steps[0].values())
     with graph.inserting_before(first[-1].next):
         writer = _Writer(graph)
-        states = [_node(program, x, layer.value(port)) for port, x in starts.items()]
+        states = [_node(program, f"{name}_state", x, layer.value(port)) for port, x in starts.items()]
         slices = [_slices(writer, total, *of, count) for of in layer.sequences]
         scan = graph.call_function(SCAN, (graph.get_attr(name), states, slices, ()))
         calls = slices[0].meta["val"].shape[0]
         values = [layer.value(port) for port in starts]
         values += [layer.value(port).new_empty([calls, count, *layer.value(port).shape]) for port in given]
-        scan.meta = {**_meta(first[0], values), LOOP: count}
+        scan.meta = {**_meta(first[0], values), LOOP: True}
         picks = [graph.call_function(operator.getitem, (scan, i)) for i in range(len(values))]
         for pick, port, value in zip(picks, (*starts, *given), values, strict=True):
             pick.meta = _meta(layer.steps[1][port.place], value)
@@ -335,8 +338,6 @@ def _put(
         rows = zip(given, picks[len(starts) :], strict=True)
         _hand_out(writer, layer, {port: _sequence(writer, pick, port, total) for port, pick in rows}, ends)
     drop_unread(graph)
-    stable_topological_sort(program.graph_module)
-    drop_unread_constants(program, {node.name for node in layer.constants if node.op == "placeholder"})
 
 
 def _starts(program: ExportedProgram, layer: Layer) -> dict[Port, Node | Tensor] | None:
@@ -354,16 +355,16 @@ def _starts(program: ExportedProgram, layer: Layer) -> dict[Port, Node | Tensor]
         if read[0] in layer.constants:
             real = value(read[0])
             made = found[port] = real if port.cast is None else port.cast.target(real, *port.cast.numbers)
-            back = made if port.cast is None else undone(port.cast).target(made, *port.cast.numbers)
+            back = made if port.cast is None else port.cast.reverse.target(made, *port.cast.numbers)
             if not all(torch.equal(back, value(each)) for each in read):
                 return None
     return found
 
 
-def _node(program: ExportedProgram, x: Node | Tensor, value: Tensor) -> Node:
+def _node(program: ExportedProgram, name: str, x: Node | Tensor, value: Tensor) -> Node:
     if isinstance(x, Node):
         return x
-    made = attribute(program.graph_module, "first_state", x)
+    made = attribute(program.graph_module, name, x)
     made.meta["val"] = value
     return made
 
@@ -385,7 +386,7 @@ def _slices(writer: _Writer, total: int, read: Slice, first: int, stride: int, c
     if calls * count > total:
         x = writer.call(aten.constant_pad_nd.default, x, [0] * (2 * len(rest) + 1) + [calls * count - total], like=x)
     x = writer.call(aten.view.default, x, [calls, count, *rest], like=x)
-    return writer.cast(x, [_redone(cast) for cast in read.before])
+    return writer.cast(x, [cast.reverse for cast in read.before])
 
 
 def _sequence(writer: _Writer, pick: Node, port: Port, total: int) -> Node:

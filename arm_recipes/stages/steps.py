@@ -19,6 +19,9 @@ from arm_backend_core.nodes import PLACE, is_constant, is_dequantize, is_quantiz
 from arm_backend_core.program import constants_of
 
 aten = torch.ops.aten
+_QUANTIZE, _DEQUANTIZE = (
+    getattr(torch.ops.quantized_decomposed, name).default for name in ("quantize_per_tensor", "dequantize_per_tensor")
+)
 
 #: Operators by place.
 Step = dict[int, Node]
@@ -35,22 +38,16 @@ class Cast(NamedTuple):
         """That of a node."""
         return cls(node.target, node.args[1:])
 
-
-def undone(quantize: Cast) -> Cast:
-    """The dequantize to a quantize."""
-    return Cast(torch.ops.quantized_decomposed.dequantize_per_tensor.default, quantize.numbers)
-
-
-class Own(NamedTuple):
-    """What the operator at a place of the same step gives, with the casts behind it."""
-
-    place: int
-    casts: tuple[Cast, ...]
+    @property
+    def reverse(self) -> Cast:
+        """The dequantize to a quantize, and the quantize to a dequantize."""
+        return Cast(_DEQUANTIZE if self.target is _QUANTIZE else _QUANTIZE, self.numbers)
 
 
-class State(NamedTuple):
-    """The same, of the step before."""
+class Made(NamedTuple):
+    """What the operator at a place gives, with the casts behind it: in the same step, or that many steps ``back``."""
 
+    back: int
     place: int
     casts: tuple[Cast, ...]
 
@@ -174,7 +171,7 @@ class Layer:
         root, casts = behind(leaf)
         step, place = self._members.get(root, (None, -1))
         if step is not None and step in (k, k - 1):
-            return (Own if step == k else State)(place, casts)
+            return Made(k - step, place, casts)
         if leaf in self.constants:
             return Constant(leaf, ()) if leaf.op == "placeholder" else Constant(leaf.target, leaf.args)
         if step is None and root.target is aten.select.int:
@@ -208,17 +205,17 @@ class Layer:
             if (node.target, pytree.tree_structure((node.args, node.kwargs))) != (target, structure):
                 raise _Irregular("its first step is another one")
             for leaf, read in zip(given, wanted, strict=True):
-                if isinstance(read, State):
+                if isinstance(read, Made) and read.back:
                     self._add_start(read, leaf)
-                elif isinstance(read, Own) and leaf in self.constants:
+                elif isinstance(read, Made) and leaf in self.constants:
                     assert behind(leaf)[0] is self.steps[0][read.place], leaf
                 elif node not in self.constants and self._leaf(leaf, 0, indices) != read:
                     raise _Irregular("its first step is another one")
         return indices
 
-    def _add_start(self, read: State, leaf: Any) -> None:
+    def _add_start(self, read: Made, leaf: Any) -> None:
         root, casts = behind(leaf)
-        port, count = Port.of(*read), len(read.casts)
+        port, count = Port.of(read.place, read.casts), len(read.casts)
         if leaf not in self.constants:
             if root in self._members or casts[len(casts) - count :] != read.casts:
                 raise _Irregular("its first state is rounded in another way")
@@ -278,16 +275,15 @@ def _operators(program: ExportedProgram) -> dict[tuple[str, str], dict[int, list
     return found
 
 
-def count_steps(program: ExportedProgram) -> int:
-    """How many steps are written out, of all layers together."""
-    return sum(max(map(len, places.values())) for places in _operators(program).values())
+def count_steps(program: ExportedProgram) -> list[int]:
+    """How many steps are written out, by layer: of all calls of it."""
+    return [max(map(len, places.values())) for places in _operators(program).values()]
 
 
-def layers(program: ExportedProgram, tried: set[Node]) -> Iterator[Layer]:
+def layers(program: ExportedProgram) -> Iterator[Layer]:
     """Recurrent layers whose steps are written out, and that are loops.
 
-    Args:
-        tried: operators in the first steps of those that are left out; what was looked at is added.
+    Each is looked at when it is asked for: the one before may have been replaced by then.
     """
     constants = set(constants_of(program))
     for node in program.graph.nodes:
@@ -296,10 +292,7 @@ def layers(program: ExportedProgram, tried: set[Node]) -> Iterator[Layer]:
     for places in _operators(program).values():
         if len({len(nodes) for nodes in places.values()}) == 1:
             steps = [dict(zip(places, nodes, strict=True)) for nodes in zip(*places.values(), strict=True)]
-            for run in _runs(steps):
-                if tried & set(run[0].values()):
-                    continue
-                tried |= set(run[0].values())
+            for run in list(_runs(steps)):
                 with suppress(_Irregular):
                     yield Layer(run, constants)
 
