@@ -1,0 +1,107 @@
+"""The emulator against TFLM: an independent front end, Vela's for TFLite, and independent kernels."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from arm_recipes.runtime.vela_program import VelaProgram
+from arm_recipes.runtime.vela_tflite import ProgramError
+from tests.tflite import micro
+from tests.tflite.conftest import COUNTS
+from tests.tflite.deviations import DEVIATIONS, DIFFERS, FAILS, LEFT, Deviation, deviations
+from tests.tflite.models import DTYPES, NETWORKS, OPERATORS, draw_inputs, draw_network
+from tests.tflite.vela import CORES, VelaRefusal, compile_tflite
+from tests.tflite.writer import Network
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="TFLM has a Python package for x86-64 alone")
+
+_ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
+#: What ``--verify`` adds: other numbers of MACs have other blocks and weight orders; 512 has two cores.
+_OTHERS = ("ethos-u55-32", "ethos-u55-256", "ethos-u65-512", "ethos-u85-128", "ethos-u85-2048")
+#: Networks of each kind, and inputs that each is given.
+_FEW, _MANY = (1, 1), (40, 4)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What became of a network. ``effect`` is empty if all values are TFLM's."""
+
+    effect: str
+    values: int = 0
+    different: int = 0
+    explanation: str = ""
+
+
+def _targets(verify: bool) -> Iterator[tuple[str, str]]:
+    """NPUs with the cores of Vela that compile for them."""
+    for accelerator in (*_ACCELERATORS, *_OTHERS) if verify else _ACCELERATORS:
+        for core in CORES:
+            if core == "regor" or "u85" not in accelerator:
+                yield accelerator, core
+
+
+def _run(net: Network, accelerator: str, core: str, inputs: int) -> _Outcome:
+    flatbuffer = net.serialize()
+    try:
+        program = VelaProgram(compile_tflite(flatbuffer, accelerator, core))
+    except VelaRefusal as refusal:
+        return _Outcome(FAILS, explanation=str(refusal))
+    except ProgramError as error:
+        return _Outcome(LEFT, explanation=str(error))
+    values = different = 0
+    try:
+        for seed in range(inputs):
+            arrays = draw_inputs(net, seed)
+            expected = micro.run(flatbuffer, arrays, len(net.outputs))
+            program.reset()
+            for ours, theirs in zip(program.run_arrays(arrays), expected, strict=True):
+                assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape)
+                values += ours.size
+                different += int(np.count_nonzero(ours != theirs))
+    finally:
+        program.close()
+    return _Outcome(DIFFERS if different else "", values, different, f"{different} of {values} values differ")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*OPERATORS, *NETWORKS])
+def test_as_tflm(
+    name: str, dtype: str, pytestconfig: pytest.Config, record_property: Callable[[str, object], None]
+) -> None:
+    verify = pytestconfig.getoption("verify")
+    counts: dict[str, Counter[str]] = {}
+    unexplained = []
+    networks, inputs = _MANY if verify else _FEW
+    for number in range(networks):
+        net = draw_network(name, dtype, number)
+        for accelerator, core in _targets(verify):
+            outcome = _run(net, accelerator, core, inputs)
+            known = {deviation.effect for deviation in deviations(net, core)}
+            if outcome.effect not in known | {""} or (outcome.effect == "" and known & {FAILS, LEFT}):
+                unexplained.append(f"{name} {dtype} {number}, {accelerator}, {core}: {outcome}; known: {known}")
+            counts.setdefault(f"{name}, {dtype}, {core}", Counter()).update(
+                {
+                    "programs": 1,
+                    "values": outcome.values,
+                    "different": outcome.different,
+                    "of known kinds": DIFFERS in known,
+                    "refused": outcome.effect in (FAILS, LEFT),
+                }
+            )
+    record_property(COUNTS, {key: dict(counter) for key, counter in counts.items()})
+    assert not unexplained, "\n".join(unexplained)
+
+
+@pytest.mark.parametrize("deviation", DEVIATIONS, ids=lambda deviation: deviation.name.split(":")[0])
+def test_known_deviations(deviation: Deviation) -> None:
+    """Fails where Vela mends one: its row goes."""
+    net = draw_network(*deviation.example)
+    for core in deviation.cores:
+        assert deviation in deviations(net, core)
+        assert _run(net, "ethos-u55-128", core, inputs=1).effect == deviation.effect, core
