@@ -110,20 +110,29 @@ class EthosUDelegate:
         self._load(replace(parts, payload=described), compile_specs.get(CHECKSUM_KEY))
 
     @classmethod
-    def of_parts(cls, parts: EthosUParts, *, one_arena: bool = False) -> EthosUDelegate:
+    def of_parts(
+        cls, parts: EthosUParts, *, one_arena: bool = False, variables: Sequence[EthosUTensor] = ()
+    ) -> EthosUDelegate:
         """One whose parts are not in a container of ExecuTorch's.
 
         Args:
             one_arena: scratch and fast scratch are the same memory.
+            variables: tensors that have a value before the first run.
 
         Raises:
             PayloadError, RuntimeUnavailable: as the constructor.
         """
         delegate = cls.__new__(cls)
-        delegate._load(parts, None, one_arena)
+        delegate._load(parts, None, one_arena, variables)
         return delegate
 
-    def _load(self, parts: EthosUParts, checksum: bytes | None, one_arena: bool = False) -> None:
+    def _load(
+        self,
+        parts: EthosUParts,
+        checksum: bytes | None,
+        one_arena: bool = False,
+        variables: Sequence[EthosUTensor] = (),
+    ) -> None:
         self._checksum = checksum
         self.header_bytes = parts.header_bytes
         described = self._described = parts.payload
@@ -137,7 +146,13 @@ class EthosUDelegate:
         memory = described.scratch_bytes, fast_scratch, self.inputs, self.outputs
         try:
             self._stream = Stream(
-                emulator(), bytes(parts.commands), parts.weights, *memory, shared=parts.named, one_arena=one_arena
+                emulator(),
+                bytes(parts.commands),
+                parts.weights,
+                *memory,
+                shared=parts.named,
+                one_arena=one_arena,
+                variables=variables,
             )
         except StreamError as error:
             what = "is damaged, or does what the emulator does not know"
@@ -151,6 +166,10 @@ class EthosUDelegate:
         """See ``Delegate``. Takes and returns bytes: what they stand for is in the program around it."""
         with self._named():
             return self._stream.run(arrays)
+
+    def fill(self, tensor: EthosUTensor, value: int) -> None:
+        """Set all bytes of a variable."""
+        self._stream.fill(tensor, value)
 
     def watched(self, arrays: Sequence[Array], record: Delegate | None = None) -> EthosUFigures:
         """Execute once with all accesses watched; so are later executions.

@@ -73,6 +73,7 @@ class Stream:
         shared: other streams have the same weights: they are not copied before they are written.
         one_arena: scratch and fast scratch are the same memory.
         inputs, outputs: where they lie. An input may have no place; what is given for it is left aside.
+        variables: what lies there has a meaning before the stream writes it.
 
     Raises:
         StreamError: it is damaged, or the emulator does not execute it.
@@ -89,10 +90,11 @@ class Stream:
         outputs: Sequence[EthosUTensor],
         shared: bool = False,
         one_arena: bool = False,
+        variables: Sequence[EthosUTensor] = (),
     ) -> None:
         import numpy as np
 
-        self._library, self._inputs, self._outputs = library, inputs, outputs
+        self._library, self._inputs, self._outputs, self._variables = library, inputs, outputs, variables
         sizes = [0] * REGIONS
         for tensor in (*inputs, *outputs):  # which may have regions of their own
             sizes[tensor.region] = max(sizes[tensor.region], tensor.offset + tensor.nbytes)
@@ -122,10 +124,14 @@ class Stream:
         self._call("execute", self._bases)
         return [self._bytes_of(tensor) for tensor in self._outputs]
 
+    def fill(self, tensor: EthosUTensor, value: int) -> None:
+        """Set all bytes of a tensor."""
+        self._bytes_of(tensor)[:] = value & 0xFF
+
     def watch(self, fails: int) -> None:
         """Watch the accesses of all executions from now on; ``fails``: findings that end one, as bits."""
         arguments: list[Any] = []
-        for tensors in (self._inputs, self._outputs):
+        for tensors in ((*self._inputs, *self._variables), self._outputs):
             placed = [Span(tensor.region, tensor.offset, tensor.nbytes) for tensor in tensors if tensor.offset >= 0]
             arguments += [(Span * len(placed))(*placed), len(placed)]
         self._call("watch", *arguments, fails)

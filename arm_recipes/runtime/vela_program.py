@@ -51,6 +51,7 @@ class VelaProgram:
         self.outputs: tuple[TensorInfo, ...] = self.content.outputs
         self._delegate = _delegate(self.content)
         self._lock = threading.Lock()
+        self.reset()
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -84,6 +85,11 @@ class VelaProgram:
         import torch
 
         return [torch.from_numpy(array) for array in self.run_arrays(self._arrays(method, tensors, named))]
+
+    def reset(self) -> None:
+        """Give variables, an LSTM's state for example, their first values again."""
+        for place, value in self.content.variables:
+            self._delegate.fill(place, value)
 
     def run_arrays(self, arrays: Sequence[Array]) -> list[Array]:
         """Execute once, with NumPy's arrays in the place of tensors.
@@ -187,4 +193,6 @@ def _delegate(model: VelaTflite) -> EthosUDelegate:
         outputs=model.output_places,
         scratch_bytes=model.arena_bytes,
     )
-    return EthosUDelegate.of_parts(replace(operator.parts, payload=payload), one_arena=operator.one_arena)
+    variables = tuple(place for place, _ in model.variables)
+    parts = replace(operator.parts, payload=payload)
+    return EthosUDelegate.of_parts(parts, one_arena=operator.one_arena, variables=variables)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -45,6 +45,7 @@ class _Tensor:
     buffer = 2
     name = 3
     quantization = 4
+    is_variable = 5
 
 
 class _Quantization:
@@ -125,6 +126,7 @@ class VelaTflite:
         npu: operators for the NPU, in their order.
         operators: names of the others, in their order.
         arena_bytes: memory for the tensors between the operators, scratch included.
+        variables: tensors that keep their value from one run to the next, with that of their bytes before the first.
     """
 
     description: str
@@ -135,6 +137,7 @@ class VelaTflite:
     npu: tuple[VelaOperator, ...]
     operators: tuple[str, ...]
     arena_bytes: int
+    variables: tuple[tuple[EthosUTensor, int], ...] = ()
 
 
 def is_tflite(data: bytes | memoryview) -> bool:
@@ -197,7 +200,16 @@ class _Reader:
             npu,
             tuple(name for name, _ in operators if name != _ETHOS_U),
             _arena([operator.parts.payload.scratch_bytes for operator in npu], places),
+            tuple(self._variables()),
         )
+
+    def _variables(self) -> Iterator[tuple[EthosUTensor, int]]:
+        """As TFLite Micro sets them (``MicroInterpreterGraph::ResetTensorData``): zero, which int8 has where it says."""
+        for index, tensor in enumerate(self._tensors):
+            if tensor.number(_Tensor.is_variable, "B"):
+                info, place = self._described(index)
+                if place.offset >= 0:
+                    yield place, (info.zero_point or 0) if info.dtype == "int8" else 0
 
     def _allocation(self) -> Sequence[int]:
         """Offsets of the first subgraph's tensors in the arena; -1: it has none."""

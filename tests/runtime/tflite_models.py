@@ -28,20 +28,37 @@ from tests.runtime.ethosu_emulator import Payload
 
 #: Custom options of an ``ethos-u`` operator: the number 1.
 ETHOS_U_OPTIONS = b"\x01\x04\x01"
-_TYPES = {"int8": TensorType.INT8, "int16": TensorType.INT16, "int32": TensorType.INT32, "uint8": TensorType.UINT8}
+_TYPES = {
+    "int8": TensorType.INT8,
+    "int16": TensorType.INT16,
+    "int32": TensorType.INT32,
+    "int64": TensorType.INT64,
+    "uint8": TensorType.UINT8,
+}
+#: Bytes to which TFLite aligns the data of constants.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
 class TfliteTensor:
-    """A tensor; ``data`` are its constants, ``offset`` its place in the arena."""
+    """A tensor.
+
+    Attributes:
+        scale: one, or those of the slices along ``axis``, which share their zero point.
+        data: its constants.
+        offset: its place in the arena.
+        is_variable: it keeps its value from one run to the next.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    scale: float | None = None
+    scale: float | tuple[float, ...] | None = None
     zero_point: int = 0
     data: bytes = b""
     offset: int = -1
+    axis: int = 0
+    is_variable: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,6 +71,7 @@ class TfliteOperator:
     custom_options: bytes = b""
     #: Writes the options of a builtin operator, whose type comes with it.
     options: tuple[int, Callable[[flatbuffers.Builder], int]] | None = None
+    intermediates: tuple[int, ...] = ()
 
 
 def tflite_model(
@@ -73,7 +91,7 @@ def tflite_model(
         places.append(used if tensor.data else 0)
     written = [_tensor(b, tensor, place) for tensor, place in zip(tensors, places, strict=True)]
     codes = list(dict.fromkeys(operator.code for operator in operators))
-    graph = _table(
+    graph = table(
         b,
         SubGraph,
         Tensors=_tables(b, written),
@@ -86,15 +104,15 @@ def tflite_model(
     if allocation is not None:
         buffers.append(allocation)
         name = b.CreateString("OfflineMemoryAllocation")
-        metadata.append(_table(b, Metadata, Name=name, Buffer=len(buffers) - 1))
-    root = _table(
+        metadata.append(table(b, Metadata, Name=name, Buffer=len(buffers) - 1))
+    root = table(
         b,
         Model,
         Version=3,
         OperatorCodes=_tables(b, [_code(b, code) for code in codes]),
         Subgraphs=_tables(b, [graph]),
         Description=b.CreateString("made for a test"),
-        Buffers=_tables(b, [_table(b, Buffer, **({"Data": _bytes(b, data)} if data else {})) for data in buffers]),
+        Buffers=_tables(b, [table(b, Buffer, **({"Data": _bytes(b, data)} if data else {})) for data in buffers]),
         Metadata=_tables(b, metadata),
     )
     b.Finish(root, b"TFL3")
@@ -155,7 +173,7 @@ def convolutions(layers: int, size: int = 12, channels: int = 16) -> bytes:
     tensors, operators = [TfliteTensor("x", "int8", shape, 0.05, 3)], []
     for layer, (weights, bias) in enumerate(convolution_constants(layers, channels)):
         scale = tensors[-1].scale
-        assert scale is not None
+        assert isinstance(scale, float)
         tensors += [
             TfliteTensor(f"weights{layer}", "int8", weights.shape, 0.01, data=weights.tobytes()),
             TfliteTensor(f"bias{layer}", "int32", bias.shape, scale * 0.01, data=bias.tobytes()),
@@ -169,10 +187,10 @@ def convolutions(layers: int, size: int = 12, channels: int = 16) -> bytes:
 
 
 def _convolution_options(b: flatbuffers.Builder) -> int:
-    return _table(b, Conv2DOptions, Padding=0, StrideW=1, StrideH=1, DilationWFactor=1, DilationHFactor=1)
+    return table(b, Conv2DOptions, Padding=0, StrideW=1, StrideH=1, DilationWFactor=1, DilationHFactor=1)
 
 
-def _table(b: flatbuffers.Builder, schema: Any, **fields: int) -> int:
+def table(b: flatbuffers.Builder, schema: Any, **fields: int) -> int:
     """A table; what its fields refer to is written."""
     schema.Start(b)
     for name, value in fields.items():
@@ -187,12 +205,18 @@ def _tensor(b: flatbuffers.Builder, tensor: TfliteTensor, buffer: int) -> int:
         "Type": _TYPES[tensor.dtype],
         "Buffer": buffer,
         "Name": b.CreateString(tensor.name),
+        "IsVariable": tensor.is_variable,
     }
     if tensor.scale is not None:
-        scales = b.CreateNumpyVector(np.array([tensor.scale], np.float32))
-        zero_points = b.CreateNumpyVector(np.array([tensor.zero_point], np.int64))
-        fields["Quantization"] = _table(b, QuantizationParameters, Scale=scales, ZeroPoint=zero_points)
-    return _table(b, Tensor, **fields)
+        scales = np.array(tensor.scale, np.float32).reshape(-1)
+        fields["Quantization"] = table(
+            b,
+            QuantizationParameters,
+            Scale=b.CreateNumpyVector(scales),
+            ZeroPoint=b.CreateNumpyVector(np.full(len(scales), tensor.zero_point, np.int64)),
+            QuantizedDimension=tensor.axis,
+        )
+    return table(b, Tensor, **fields)
 
 
 def _operator(b: flatbuffers.Builder, operator: TfliteOperator, code: int) -> int:
@@ -202,7 +226,9 @@ def _operator(b: flatbuffers.Builder, operator: TfliteOperator, code: int) -> in
     if operator.options is not None:
         kind, write = operator.options
         fields |= {"BuiltinOptionsType": kind, "BuiltinOptions": write(b)}
-    return _table(b, Operator, **fields)
+    if operator.intermediates:
+        fields["Intermediates"] = _ints(b, operator.intermediates)
+    return table(b, Operator, **fields)
 
 
 def _code(b: flatbuffers.Builder, code: int | str) -> int:
@@ -210,8 +236,8 @@ def _code(b: flatbuffers.Builder, code: int | str) -> int:
     if isinstance(code, str):
         name = b.CreateString(code)
         builtin = BuiltinOperator.CUSTOM
-        return _table(b, OperatorCode, DeprecatedBuiltinCode=builtin, CustomCode=name, Version=1, BuiltinCode=builtin)
-    return _table(b, OperatorCode, DeprecatedBuiltinCode=min(code, 127), Version=1, BuiltinCode=code)
+        return table(b, OperatorCode, DeprecatedBuiltinCode=builtin, CustomCode=name, Version=1, BuiltinCode=builtin)
+    return table(b, OperatorCode, DeprecatedBuiltinCode=min(code, 127), Version=1, BuiltinCode=code)
 
 
 def _ints(b: flatbuffers.Builder, numbers: Sequence[int]) -> int:
@@ -220,7 +246,10 @@ def _ints(b: flatbuffers.Builder, numbers: Sequence[int]) -> int:
 
 
 def _bytes(b: flatbuffers.Builder, data: bytes) -> int:
-    end: int = b.CreateByteVector(data)
+    b.StartVector(1, len(data), _ALIGNMENT)
+    b.head = b.Head() - len(data)
+    b.Bytes[b.Head() : b.Head() + len(data)] = data
+    end: int = b.EndVector()
     return end
 
 

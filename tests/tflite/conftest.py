@@ -10,7 +10,8 @@ import pytest
 
 #: Name under which a test records its counts: (operator, type, core of Vela) -> count by column.
 COUNTS = "compared with TFLM"
-_COLUMNS = ("programs", "values", "different", "of known kinds", "refused")
+#: Programs of known kinds are those of which a row of ``deviations.py`` says that they may differ.
+_COLUMNS = ("programs", "known kinds", "not compiled", "values", "different")
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tests.tflite.writer import Array
+from tests.tflite.network import Array
 
 #: Enough for every network of the tests; it is taken at each call.
 _ARENA_BYTES = 1 << 20

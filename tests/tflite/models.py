@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tests.tflite.writer import ABSENT, Array, Network, Quantization, enumerator
+from tests.tflite.network import ABSENT, Array, Network, Quantization, enumerator
 
 _Choice = TypeVar("_Choice")
 #: Standard deviation of numbers drawn evenly from a type's range, divided by the number of values.
