@@ -24,7 +24,7 @@ from arm_backend_core.tosa.graph import Value
 from arm_recipes import compare, inspect, load, save_firmware
 from arm_recipes.cli import main
 from arm_recipes.runtime.errors import PayloadError, RunError
-from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor
+from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.vela_program import VelaProgram
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
@@ -40,6 +40,7 @@ from tests.runtime.tflite_models import (
     convolutions,
     tflite_model,
 )
+from tests.runtime.vela_programs import copies
 
 ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256", "ethos-u85-2048")
 _SHAPES = ((1, 5, 6, 2), (1, 5, 6, 3))
@@ -164,7 +165,7 @@ def test_fast_scratch_is_a_memory_of_its_own() -> None:
 
 def test_fast_scratch_that_is_scratch() -> None:
     """One tensor for both is one memory: what is written by one name is read by the other."""
-    payload = _copied_by_region_2()
+    payload = copies("ethos-u65-256", region=2)
     tensors = [TfliteTensor(name, "int8", (16,), 1.0) for name in "xy"]
     x = np.arange(16, dtype=np.int8)
     one = VelaProgram(around(payload, tensors[:1], tensors[1:]))
@@ -195,14 +196,6 @@ def _wide_flatbuffer() -> bytes:
 def _wide(accelerator: str) -> Payload:
     spec = EthosUCompileSpec(accelerator)
     return read_payload(compile_ethosu(_wide_flatbuffer(), spec, delegate="", locate=lambda _: None).data)
-
-
-def _copied_by_region_2() -> Payload:
-    """16 bytes from region 2 to another place of region 1."""
-    commands = Commands("ethos-u65-256")
-    commands.copy((2, 0), (1, 16), 16)
-    places = [EthosUTensor((16,), 1, offset, 1) for offset in (0, 16)]
-    return Payload(commands.stream, bytes(16), 32, (places[0],), (places[1],))
 
 
 # As users have it.
