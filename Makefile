@@ -15,6 +15,7 @@ SYSTEM_PACKAGES ?= yes
 MINUTES ?= 10
 TARGET ?=
 SEED ?= 0
+GOLDEN ?=
 REVISION = $(shell git describe --always --dirty)
 
 # What Debian has and PyPI has not: a Vulkan driver for the CPU and a loader that is new enough for it (the one in
@@ -48,7 +49,9 @@ fuzz: debian $(READY_TEST)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) --workers $(WORKERS) \
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
 
+# With GOLDEN=folder also programs that others made, with their results: see tests/golden.py.
 verify: debian-test $(READY_TEST)
+	$(if $(GOLDEN),$(BIN)/python -m tests.golden $(GOLDEN))
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/runtime/test_ethosu_emulator.py --verify
 	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     """Its arguments."""
     parser = commands.add_parser("inspect", help="tell what is in a program, and what the firmware must have for it")
-    parser.add_argument("program", type=Path, help="a .pte file")
+    parser.add_argument("program", type=Path, help="a .pte file, or a .tflite that Vela compiled")
     arguments.add_json(parser)
     parser.set_defaults(call=_inspect)
 

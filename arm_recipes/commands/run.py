@@ -24,9 +24,9 @@ def add(commands: Commands) -> None:
         "run",
         help="run a program on this machine, its delegates included",
         description="Run a program in ExecuTorch's runtime: delegates for TOSA on Arm's reference model, for Ethos-U "
-        "on an emulator of the NPU, for VGF on Vulkan.",
+        "on an emulator of the NPU, for VGF on Vulkan. A TFLite model that Vela compiled runs on this emulator.",
     )
-    parser.add_argument("program", type=Path, help="a .pte file")
+    parser.add_argument("program", type=Path, help="a .pte file, or a .tflite that Vela compiled")
     arguments.add_samples(parser, "--inputs", "what to run it with, one call for each sample", required=True)
     parser.add_argument("--method", default="forward")
     parser.add_argument("--via", choices=["tosa"], help="run the TOSA graphs that the delegates were compiled from")

@@ -21,7 +21,7 @@ from arm_recipes.comparing.taps import Taps, in_order
 from arm_recipes.comparing.worker import run_item
 from arm_recipes.report import TensorInfo
 from arm_recipes.runtime import plugin
-from arm_recipes.runtime.program import Program
+from arm_recipes.runtime.program import load
 from arm_recipes.runtime.signature import Value
 from arm_recipes.sweeping.parallel import in_parallel
 
@@ -152,7 +152,7 @@ class _Running:
     """A program that runs."""
 
     def __init__(self, side: Side) -> None:
-        self._side, self._program = side, Program(side.data)
+        self._side, self._program = side, load(side.data)
         self._executions: list[plugin.Execution] = []
         self.different: tuple[str, ...] = ()
         self.evaluation: Evaluation | None = None

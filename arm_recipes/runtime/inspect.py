@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
@@ -14,6 +14,7 @@ from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read
 from arm_recipes.runtime.signature import Value, signature
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
+from arm_recipes.runtime.vela_tflite import ETHOS_U, is_tflite, read_vela_tflite
 from arm_recipes.runtime.whole import Find, whole
 
 Payload = EthosUPayload | TosaPayload | VgfPayload
@@ -50,8 +51,9 @@ class MethodInspection:
 
     Attributes:
         delegates: in program order.
-        operators: kernels that the firmware must contain.
-        planned_bytes: memory for tensors between the operators, which the firmware must provide.
+        operators: kernels that the firmware must contain; of a TFLite model, its operators on the CPU.
+        planned_bytes: memory for tensors between the operators, which the firmware must provide; of a TFLite model, the
+            arena.
     """
 
     name: str
@@ -96,10 +98,11 @@ class Inspection(Shown):
 def inspect(source: str | Path | bytes) -> Inspection:
     """Tell what is in a program: inputs, outputs, delegates and what the firmware must have for it.
 
-    A payload that is damaged is shown as such; the rest is still told.
+    A payload that is damaged is shown as such; the rest is still told. Of a TFLite model that Vela compiled, operators
+    for the NPU are told as delegates of one method.
 
     Args:
-        source: path of a ``.pte`` file, or its bytes.
+        source: path of a ``.pte`` file or of a ``.tflite`` that Vela compiled, or its bytes.
 
     Raises:
         ValueError: there is no such file, or it is no program (``ProgramError``).
@@ -116,7 +119,25 @@ def inspect(source: str | Path | bytes) -> Inspection:
         raise ProgramError(f"'{source}': {error}") from None
 
 
+def _vela_inspection(data: bytes) -> Inspection:
+    model = read_vela_tflite(data)
+    payloads = [
+        replace(operator.parts.payload, fast_scratch_bytes=0) if operator.one_arena else operator.parts.payload
+        for operator in model.npu
+    ]
+    delegates = tuple(
+        DelegateInspection(
+            ETHOS_U, payload.command_bytes + payload.weight_bytes, payload, None, {"compiler": model.description}
+        )
+        for payload in payloads
+    )
+    method = MethodInspection("forward", model.inputs, model.outputs, delegates, model.operators, model.arena_bytes)
+    return Inspection(len(data), (method,), {}, {})
+
+
 def _inspection(data: bytes) -> Inspection:
+    if is_tflite(data):
+        return _vela_inspection(data)
     program = read(data)
     methods = []
     told: set[str] = set()

@@ -1,4 +1,4 @@
-"""``load``: a ``.pte`` in ExecuTorch's own runtime, delegates included, on this machine."""
+"""``load``: a ``.pte`` in ExecuTorch's own runtime, delegates included, on this machine; a ``.tflite`` of Vela's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from arm_recipes.runtime import plugin
 from arm_recipes.runtime.calls import call_batch, checked_input, placed
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import named
-from arm_recipes.runtime.pte import ProgramError, PteMethod, read
+from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read
 from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, sized_methods, twin_of
 from arm_recipes.runtime.sized import Pad, SizedMethod, cut, padded
 
@@ -25,28 +25,38 @@ if TYPE_CHECKING:
 
 #: What follows the stem of a program's path in that of its TOSA twin: ``model.pte``, ``model.tosa.pte``.
 TWIN_SUFFIX = ".tosa.pte"
-#: Backends of ours whose delegates are compiled from a TOSA graph to something else.
-_COMPILED = frozenset({"EthosUBackend", "VgfBackend"})
+#: Backends whose delegates are compiled to something else than a TOSA graph.
+_COMPILED = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
 
 
 def load(source: str | Path | bytes, *, tosa: str | Path | bytes | None = None) -> Program:
-    """Load a program to run it on this machine, in ExecuTorch's runtime.
+    """Load a program to run it on this machine.
 
-    TOSA delegates run on Arm's reference model, VGF ones on Vulkan, the command streams of Ethos-U on an emulator of
-    the NPU; what is bit-exact on the target is so here.
+    A ``.pte`` runs in ExecuTorch's runtime: TOSA delegates on Arm's reference model, VGF ones on Vulkan, the command
+    streams of Ethos-U on an emulator of the NPU. A TFLite model that Vela compiled runs on this emulator, as a
+    ``VelaProgram``, if all of it is one operator for the NPU. What is bit-exact on the target is so here.
 
     Args:
-        source: path or bytes of a ``.pte``.
-        tosa: path or bytes of its TOSA twin (see ``ExportResult.save``), for ``run(..., via="tosa")``. By default
-            the file ``model.tosa.pte`` beside ``model.pte``, if there is one; if that is of another program, there
-            is a warning, and the program has no twin.
+        source: path or bytes of a ``.pte``, or of a ``.tflite`` that Vela compiled.
+        tosa: path or bytes of a ``.pte``'s TOSA twin (see ``ExportResult.save``), for ``run(..., via="tosa")``. By
+            default the file ``model.tosa.pte`` beside ``model.pte``, if there is one; if that is of another program,
+            there is a warning, and the program has no twin.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ProgramError: it is no program, or a damaged one (a ``ValueError``).
-        RunError: ``tosa`` is not the twin of this program.
+        ProgramError: it is no program, or a damaged one (a ``ValueError``); some of a TFLite model's operators stay on
+            the CPU.
+        RunError: ``tosa`` is not the twin of this program; the emulator does not execute a TFLite model.
     """
+    from arm_recipes.runtime.vela_tflite import is_tflite
+
     data = _bytes(source)
+    if is_tflite(data):
+        from arm_recipes.runtime.vela_program import VelaProgram
+
+        if tosa is not None:
+            raise RunError("a TFLite model has no TOSA twin: leave tosa= out")
+        return VelaProgram(data)
     program = Program(data)
     if tosa is not None:
         program.twin = _twin(data, _bytes(tosa))
@@ -100,18 +110,22 @@ class Program:
     """
 
     def __init__(self, data: bytes) -> None:
+        content = read(data)
+        check_seal(data, content)
+        if not content.methods:
+            raise ProgramError("damaged: it has no methods")
+        self._hold(data, content, {name: signature(content, name) for name in content.methods})
+
+    def _hold(self, data: bytes, content: PteProgram, signatures: Mapping[str, Signature]) -> None:
         # First, so that they are released before the bytes, which they read.
         self._methods: dict[str, Any] = {}
         self._shared: Any = None
-        self.content = read(data)
-        check_seal(data, self.content)
-        if not self.content.methods:
-            raise ProgramError("damaged: it has no methods")
+        self.content = content
         self.sized = sized_methods(self.content)
         self.twin: Program | None = None
         self.records: Mapping[bytes, Delegate] = {}
         self.data = data
-        self._signatures = {name: signature(self.content, name) for name in self.content.methods}
+        self._signatures = signatures
         self._lock = threading.Lock()
 
     @property
@@ -172,8 +186,7 @@ class Program:
             return self._via(via).run(*tensors, method=method, pad=pad, **named)
         if method in self.sized:
             return self._run_sized(self.sized[method], tensors, named, pad)
-        expected = self.signature(method)
-        given = self._checked(method, expected, placed(method, expected, tensors, named))
+        given = self._taken(method, tensors, named)
         with self._lock:
             return self._execute(method, given)
 
@@ -242,6 +255,11 @@ class Program:
             "result.save('model.pte', tosa=True), which writes 'model.tosa.pte' beside it; "
             "load finds it there, or takes it as tosa=..."
         )
+
+    def _taken(self, method: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """The tensors as the method takes them, in order."""
+        expected = self.signature(method)
+        return self._checked(method, expected, placed(method, expected, tensors, named))
 
     def _checked(self, method: str, expected: Signature, tensors: Sequence[Any]) -> list[Any]:
         if len(tensors) != len(expected.inputs):
@@ -336,7 +354,7 @@ class Program:
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(f"{v.name}: {v}" for v in values) for values in (self.inputs, self.outputs))
-        return f"<Program ({inputs}) -> ({outputs})>"
+        return f"<{type(self).__name__} ({inputs}) -> ({outputs})>"
 
 
 def _check_backends(method: PteMethod, registered: Iterable[str]) -> None:

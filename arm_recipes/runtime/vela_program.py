@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.report import TensorInfo
-from arm_recipes.runtime.calls import call_batch, checked_input, placed
+from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUFigures
-from arm_recipes.runtime.pte import ProgramError, PteTensor
+from arm_recipes.runtime.program import Program
+from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteMethod, PteProgram, PteTensor
 from arm_recipes.runtime.signature import Signature
-from arm_recipes.runtime.vela_tflite import VelaTflite, read_vela_tflite
+from arm_recipes.runtime.vela_tflite import ETHOS_U, VelaTflite, read_vela_tflite
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,17 +26,14 @@ if TYPE_CHECKING:
 METHOD = "forward"
 
 
-class VelaProgram:
-    """A loaded model, of which all is one operator for the NPU. Variables keep their values from one run to the next.
-
-    Threads may share it: they wait for each other.
+class VelaProgram(Program):
+    """A TFLite model that Vela compiled to one operator for the NPU. Its memory is kept from one run to the next.
 
     Args:
         data: the ``.tflite``.
 
     Attributes:
-        data: the file; ``content``: what it holds.
-        inputs, outputs: with scale and zero point if quantized.
+        model: what the file holds; ``content`` is the same as that of a ``.pte``, with one method and one delegate.
 
     Raises:
         ProgramError: it is no such model, or a damaged one; or some of its operators stay on the CPU.
@@ -45,51 +42,17 @@ class VelaProgram:
     """
 
     def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.content = read_vela_tflite(data)
-        self.inputs: tuple[TensorInfo, ...] = self.content.inputs
-        self.outputs: tuple[TensorInfo, ...] = self.content.outputs
-        self._delegate = _delegate(self.content)
-        self._lock = threading.Lock()
+        self.model = read_vela_tflite(data)
+        self._delegate = _delegate(self.model)
+        signature = Signature(self.model.inputs, self.model.outputs, frozenset())
+        self._hold(data, PteProgram({METHOD: _method(self.model)}, {}), {METHOD: signature})
         self.reset()
-
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """Names of the methods, of which there is one."""
-        return (METHOD,)
-
-    def signature(self, method: str = METHOD) -> Signature:
-        """Inputs and outputs.
-
-        Raises:
-            ValueError: there is no such method.
-        """
-        if method != METHOD:
-            raise ValueError(f"no method '{method}'; a TFLite model has: {METHOD}")
-        return Signature(self.inputs, self.outputs, frozenset())
-
-    def run(self, *tensors: Any, method: str = METHOD, **named: Any) -> list[Any]:
-        """Execute once.
-
-        Args:
-            tensors: one for each input, in the shape and dtype of ``inputs``; or the first ones of them.
-            named: the others, by their names in ``inputs``.
-
-        Returns:
-            one tensor for each output.
-
-        Raises:
-            ValueError: no such method, or the tensors are not what it takes.
-            RunError: it failed.
-        """
-        import torch
-
-        return [torch.from_numpy(array) for array in self.run_arrays(self._arrays(method, tensors, named))]
 
     def reset(self) -> None:
         """Give variables, an LSTM's state for example, their first values again."""
-        for place, value in self.content.variables:
-            self._delegate.fill(place, value)
+        with self._lock:
+            for place, value in self.model.variables:
+                self._delegate.fill(place, value)
 
     def run_arrays(self, arrays: Sequence[Array]) -> list[Array]:
         """Execute once, with NumPy's arrays in the place of tensors.
@@ -100,19 +63,8 @@ class VelaProgram:
         """
         given = self._bytes(arrays)
         with self._lock:
-            outputs = [bytes(output) for output in self._delegate.run(given)]
-        return [_array(data, info) for data, info in zip(outputs, self.outputs, strict=True)]
-
-    def run_batch(self, samples: Iterable[Any], *, method: str = METHOD) -> Iterator[list[Any]]:
-        """Execute it for one sample after the other; yields the outputs of each as they come.
-
-        Args:
-            samples: tuples of tensors, dicts of them by name, or tensors for a model with one input.
-
-        Raises:
-            ValueError, RunError: as ``run``; the message begins with the number of the sample.
-        """
-        return call_batch(lambda *tensors, **named: self.run(*tensors, method=method, **named), samples)
+            outputs = [output.tobytes() for output in self._delegate.run(given)]
+        return [_array(data, info) for data, info in zip(outputs, self.model.outputs, strict=True)]
 
     def watched(self, arrays: Sequence[Array]) -> EthosUFigures:
         """Execute once with all accesses watched; so are later executions.
@@ -134,42 +86,52 @@ class VelaProgram:
         from arm_recipes.runtime.plugin import Execution
         from arm_recipes.runtime.trace import traced
 
-        given = tuple(self._bytes(self._arrays(method, tensors, named)))
+        given = self._taken(method, tensors, named)
+        execution = Execution(self._delegate, None, tuple(self._bytes([x.numpy() for x in given])), ())
         with self._lock:
-            operations = list(traced(0, Execution(self._delegate, None, given, ()), None))
+            operations = list(traced(0, execution, None))
         yield from operations
 
-    def _arrays(self, method: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> list[Array]:
-        given = placed(method, self.signature(method), tensors, named)
-        if len(given) != len(self.inputs):
-            names = ", ".join(f"{info.name}: {info}" for info in self.inputs)
-            raise ValueError(f"the model takes {len(self.inputs)} inputs ({names}), got {len(given)}")
-        return [
-            checked_input(index, info, PteTensor(info.dtype, info.shape, tuple(range(len(info.shape)))), tensor).numpy()
-            for index, (info, tensor) in enumerate(zip(self.inputs, given, strict=True))
-        ]
+    def _execute(self, name: str, inputs: Sequence[Any]) -> list[Any]:
+        import torch
+
+        outputs = self._delegate.run(self._bytes([tensor.numpy() for tensor in inputs]))
+        arrays = [_array(output.tobytes(), info) for output, info in zip(outputs, self.model.outputs, strict=True)]
+        return list(map(torch.from_numpy, arrays))
+
+    def _via(self, via: str) -> Program:
+        raise RunError(f"via={via!r}: a TFLite model that Vela compiled has no TOSA graphs")
+
+    def _runtime(self, name: str) -> Any:
+        raise RunError("ExecuTorch's runtime does not run TFLite models")
 
     def _bytes(self, arrays: Sequence[Array]) -> list[Array]:
         import numpy as np
 
-        if len(arrays) != len(self.inputs):
-            raise ValueError(f"the model takes {len(self.inputs)} inputs, got {len(arrays)}")
-        for index, (array, info) in enumerate(zip(arrays, self.inputs, strict=True)):
+        if len(arrays) != len(self.model.inputs):
+            raise ValueError(f"the model takes {len(self.model.inputs)} inputs, got {len(arrays)}")
+        for index, (array, info) in enumerate(zip(arrays, self.model.inputs, strict=True)):
             if array.dtype.name != info.dtype or array.shape != info.shape:
                 raise ValueError(
                     f"input {index} ('{info.name}') must be {info}; got {array.dtype.name}{list(array.shape)}"
                 )
         return [np.frombuffer(array.tobytes(), np.uint8) for array in arrays]
 
-    def __repr__(self) -> str:
-        inputs, outputs = (", ".join(f"{v.name}: {v}" for v in values) for values in (self.inputs, self.outputs))
-        return f"<VelaProgram ({inputs}) -> ({outputs})>"
-
 
 def _array(data: bytes, info: TensorInfo) -> Array:
     import numpy as np
 
     return np.frombuffer(bytearray(data), info.dtype).reshape(info.shape)
+
+
+def _method(model: VelaTflite) -> PteMethod:
+    """The model as a method."""
+    inputs, outputs = (
+        tuple(PteTensor(info.dtype, info.shape, tuple(range(len(info.shape)))) for info in side)
+        for side in (model.inputs, model.outputs)
+    )
+    delegates = tuple(PteDelegate(ETHOS_U, operator.parts.commands, {}) for operator in model.npu)
+    return PteMethod(METHOD, inputs, outputs, model.operators, delegates, None, model.arena_bytes, 1)
 
 
 def _delegate(model: VelaTflite) -> EthosUDelegate:

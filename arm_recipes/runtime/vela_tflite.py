@@ -2,10 +2,10 @@
 
 An operator has, in this order, the command stream, constants (region 0 of the NPU's addresses), scratch (1), fast
 scratch (2) and its inputs: so Vela writes it (``npu_serialisation.rewrite_npu_call_ops``) and TFLite Micro reads it
-(``ethosu.cc``). Scratch is TFLite Micro's arena: the metadata ``OfflineMemoryAllocation`` tells where in it tensors lie,
-inputs and outputs of the model among them. Where fast scratch is another tensor than scratch, the NPU has it in a memory
-of its own (memory mode ``Dedicated_Sram``); in other modes, only Vela's legacy core writes another one, and addresses
-nothing in it.
+(``ethosu.cc``). Scratch is TFLite Micro's arena: the metadata ``OfflineMemoryAllocation`` tells where in it tensors
+lie, inputs and outputs of the model among them. Where fast scratch is another tensor than scratch, the NPU has it in a
+memory of its own (memory mode ``Dedicated_Sram``); in other modes only Vela's legacy core writes another one, and
+addresses nothing in it.
 
 The classes that begin with an underscore hold field numbers, under the names of TFLite's ``schema.fbs``.
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from arm_recipes.report import TensorInfo
+from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUParts, EthosUPayload, EthosUTensor, read_header
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 from arm_recipes.runtime.pte import ProgramError
@@ -78,7 +79,9 @@ class _Metadata:
 #: Where the file's identifier is, behind the offset of the root table.
 IDENTIFIER: Final = slice(4, 8)
 MAGIC: Final = b"TFL3"
-_CUSTOM, _ETHOS_U = 32, "ethos-u"
+_CUSTOM = 32
+#: Name of the operators that Vela makes, as custom ones.
+ETHOS_U: Final = "ethos-u"
 _ALLOCATION = "OfflineMemoryAllocation"
 #: Version, subgraph and number of tensors come before the offsets.
 _ALLOCATION_HEADER = 3
@@ -150,7 +153,6 @@ def read_vela_tflite(data: bytes | memoryview) -> VelaTflite:
 
     Raises:
         ProgramError: it is no TFLite model, is truncated or damaged, or Vela has not compiled it.
-        PayloadError: the header of a command stream is damaged.
     """
     try:
         return _Reader(memoryview(data).toreadonly().cast("B")).model()
@@ -178,18 +180,18 @@ class _Reader:
             (_at(self._codes, table.number(_Operator.opcode_index, "I"), "operator code"), table)
             for table in self._graph.tables(_SubGraph.operators)
         ]
-        if _ETHOS_U not in (name for name, _ in operators):
+        if ETHOS_U not in (name for name, _ in operators):
             raise ProgramError(
-                f"it has no operator '{_ETHOS_U}': Vela has not compiled it, or left all of it to the CPU. "
+                f"it has no operator '{ETHOS_U}': Vela has not compiled it, or left all of it to the CPU. "
                 "Compile it with: vela model.tflite --accelerator-config ..."
             )
         for name, table in operators:
-            if name == _ETHOS_U:
+            if name == ETHOS_U:
                 _check_options(table.copied(_Operator.custom_options))
         self._offsets = self._allocation()
         sides = [self._graph.numbers(field, "i") for field in (_SubGraph.inputs, _SubGraph.outputs)]
         inputs, outputs = ([self._described(index) for index in side] for side in sides)
-        npu = tuple(self._operator(table) for name, table in operators if name == _ETHOS_U)
+        npu = tuple(self._operator(table) for name, table in operators if name == ETHOS_U)
         places = [place for _, place in (*inputs, *outputs)]
         return VelaTflite(
             self._root.text(_Model.description),
@@ -198,7 +200,7 @@ class _Reader:
             tuple(place for _, place in inputs),
             tuple(place for _, place in outputs),
             npu,
-            tuple(name for name, _ in operators if name != _ETHOS_U),
+            tuple(name for name, _ in operators if name != ETHOS_U),
             _arena([operator.parts.payload.scratch_bytes for operator in npu], places),
             tuple(self._variables()),
         )
@@ -233,11 +235,12 @@ class _Reader:
     def _operator(self, table: Table) -> VelaOperator:
         inputs, outputs = table.numbers(_Operator.inputs, "i"), table.numbers(_Operator.outputs, "i")
         if len(inputs) < _FIRST_INPUT:
-            raise ProgramError(
-                f"damaged: an operator '{_ETHOS_U}' has {len(inputs)} inputs, not {_FIRST_INPUT} or more"
-            )
+            raise ProgramError(f"damaged: an operator '{ETHOS_U}' has {len(inputs)} inputs, not {_FIRST_INPUT} or more")
         commands = self._constant(inputs[_COMMANDS_AT], "its command stream")
-        header = read_header(commands)
+        try:
+            header = read_header(commands)
+        except PayloadError as error:
+            raise ProgramError(f"damaged: {error}") from None
         constants = self._constant(inputs[_CONSTANTS_AT], "its constants", may_be_empty=True)
         scratch = self._memory(inputs[_SCRATCH_AT], "scratch")
         one_arena = inputs[_FAST_SCRATCH_AT] == inputs[_SCRATCH_AT]
@@ -263,7 +266,7 @@ class _Reader:
         tensor = _at(self._tensors, index, "tensor")
         data = self._buffer(tensor.number(_Tensor.buffer, "I"))
         if not len(data) and not may_be_empty:
-            raise ProgramError(f"damaged: an operator '{_ETHOS_U}' lacks {what}: tensor {index} is empty")
+            raise ProgramError(f"damaged: an operator '{ETHOS_U}' lacks {what}: tensor {index} is empty")
         return data
 
     def _memory(self, index: int, what: str) -> int:
@@ -331,7 +334,7 @@ def _check_options(options: bytes) -> None:
         if kind >> 2 in (1, 2) and width == len(options) - 2 and int.from_bytes(options[:width], "little") == _OPTIONS:
             return
     raise ProgramError(
-        f"its operator '{_ETHOS_U}' has unknown custom options ({options[:16].hex(' ') or 'none'}), which TFLite Micro "
+        f"its operator '{ETHOS_U}' has unknown custom options ({options[:16].hex(' ') or 'none'}), which TFLite Micro "
         "refuses too: compile it with another version of Vela"
     )
 

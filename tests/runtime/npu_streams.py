@@ -60,8 +60,8 @@ class Commands:
         """Start an operation."""
         self._words.append(operation | parameter << 16)
 
-    def copy(self, source: tuple[int, int], target: tuple[int, int], length: int) -> None:
-        """Start a DMA between regions with addresses, and wait for it."""
+    def copy(self, source: tuple[int, int], target: tuple[int, int], length: int, *, waits: bool = True) -> None:
+        """Start a DMA between regions with addresses, and wait for it if asked for."""
         for register, address_register, (region, address) in zip(
             _DMA_REGIONS, _DMA_ADDRESSES, (source, target), strict=True
         ):
@@ -69,7 +69,8 @@ class Commands:
             self.set_word(address_register, address)
         self.set_word(_DMA_LENGTH, length)
         self.start(DMA_START)
-        self.start(DMA_WAIT)
+        if waits:
+            self.start(DMA_WAIT)
 
     def ifm(self, address: int, array: Array, zero_point: int = 0) -> None:
         """The first operand: rows, columns, channels."""

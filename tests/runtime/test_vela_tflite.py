@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 import subprocess
 import sys
 from functools import cache
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ethosu.vela.tflite.BuiltinOperator import BuiltinOperator
 
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.dtype import DType
@@ -18,17 +21,26 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
+from arm_recipes import compare, inspect, load, save_firmware
+from arm_recipes.cli import main
 from arm_recipes.runtime.errors import PayloadError, RunError
+from arm_recipes.runtime.ethosu_payload import EthosUPayload
+from arm_recipes.runtime.pte import ProgramError
 from arm_recipes.runtime.vela_program import VelaProgram
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
 from tests.graphs import program
 from tests.runtime.ethosu_emulator import Payload, read_payload
+from tests.runtime.npu_streams import Commands
 from tests.runtime.tflite_models import (
+    ETHOS_U_OPTIONS,
+    TfliteOperator,
     TfliteTensor,
     around,
     convolution_constants,
     convolutions,
+    tflite_model,
 )
+from tests.runtime.vela_programs import copies
 
 ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256", "ethos-u85-2048")
 _SHAPES = ((1, 5, 6, 2), (1, 5, 6, 3))
@@ -127,7 +139,7 @@ def test_inputs_that_it_does_not_take() -> None:
         loaded.run(image)
     with pytest.raises(ValueError, match=r"input 0 \('image'\) must be .*; quantize real numbers with inputs\[0\]"):
         loaded.run(image.float(), offset)
-    with pytest.raises(ValueError, match="no method 'other'; a TFLite model has: forward"):
+    with pytest.raises(ValueError, match="no method 'other'; the program has: forward"):
         loaded.run(image, offset, method="other")
     with pytest.raises(ValueError, match=r"input 1 \('offset'\) must be .*got int8\[1, 5, 6, 2\]"):
         loaded.run_arrays([image.numpy(), image.numpy()])
@@ -153,7 +165,7 @@ def test_fast_scratch_is_a_memory_of_its_own() -> None:
 
 def test_fast_scratch_that_is_scratch() -> None:
     """One tensor for both is one memory: what is written by one name is read by the other."""
-    payload = _copied_by_region_2()
+    payload = copies("ethos-u65-256", region=2)
     tensors = [TfliteTensor(name, "int8", (16,), 1.0) for name in "xy"]
     x = np.arange(16, dtype=np.int8)
     one = VelaProgram(around(payload, tensors[:1], tensors[1:]))
@@ -186,15 +198,193 @@ def _wide(accelerator: str) -> Payload:
     return read_payload(compile_ethosu(_wide_flatbuffer(), spec, delegate="", locate=lambda _: None).data)
 
 
-def _copied_by_region_2() -> Payload:
-    """16 bytes from region 2 to another place of region 1."""
-    from arm_recipes.runtime.ethosu_payload import EthosUTensor
-    from tests.runtime.npu_streams import Commands
+# As users have it.
 
-    commands = Commands("ethos-u65-256")
-    commands.copy((2, 0), (1, 16), 16)
-    places = [EthosUTensor((16,), 1, offset, 1) for offset in (0, 16)]
-    return Payload(commands.stream, bytes(16), 32, (places[0],), (places[1],))
+
+def test_it_is_loaded_as_other_programs_are(tmp_path: Path) -> None:
+    path = tmp_path / "model_vela.tflite"
+    path.write_bytes(_model())
+    tensors = list(map(torch.from_numpy, _arrays()))
+    (expected,) = reference.run(_flatbuffer(), _arrays())
+    for source in (path, str(path), path.read_bytes()):
+        loaded = load(source)
+        assert isinstance(loaded, VelaProgram)
+        assert (loaded.methods, loaded.sized, loaded.runs_via_tosa) == (("forward",), {}, False)
+        assert np.array_equal(loaded.run(*tensors)[0].numpy(), expected)
+    assert repr(loaded).startswith("<VelaProgram (image: int8[1, 5, 6, 2] scale=0.5 zero_point=3, ")
+    with pytest.raises(RunError, match="via='tosa': a TFLite model that Vela compiled has no TOSA graphs"):
+        loaded.run(*tensors, via="tosa")
+    with pytest.raises(RunError, match="a TFLite model has no TOSA twin: leave tosa= out"):
+        load(path, tosa=path)
+    with pytest.raises(ValueError, match="a delegate for ethos-u; firmware runs those for an Ethos-U"):
+        save_firmware(path, tmp_path / "firmware")
+
+
+def test_real_numbers_of_its_quantization() -> None:
+    loaded = load(_model())
+    assert [info.dequantize(torch.tensor([0])).item() for info in loaded.inputs] == [-1.5, 1.75]  # type: ignore[union-attr]
+
+
+def test_two_of_them_are_compared() -> None:
+    samples = [tuple(map(torch.from_numpy, _arrays(seed))) for seed in range(2)]
+    comparison = compare(_model("ethos-u55-128"), _model("ethos-u85-256"), samples)
+    (output,) = comparison.outputs
+    assert output.gap is not None
+    assert output.gap.max_error == 0
+
+
+def test_what_inspect_tells() -> None:
+    described = inspect(_model("ethos-u65-512"))
+    (method,) = described.methods
+    (delegate,) = method.delegates
+    assert isinstance(delegate.payload, EthosUPayload)
+    assert (delegate.payload.product, delegate.payload.macs, delegate.problem) == (65, 512, None)
+    assert [tensor.scale for tensor in (*method.inputs, *method.outputs)] == [0.5, 0.25, 0.125]  # type: ignore[union-attr]
+    shown = str(described)
+    for line in ("target +Ethos-U65, 512 MACs", "compiler +made for a test", "fast scratch +1,024", "weights +"):
+        assert re.search(line, shown), line
+    assert "fast scratch" not in str(inspect(_model()))
+    beside = inspect(_beside())
+    assert beside.methods[0].operators == ("SOFTMAX", "mine", "SOFTMAX")
+    assert beside.to_dict()["methods"][0]["operators"] == ["SOFTMAX", "mine", "SOFTMAX"]
+
+
+def test_in_a_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, inputs, outputs = tmp_path / "model_vela.tflite", tmp_path / "x.npz", tmp_path / "y.npz"
+    path.write_bytes(_model())
+    image, offset = _arrays()
+    np.savez(inputs, image=image, offset=offset)
+    assert main(["run", str(path), "--input", str(inputs), "-o", str(outputs)]) == 0
+    assert re.match(r"sample 0  result  int8\[1, 5, 6, 3\]", capsys.readouterr().out)
+    assert np.array_equal(np.load(outputs)["result"][0], reference.run(_flatbuffer(), [image, offset])[0])
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert '"backend": "ethos-u"' in capsys.readouterr().out
+    path.write_bytes(_beside())
+    assert main(["run", str(path), "--input", str(inputs)]) == 2
+    assert "these TFLite operators stay on the CPU" in capsys.readouterr().err
+
+
+# What is wrong with a file.
+
+
+def _beside() -> bytes:
+    operators = [
+        TfliteOperator(code, (3,), (5,)) for code in (BuiltinOperator.SOFTMAX, "mine", BuiltinOperator.SOFTMAX)
+    ]
+    return _model(operators=operators)
+
+
+def _said(data: bytes) -> str:
+    with pytest.raises(ProgramError) as caught:
+        load(data)
+    return str(caught.value)
+
+
+def test_operators_that_stay_on_the_cpu() -> None:
+    assert _said(_beside()).endswith("stay on the CPU, and nothing runs them here: SOFTMAX (2), mine")
+
+
+def test_several_operators_for_the_npu() -> None:
+    tensors = [TfliteTensor("x", "int8", (1,), 1.0)]
+    tensors += [TfliteTensor("stream", "uint8", (32,), data=Commands("ethos-u55-128").stream)]
+    tensors += [TfliteTensor(name, "uint8", (16,)) for name in ("constants", "scratch")]
+    operator = TfliteOperator("ethos-u", (1, 2, 3, 3, 0), (0,), ETHOS_U_OPTIONS)
+    offsets = struct.pack("<7i", 0, 1, 4, 0, -1, -1, 0)
+    data = tflite_model(tensors, [operator, operator], [0], [0], allocation=offsets)
+    assert _said(data) == "the model has 2 operators for the NPU; those with one are run here"
+
+
+def test_a_model_that_vela_has_not_compiled() -> None:
+    said = _said(convolutions(1))
+    assert re.fullmatch(r"it has no operator 'ethos-u': Vela has not compiled it, .* Compile it with: vela .*", said)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (b"", "none"),
+        (b"\x01\x04", "01 04"),
+        (b"\x02\x04\x01", "02 04 01"),
+        (b"\x01\x0c\x01", "01 0c 01"),
+        (b"\x01\x04\x02", "01 04 02"),
+    ],
+)
+def test_custom_options_of_another_kind(options: bytes, told: str) -> None:
+    assert f"has unknown custom options ({told}), which" in _said(_model(options=options))
+
+
+@pytest.mark.parametrize("options", [b"\x01\x04\x01", b"\x01\x00\x05\x02", b"\x01\x08\x01"])
+def test_custom_options_of_each_width(options: bytes) -> None:
+    assert load(_model(options=options)).methods == ("forward",)
+
+
+def test_no_metadata() -> None:
+    tensors = [TfliteTensor("x", "int8", (1,), 1.0)]
+    operator = TfliteOperator("ethos-u", (0,), (0,), ETHOS_U_OPTIONS)
+    assert "no metadata 'OfflineMemoryAllocation'" in _said(tflite_model(tensors, [operator], [0], [0]))
+    allocation = struct.pack("<4i", 0, 1, 1, 0)
+    said = _said(tflite_model(tensors, [operator], [0], [0], allocation=allocation))
+    assert said == "damaged: an operator 'ethos-u' has 1 inputs, not 4 or more"
+
+
+@pytest.mark.parametrize(
+    ("allocation", "told"),
+    [
+        (b"", "has 0 bytes of an unknown kind"),
+        (bytes(11), "has 11 bytes of an unknown kind"),
+        (struct.pack("<4i", 1, 1, 1, 0), "has 16 bytes of an unknown kind"),
+        (struct.pack("<4i", 0, 1, 1, 0), "announces 1 tensors and has 1, the model 6"),
+        (struct.pack("<9i", 0, 1, 9, *range(6)), "announces 9 tensors and has 6, the model 6"),
+        (struct.pack("<9i", 0, 1, 6, -1, -1, 16, 0, 0, 0), "scratch (tensor 2) is at byte 16 of the arena"),
+        (struct.pack("<9i", 0, 1, 6, -1, -1, -1, 0, 0, 0), "scratch (tensor 2) is at byte -1 of the arena"),
+        (struct.pack("<9i", 0, 1, 6, -1, -1, 0, -2, 0, 0), "'image' (tensor 3) has the shape [1, 5, 6, 2] at byte -2"),
+    ],
+)
+def test_metadata_that_does_not_fit(allocation: bytes, told: str) -> None:
+    assert told in _said(_model(allocation=allocation))
+
+
+def test_a_damaged_command_stream() -> None:
+    data = _model()
+    assert _said(data.replace(b"COP1", b"COP9")).startswith("damaged: block 'command stream' at byte ")
+    first = data.index(b"COP1") + 32
+    with pytest.raises(
+        PayloadError, match=r"is damaged, or does what the emulator does not know\. In its command stream"
+    ):
+        load(data[:first] + b"\xff" * 4 + data[first + 4 :])
+
+
+def test_files_that_are_cut_off() -> None:
+    data = _model()
+    for length in (0, 3, 4, 7):
+        assert _said(data[:length]).startswith(("truncated: ", "not an ExecuTorch program"))
+    generator = np.random.default_rng(0)
+    for length in (8, 9, 40, *generator.integers(8, len(data) - 8, 50)):
+        said = _said(data[:length])
+        assert said.startswith(("truncated or damaged: ", "damaged: ", "it has no")), (length, said)
+
+
+def test_damaged_files_end_in_errors() -> None:
+    """Tables and references between them: what is not the stream or the constants."""
+    data, payload = _model(), _payload("ethos-u55-128")
+    kept = [data.index(part) for part in (payload.commands, payload.weights)]
+    outside = [
+        at
+        for at in range(len(data))
+        if not any(
+            start <= at < start + len(part)
+            for start, part in zip(kept, (payload.commands, payload.weights), strict=True)
+        )
+    ]
+    generator, refused = np.random.default_rng(0), 0
+    for _ in range(300):
+        changed = bytearray(data)
+        changed[outside[int(generator.integers(len(outside)))]] = int(generator.integers(256))
+        try:
+            read_vela_tflite(bytes(changed))
+        except ProgramError:
+            refused += 1
+    assert refused > 50
 
 
 # What Vela itself writes of a TFLite model.

@@ -10,8 +10,8 @@ from tests.tflite.network import Array
 _ARENA_BYTES = 1 << 20
 
 
-def run(flatbuffer: bytes, inputs: Sequence[Array], outputs: int) -> list[Array]:
-    """Execute a network once, from its initial state.
+def run(flatbuffer: bytes, samples: Sequence[Sequence[Array]], outputs: int) -> list[list[Array]]:
+    """Outputs of a network for the inputs of one sample after the other. Variables keep their values between them.
 
     Raises:
         RuntimeError: TFLM has no kernel for it.
@@ -19,7 +19,10 @@ def run(flatbuffer: bytes, inputs: Sequence[Array], outputs: int) -> list[Array]
     from tflite_micro.python.tflite_micro import runtime
 
     interpreter = runtime.Interpreter.from_bytes(flatbuffer, arena_size=_ARENA_BYTES)
-    for index, array in enumerate(inputs):
-        interpreter.set_input(array, index)
-    interpreter.invoke()
-    return [interpreter.get_output(index) for index in range(outputs)]
+    results = []
+    for inputs in samples:
+        for index, array in enumerate(inputs):
+            interpreter.set_input(array, index)
+        interpreter.invoke()
+        results.append([interpreter.get_output(index).copy() for index in range(outputs)])
+    return results
