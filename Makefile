@@ -53,6 +53,7 @@ fuzz: debian $(READY_TEST)
 verify: debian-test $(READY_TEST)
 	$(if $(GOLDEN),$(BIN)/python -m tests.golden $(GOLDEN))
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/runtime/test_ethosu_emulator.py --verify
+	$(BIN)/python -m pytest -n $(WORKERS) -q tests/tflite --verify
 	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
 
 lint: $(READY_TEST)

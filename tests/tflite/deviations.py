@@ -20,6 +20,7 @@ class Deviation:
     """A kind of operators.
 
     Attributes:
+        reason: who does what.
         effect: what happens. With some inputs, operators of a kind that differs give the same.
         cores: of Vela.
         applies: whether an operator is of the kind.
@@ -29,12 +30,16 @@ class Deviation:
     """
 
     name: str
+    reason: str
     effect: str
     cores: tuple[str, ...]
     applies: Callable[[Network, Operator], bool]
     example: tuple[str, str, int]
     within: int | None = None
     mended: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}, {' and '.join(self.cores)}"
 
     def is_mended(self) -> bool:
         """Whether the installed Vela does it right."""
@@ -128,7 +133,8 @@ def _softmax_of_int16(net: Network, operator: Operator) -> bool:
 
 DEVIATIONS = (
     Deviation(
-        "convolution in groups without bias: regor reads a null pointer",
+        "convolution in groups without bias",
+        "regor reads a null pointer",
         FAILS,
         ("regor",),
         _groups_without_bias,
@@ -136,56 +142,64 @@ DEVIATIONS = (
         mended=(5, 2),
     ),
     Deviation(
-        "convolution in groups without bias: the legacy core takes an operand that is None",
+        "convolution in groups without bias",
+        "the legacy core takes an operand that is None",
         FAILS,
         ("legacy",),
         _groups_without_bias,
         ("conv", "int8", 6),
     ),
     Deviation(
-        "convolution in groups with an activation function: the parts that replace it have none",
+        "convolution in groups with an activation function",
+        "the parts that replace it have none",
         DIFFERS,
         ("legacy",),
         _groups_with_activation,
         ("conv", "int8", 0),
     ),
     Deviation(
-        "dilated convolution with a stride: a stride that is folded into the channels takes the kernel for a dense one",
+        "dilated convolution with a stride",
+        "a stride that is folded into the channels takes the kernel for a dense one",
         DIFFERS,
         ("legacy",),
         _folded_stride,
         ("conv", "int8", 7),
     ),
     Deviation(
-        "depthwise convolution with several results of each of several channels: a documented constraint",
+        "depthwise convolution with several results of each of several channels",
+        "a documented constraint",
         LEFT,
         ("legacy",),
         _multiplied_depth,
         ("depthwise", "int8", 5),
     ),
     Deviation(
-        "LSTM of one unit and one batch: regor reads a null pointer",
+        "LSTM of one unit and one batch",
+        "regor reads a null pointer",
         FAILS,
         ("regor",),
         _state_of_one_number,
         ("lstm", "int8", 3),
     ),
     Deviation(
-        "LSTM with a clip of its cell: regor forgets it",
+        "LSTM with a clip of its cell",
+        "regor forgets it",
         DIFFERS,
         ("regor",),
         _clipped_cell,
         ("lstm", "int8", 36),
     ),
     Deviation(
-        "LSTM with a clip that is no number of the cell: Vela rounds it to the nearest, TFLM down",
+        "LSTM with a clip that is no number of the cell",
+        "Vela rounds it to the nearest, TFLM down",
         DIFFERS,
         ("legacy",),
         _clip_rounded_up,
         ("lstm", "int8", 36),
     ),
     Deviation(
-        "MUL and LEAKY_RELU: Vela multiplies and divides their scales in float32, TFLM in float64",
+        "MUL and LEAKY_RELU",
+        "Vela multiplies and divides their scales in float32, TFLM in float64",
         DIFFERS,
         ("regor", "legacy"),
         _narrow_product,
@@ -194,7 +208,8 @@ DEVIATIONS = (
     ),
     # Entries 160 and 294 of 513 are -1 and +1 from TFLite's, which are those of float64 and which Vela has too.
     Deviation(
-        "SOFTMAX of int16: TFLM computes its table of reciprocals in float32",
+        "SOFTMAX of int16",
+        "TFLM computes its table of reciprocals in float32",
         DIFFERS,
         ("regor", "legacy"),
         _softmax_of_int16,
