@@ -206,7 +206,7 @@ class _Reader:
         )
 
     def _variables(self) -> Iterator[tuple[EthosUTensor, int]]:
-        """As TFLite Micro sets them (``MicroInterpreterGraph::ResetTensorData``): to the zero point, if int8, or to 0."""
+        """As TFLite Micro sets them (``MicroInterpreterGraph::ResetTensorData``): int8 to the zero point, else to 0."""
         for index, tensor in enumerate(self._tensors):
             if tensor.number(_Tensor.is_variable, "B"):
                 info, place = self._described(index)
