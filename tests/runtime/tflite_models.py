@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import flatbuffers
@@ -12,6 +15,7 @@ import numpy as np
 from ethosu.vela.tflite import (
     Buffer,
     Conv2DOptions,
+    DepthwiseConv2DOptions,
     Metadata,
     Model,
     Operator,
@@ -166,6 +170,39 @@ def convolutions(layers: int, size: int = 12, channels: int = 16) -> bytes:
         inputs = (source, source + 1, source + 2)
         operators.append(TfliteOperator(BuiltinOperator.CONV_2D, inputs, (source + 3,), options=options))
     return tflite_model(tensors, operators, [0], [len(tensors) - 1])
+
+
+def depthwise(kernels: Sequence[tuple[int, int]], size: tuple[int, int], channels: int = 16) -> bytes:
+    """An int8 network of depthwise convolutions without padding, one for each kernel, of an image of ``size``."""
+    generator, (rows, columns) = np.random.default_rng(0), size
+    tensors, operators = [TfliteTensor("x", "int8", (1, rows, columns, channels), 0.5)], []
+    for layer, (height, width) in enumerate(kernels):
+        weights = generator.integers(-127, 128, (1, height, width, channels)).astype(np.int8)
+        rows, columns = rows - height + 1, columns - width + 1
+        tensors += [
+            TfliteTensor(f"weights{layer}", "int8", weights.shape, 0.01, data=weights.tobytes()),
+            TfliteTensor(f"bias{layer}", "int32", (channels,), 0.005, data=bytes(4 * channels)),
+            TfliteTensor(f"y{layer}", "int8", (1, rows, columns, channels), 0.5),
+        ]
+        last = len(tensors) - 1
+        options = BuiltinOptions.DepthwiseConv2DOptions, _depthwise_options
+        inputs = (last - 3, last - 2, last - 1)
+        operators.append(TfliteOperator(BuiltinOperator.DEPTHWISE_CONV_2D, inputs, (last,), options=options))
+    return tflite_model(tensors, operators, [0], [len(tensors) - 1])
+
+
+def compiled(folder: Path, model: bytes, accelerator: str, *options: str) -> bytes:
+    """What Vela makes of a model, in a process of its own."""
+    source = folder / "network.tflite"
+    source.write_bytes(model)
+    command = [sys.executable, "-m", "ethosu.vela", str(source), "--accelerator-config", accelerator]
+    subprocess.run([*command, "--output-dir", str(folder), *options], check=True, capture_output=True)
+    return (folder / "network_vela.tflite").read_bytes()
+
+
+def _depthwise_options(b: flatbuffers.Builder) -> int:
+    strides = {"StrideW": 1, "StrideH": 1, "DilationWFactor": 1, "DilationHFactor": 1}
+    return _table(b, DepthwiseConv2DOptions, Padding=1, DepthMultiplier=1, **strides)
 
 
 def _convolution_options(b: flatbuffers.Builder) -> int:
