@@ -8,8 +8,9 @@ namespace {
 
 constexpr int kPoints = 256;
 
-// 65536 * sigmoid(i / 24), each raised by half of the most that a straight line lies below the curve there, which is an
-// eighth of the second derivative: these are the integers of TFLite Micro's kernels. The last is the largest of 16 bits.
+// 65536 * sigmoid(i / 24), each raised by half of the most that a straight line lies below the curve there, which is
+// an eighth of the second derivative: these are the integers of TFLite Micro's kernels. The last is the largest of 16
+// bits.
 struct SigmoidTable {
   int64_t points[kPoints];
 

@@ -43,7 +43,11 @@ struct OperationFigures {
 // - Of two kernels, block i of the later one may begin while the last block but j of the one before is not yet
 //   written, where i + j < BLOCKDEP. Reads come before writes in each block, so that only what is read can be old.
 //   Blocks are counted as they lie in the OFM, those of the later one times the blocks of its IFM's channels. Of an
-//   output that is transposed or reversed, each block counts as all of it.
+//   output that is transposed or reversed, each block counts as all of it. A block reads what all of its kernel
+//   covers, however high that is. Vela's legacy core takes a kernel of more than 32 rows for one of 32 there
+//   (calc_blockdep gives get_ifm_block_size the largest block of an OFM as the largest part of a kernel), so that a
+//   DEPTHWISE of 33 rows, which it makes of MEAN too, begins early. That is Vela's mistake, as its new
+//   core counts all rows (CalcIFMJobShape).
 // - U55 with 32 and 64 MACs: a kernel without a table is written over all tables, and so takes part in both.
 class Watch {
  public:

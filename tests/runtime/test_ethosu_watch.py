@@ -22,12 +22,16 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
+from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
 from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.ethosu_stream import StreamError
+from arm_recipes.runtime.vela_program import VelaProgram
 from tests.graphs import program
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
+from tests.runtime.tflite_models import depthwise
 from tests.runtime.vela_mistakes import EARLY, Mistake
+from tests.tflite.vela import compile_tflite
 
 _CONV, _DMA_START, _DMA_WAIT, _KERNEL_WAIT, _NOTHING, _BLOCKDEP = 2, 16, 17, 18, 19, 0x12F
 _WORD_FOLLOWS = 0x4000
@@ -482,3 +486,18 @@ def test_a_table_comes_again_between_other_dmas() -> None:
 def test_no_wait_is_added_where_vela_has_all(accelerator: str) -> None:
     stream = _payload(accelerator).commands
     assert with_waits(stream) == (stream, [])
+
+
+@pytest.mark.parametrize("rows", [32, 33])
+def test_kernels_that_velas_legacy_core_takes_for_shorter(rows: int) -> None:
+    """Behind other work, one of more than 32 rows begins before its last rows are written."""
+    model = depthwise([(3, 3), (rows, 4)], (rows + 2, 6))
+    x = np.zeros((1, rows + 2, 6, 16), np.int8)
+    VelaProgram(compile_tflite(model, "ethos-u55-32")).watched([x])
+    legacy = VelaProgram(compile_tflite(model, "ethos-u55-32", "--debug-force-legacy-core"))
+    if rows == 32:
+        legacy.watched([x])
+        return
+    said = r"NPU_OP_DEPTHWISE at byte \d+: it may read byte \d+ of region 1 before .* BLOCKDEP is too large"
+    with pytest.raises(RunError, match=said):
+        legacy.watched([x])

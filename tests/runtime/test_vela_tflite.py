@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +39,7 @@ from tests.runtime.tflite_models import (
     tflite_model,
 )
 from tests.runtime.vela_programs import copies
+from tests.tflite.vela import compile_tflite
 
 ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u65-512", "ethos-u85-256", "ethos-u85-2048")
 _SHAPES = ((1, 5, 6, 2), (1, 5, 6, 3))
@@ -390,14 +389,6 @@ def test_damaged_files_end_in_errors() -> None:
 # What Vela itself writes of a TFLite model.
 
 
-def _vela(folder: Path, accelerator: str, *options: str) -> bytes:
-    source = folder / "network.tflite"
-    source.write_bytes(convolutions(2))
-    command = [sys.executable, "-m", "ethosu.vela", str(source), "--accelerator-config", accelerator]
-    subprocess.run([*command, "--output-dir", str(folder), *options], check=True, capture_output=True)
-    return (folder / "network_vela.tflite").read_bytes()
-
-
 @pytest.mark.parametrize(
     ("accelerator", "options"),
     [
@@ -411,8 +402,8 @@ def _vela(folder: Path, accelerator: str, *options: str) -> bytes:
     ],
     ids=["U55", "U55, legacy core", "U65, fast scratch", "U85"],
 )
-def test_models_of_velas_own(accelerator: str, options: tuple[str, ...], tmp_path: Path) -> None:
-    loaded = VelaProgram(_vela(tmp_path, accelerator, *options))
+def test_models_of_velas_own(accelerator: str, options: tuple[str, ...]) -> None:
+    loaded = VelaProgram(compile_tflite(convolutions(2), accelerator, *options))
     assert [str(info) for info in loaded.inputs] == ["int8[1, 12, 12, 16] scale=0.05 zero_point=3"]
     assert [str(info) for info in loaded.outputs] == ["int8[1, 12, 12, 16] scale=0.2 zero_point=-1"]
     x = np.random.default_rng(1).integers(-128, 128, (1, 12, 12, 16)).astype(np.int8)

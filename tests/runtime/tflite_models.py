@@ -12,6 +12,7 @@ import numpy as np
 from ethosu.vela.tflite import (
     Buffer,
     Conv2DOptions,
+    DepthwiseConv2DOptions,
     Metadata,
     Model,
     Operator,
@@ -184,6 +185,30 @@ def convolutions(layers: int, size: int = 12, channels: int = 16) -> bytes:
         inputs = (source, source + 1, source + 2)
         operators.append(TfliteOperator(BuiltinOperator.CONV_2D, inputs, (source + 3,), options=options))
     return tflite_model(tensors, operators, [0], [len(tensors) - 1])
+
+
+def depthwise(kernels: Sequence[tuple[int, int]], size: tuple[int, int], channels: int = 16) -> bytes:
+    """An int8 network of depthwise convolutions without padding, one for each kernel, of an image of ``size``."""
+    generator, (rows, columns) = np.random.default_rng(0), size
+    tensors, operators = [TfliteTensor("x", "int8", (1, rows, columns, channels), 0.5)], []
+    for layer, (height, width) in enumerate(kernels):
+        weights = generator.integers(-127, 128, (1, height, width, channels)).astype(np.int8)
+        rows, columns = rows - height + 1, columns - width + 1
+        tensors += [
+            TfliteTensor(f"weights{layer}", "int8", weights.shape, 0.01, data=weights.tobytes()),
+            TfliteTensor(f"bias{layer}", "int32", (channels,), 0.005, data=bytes(4 * channels)),
+            TfliteTensor(f"y{layer}", "int8", (1, rows, columns, channels), 0.5),
+        ]
+        last = len(tensors) - 1
+        options = BuiltinOptions.DepthwiseConv2DOptions, _depthwise_options
+        inputs = (last - 3, last - 2, last - 1)
+        operators.append(TfliteOperator(BuiltinOperator.DEPTHWISE_CONV_2D, inputs, (last,), options=options))
+    return tflite_model(tensors, operators, [0], [len(tensors) - 1])
+
+
+def _depthwise_options(b: flatbuffers.Builder) -> int:
+    strides = {"StrideW": 1, "StrideH": 1, "DilationWFactor": 1, "DilationHFactor": 1}
+    return table(b, DepthwiseConv2DOptions, Padding=1, DepthMultiplier=1, **strides)
 
 
 def _convolution_options(b: flatbuffers.Builder) -> int:

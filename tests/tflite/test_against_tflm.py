@@ -57,7 +57,7 @@ def _targets(verify: bool) -> Iterator[tuple[str, str]]:
 def _run(net: Network, accelerator: str, core: str, inputs: int) -> _Outcome:
     flatbuffer = net.serialize()
     try:
-        compiled = compile_tflite(flatbuffer, accelerator, core)
+        compiled = compile_tflite(flatbuffer, accelerator, *CORES[core])
         program = VelaProgram(compiled)
     except VelaRefusal as refusal:
         return _Outcome(FAILS, message=str(refusal))
@@ -138,7 +138,7 @@ def test_states_begin_anew() -> None:
     assert any(tensor.is_variable and tensor.quantization.zero_point for tensor in net.tensors)
     (sample,) = samples = [draw_inputs(net, 0)]
     ((expected,),) = micro.run(net.serialize(), samples, 1)
-    program = VelaProgram(compile_tflite(net.serialize(), "ethos-u85-256", "regor"))
+    program = VelaProgram(compile_tflite(net.serialize(), "ethos-u85-256"))
     first, second = (program.run_arrays(sample)[0] for _ in range(2))
     assert np.array_equal(first, expected)
     assert not np.array_equal(second, expected)
