@@ -327,8 +327,8 @@ class Reader {
     }
     if ((op_.mode == kMul || op_.mode == kAdd || op_.mode == kSub) && op_.ofm.bytes == 4 && op_.ofm.is_signed &&
         !out.clip) {
-      // Inferred: the softmax that Vela's legacy core makes for U55 gives TFLite's 127 for one large logit if products,
-      // sums and differences saturate, and -128 if they wrap around. Not seen on U65 and U85.
+      // Inferred: the softmax that Vela's legacy core makes for U55 and U65 gives TFLite's 127 for one large logit if
+      // products, sums and differences saturate, and -128 if they wrap around. Not seen on U85.
       out.clip = true;
       out.low = INT32_MIN;
       out.high = INT32_MAX;

@@ -46,8 +46,9 @@ struct OperationFigures {
 //   output that is transposed or reversed, each block counts as all of it. A block reads what all of its kernel
 //   covers, however high that is. Vela's legacy core takes a kernel of more than 32 rows for one of 32 there
 //   (calc_blockdep gives get_ifm_block_size the largest block of an OFM as the largest part of a kernel), so that a
-//   DEPTHWISE of 33 rows, which it makes of MEAN too, begins early. That is Vela's mistake, as its new
-//   core counts all rows (CalcIFMJobShape).
+//   DEPTHWISE of 33 rows, which it makes of MEAN too, begins early. It also takes the depth of the OFM of a REDUCE_SUM
+//   for that of a block of its IFM (get_ifm_ofm_block_depth), and so counts a block for each channel. These are Vela's
+//   mistakes, as its new core counts all rows (CalcIFMJobShape) and, from the BLOCKDEP that it writes, all channels.
 // - U55 with 32 and 64 MACs: a kernel without a table is written over all tables, and so takes part in both.
 class Watch {
  public:

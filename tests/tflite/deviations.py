@@ -11,8 +11,8 @@ import numpy as np
 
 from tests.tflite.network import Network, Operator
 
-#: A result is another; Vela ends with an error; the operator is left to the CPU.
-DIFFERS, FAILS, LEFT = "differs", "fails", "left to the CPU"
+#: A result is another; Vela ends with an error; the operator is left to the CPU; an operation may begin too early.
+DIFFERS, FAILS, LEFT, EARLY = "differs", "fails", "left to the CPU", "begins early"
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Deviation:
 
     Attributes:
         reason: who does what.
-        effect: what happens. With some inputs, operators of a kind that differs give the same.
+        effect: what happens. Some operators of a kind that ``DIFFERS`` or is ``EARLY`` are right.
         cores: of Vela.
         applies: whether an operator is of the kind.
         example: operator, type and number of a network that shows it.
@@ -127,8 +127,12 @@ def _multiplier(scale: float) -> int:
     return round(math.frexp(scale)[0] * 2**31)
 
 
+def _softmax(net: Network, operator: Operator) -> bool:
+    return operator.name == "SOFTMAX"
+
+
 def _softmax_of_int16(net: Network, operator: Operator) -> bool:
-    return operator.name == "SOFTMAX" and net.tensors[operator.inputs[0]].dtype == "int16"
+    return _softmax(net, operator) and net.tensors[operator.inputs[0]].dtype == "int16"
 
 
 DEVIATIONS = (
@@ -205,6 +209,15 @@ DEVIATIONS = (
         _narrow_product,
         ("mul", "int16", 52),
         within=1,
+    ),
+    # It takes the depth of the sum's result, 1, for that of a job; the new core has a job sum all channels.
+    Deviation(
+        "SOFTMAX",
+        "the legacy core counts a job for each channel of a sum",
+        EARLY,
+        ("legacy",),
+        _softmax,
+        ("softmax", "int8", 7),
     ),
     # Entries 160 and 294 of 513 are -1 and +1 from TFLite's, which are those of float64 and which Vela has too.
     Deviation(
