@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from arm_recipes.runtime.inspect import inspect
     from arm_recipes.runtime.program import Program, load
     from arm_recipes.runtime.pte import ProgramError
+    from arm_recipes.runtime.vela_program import VelaProgram
     from arm_recipes.sample import Inputs
     from arm_recipes.sweeping.result import Sweep
     from arm_recipes.sweeping.sweep import sweep
@@ -49,6 +50,7 @@ __all__ = [
     "RuntimeUnavailable",
     "Sweep",
     "Tuned",
+    "VelaProgram",
     "compare",
     "export",
     "inspect",
@@ -72,6 +74,7 @@ _CHEAP = {
     "RuntimeUnavailable": "runtime.errors",
     "Sweep": "sweeping.result",
     "Tuned": "tuning.result",
+    "VelaProgram": "runtime.vela_program",
     "inspect": "runtime.inspect",
     "load": "runtime.program",
 }

@@ -19,12 +19,11 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_recipes import compare, inspect, load, save_firmware
+from arm_recipes import VelaProgram, compare, inspect, load, save_firmware
 from arm_recipes.cli import main
 from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.pte import ProgramError
-from arm_recipes.runtime.vela_program import VelaProgram
 from arm_recipes.runtime.vela_tflite import read_vela_tflite
 from tests.graphs import program
 from tests.runtime.ethosu_emulator import Payload, read_payload
