@@ -315,7 +315,7 @@ _U55 = Hardware(
     widest_multiplied=1 << 14,
     mistakes=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
-        *("one_of_five", "reshaped_broadcast", "joined_table", "activation"),
+        *("scaled_maximum", "channel_scales", "one_of_five", "reshaped_broadcast", "joined_table", "activation"),
     ),
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)

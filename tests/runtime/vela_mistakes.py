@@ -18,6 +18,7 @@ _OLD = ("ethos-u55-128", "ethos-u65-256")
 _NEW = ("ethos-u85-256",)
 _SMALL = ("ethos-u55-32", "ethos-u55-64")
 _ALL = (*_OLD, *_NEW)
+_IMAGE, _WIDE_IMAGE = (((1, 4, 6, 8), dtype) for dtype in (DType.INT8, DType.INT16))
 #: On which NPUs programs write beyond their tensors.
 DAMAGING = {
     "column": _ALL,
@@ -441,11 +442,50 @@ def _tables_of_two_widths(b: Builder, x: Value, y: Value) -> Value:
     return b.rescale(b.table(product, falling), DType.INT16, 1 / 128)
 
 
+def _pooled(b: Builder, x: Value) -> Value:
+    return b.max_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0))
+
+
+def _scaled_peaks(b: Builder, x: Value) -> Value:
+    """Past a RESHAPE, by a whole number, with a zero point and a clip behind."""
+    peaks = b.reshape(b.reduce("REDUCE_MAX", x, 2), (4, 8))
+    return b.clamp(b.rescale(peaks, DType.INT8, 2.0, 0, 3), -50, 60)
+
+
+def _scaled_twice(b: Builder, x: Value) -> Value:
+    """Past RESCALEs by 1, which Vela leaves out."""
+    return b.rescale(b.rescale(_pooled(b, x), DType.INT32, 1.0), DType.INT8, 0.9)
+
+
+def _channel_scales(b: Builder, x: Value, *, pooled: bool) -> Value:
+    return b.rescale(_pooled(b, x) if pooled else x, DType.INT8, np.linspace(0.5, 0.9, 8), 0 if pooled else 3, 4)
+
+
+def _scaled_clipped(b: Builder, x: Value) -> Value:
+    return b.rescale(b.clamp(_pooled(b, x), -50, 60), DType.INT8, 0.7)
+
+
+def _scaled_by_two(b: Builder, x: Value) -> tuple[Value, ...]:
+    """With two readers, so that Vela scales neither with the maximum."""
+    peaks = _pooled(b, x)
+    return b.rescale(b.reshape(peaks, (6, 8)), DType.INT8, 0.7), b.rescale(peaks, DType.INT8, 0.6)
+
+
+def _average(b: Builder, x: Value) -> Value:
+    return b.avg_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0))
+
+
 MISTAKES = (
     Mistake("narrowing_cast", _narrow, (((2, 8), DType.INT8),), _OLD),
     Mistake("chained_cast", _narrow_in_chain, (((2, 8), DType.INT8),), _NEW, _NEW),
     Mistake("chained_casts", _widened_again, (((2, 8), DType.INT8),), _ALL),
     Mistake("unequal_scales", _difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _OLD),
+    Mistake("scaled_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 0.7), (_IMAGE,), _OLD),
+    Mistake("scaled_wide_maximum", lambda b, x: b.rescale(_pooled(b, x), x.dtype, 0.7), (_WIDE_IMAGE,), _OLD),
+    Mistake("scaled_peaks", _scaled_peaks, (_IMAGE,), _OLD),
+    Mistake("scaled_twice", _scaled_twice, (_IMAGE,), _OLD),
+    Mistake("channel_scales", partial(_channel_scales, pooled=False), (_IMAGE,), _OLD),
+    Mistake("channel_scales_of_maxima", partial(_channel_scales, pooled=True), (_IMAGE,), _OLD),
     Mistake("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _OLD),
     Mistake("one_of_five", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _OLD),
     Mistake("part_of_five", _part_of_five, (((1, 1, 1, 2, 2), DType.INT8), ((1, 2, 2, 3), DType.INT8)), _OLD),
@@ -575,6 +615,10 @@ RIGHT = (
         (),
         _NEW,
     ),
+    Mistake("moved_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 1.0, 0, 3), (_IMAGE,), ()),
+    Mistake("scaled_clipped_maximum", _scaled_clipped, (_IMAGE,), ()),
+    Mistake("maximum_scaled_by_two", _scaled_by_two, (_IMAGE,), ()),
+    Mistake("scaled_average", lambda b, x: b.rescale(_average(b, x), DType.INT8, 0.7), (_IMAGE,), ()),
     Mistake("turned", lambda b, x: _widened(b, b.transpose(x, (1, 0, 2))), (((7, 5, 9), DType.INT8),), ()),
     Mistake("turned_image", lambda b, x: b.transpose(x, (0, 3, 1, 2)), (((1, 8, 8, 64), DType.INT8),), ()),
 )
