@@ -150,8 +150,8 @@ def is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
 
 def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
     """RESCALE by channel of what is no sum: a pool, which reads no scales by channel on U55 and U65."""
-    wide = DType.INT32 in (op.inputs[0].dtype, op.output.dtype)
-    return bool(op.attrs["per_channel"] and not wide)
+    narrow = {op.inputs[0].dtype, op.output.dtype} <= {DType.INT8, DType.INT16}
+    return narrow and bool(op.attrs["per_channel"])
 
 
 def _scale_product(op: Op, found: bool, rewriter: Rewriter) -> Value:
