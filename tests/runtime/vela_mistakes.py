@@ -160,6 +160,12 @@ def _reshaped_broadcast(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return b.maximum(x, y), b.maximum(b.reshape(x, (60,)), b.const([5], DType.INT32))
 
 
+def _reshaped_again(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """The first operand is a RESHAPE, which the other operator reads a RESHAPE of."""
+    first = b.reshape(b.maximum(x, b.const([5], DType.INT32)), (4, 3, 1, 5))
+    return b.maximum(first, y), b.maximum(b.reshape(first, (60,)), b.const([7], DType.INT32))
+
+
 def _read_twice(b: Builder, x: Value) -> Value:
     return b.maximum(b.reshape(x, (10, 1, 8)), b.reshape(x, (1, 10, 8)))
 
@@ -515,6 +521,7 @@ MISTAKES = (
     Mistake(
         "reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD
     ),
+    Mistake("reshaped_again", _reshaped_again, (((60,), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD),
     Mistake("activation", lambda b, x: _reversed(b, _mixed(b, x)), (((2, 3, 5, 6), DType.INT8),), _ALL),
     Mistake(
         "activation_of_a_view",
@@ -614,6 +621,12 @@ RIGHT = (
         (((1, 21, 4), DType.INT8), ((1, 5), DType.INT32)),
         (),
         _NEW,
+    ),
+    Mistake(
+        "one_number_by_another",
+        lambda b, x: b.maximum(x, b.const(np.full((1,) * 5, 3), DType.INT32)),
+        (((1,) * 5, DType.INT32),),
+        (),
     ),
     Mistake("moved_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 1.0, 0, 3), (_IMAGE,), ()),
     Mistake("scaled_clipped_maximum", _scaled_clipped, (_IMAGE,), ()),

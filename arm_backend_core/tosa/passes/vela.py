@@ -248,9 +248,12 @@ def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Another reads a RESHAPE of the value, and Vela takes that shape for it; a result of the graph may be so read."""
-    own = producer(value, "RESHAPE")
-    readers = rewriter.users(own.inputs[0] if own else value)
-    return readers is None or any(reader.kind == "RESHAPE" and reader is not own for reader in readers)
+    views, own = [value], set[Op]()
+    while (view := producer(views[-1], "RESHAPE")) is not None:
+        views.append(view.inputs[0])
+        own.add(view)
+    readers = {reader for view in views for reader in rewriter.users(view) or () if reader.kind == "RESHAPE"}
+    return rewriter.users(views[-1]) is None or not readers <= own
 
 
 def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:

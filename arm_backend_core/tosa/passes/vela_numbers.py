@@ -262,7 +262,8 @@ def _is_one_of_five(op: Op, rewriter: Rewriter) -> bool:
     """
     shape, first = op.output.shape, op.inputs[0]
     single = first.size == 1 and (first.data is None or first.dtype is DType.INT32)
-    return len(shape) > 4 and single and all(value.size == 1 or value.shape == shape for value in op.inputs)
+    several = len(shape) > 4 and prod(shape) > 1
+    return several and single and all(value.size == 1 or value.shape == shape for value in op.inputs)
 
 
 def _four_dimensions(op: Op, found: bool, rewriter: Rewriter) -> Value:
