@@ -433,6 +433,20 @@ def test_constants_of_many_rows_are_fetched_once(rows: int, is_taken: bool) -> N
     assert [op.kind for op in graphs[1].ops].count("MAXIMUM") == 2 * is_taken
 
 
+@pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
+def test_scales_of_maxima_are_products(dtype: DType, emulator: Emulator) -> None:
+    """Not lost, and with the bounds that Vela's estimate wants."""
+    graphs = []
+    for spec in SPECS:
+        case = Case(5, spec)
+        peaks = case.b.max_pool2d(case.input(1, 32, 32, 32, dtype=dtype), (2, 2), (2, 2), (0, 0, 0, 0))
+        case.graph.outputs = [case.b.rescale(peaks, dtype, 0.7)]
+        graphs.append(case.check(None, emulator))
+    bounded = ["MAX_POOL2D", "CLAMP", "MUL", "RESCALE", "CLAMP"]
+    kept = ["MAX_POOL2D", "RESCALE"] if dtype is DType.INT8 else ["MAX_POOL2D", "MUL", "RESCALE"]
+    assert graphs == [kept if spec.target.family == "ethos-u85" else bounded for spec in SPECS]
+
+
 @pytest.mark.parametrize(("size", "is_taken"), [(144, True), (160, False)])
 def test_blocks_of_weights_are_filled(size: int, is_taken: bool) -> None:
     """Where channels are missing: to 144 of 160 it takes a twentieth less."""

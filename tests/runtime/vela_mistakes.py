@@ -18,6 +18,7 @@ _OLD = ("ethos-u55-128", "ethos-u65-256")
 _NEW = ("ethos-u85-256",)
 _SMALL = ("ethos-u55-32", "ethos-u55-64")
 _ALL = (*_OLD, *_NEW)
+_IMAGE, _WIDE_IMAGE = (((1, 4, 6, 8), dtype) for dtype in (DType.INT8, DType.INT16))
 #: On which NPUs programs write beyond their tensors.
 DAMAGING = {
     "column": _ALL,
@@ -89,6 +90,13 @@ def _sliced_dilated(b: Builder, x: Value) -> Value:
     return b.rescale(wide, DType.INT8, 0.125)
 
 
+def _sliced_and_dilated(b: Builder, x: Value) -> Value:
+    """Two mistakes at one operator: a part of an image, with fewer rows and columns than a step between taps."""
+    weight = b.const(np.arange(4 * 2 * 3).reshape(3, 2, 2, 2) - 11, DType.INT8)
+    part, bias = b.slice(x, (0, 1, 1, 0), (1, 3, 3, 2)), b.const([5, 6, 7], DType.INT32)
+    return b.rescale(b.conv2d(part, weight, bias, pad=(2, 2, 2, 2), dilation=(5, 5)), DType.INT8, 0.01)
+
+
 def _sliced_transposed(b: Builder, x: Value) -> Value:
     weight = b.const(np.arange(1, 10).reshape(1, 3, 3, 1), DType.INT8)
     part = b.slice(x, (0, 1, 0, 0), (1, 2, 2, 1))
@@ -150,6 +158,12 @@ def _clamped(b: Builder, x: Value) -> Value:
 
 def _reshaped_broadcast(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return b.maximum(x, y), b.maximum(b.reshape(x, (60,)), b.const([5], DType.INT32))
+
+
+def _reshaped_again(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """The first operand is a RESHAPE, which the other operator reads a RESHAPE of."""
+    first = b.reshape(b.maximum(x, b.const([5], DType.INT32)), (4, 3, 1, 5))
+    return b.maximum(first, y), b.maximum(b.reshape(first, (60,)), b.const([7], DType.INT32))
 
 
 def _read_twice(b: Builder, x: Value) -> Value:
@@ -434,17 +448,57 @@ def _tables_of_two_widths(b: Builder, x: Value, y: Value) -> Value:
     return b.rescale(b.table(product, falling), DType.INT16, 1 / 128)
 
 
+def _pooled(b: Builder, x: Value) -> Value:
+    return b.max_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0))
+
+
+def _scaled_peaks(b: Builder, x: Value) -> Value:
+    """Past a RESHAPE, by a whole number, with a zero point and a clip behind."""
+    peaks = b.reshape(b.reduce("REDUCE_MAX", x, 2), (4, 8))
+    return b.clamp(b.rescale(peaks, DType.INT8, 2.0, 0, 3), -50, 60)
+
+
+def _scaled_twice(b: Builder, x: Value) -> Value:
+    """Past RESCALEs by 1, which Vela leaves out."""
+    return b.rescale(b.rescale(_pooled(b, x), DType.INT32, 1.0), DType.INT8, 0.9)
+
+
+def _channel_scales(b: Builder, x: Value, *, pooled: bool) -> Value:
+    return b.rescale(_pooled(b, x) if pooled else x, DType.INT8, np.linspace(0.5, 0.9, 8), 0 if pooled else 3, 4)
+
+
+def _scaled_clipped(b: Builder, x: Value) -> Value:
+    return b.rescale(b.clamp(_pooled(b, x), -50, 60), DType.INT8, 0.7)
+
+
+def _scaled_by_two(b: Builder, x: Value) -> tuple[Value, ...]:
+    """With two readers, so that Vela scales neither with the maximum."""
+    peaks = _pooled(b, x)
+    return b.rescale(b.reshape(peaks, (6, 8)), DType.INT8, 0.7), b.rescale(peaks, DType.INT8, 0.6)
+
+
+def _average(b: Builder, x: Value) -> Value:
+    return b.avg_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0))
+
+
 MISTAKES = (
     Mistake("narrowing_cast", _narrow, (((2, 8), DType.INT8),), _OLD),
     Mistake("chained_cast", _narrow_in_chain, (((2, 8), DType.INT8),), _NEW, _NEW),
     Mistake("chained_casts", _widened_again, (((2, 8), DType.INT8),), _ALL),
     Mistake("unequal_scales", _difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _OLD),
+    Mistake("scaled_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 0.7), (_IMAGE,), _OLD),
+    Mistake("scaled_wide_maximum", lambda b, x: b.rescale(_pooled(b, x), x.dtype, 0.7), (_WIDE_IMAGE,), _OLD),
+    Mistake("scaled_peaks", _scaled_peaks, (_IMAGE,), _OLD),
+    Mistake("scaled_twice", _scaled_twice, (_IMAGE,), _OLD),
+    Mistake("channel_scales", partial(_channel_scales, pooled=False), (_IMAGE,), _OLD),
+    Mistake("channel_scales_of_maxima", partial(_channel_scales, pooled=True), (_IMAGE,), _OLD),
     Mistake("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _OLD),
     Mistake("one_of_five", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _OLD),
     Mistake("part_of_five", _part_of_five, (((1, 1, 1, 2, 2), DType.INT8), ((1, 2, 2, 3), DType.INT8)), _OLD),
     Mistake("sliced_batches", _sliced, (((2, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("sliced_multiplied", _sliced_multiplied, (((1, 2, 2, 3), DType.INT8),), _ALL),
     Mistake("sliced_dilated", _sliced_dilated, (((1, 7, 6, 1), DType.INT8),), _ALL),
+    Mistake("sliced_and_dilated", _sliced_and_dilated, (((1, 5, 5, 2), DType.INT8),), _ALL),
     Mistake("sliced_transposed", _sliced_transposed, (((1, 3, 2, 1), DType.INT8),), _ALL),
     Mistake("sliced_maximum", _sliced_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("sliced_among_others", _sliced_among_others, (((4, 5), DType.INT8),), _ALL),
@@ -467,6 +521,7 @@ MISTAKES = (
     Mistake(
         "reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD
     ),
+    Mistake("reshaped_again", _reshaped_again, (((60,), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD),
     Mistake("activation", lambda b, x: _reversed(b, _mixed(b, x)), (((2, 3, 5, 6), DType.INT8),), _ALL),
     Mistake(
         "activation_of_a_view",
@@ -567,6 +622,16 @@ RIGHT = (
         (),
         _NEW,
     ),
+    Mistake(
+        "one_number_by_another",
+        lambda b, x: b.maximum(x, b.const(np.full((1,) * 5, 3), DType.INT32)),
+        (((1,) * 5, DType.INT32),),
+        (),
+    ),
+    Mistake("moved_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 1.0, 0, 3), (_IMAGE,), ()),
+    Mistake("scaled_clipped_maximum", _scaled_clipped, (_IMAGE,), ()),
+    Mistake("maximum_scaled_by_two", _scaled_by_two, (_IMAGE,), ()),
+    Mistake("scaled_average", lambda b, x: b.rescale(_average(b, x), DType.INT8, 0.7), (_IMAGE,), ()),
     Mistake("turned", lambda b, x: _widened(b, b.transpose(x, (1, 0, 2))), (((7, 5, 9), DType.INT8),), ()),
     Mistake("turned_image", lambda b, x: b.transpose(x, (0, 3, 1, 2)), (((1, 8, 8, 64), DType.INT8),), ()),
 )
