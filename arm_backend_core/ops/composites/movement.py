@@ -37,12 +37,20 @@ def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]
 
 @made_of(aten.unfold.default, aten.unfold_copy.default)
 def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Every ``step``-th stretch of ``size`` elements along ``dim``; their elements are a new last dimension."""
+    """Every ``step``-th stretch of ``size`` elements along ``dim``; their elements are a new last dimension.
+
+    Rows of as many elements as divide both are picked together.
+    """
     if not x.dim():
         return x.reshape(1)
-    axis = dim % x.dim()
-    places = [[start + i for i in range(size)] for start in range(0, x.shape[axis] - size + 1, step)]
-    picked = torch.index_select(x, axis, torch.tensor(places).reshape(-1))
+    axis, row = dim % x.dim(), math.gcd(size, step)
+    places = [
+        [start + i for i in range(size // row)] for start in range(0, (x.shape[axis] - size) // row + 1, step // row)
+    ]
+    rows = x.narrow(axis, 0, x.shape[axis] // row * row).unflatten(axis, (-1, row)) if row > 1 else x
+    picked = torch.index_select(rows, axis, torch.tensor(places).reshape(-1))
+    if row > 1:
+        picked = picked.flatten(axis, axis + 1)
     return picked.unflatten(axis, (len(places), size)).movedim(axis + 1, -1)
 
 
