@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
 from arm_backend_core.permutation import Layout, identity
 
 #: Metadata of what a recurrent layer's step consists of: what has it in common is in the same place of its steps.
@@ -229,10 +230,34 @@ def first_result(node: Node) -> torch.Tensor | None:
     return first if isinstance(first, torch.Tensor) else None
 
 
+def result_kind(node: Node) -> ScalarKind | None:
+    """What the elements of ``node``'s (first) result are; None for what is no tensor.
+
+    Raises:
+        ModelError: their type is of no kind that a program can hold.
+    """
+    first = first_result(node)
+    return None if first is None else kind_of(first.dtype)
+
+
 def is_float(node: Node) -> bool:
     """Whether ``node``'s (first) result is a floating-point tensor."""
-    first = first_result(node)
-    return first is not None and first.dtype.is_floating_point
+    return result_kind(node) is ScalarKind.FLOAT
+
+
+def is_integer(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a tensor of integers; one of booleans is not."""
+    return result_kind(node) is ScalarKind.INTEGER
+
+
+def is_complex(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a complex tensor."""
+    return result_kind(node) is ScalarKind.COMPLEX
+
+
+def is_countable(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a tensor of integers or booleans, which count as 0 and 1."""
+    return result_kind(node) in COUNTABLE
 
 
 def source_line(node: Node) -> str:

@@ -18,7 +18,8 @@ from torch.fx import Node
 
 from arm_backend_core.aten import fourier
 from arm_backend_core.aten.fourier import SHORT_TIME, Pair
-from arm_backend_core.nodes import first_result, is_float, is_implicit, overload_of
+from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.nodes import is_complex, is_float, is_implicit, overload_of
 from arm_backend_core.ops.composites import divisor
 from arm_backend_core.ops.registry import Kind, find
 
@@ -29,7 +30,7 @@ def concerns(node: Node) -> bool:
     """Whether ``node`` reads or makes complex numbers, also inside of itself, and is not what stands behind a pair."""
     if overload_of(node.target) is None or node.target is aten.view_as_complex.default:
         return False
-    return node.target in SHORT_TIME or any(_is_complex(x) for x in (node, *node.all_input_nodes))
+    return node.target in SHORT_TIME or any(is_complex(x) for x in (node, *node.all_input_nodes))
 
 
 def on_pairs(node: Node, call: Callable[..., Any], constants: Container[Node]) -> Node | None:
@@ -44,11 +45,11 @@ def on_pairs(node: Node, call: Callable[..., Any], constants: Container[Node]) -
         x: x.args[0]
         if x.target is aten.view_as_complex.default
         else call(aten.view_as_real.default, torch.view_as_real, x)
-        for x in filter(_is_complex, sources)
+        for x in filter(is_complex, sources)
         if x.target is aten.view_as_complex.default or x.op == "placeholder" or x in constants
     }
     rule = _rule(node)
-    if rule is None or any(_is_complex(x) and x not in pairs for x in sources):
+    if rule is None or any(is_complex(x) and x not in pairs for x in sources):
         return None
 
     def function(*tensors: Tensor) -> Tensor:
@@ -62,11 +63,6 @@ def on_pairs(node: Node, call: Callable[..., Any], constants: Container[Node]) -
     return written
 
 
-def _is_complex(node: Node) -> bool:
-    first = first_result(node)
-    return first is not None and first.dtype.is_complex
-
-
 def _rule(node: Node) -> Callable[..., Any] | None:
     overload = overload_of(node.target)
     assert overload is not None
@@ -74,7 +70,7 @@ def _rule(node: Node) -> Callable[..., Any] | None:
         return RULES[overload]
     record = find(node)
     real = any(map(is_float, node.all_input_nodes))  # indices and masks are the same for both parts
-    if record is not None and record.kind is Kind.SHARED and _is_complex(node) and not real:
+    if record is not None and record.kind is Kind.SHARED and is_complex(node) and not real:
         return lambda *args, **kwargs: Pair.of(*(overload(*_part(args, i), **kwargs) for i in (0, 1)))
     if is_implicit(overload):
         return lambda *args, **kwargs: overload.decompose(*_whole(args), **kwargs)
@@ -110,7 +106,7 @@ def _sum(x: Any, y: Any, alpha: float = 1, *, sign: int = 1) -> Pair:
 
 
 def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    if dtype is None or dtype.is_complex:
+    if dtype is None or kind_of(dtype) is ScalarKind.COMPLEX:
         return x if isinstance(x, Pair) else Pair.of(x, torch.zeros_like(x))
     return x.parts[0].to(dtype)
 
@@ -222,7 +218,7 @@ def _filled(size: Sequence[int], number: complex = 0, *, dtype: torch.dtype | No
 
 def _filled_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     like = _parts(x)[0]
-    if dtype is not None and not dtype.is_complex:
+    if dtype is not None and kind_of(dtype) is not ScalarKind.COMPLEX:
         return torch.full(like.shape, number, dtype=dtype)
     return _filled(like.shape, number, dtype=dtype or like.dtype.to_complex())
 

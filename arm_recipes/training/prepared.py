@@ -15,6 +15,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from arm_backend_core import events
+from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 from arm_recipes import inputs
 from arm_recipes.messages import ExportError, quiet
@@ -134,7 +135,7 @@ class Prepared(torch.nn.Module):
             ExportError: a parameter holds NaN or an infinity.
         """
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            if kind_of(tensor.dtype) is ScalarKind.FLOAT and not bool(tensor.isfinite().all()):
                 raise ExportError(self._not_finite(f"'{name}' holds NaN or an infinity"))
         last = Settle(self.settle)
         return replace(

@@ -220,3 +220,20 @@ def test_what_has_no_rule_stays_on_the_cpu() -> None:
     lowered = runner.lower(runner.export(function, (x,)), "fp")
     lowered.check_refused("acosh")
     torch.testing.assert_close(lowered.run((x,))[0], function(x))
+
+
+def test_complex_numbers_without_a_rule_are_not_cast_to_real_ones() -> None:
+    """They were taken for integers, being no floating-point numbers: the imaginary part was lost, 3 dB were left."""
+    case = Case("acosh", lambda x: torch.acosh(torch.fft.rfft(x)).abs() * 2, [Input((2, 6))])
+    module, inputs = runner.quantized(case, wide=True), case.sample()
+    lowered = runner.lower(runner.export(module, inputs), "int")
+    assert not lowered.program.graph.find_nodes(op="call_function", target=torch.ops.aten.to.dtype)
+    exact, made = case.module()(*inputs).double(), lowered.run(inputs)[0].double()
+    assert 10 * torch.log10(exact.square().sum() / (exact - made).square().sum()) > 60
+
+
+def test_a_refusal_of_complex_numbers_keeps_both_parts() -> None:
+    function = Case("acosh", lambda x: torch.acosh(torch.fft.rfft(x)).abs(), ()).module()
+    lowered = runner.lower(runner.export(function, (torch.linspace(-1, 1, 12).reshape(2, 6),)), "fp")
+    assert all(".to(torch.float32)" not in rejected.reason for rejected in lowered.log.rejected)
+    assert any("view_as_real" in rejected.reason for rejected in lowered.log.rejected)
