@@ -35,6 +35,7 @@ from arm_backend_core.nodes import (
     is_float,
     is_integer,
     is_quantize,
+    is_random,
     modules_of,
     operator_name,
     overload_of,
@@ -212,8 +213,7 @@ class Lowering:
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return self._to_float(item) if node in self.floats else item
-        random = torch.Tag.nondeterministic_seeded in getattr(overload_of(node.target), "tags", ())
-        if random and find(node) is None and DECLINED not in node.meta:
+        if is_random(node) and find(node) is None and DECLINED not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
         wide = getattr(first_result(node), "dtype", None) is torch.int64  # others are known to what reads them
         if is_integer(node) and not self._intervals.fits(node) and wide:

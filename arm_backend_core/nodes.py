@@ -70,10 +70,36 @@ def is_constant(node: Node, constants: Container[Node]) -> bool:
     if node.target is operator.getitem:
         return node.args[0] in constants
     overload = overload_of(node.target)
-    if overload is None or torch.Tag.nondeterministic_seeded in overload.tags or overload._schema.is_mutable:
+    if overload is None or overload._schema.is_mutable or is_random(node):
         return False
     known = all(source in constants for source in node.all_input_nodes)
     return known and first_result(node) is not None
+
+
+#: Random operators that PyTorch's tag does not tell, without what marks an in-place form.
+_UNTAGGED = {
+    *("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu"),
+    *("random", "binomial", "_sample_dirichlet", "normal_functional"),
+}
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """The arguments of an operator by name, its defaults included."""
+    names = cast(OpOverload, overload_of(node.target))._schema.arguments
+    given = {argument.name: value for argument, value in zip(names, node.args, strict=False)}
+    return {x.name: x.default_value for x in names if x.has_default_value()} | given | node.kwargs
+
+
+def is_random(node: Node) -> bool:
+    """Whether ``node`` draws random numbers in each call; a dropout of evaluation mode, or of nothing, does not."""
+    overload = overload_of(node.target)
+    if overload is None:
+        return False
+    name, known = overload._schema.name.partition("::")[2].removesuffix("_"), arguments_of(node)
+    if torch.Tag.nondeterministic_seeded not in overload.tags and name not in _UNTAGGED:
+        return False
+    rates = [known[key] for key in ("dropout", "dropout_p", "p") if key in known and ("dropout" in key + name)]
+    return known.get("train", known.get("training", True)) is not False and rates[:1] != [0.0]
 
 
 def mutates(node: Node) -> bool:

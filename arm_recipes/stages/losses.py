@@ -18,7 +18,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_backend_core.nodes import in_words, is_dequantize, is_quantize
+from arm_backend_core.nodes import in_words, is_dequantize, is_quantize, is_random
 from arm_backend_core.ops.loops import LOOP_OUT
 from arm_recipes.comparing.figures import Sums
 from arm_recipes.stages.walking import Walk, paths_of
@@ -101,7 +101,7 @@ def losses(model: Observed) -> dict[str, float]:
         none of a model with loops, where what starts one again stands before the operators that round it; of one that
         draws random numbers; and where PyTorch refuses what rounding makes of indices and sizes.
     """
-    if any(node.target is LOOP_OUT or _is_random(node) for node in model.graph.nodes):
+    if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}
     try:
         made = _Run(model, rounds=True).run(model.last.reset())
@@ -112,10 +112,6 @@ def losses(model: Observed) -> dict[str, float]:
         for spec, x, y in zip(model.output_specs, model.last.results, made, strict=True)
         if spec.kind is OutputKind.USER_OUTPUT and (sqnr := _sqnr(x, y)) is not None
     }
-
-
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _is_real(value: Any) -> bool:

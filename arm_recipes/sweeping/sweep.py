@@ -116,6 +116,8 @@ def captured(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, li
             warn(notes[0])
         only = models[METHOD]
         program = only if isinstance(only, ExportedProgram) else capture(METHOD, only, examples[0], None)
+        if program is only:
+            capture.inspect(METHOD, program, given=True)
     return program, list(examples) if given is None else given, examples, [*notes, *capture.notes]
 
 
