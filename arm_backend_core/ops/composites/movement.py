@@ -293,6 +293,8 @@ def _like(x: Tensor, value: Any) -> Tensor:
 @made_of(aten.index_copy.default, tell_quantized=True)
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
     """x with the rows of ``source`` at the indices along ``dim``; of equal indices the last counts."""
+    if not index.numel():
+        return x.clone()
     if not x.dim():
         return source.reshape(()).clone()
     hits = _hits(index.reshape(-1), x.shape[dim])  # [rows of source, places]
@@ -329,6 +331,8 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 @made_of(aten.scatter.src, tell_quantized=True)
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
     """x with the elements of ``source`` at the indices along ``dim``; of equal indices the last counts."""
+    if not index.numel():
+        return x.clone()
     hits, source = _scattered(x, dim, index, source)
     chosen = torch.gather(source, -1, _last(hits, -2, quantized).to(torch.int64))
     return torch.where(hits.any(-2), chosen, x.transpose(dim, -1)).transpose(dim, -1)
