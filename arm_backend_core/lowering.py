@@ -24,6 +24,7 @@ from arm_backend_core.aten.int64 import INT32, Intervals
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.fusion import Univariate, before_reader, is_term, merging_reader, univariate
+from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import (
     DECLINED,
     boundary_order,
@@ -32,7 +33,9 @@ from arm_backend_core.nodes import (
     is_constant,
     is_dequantize,
     is_float,
+    is_integer,
     is_quantize,
+    is_random,
     modules_of,
     operator_name,
     overload_of,
@@ -210,12 +213,10 @@ class Lowering:
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return self._to_float(item) if node in self.floats else item
-        random = torch.Tag.nondeterministic_seeded in getattr(overload_of(node.target), "tags", ())
-        if random and find(node) is None and DECLINED not in node.meta:
+        if is_random(node) and find(node) is None and DECLINED not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
-        dtype = getattr(first_result(node), "dtype", torch.bool)
-        known = dtype.is_floating_point or dtype is torch.bool
-        if not (known or self._intervals.fits(node)) and dtype is torch.int64:  # others are known to what reads them
+        wide = getattr(first_result(node), "dtype", None) is torch.int64  # others are known to what reads them
+        if is_integer(node) and not self._intervals.fits(node) and wide:
             raise Unsupported(
                 "its int64 result may exceed int32, which is all that TOSA has; compute with .to(torch.int32) values"
             )
@@ -419,7 +420,7 @@ def _agrees(item: Tensor | Univariate, wanted: torch.Tensor) -> bool:
     if tensor.shape != tuple(wanted.shape):
         return False
     if tensor.q is not None:
-        return tensor.value.dtype is tensor.q.dtype and wanted.dtype.is_floating_point
+        return tensor.value.dtype is tensor.q.dtype and kind_of(wanted.dtype) is ScalarKind.FLOAT
     return tensor.value.dtype is dtype_of(wanted.dtype)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
 from arm_backend_core.permutation import Layout, identity
 
 #: Metadata of what a recurrent layer's step consists of: what has it in common is in the same place of its steps.
@@ -69,10 +70,36 @@ def is_constant(node: Node, constants: Container[Node]) -> bool:
     if node.target is operator.getitem:
         return node.args[0] in constants
     overload = overload_of(node.target)
-    if overload is None or torch.Tag.nondeterministic_seeded in overload.tags or overload._schema.is_mutable:
+    if overload is None or overload._schema.is_mutable or is_random(node):
         return False
     known = all(source in constants for source in node.all_input_nodes)
     return known and first_result(node) is not None
+
+
+#: Random operators that PyTorch's tag does not tell, without what marks an in-place form.
+_UNTAGGED = {
+    *("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu"),
+    *("random", "binomial", "_sample_dirichlet", "normal_functional"),
+}
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """The arguments of an operator by name, its defaults included."""
+    names = cast(OpOverload, overload_of(node.target))._schema.arguments
+    given = {argument.name: value for argument, value in zip(names, node.args, strict=False)}
+    return {x.name: x.default_value for x in names if x.has_default_value()} | given | node.kwargs
+
+
+def is_random(node: Node) -> bool:
+    """Whether ``node`` draws random numbers in each call; a dropout of evaluation mode, or of nothing, does not."""
+    overload = overload_of(node.target)
+    if overload is None:
+        return False
+    name, known = overload._schema.name.partition("::")[2].removesuffix("_"), arguments_of(node)
+    if torch.Tag.nondeterministic_seeded not in overload.tags and name not in _UNTAGGED:
+        return False
+    rates = [known[key] for key in ("dropout", "dropout_p", "p") if key in known and ("dropout" in key + name)]
+    return known.get("train", known.get("training", True)) is not False and rates[:1] != [0.0]
 
 
 def mutates(node: Node) -> bool:
@@ -229,10 +256,34 @@ def first_result(node: Node) -> torch.Tensor | None:
     return first if isinstance(first, torch.Tensor) else None
 
 
+def result_kind(node: Node) -> ScalarKind | None:
+    """What the elements of ``node``'s (first) result are; None for what is no tensor.
+
+    Raises:
+        ModelError: their type is of no kind that a program can hold.
+    """
+    first = first_result(node)
+    return None if first is None else kind_of(first.dtype)
+
+
 def is_float(node: Node) -> bool:
     """Whether ``node``'s (first) result is a floating-point tensor."""
-    first = first_result(node)
-    return first is not None and first.dtype.is_floating_point
+    return result_kind(node) is ScalarKind.FLOAT
+
+
+def is_integer(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a tensor of integers; one of booleans is not."""
+    return result_kind(node) is ScalarKind.INTEGER
+
+
+def is_complex(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a complex tensor."""
+    return result_kind(node) is ScalarKind.COMPLEX
+
+
+def is_countable(node: Node) -> bool:
+    """Whether ``node``'s (first) result is a tensor of integers or booleans, which count as 0 and 1."""
+    return result_kind(node) in COUNTABLE
 
 
 def source_line(node: Node) -> str:

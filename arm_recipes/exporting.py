@@ -86,7 +86,9 @@ def export(
     if verify:
         library()  # now: an export may take minutes
     models = inputs.models_by_method(model)
+    example_inputs = inputs.with_loaders(example_inputs)
     examples = inputs.examples_by_method(example_inputs, models)
+    notes = [] if sizes or dynamic_shapes else inputs.batch_notes(example_inputs, models, examples)
     sized: dict[str, Sized] = {}
     if sizes is not None:
         models, examples, sized = expanded(models, examples, dynamic_shapes, sizes)
@@ -113,7 +115,7 @@ def export(
         progress=progress,
         sized=sized,
     )
-    result = _run(pipeline, models, cache)
+    result = _run(pipeline, models, notes, cache)
     for budget in budgets(recipe):
         budget.check(result)
     if verify:
@@ -125,18 +127,21 @@ def export(
     return result
 
 
-def _run(pipeline: Pipeline, models: dict[str, inputs.Model], cache: CachedExport | None = None) -> ExportResult:
-    """The export itself, or what the cache has of it."""
+def _run(
+    pipeline: Pipeline, models: dict[str, inputs.Model], told: list[str], cache: CachedExport | None = None
+) -> ExportResult:
+    """The export itself, or what the cache has of it; ``told`` is what there is to say about its inputs."""
     from arm_backend_core import events
 
-    notes = []
+    notes = list(told)
     with old_objects_apart(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
         if training:
             which = ", ".join(f"'{method}'" for method in training)
             notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")
-            warn(notes[0])
+        for note in notes:
+            warn(note)
         if cache is not None:
-            found = cache.find(pipeline, training, make=lambda: _run(pipeline, models))
+            found = cache.find(pipeline, notes, make=lambda: _run(pipeline, models, told))
             if found is not None:
                 return found
         with noting() as said:

@@ -168,6 +168,51 @@ def without_labels(model: Model, sample: Any) -> Any:
     return sample[: sum(parameter.kind in positional for parameter in parameters)]
 
 
+def with_loaders(example_inputs: Any) -> Any:
+    """Example inputs, by method if they were, with the ``DataLoader`` in place of a function that returns one."""
+    if isinstance(example_inputs, Mapping):
+        return {method: with_loaders(given) for method, given in example_inputs.items()}
+    if not callable(example_inputs):
+        return example_inputs
+    found = example_inputs()
+    return found if isinstance(found, DataLoader) else lambda: found
+
+
+def batch_notes(example_inputs: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
+    """What to tell of methods that are about to be captured with a batch of a ``DataLoader``.
+
+    A program that is captured already has its batch, and tensors that are given as such are what is wanted.
+
+    Args:
+        example_inputs: as they were given, ``with_loaders``.
+        examples: what ``examples_by_method`` made of them.
+    """
+    given = example_inputs if isinstance(example_inputs, Mapping) else dict.fromkeys(models, example_inputs)
+    notes = []
+    for method, model in models.items():
+        loader = given.get(method)
+        if isinstance(model, ExportedProgram) or not isinstance(loader, DataLoader):
+            continue
+        size = _batch_size(loader, examples[method][0])
+        if size > 1:
+            notes.append(
+                f"the DataLoader's batches of {size} make '{method}' a program of batch {size}, which computes {size} "
+                "items in every run: for one at a time give DataLoader(..., batch_size=1); or one sample as "
+                "example_inputs, and the DataLoader as the recipe's calibration, which splits its batches"
+            )
+    return notes
+
+
+def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
+    """Items of the first batch; 1 where the loader puts none together, or its batches have no first dimension."""
+    tensors = [leaf for leaf in Pattern.of_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
+    sizes = {tensor.shape[0] if tensor.dim() else 1 for tensor in tensors}
+    if loader.batch_sampler is None or len(sizes) != 1:
+        return 1
+    (size,) = sizes
+    return size if loader.batch_size is None or size <= loader.batch_size else 1
+
+
 def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
     """Refuse dynamic shapes, for recipes whose every partitioner compiles for fixed shapes.
 

@@ -31,6 +31,7 @@ from torch.fx.passes.infra.pass_base import PassResult
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.int64 import INT32, Intervals
+from arm_backend_core.kinds import COUNTABLE, kind_of
 from arm_backend_core.nodes import drop_unread, overload_of
 
 __all__ = [
@@ -195,7 +196,7 @@ def _numbers(module: GraphModule) -> dict[Node, Tensor]:
             value = attrgetter(str(node.target))(module)
         else:
             value = getattr(node.meta.get("val"), "constant", None) if node.op == "placeholder" else None
-        if isinstance(value, Tensor) and value.numel() == 1 and not (value.is_floating_point() or value.is_complex()):
+        if isinstance(value, Tensor) and value.numel() == 1 and kind_of(value.dtype) in COUNTABLE:
             found[node] = value
     return found
 

@@ -143,6 +143,9 @@ class Pipeline:
         stages = list(self._recipe.pipeline_stages or self._default_stages())
         if stages[-1] is not StageType.TO_EXECUTORCH:
             raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
+        for method, model in self._models.items():
+            if isinstance(model, ExportedProgram):
+                self._capture.inspect(method, model, given=True)
         self._run_stages(stages)
 
     def captured(self) -> dict[str, ExportedProgram]:

@@ -61,6 +61,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
     from arm_recipes.stages import edge_manager
     from arm_recipes.stages.block_scaled import mx_recipe
     from arm_recipes.stages.budgets import CheckBudgets
+    from arm_recipes.stages.empty_tensors import replace_empty_tensors
     from arm_recipes.stages.loops import WithLoops
     from arm_recipes.stages.lowering import lowering_recipe
     from arm_recipes.stages.quantization import quantization_recipe
@@ -84,7 +85,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
         # VGF runtimes, and those on Linux, have ExecuTorch's own kernels, which the partitioner loads.
         if target != "VGF" and not given.get("direct_drive"):
             passes.append(edge_manager.cortex_m_boundary)
-    passes.append(share_weights)
+    passes += [replace_empty_tensors, share_weights]
     passes.append(CheckRunnable(given["require_runnable"]))
     sram, flash = (given.get(name) and options.byte_count(given[name]) for name in ("sram_budget", "flash_budget"))
     if sram or flash:

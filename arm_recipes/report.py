@@ -90,11 +90,17 @@ class TensorInfo:
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the program takes for a tensor of the model: integers for real numbers where it is quantized."""
-        return self.quantize(tensor) if self.scale is not None and tensor.is_floating_point() else tensor
+        from arm_backend_core.kinds import ScalarKind, kind_of
+
+        quantizes = self.scale is not None and kind_of(tensor.dtype) is ScalarKind.FLOAT
+        return self.quantize(tensor) if quantizes else tensor
 
     def real(self, tensor: torch.Tensor) -> torch.Tensor:
         """What a tensor of the program is in the model: real numbers for integers where it is quantized."""
-        return self.dequantize(tensor) if self.scale is not None and not tensor.is_floating_point() else tensor
+        from arm_backend_core.kinds import ScalarKind, kind_of
+
+        dequantizes = self.scale is not None and kind_of(tensor.dtype) is ScalarKind.INTEGER
+        return self.dequantize(tensor) if dequantizes else tensor
 
     def _parameters(self) -> tuple[float, int]:
         if self.scale is None or self.zero_point is None:

@@ -41,7 +41,7 @@ WORKAROUNDS = ("mistakes", "vela", "vela_numbers", "vela_shapes", "vela_tables")
 """Modules of ``tosa/passes`` that hold them."""
 
 LAYERS = (
-    {"errors", "dtype", "permutation", "qparams", "nodes", "workers"},
+    {"errors", "dtype", "kinds", "permutation", "qparams", "nodes", "workers"},
     {"targets"},
     {"tosa"},
     {"ops", "backends"},
@@ -262,6 +262,23 @@ def _texts(path: Path) -> set[str]:
     """String constants of a file: a late import may give a module's name as one."""
     nodes = ast.walk(_tree(path))
     return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def test_kinds_of_numbers_are_asked_for_by_name() -> None:
+    """What is no floating-point number may be an integer, a boolean or complex: ``kinds`` tells, for all.
+
+    Functions of tensors, which are traced, ask PyTorch's own methods.
+    """
+    asks = {"is_floating_point", "is_complex"}
+    found = {
+        f"{_module(path)}:{node.lineno}"
+        for package in (CORE, "arm_recipes")
+        for path in _sources(package)
+        if "composites" not in path.parts
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Attribute) and node.attr in asks
+    }
+    assert not found, f"ask arm_backend_core.kinds: {sorted(found)}"
 
 
 def test_lines_per_operator() -> None:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node, map_arg
 
 from arm_backend_core.aten.batch_norm import call
 from arm_backend_core.aten.constants import Constants, attribute
-from arm_backend_core.nodes import INTERVAL, is_float
+from arm_backend_core.nodes import INTERVAL, is_float, is_integer
 
 aten = torch.ops.aten
 _DIGIT = 4  #: bits of a digit: times a fraction of a turn it is below 2**31
@@ -55,7 +55,7 @@ class _Angles:
     def _whole(self, node: Node) -> Node | None:
         """The integers that ``node`` has as real numbers."""
         source = node.args[0] if node.target in _CASTS and is_float(node) else node
-        if isinstance(source, Node) and not is_float(source) and source.meta["val"].dtype is not torch.bool:
+        if isinstance(source, Node) and is_integer(source):
             return source
         return self._moved(node, self._whole)
 

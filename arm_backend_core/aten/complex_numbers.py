@@ -1,7 +1,7 @@
 """Operators on complex numbers as operators on pairs of real ones, in a last dimension: TOSA has no complex tensors.
 
-``view_as_complex`` stands behind each pair, so that an operator without a rule here still reads what it did. A discrete
-Fourier transform is a product with a matrix, along each dimension in turn.
+``view_as_complex`` stands behind each pair, so that an operator without a rule here still reads what it did. Fourier
+transforms are in ``fourier``.
 """
 
 from __future__ import annotations
@@ -10,43 +10,27 @@ import functools
 import math
 import operator
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.nodes import first_result, is_float, is_implicit, overload_of
+from arm_backend_core.aten import fourier
+from arm_backend_core.aten.fourier import SHORT_TIME, Pair
+from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.nodes import is_complex, is_float, is_implicit, overload_of
 from arm_backend_core.ops.composites import divisor
 from arm_backend_core.ops.registry import Kind, find
 
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True)
-class Pair:
-    """A complex tensor."""
-
-    data: Tensor
-
-    @property
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """Real and imaginary part."""
-        return self.data[..., 0], self.data[..., 1]
-
-    @staticmethod
-    def of(real: Tensor, imaginary: Tensor) -> Pair:
-        """From its parts."""
-        return Pair(torch.stack([real, imaginary], -1))
-
-
 def concerns(node: Node) -> bool:
-    """Whether ``node`` reads or makes complex numbers, and is not what stands behind a pair."""
+    """Whether ``node`` reads or makes complex numbers, also inside of itself, and is not what stands behind a pair."""
     if overload_of(node.target) is None or node.target is aten.view_as_complex.default:
         return False
-    return any(_is_complex(x) for x in (node, *node.all_input_nodes))
+    return node.target in SHORT_TIME or any(is_complex(x) for x in (node, *node.all_input_nodes))
 
 
 def on_pairs(node: Node, call: Callable[..., Any], constants: Container[Node]) -> Node | None:
@@ -61,11 +45,11 @@ def on_pairs(node: Node, call: Callable[..., Any], constants: Container[Node]) -
         x: x.args[0]
         if x.target is aten.view_as_complex.default
         else call(aten.view_as_real.default, torch.view_as_real, x)
-        for x in filter(_is_complex, sources)
+        for x in filter(is_complex, sources)
         if x.target is aten.view_as_complex.default or x.op == "placeholder" or x in constants
     }
     rule = _rule(node)
-    if rule is None or any(_is_complex(x) and x not in pairs for x in sources):
+    if rule is None or any(is_complex(x) and x not in pairs for x in sources):
         return None
 
     def function(*tensors: Tensor) -> Tensor:
@@ -79,11 +63,6 @@ def on_pairs(node: Node, call: Callable[..., Any], constants: Container[Node]) -
     return written
 
 
-def _is_complex(node: Node) -> bool:
-    first = first_result(node)
-    return first is not None and first.dtype.is_complex
-
-
 def _rule(node: Node) -> Callable[..., Any] | None:
     overload = overload_of(node.target)
     assert overload is not None
@@ -91,7 +70,7 @@ def _rule(node: Node) -> Callable[..., Any] | None:
         return RULES[overload]
     record = find(node)
     real = any(map(is_float, node.all_input_nodes))  # indices and masks are the same for both parts
-    if record is not None and record.kind is Kind.SHARED and _is_complex(node) and not real:
+    if record is not None and record.kind is Kind.SHARED and is_complex(node) and not real:
         return lambda *args, **kwargs: Pair.of(*(overload(*_part(args, i), **kwargs) for i in (0, 1)))
     if is_implicit(overload):
         return lambda *args, **kwargs: overload.decompose(*_whole(args), **kwargs)
@@ -127,7 +106,7 @@ def _sum(x: Any, y: Any, alpha: float = 1, *, sign: int = 1) -> Pair:
 
 
 def _cast(x: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    if dtype is None or dtype.is_complex:
+    if dtype is None or kind_of(dtype) is ScalarKind.COMPLEX:
         return x if isinstance(x, Pair) else Pair.of(x, torch.zeros_like(x))
     return x.parts[0].to(dtype)
 
@@ -239,7 +218,7 @@ def _filled(size: Sequence[int], number: complex = 0, *, dtype: torch.dtype | No
 
 def _filled_like(x: Any, number: Any, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
     like = _parts(x)[0]
-    if dtype is not None and not dtype.is_complex:
+    if dtype is not None and kind_of(dtype) is not ScalarKind.COMPLEX:
         return torch.full(like.shape, number, dtype=dtype)
     return _filled(like.shape, number, dtype=dtype or like.dtype.to_complex())
 
@@ -254,61 +233,6 @@ def _power(z: Pair, exponent: Any) -> Pair:
 def _sign(z: Pair) -> Pair:
     length = _length(z)
     return _product(z, 1 / divisor(length))
-
-
-# -- Fourier transforms --------------------------------------------------------------------------------------------
-
-
-def _waves(n: int, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of 2 * pi * j * k / n, [n, count]; rounded, so that they are 0 where they should be."""
-    angles = 2 * math.pi * (np.outer(np.arange(n), np.arange(count)) % n) / n
-    cosine, sine = (np.round(wave(angles), 15).astype(np.float32) for wave in (np.cos, np.sin))
-    return torch.tensor(cosine).to(like.dtype), torch.tensor(sine).to(like.dtype)
-
-
-def _along(x: Tensor, dim: int, matrix: Tensor) -> Tensor:
-    return torch.matmul(x.transpose(dim, -1), matrix).transpose(dim, -1)
-
-
-def _transformed(z: Pair, dims: Sequence[int], sign: int) -> Pair:
-    """Along ``dims``, with exp(sign * i * angle)."""
-    real, imaginary = z.parts
-    for dim in dims:
-        cosine, sine = _waves(real.shape[dim], real.shape[dim], real)
-        real, imaginary = (
-            _along(real, dim, cosine) - _along(imaginary, dim, sine) * sign,
-            _along(imaginary, dim, cosine) + _along(real, dim, sine) * sign,
-        )
-    return Pair.of(real, imaginary)
-
-
-def _factor(sizes: Sequence[int], normalization: int) -> float:
-    """ATen's three ways: none, by the root of the number of elements, by that number."""
-    return (1.0, math.prod(sizes) ** -0.5, 1 / math.prod(sizes))[normalization]
-
-
-def _real_to_complex(x: Tensor, dim: Sequence[int], normalization: int, onesided: bool) -> Pair:
-    n, last = x.shape[dim[-1]], dim[-1]
-    cosine, sine = _waves(n, n // 2 + 1 if onesided else n, x)
-    first = Pair.of(_along(x, last, cosine), -_along(x, last, sine))
-    factor = _factor([x.shape[d] for d in dim], normalization)
-    return Pair(_transformed(first, [d % x.dim() for d in dim[:-1]], -1).data * factor)
-
-
-def _complex_to_complex(z: Pair, dim: Sequence[int], normalization: int, forward: bool) -> Pair:
-    axes = [d % (z.data.dim() - 1) for d in dim]
-    factor = _factor([z.data.shape[d] for d in axes], normalization)
-    return Pair(_transformed(z, axes, -1 if forward else 1).data * factor)
-
-
-def _complex_to_real(z: Pair, dim: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
-    """Backward. Of the last dimension half is given: all but its ends count twice."""
-    axes = [d % (z.data.dim() - 1) for d in dim]
-    real, imaginary = _transformed(z, axes[:-1], 1).parts
-    cosine, sine = _waves(last_dim_size, real.shape[axes[-1]], real)
-    twice = torch.tensor([1.0 if 2 * k % last_dim_size == 0 else 2.0 for k in range(cosine.shape[1])])
-    result = _along(real, axes[-1], (cosine * twice).t()) - _along(imaginary, axes[-1], (sine * twice).t())
-    return result * _factor([*(z.data.shape[d] for d in axes[:-1]), last_dim_size], normalization)
 
 
 RULES: dict[Any, Callable[..., Any]] = {
@@ -376,7 +300,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     **{overload: _by_part(overload, 0, 2) for overload in (aten.masked_fill.Scalar, aten.masked_fill.Tensor)},
     aten.index_add.default: _by_part(aten.index_add.default, 0, 3),
     aten.where.self: _by_part(aten.where.self, 1, 2),
-    aten._fft_r2c.default: _real_to_complex,
-    aten._fft_c2c.default: _complex_to_complex,
-    aten._fft_c2r.default: _complex_to_real,
+    aten._fft_r2c.default: fourier.real_to_complex,
+    aten._fft_c2c.default: fourier.complex_to_complex,
+    aten._fft_c2r.default: fourier.complex_to_real,
+    **SHORT_TIME,
 }

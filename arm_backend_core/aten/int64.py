@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from arm_backend_core import events
+from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
 from arm_backend_core.nodes import INTERVAL, first_result, is_dequantize, is_float, overload_of, source_line
 from arm_backend_core.ops.registry import Kind, find
 
@@ -60,15 +61,15 @@ class Intervals:
         return self._known.get(node, node.meta.get(INTERVAL, INT32))
 
     def _of(self, x: Any) -> Interval | None:
-        """Elements of an operand; None for real numbers."""
+        """Elements of an operand; None for floating-point and complex numbers."""
         if not isinstance(x, Node):
             return (int(x), int(x)) if isinstance(x, int) else None
         value = self._constants.get(x, x.meta.get("val"))
-        if not isinstance(value, torch.Tensor) or value.dtype.is_floating_point or value.dtype.is_complex:
+        if not isinstance(value, torch.Tensor) or kind_of(value.dtype) not in COUNTABLE:
             return None
         if x in self._constants:
             return (int(value.min()), int(value.max())) if value.numel() else (0, 0)
-        if value.dtype is torch.bool:
+        if kind_of(value.dtype) is ScalarKind.BOOLEAN:
             return 0, 1
         if x.target is operator.getitem and x.args[1] == 1 and _name(x.all_input_nodes[0]) == "topk":
             return 0, _count(x.all_input_nodes[0])

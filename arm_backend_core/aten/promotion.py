@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.nodes import constant_nodes, first_result, is_float
+from arm_backend_core.nodes import constant_nodes, first_result, is_countable
 from arm_backend_core.ops.registry import Kind, find
 
 
@@ -32,5 +32,5 @@ def _counting(node: Node) -> Iterator[Node]:
     if record is not None and result is not None and result.dtype is torch.float32:
         for source in node.all_input_nodes if joins or record.kind is Kind.ELEMENTWISE else ():
             chooses = record.chooses and source is node.args[0]
-            if isinstance(source.meta.get("val"), torch.Tensor) and not is_float(source) and not chooses:
+            if isinstance(source.meta.get("val"), torch.Tensor) and is_countable(source) and not chooses:
                 yield source

@@ -13,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.casting import to_bool
 from arm_backend_core.ops.integers import aligned
-from arm_backend_core.ops.operands import Context, Tensor
+from arm_backend_core.ops.operands import Context, Tensor, dtype_of
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.graph import Value
@@ -23,11 +23,16 @@ Operand = Tensor | float
 
 
 def _numbers(cx: Context, *operands: Operand) -> list[Value]:
-    """Plain operands in one element type that the target compares: the floating-point one if there is any."""
+    """Plain operands in one element type that the target compares: the floating-point one if there is any.
+
+    Of two floating-point types that is the one that PyTorch compares in: a scalar tensor takes the other's.
+    """
     values = [x.value for x in operands if isinstance(x, Tensor)]
-    floats = [value.dtype for value in values if value.dtype.is_float]
+    floats = {value.dtype for value in values if value.dtype.is_float}
     fractional = any(isinstance(x, float) and not x.is_integer() for x in operands)
-    dtype = floats[0] if floats else DType.FP32 if fractional else DType.INT32
+    if len(floats) > 1:
+        floats = {dtype_of(torch.result_type(*(x.meta["val"] for x in cx.node.all_input_nodes)))}
+    dtype = floats.pop() if floats else DType.FP32 if fractional else DType.INT32
     if dtype is DType.INT32 and not cx.target.integer and all(value.dtype is DType.BOOL for value in values):
         dtype = DType.FP32
     return [_operand(cx, x, dtype) for x in operands]

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.nodes import is_random
 from arm_backend_core.ops.indexing import strided, take
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
@@ -63,7 +64,7 @@ def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
 )
 def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
     """Copies; dropout in eval mode. Memory format is not part of the value."""
-    if len(args) == 2 and args[1] is True:
+    if is_random(cx.node):
         raise Unsupported("dropout in training mode; call model.eval() before exporting")
     return x.value
 

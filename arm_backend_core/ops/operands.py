@@ -12,6 +12,7 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.ops.integers import Accumulator, Int
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
@@ -44,6 +45,11 @@ def dtype_of(dtype: torch.dtype) -> DType:
     Raises:
         Unsupported: TOSA has none (float64, complex).
     """
+    if kind_of(dtype) is ScalarKind.COMPLEX:
+        raise Unsupported(
+            f"TOSA has no complex numbers, and there is no rule for this operator on {dtype}: compute with the two "
+            "parts of torch.view_as_real(z)"
+        )
     if not has_type(dtype):
         raise Unsupported(f"TOSA has no element type for {dtype}; convert with .to(torch.float32) or .to(torch.int32)")
     return _DTYPES[dtype]

@@ -19,7 +19,16 @@ from torchao.quantization.pt2e.quantizer import (
 )
 
 from arm_backend_core.fusion import Regions, is_term
-from arm_backend_core.nodes import INTERVAL, PLACE, constant_nodes, in_words, is_float, is_state, overload_of
+from arm_backend_core.nodes import (
+    INTERVAL,
+    PLACE,
+    constant_nodes,
+    in_words,
+    is_countable,
+    is_float,
+    is_state,
+    overload_of,
+)
 from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.ops.registry import Kind, Record, find
 from arm_backend_core.quantizer.config import QuantizationConfig
@@ -342,7 +351,7 @@ def _casts_integers(node: Node) -> bool:
     """Whether ``node`` gives whole numbers as real ones."""
     record, sources = find(node), node.all_input_nodes
     moves = record is not None and record.kind is Kind.SHARED and is_float(node)
-    return moves and bool(sources) and not any(map(is_float, sources))
+    return moves and bool(sources) and all(map(is_countable, sources))
 
 
 def _interval(node: Node) -> tuple[float, float] | None:

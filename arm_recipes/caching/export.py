@@ -68,21 +68,19 @@ class CachedExport:
         own.calibration_inputs_fn, watched.quantization_recipe = self._samples, own
         return watched
 
-    def find(
-        self, pipeline: Pipeline, training: Sequence[str], make: Callable[[], ExportResult]
-    ) -> ExportResult | None:
+    def find(self, pipeline: Pipeline, notes: Sequence[str], make: Callable[[], ExportResult]) -> ExportResult | None:
         """What was made of the same before.
 
         Args:
             pipeline: captures the models.
-            training: methods whose models are in training mode, which a note tells.
+            notes: of the models and samples as they were given, which the report has.
             make: exports after all, for what a cache has not.
         """
         start = time.perf_counter()
         programs = pipeline.captured()
         captured = time.perf_counter()
         try:
-            self._key = self._key_of(programs, training)
+            self._key = self._key_of(programs, notes)
             saved = self._store.read(self._key)
         except Unknown as what:
             self._note(f"cache_dir: this export is not kept, as {what} is not part of what the cache can tell apart")
@@ -114,7 +112,7 @@ class CachedExport:
             self._store.write(self._key, Saved(result.report, b"".join(result._pieces), tuple(warnings)))
         result.report = replace(result.report, notes=(*result.report.notes, *self.notes))
 
-    def _key_of(self, programs: Mapping[str, ExportedProgram], training: Sequence[str]) -> str:
+    def _key_of(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:
         recipe = self.recipe
         if not isinstance(recipe, ArmRecipe):
             raise Unknown("a recipe that is combined, or not this package's,")
@@ -126,7 +124,7 @@ class CachedExport:
                 self._samples.read_all(Pattern.of_program(program))
             self._read = frozenset(self._samples.digests)
         sized = {name: one.told() for name, one in self._sized.items()}
-        more = sized, self._constants, list(training), sorted(self._read)
+        more = sized, self._constants, list(notes), sorted(self._read)
         return key_of(recipe, self._models, programs, self._examples, more)
 
     def _note(self, text: str) -> None:

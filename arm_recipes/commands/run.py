@@ -61,9 +61,11 @@ def _run(given: argparse.Namespace) -> None:
 
 def _rows(names: Sequence[str], found: Sequence[Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """What is told of each output of each sample."""
+    from arm_recipes.comparing.figures import in_float64
+
     for sample, outputs in enumerate(found):
         for name, tensor in zip(names, outputs, strict=True):
-            values = tensor.detach().reshape(-1).double()
+            values = in_float64(tensor.detach()).reshape(-1)
             yield {
                 "sample": sample,
                 "name": name,

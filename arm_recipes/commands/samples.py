@@ -169,12 +169,16 @@ def _tensor(array: Array, slot: TensorInfo, what: str) -> Any:
     """As the input's dtype, where no number changes its kind; real numbers of a quantized input are quantized."""
     import torch
 
+    from arm_backend_core.kinds import ScalarKind, kind_of
+
     tensor = torch.from_numpy(array.copy(order="C"))
     dtype: torch.dtype = getattr(torch, slot.dtype)
-    if tensor.is_floating_point() and slot.scale is not None and not dtype.is_floating_point:
+    given, taken = kind_of(tensor.dtype), kind_of(dtype)
+    if given is ScalarKind.FLOAT and slot.scale is not None and taken is ScalarKind.INTEGER:
         return slot.quantize(tensor)
-    kinds = [(kind.is_floating_point, kind is torch.bool) for kind in (tensor.dtype, dtype)]
-    if kinds[0] != kinds[1] or (not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor) and not kinds[1][0]):
+    if given is not taken or (
+        taken is ScalarKind.INTEGER and not torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
+    ):
         raise ValueError(
             f"{what}: input '{slot.name}' is {slot.dtype}, the array {array.dtype}: convert it, with the scaling that "
             "the model was trained with"

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
+
 Metric = Callable[[Any, Any], Any]
 
 
@@ -99,13 +101,13 @@ def flat_labels(labels: Any) -> Tensor:
         raise ValueError(
             f"labels: must be integers, one for each item, in a list, an array or a tensor: {error}"
         ) from error
-    if flat.is_floating_point() or flat.is_complex():
+    if kind_of(flat.dtype) not in COUNTABLE:
         raise ValueError(f"labels: must be integers, numbers of classes; got {flat.dtype}: use metric= for other tasks")
     return flat.long().cpu()
 
 
 def _scores(output: Any) -> Tensor:
-    if not isinstance(output, Tensor) or not output.is_floating_point() or not output.dim():
+    if not isinstance(output, Tensor) or kind_of(output.dtype) is not ScalarKind.FLOAT or not output.dim():
         what = f"{output.dtype}{list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise ValueError(
             f"labels: the first output is {what}, no scores of classes; give metric=, a function of outputs and sample"

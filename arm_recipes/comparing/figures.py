@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from arm_backend_core.kinds import ScalarKind, kind_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -186,9 +188,16 @@ def _most(one: float, other: float) -> float:
 _EXTREMES: dict[str, Callable[[float, float], float]] = {"largest": _most, "low": min, "high": max, "usual": max}
 
 
+def in_float64(x: Tensor) -> Tensor:
+    """In float64; of complex numbers both parts of each."""
+    if kind_of(x.dtype) is ScalarKind.COMPLEX:
+        x = torch.view_as_real(x.resolve_conj())
+    return x.double()
+
+
 def _flat(x: Tensor) -> Tensor:
     """In a row, as float32 where it is that: a sum of squares so is good to a millionth, in a tenth of the time."""
-    return x.reshape(-1) if x.dtype is torch.float32 else x.reshape(-1).double()
+    return x.reshape(-1) if x.dtype is torch.float32 else in_float64(x).reshape(-1)
 
 
 def _energy(x: Tensor) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes.comparing.figures import Losses, Sums
 from arm_recipes.comparing.plan import Evaluation, Plan, Row
 from arm_recipes.comparing.taps import Taps, in_order
@@ -210,7 +211,7 @@ def effects_of(plan: Plan, rows: Sequence[Row], inputs: Sequence[Tensor]) -> dic
             if row.name in names and row.grid is not None:
                 rounded[row.name] = row.grid.rounded(values.right if values.unrounded is None else values.unrounded)
         right = evaluation.outputs
-        place = next((i for i, x in enumerate(right) if isinstance(x, Tensor) and x.is_floating_point()), None)
+        place = next((i for i, x in enumerate(right) if _is_float(x)), None)
         found: dict[str, Sums] = {}
         if place is None:
             return found
@@ -274,3 +275,7 @@ def _configured() -> bool:
 
     backend, jobs = get_active_backend()
     return jobs is not None or not isinstance(backend, LokyBackend)
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and kind_of(value.dtype) is ScalarKind.FLOAT

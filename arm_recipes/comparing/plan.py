@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.conditions import inline_conditions
 from arm_backend_core.aten.functionalize import functional
+from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import (
     boundary_source,
     is_dequantize,
@@ -449,4 +450,4 @@ def _rounded(step: Step, values: Mapping[str, Any]) -> Any:
 
 def _dequantized(step: Step, values: Mapping[str, Any]) -> Any:
     source = values[step.sources[0]]
-    return source if source.is_floating_point() else step(values.__getitem__)
+    return source if kind_of(source.dtype) is ScalarKind.FLOAT else step(values.__getitem__)

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
+from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_recipes.comparing.accuracy import flat_labels
 from arm_recipes.inputs import sample_list
 from arm_recipes.runtime.signature import Value
@@ -106,5 +106,5 @@ def _cut(sample: Any, arity: int) -> Any:
 def _labels(batches: Sequence[Any], arity: int) -> list[Tensor] | None:
     """Integers behind the inputs of a DataLoader's batches."""
     behind = [batch[arity] for batch in batches if isinstance(batch, (tuple, list)) and len(batch) > arity]
-    is_integer = [isinstance(x, Tensor) and not x.is_floating_point() and x.dtype is not torch.bool for x in behind]
+    is_integer = [isinstance(x, Tensor) and kind_of(x.dtype) is ScalarKind.INTEGER for x in behind]
     return behind if behind and len(behind) == len(batches) and all(is_integer) else None

@@ -37,11 +37,13 @@ def made_up(inputs: Sequence[Port]) -> list[Tensor]:
     """A sample for a program of which there are none: noise, and zeros where integers may be indices."""
     import torch
 
+    from arm_backend_core.kinds import ScalarKind, kind_of
+
     generator = torch.Generator().manual_seed(_SEED)
     values = []
     for port in inputs:
         shape, dtype = port.info.shape, getattr(torch, port.info.dtype)
-        if dtype.is_floating_point:
+        if kind_of(dtype) is ScalarKind.FLOAT:
             values.append(torch.randn(shape, generator=generator).to(dtype))
         elif port.info.scale is not None:
             limits = torch.iinfo(dtype)

@@ -37,6 +37,8 @@ def checked_input(index: int, expected: Value, described: PteTensor | str, given
     """
     import torch
 
+    from arm_backend_core.kinds import ScalarKind, kind_of
+
     what = f"input {index} ('{expected.name}')"
     if isinstance(described, str):  # a number or the like: the runtime checks it
         return given
@@ -45,7 +47,7 @@ def checked_input(index: int, expected: Value, described: PteTensor | str, given
     dtype = str(given.dtype).removeprefix("torch.")
     if dtype != described.dtype or not described.takes(tuple(given.shape)):
         hint = ""
-        if given.is_floating_point() and getattr(expected, "scale", None) is not None:
+        if kind_of(given.dtype) is ScalarKind.FLOAT and getattr(expected, "scale", None) is not None:
             hint = f"; quantize real numbers with inputs[{index}].quantize(...)"
         raise ValueError(f"{what} must be {expected}; got {dtype}{list(given.shape)}{hint}")
     # The runtime takes memory as it lies, so it must lie as the program says.

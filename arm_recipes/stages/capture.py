@@ -17,11 +17,12 @@ from torch.export.graph_signature import CustomObjArgument, InputKind
 from torch.fx import Graph
 
 from arm_recipes.failure import describe
-from arm_recipes.messages import ExportError
+from arm_recipes.messages import ExportError, warn
 from arm_recipes.methods import identity, written
 from arm_recipes.sample import Inputs, make_known
 from arm_recipes.stages.known_sizes import settle_sizes
 from arm_recipes.stages.tracing import Known, recurrent_layers_by_shape, unchecked
+from arm_recipes.stages.training_mode import training_behavior
 from arm_recipes.stages.uint8 import move_real_numbers
 
 #: What PyTorch says of classes that it can take apart once they are registered.
@@ -40,7 +41,8 @@ class Capture:
         strict: None tries ``strict=False`` first and ``strict=True`` if that fails.
 
     Attributes:
-        notes: one line for each method that needed ``strict=True``.
+        notes: one line for each method that needed ``strict=True``, and for each part of one that behaves as in
+            training.
     """
 
     def __init__(self, strict: bool | None) -> None:
@@ -74,7 +76,6 @@ class Capture:
             if _find_buffers(program):
                 restore()
             _check_state(program)
-            return program
         except Exception as error:
             restore()
             if _UNKNOWN in str(error) and self._knows_results(model, example):
@@ -89,8 +90,22 @@ class Capture:
                     pass
                 else:
                     self.notes.append(f"method '{method}' was captured with strict=True, as strict=False failed")
+                    self.inspect(method, program)
                     return program
             raise ExportError(describe(f"tracing method '{method}'", error, [model])) from error
+        self.inspect(method, program)
+        return program
+
+    def inspect(self, method: str, program: ExportedProgram, *, given: bool = False) -> None:
+        """Warn of what a program does as in training, and note it.
+
+        Args:
+            given: it was captured elsewhere, in a mode that nobody here knows.
+        """
+        for text in training_behavior(program, captured_elsewhere=given):
+            note = f"'{method}' {text}"
+            self.notes.append(note)
+            warn(note)
 
     @staticmethod
     def _knows_results(model: torch.nn.Module, example: Inputs) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Graph, Node
 
 from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.nodes import constant_nodes, drop_unread
+from arm_backend_core.nodes import constant_nodes, drop_unread, is_float
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def join_constants(graph: Graph) -> None:
 
 def _terms(node: Node | None, constants: Collection[Node]) -> tuple[Node | None, Node | None]:
     """What is computed and what is constant of a plain sum of both; None twice of anything else."""
-    if node is None or node.target is not aten.add.Tensor or node.kwargs or not node.meta["val"].is_floating_point():
+    if node is None or node.target is not aten.add.Tensor or node.kwargs or not is_float(node):
         return None, None
     terms = [term for term in node.args if isinstance(term, Node)]
     computed = [term for term in terms if term not in constants]

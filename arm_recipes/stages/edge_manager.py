@@ -16,7 +16,7 @@ from torch.export.graph_signature import OutputKind, TensorArgument
 from torch.fx import Node
 
 from arm_backend_core.aten.functionalize import drop_final_copies
-from arm_backend_core.nodes import operator_name
+from arm_backend_core.nodes import is_float, is_integer, operator_name
 from arm_recipes.messages import warn
 
 
@@ -36,7 +36,7 @@ def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
         for index, node in enumerate(_user_inputs(program)):
             if _joined_quantize(node):
                 _publish(manager, method, "input", index, quantize_input(program, index))
-            elif node.meta["val"].is_floating_point():
+            elif is_float(node):
                 others = ", ".join(sorted({operator_name(user) for user in node.users})) or "nothing"
                 what = f"input {index} ('{node.name}') of '{method}'"
                 warn(f"quantized_io: {what} stays float; it is used by {others}")
@@ -50,7 +50,7 @@ def quantized_io(manager: EdgeProgramManager) -> Sequence[Any]:
                 _publish(manager, method, "output", index, quantize_output(program, position))
                 value = program.graph.output_node().args[0][position]
                 specs[position].arg = TensorArgument(name=value.name)
-            elif value.meta["val"].is_floating_point():
+            elif is_float(value):
                 warn(f"quantized_io: output {index} of '{method}' stays float; it comes from {operator_name(value)}")
         program.graph_module.recompile()
     return []
@@ -82,7 +82,7 @@ def whole_remainders(manager: EdgeProgramManager) -> Sequence[Any]:
         for node in found:
             x, y = node.args
             value = node.meta["val"]
-            if value.dtype.is_floating_point:
+            if not is_integer(node):
                 continue
             with module.graph.inserting_before(node):
                 if not isinstance(y, Node):

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
 
-from arm_backend_core.nodes import in_words, is_dequantize, is_quantize
+from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.nodes import in_words, is_dequantize, is_quantize, is_random
 from arm_backend_core.ops.loops import LOOP_OUT
 from arm_recipes.comparing.figures import Sums
 from arm_recipes.stages.walking import Walk, paths_of
@@ -71,7 +72,7 @@ class _Run(Walk):
         if is_quantize(node):
             return _rounded(*args) if self._rounds else args[0]
         if is_dequantize(node):
-            if args[0].is_floating_point():
+            if _is_real(args[0]):
                 return args[0]
             floats = self._model.floats[str(node.all_input_nodes[0].target)] if not self._rounds else None
             return _Constant(args[0], args[1:], floats)
@@ -80,7 +81,7 @@ class _Run(Walk):
         return super().called(node, args, kwargs)
 
     def made(self, node: Node, value: Any) -> Any:
-        if self._see is not None and isinstance(value, Tensor) and value.is_floating_point():
+        if self._see is not None and _is_real(value):
             self._see(node, value)
         return value
 
@@ -100,7 +101,7 @@ def losses(model: Observed) -> dict[str, float]:
         none of a model with loops, where what starts one again stands before the operators that round it; of one that
         draws random numbers; and where PyTorch refuses what rounding makes of indices and sizes.
     """
-    if any(node.target is LOOP_OUT or _is_random(node) for node in model.graph.nodes):
+    if any(node.target is LOOP_OUT or is_random(node) for node in model.graph.nodes):
         return {}
     try:
         made = _Run(model, rounds=True).run(model.last.reset())
@@ -113,13 +114,13 @@ def losses(model: Observed) -> dict[str, float]:
     }
 
 
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+def _is_real(value: Any) -> bool:
+    return isinstance(value, Tensor) and kind_of(value.dtype) is ScalarKind.FLOAT
 
 
 def _sqnr(exact: Any, made: Any) -> float | None:
     """None of what is no floating point, not finite, 0 or of another size."""
-    if not isinstance(exact, Tensor) or not exact.is_floating_point() or exact.shape != made.shape:
+    if not _is_real(exact) or exact.shape != made.shape:
         return None
     sums = Sums.of(exact, made)
     return sums.gap.sqnr if sums.signal and math.isfinite(sums.signal + sums.noise) else None

@@ -16,6 +16,7 @@ from torch import fx
 from arm_backend_core.nodes import operator_name, overload_of, source_line
 from arm_recipes.messages import NotRunnableError, warn
 from arm_recipes.report import CpuOperator, grouped
+from arm_recipes.stages.empty_tensors import MIXED, is_empty
 
 #: Element types of the runtime that the kernels in ExecuTorch's library do not compute with.
 _NO_KERNELS = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})
@@ -79,6 +80,8 @@ def _problems(node: fx.Node) -> Iterator[str]:
         yield f"no kernel {kernel}: use another operator, or link a library that has it into the firmware"
     yield from _quantization_problems(node, tensors[0])
     read = [source.meta.get("val") for source in node.all_input_nodes]
+    if any(map(is_empty, read)) and kernel not in MIXED:
+        yield "its kernel may end the process on a tensor without elements: leave it out in the model"
     for value in (*tensors, *(value for value in read if isinstance(value, torch.Tensor))):
         if value.dtype in _NO_KERNELS:
             yield f"its kernel does not take {_name(value.dtype)}: convert to another type in the model"

@@ -49,7 +49,7 @@ def move_real_numbers(program: ExportedProgram) -> None:
 def _round(graph: Graph) -> None:
     """Have real numbers that become bytes to become real numbers again become the last bits of int32."""
     for node in list(graph.nodes):
-        made = node.target in _CASTS and _dtype(node) is torch.uint8 and _dtype(node.args[0]).is_floating_point
+        made = node.target in _CASTS and _dtype(node) is torch.uint8 and _is_real(_dtype(node.args[0]))
         if made and all(user.target in _CASTS and _real_type(user) for user in node.users):
             with graph.inserting_before(node):
                 whole = graph.call_function(aten.to.dtype, (node.args[0], torch.int32))
@@ -63,11 +63,17 @@ def _dtype(node: Node) -> torch.dtype:
     return dtype
 
 
+def _is_real(dtype: torch.dtype) -> bool:
+    from arm_backend_core.kinds import ScalarKind, kind_of
+
+    return kind_of(dtype) is ScalarKind.FLOAT
+
+
 def _real_type(node: Node) -> torch.dtype | None:
     """The type that bytes have where ``node`` makes real numbers of them, or computes with them."""
     dtype: torch.dtype | None = getattr(node.meta.get("val"), "dtype", None)
     computes = node.target in _CASTS or is_elementwise(node)
-    return dtype if dtype is not None and dtype.is_floating_point and computes else None
+    return dtype if dtype is not None and _is_real(dtype) and computes else None
 
 
 def _moves_bytes(node: Node) -> bool:
@@ -112,7 +118,7 @@ def _cast_later(graph: Graph, node: Node) -> None:
     if len(casts) != 1 or casts[0].target not in _CASTS:
         return
     (real,) = casts[0].all_input_nodes
-    if not _dtype(real).is_floating_point or is_written(real):
+    if not _is_real(_dtype(real)) or is_written(real):
         return
     with graph.inserting_before(node):
         moved = graph.node_copy(node, lambda _: real)

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes.comparing.figures import decibels
+from arm_recipes.comparing.figures import decibels, in_float64
 from arm_recipes.exporting import export
 from arm_recipes.messages import ExportError
 from arm_recipes.sample import Inputs
@@ -98,8 +98,9 @@ def sqnr(expected: Iterable[Any], actual: Iterable[Any]) -> float:
     signal = noise = 0.0
     for one, other in zip(pytree.tree_leaves(list(expected)), pytree.tree_leaves(list(actual)), strict=True):
         if isinstance(one, torch.Tensor):
-            signal += float((one.double() ** 2).sum())
-            noise += float(((one.double() - other.double()) ** 2).sum())
+            right, given = in_float64(one), in_float64(other)
+            signal += float((right**2).sum())
+            noise += float(((right - given) ** 2).sum())
     return decibels(signal, noise)
 
 

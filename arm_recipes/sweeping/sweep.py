@@ -105,17 +105,21 @@ def captured(model: Any, samples: Any, caller: str) -> tuple[ExportedProgram, li
         raise ValueError(f"model: it has the methods {', '.join(models)}; {caller} takes one: model={{'forward': ...}}")
     models = {METHOD: next(iter(models.values()))}
     inputs.check_static(models, None)
+    samples = inputs.with_loaders(samples)
     given = None if samples is None else inputs.sample_list(METHOD, samples)
     cut = None if given is None else [inputs.without_labels(models[METHOD], sample) for sample in given]
     examples = inputs.examples_by_method(cut, models)[METHOD]
     capture = Capture(None)
-    notes = []
+    notes = inputs.batch_notes({METHOD: samples}, models, {METHOD: examples})
     with inputs.evaluation_mode(models) as training:
         if training:
             notes.append("the model is in training mode; it is compiled in evaluation mode")
-            warn(notes[0])
+        for note in notes:
+            warn(note)
         only = models[METHOD]
         program = only if isinstance(only, ExportedProgram) else capture(METHOD, only, examples[0], None)
+        if program is only:
+            capture.inspect(METHOD, program, given=True)
     return program, list(examples) if given is None else given, examples, [*notes, *capture.notes]
 
 

@@ -62,7 +62,9 @@ def prepare_qat(
             "recipe: training takes the one quantizer of a recipe of ArmRecipeType, without passes of your own around"
         )
     models = inputs.models_by_method(model)
+    loader = None
     if samples is None and quantization.calibration_inputs_fn is not None:
+        loader = getattr(quantization.calibration_inputs_fn, "loader", None)
         first: Any = next(iter(quantization.calibration_inputs_fn()))
         samples = [first if first.keywords else inputs.without_labels(next(iter(models.values())), tuple(first))]
     if samples is None and not all(isinstance(each, ExportedProgram) for each in models.values()):
@@ -71,6 +73,10 @@ def prepare_qat(
         )
     with quiet():
         module = trainable(models)
-        examples = inputs.examples_by_method(samples, models)
+        given = inputs.with_loaders(samples)
+        examples = inputs.examples_by_method(given, models)
         (found,) = examples.values()
-        return Prepared(module, stage, found, ranges=ranges, batch_norm_steps=batch_norm_steps, recipe=recipe)
+        notes = inputs.batch_notes(given if loader is None else loader, models, examples)
+        return Prepared(
+            module, stage, found, ranges=ranges, batch_norm_steps=batch_norm_steps, recipe=recipe, notes=notes
+        )

@@ -15,9 +15,10 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from arm_backend_core import events
+from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.quantizer.observer import NotFinite, RangeObserver
 from arm_recipes import inputs
-from arm_recipes.messages import ExportError, quiet
+from arm_recipes.messages import ExportError, quiet, warn
 from arm_recipes.sample import Inputs, Pattern
 from arm_recipes.stages.equalization import equalize_model
 from arm_recipes.stages.post_training import Observed
@@ -57,11 +58,13 @@ class Prepared(torch.nn.Module):
         ranges: Mode = "learned",
         batch_norm_steps: int = BATCH_NORM_STEPS,
         recipe: ExportRecipe | None = None,
+        notes: Sequence[str] = (),
     ) -> None:
         super().__init__()
         if ranges not in get_args(Mode):
             raise ValueError(f"ranges must be {' or '.join(map(repr, get_args(Mode)))}; got {ranges!r}")
         self.model, self.batch_norm_steps, self.steps = model, batch_norm_steps, 0
+        self._notes = list(notes)
         self._recipe, self._stage, self._quantization = recipe, stage, stage.recipe
         self._examples = [_on_cpu(example) for example in examples]
         self._forms: dict[Hashable, Form] = {}
@@ -125,7 +128,12 @@ class Prepared(torch.nn.Module):
         model = self.model if self._device().type == "cpu" else copy.deepcopy(self.model).cpu()
         recipe = replace(self._recipe, quantization_recipe=self.trained())
         with inputs.evaluation_mode({_METHOD: model}):
-            return export(model, recipe, self._examples if example_inputs is None else example_inputs, **options)
+            result = export(model, recipe, self._examples if example_inputs is None else example_inputs, **options)
+        if example_inputs is None:
+            for note in self._notes:
+                warn(note)
+            result.report = replace(result.report, notes=(*self._notes, *result.report.notes))
+        return result
 
     def trained(self) -> QuantizationRecipe:
         """The recipe that quantizes the model with what was found.
@@ -134,7 +142,7 @@ class Prepared(torch.nn.Module):
             ExportError: a parameter holds NaN or an infinity.
         """
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
-            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            if kind_of(tensor.dtype) is ScalarKind.FLOAT and not bool(tensor.isfinite().all()):
                 raise ExportError(self._not_finite(f"'{name}' holds NaN or an infinity"))
         last = Settle(self.settle)
         return replace(

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_recipes.comparing.accuracy import by_metric
-from arm_recipes.comparing.figures import Sums, added
+from arm_recipes.comparing.figures import Sums, added, in_float64
 from arm_recipes.sample import Inputs
 
 Metric = Callable[[Any, Any], Any]
@@ -76,7 +76,9 @@ class Panel:
     def rated(self, outputs: Sequence[Any]) -> Rating:
         """Outputs for the samples, compared with the model's."""
         pairs = zip(pytree.tree_leaves(self._expected), pytree.tree_leaves(list(outputs)), strict=True)
-        sums = added(Sums.of(one.double(), other.double()) for one, other in pairs if isinstance(one, torch.Tensor))
+        sums = added(
+            Sums.of(in_float64(one), in_float64(other)) for one, other in pairs if isinstance(one, torch.Tensor)
+        )
         sqnr = sums.gap.sqnr
         noise = sums.noise / sums.signal if sums.signal else 0.0
         return Rating(sqnr, noise, sqnr if self._metric is None else self._mean(outputs))

@@ -130,6 +130,89 @@ def test_runs_whole_in_integers(name: str) -> None:
         torch.testing.assert_close(ours, theirs, atol=2e-3 * float(theirs.abs().max()), rtol=0)
 
 
+WAVE = torch.randn(2, 90, generator=torch.Generator().manual_seed(5))
+SPEECH = {"n_fft": 16, "hop_length": 5, "win_length": 12, "window": torch.hann_window(12)}
+SHORT_TIME: dict[str, dict[str, Any]] = {
+    "speech": {},
+    "no window": {"window": None},
+    "odd": {"n_fft": 15, "win_length": 10, "window": torch.hamming_window(10)},
+    "default window length": {"win_length": None, "window": torch.hann_window(16)},
+    "default hop": {"hop_length": None},
+    "not centered": {"center": False, "window": torch.hamming_window(12)},
+    "aligned": {"center": False, "align_to_window": True},
+    "normalized": {"normalized": True},
+    "two sides": {"onesided": False},
+    "zeros around": {"pad_mode": "constant"},
+    "repeated edges": {"pad_mode": "replicate"},
+    "circular": {"pad_mode": "circular"},
+    "rows of samples": {"hop_length": 4},
+    "real and imaginary part": {"return_complex": False},
+}
+
+
+def _spectrum(x: Tensor, **changed: Any) -> Tensor:
+    z = torch.stft(x, **{**SPEECH, "return_complex": True, **changed})
+    return torch.view_as_real(z) if z.is_complex() else z
+
+
+def _synthesis(x: Tensor, length: int | None = None, **changed: Any) -> Tensor:
+    """A spectrum with half of its high frequencies, as a signal."""
+    given = {**SPEECH, **changed}
+    z = torch.stft(x, **given, return_complex=True)
+    weight = torch.linspace(1, 0.5, z.shape[-2])[:, None]
+    return torch.istft(z * weight, **given, length=length)
+
+
+@pytest.mark.parametrize("name", SHORT_TIME)
+def test_short_time_transforms_run_whole_in_float(name: str) -> None:
+    lowered = _whole(lambda x: _spectrum(x, **SHORT_TIME[name]))
+    torch.testing.assert_close(lowered.run((WAVE,))[0], _spectrum(WAVE, **SHORT_TIME[name]), atol=1e-5, rtol=1e-5)
+
+
+INVERSE: dict[str, dict[str, Any]] = {
+    name: SHORT_TIME[name] for name in ("speech", "default window length", "normalized", "two sides", "rows of samples")
+} | {
+    "shorter": {"length": 70},
+    "not centered": {"center": False, "win_length": 16, "window": torch.hamming_window(16)},
+    "one dimension": {},
+}
+
+
+@pytest.mark.parametrize("name", INVERSE)
+def test_inverse_short_time_transforms_run_whole_in_float(name: str) -> None:
+    wave = WAVE[0] if name == "one dimension" else WAVE
+    lowered = _whole(lambda x: _synthesis(x, **INVERSE[name]), wave)
+    torch.testing.assert_close(lowered.run((wave,))[0], _synthesis(wave, **INVERSE[name]), atol=1e-5, rtol=1e-5)
+
+
+def _whole(function: Callable[[Tensor], Tensor], wave: Tensor = WAVE) -> runner.Lowered:
+    lowered = runner.lower(runner.export(Case("short time", function, ()).module(), (wave,)), "fp")
+    lowered.check_delegated()
+    return lowered
+
+
+@pytest.mark.parametrize(("wide", "least"), [(False, 30.0), (True, 70.0)])
+@pytest.mark.parametrize(
+    "function", [lambda x: torch.view_as_complex(_spectrum(x)).abs(), _synthesis], ids=["lengths", "synthesis"]
+)
+def test_windows_that_are_shorter_than_a_transform_keep_both_parts(
+    function: Callable[[Tensor], Tensor], wide: bool, least: float
+) -> None:
+    """Rounding alone: without the imaginary part 6 dB were left."""
+    case = Case("short time", function, [Input((2, 90))])
+    module, inputs = runner.quantized(case, wide=wide), case.sample()
+    lowered = runner.lower(runner.export(module, inputs), "int")
+    lowered.check_delegated()
+    exact, made = function(*inputs).double(), lowered.run(inputs)[0].double()
+    assert 10 * torch.log10(exact.square().sum() / (exact - made).square().sum()) > least
+
+
+def test_a_complex_window_is_refused() -> None:
+    window = torch.hann_window(12) * (1 + 1j)
+    function = Case("stft", lambda x: _spectrum(x, window=window, onesided=False), ()).module()
+    runner.lower(runner.export(function, (WAVE,)), "fp").check_refused("stft")
+
+
 def test_what_has_no_rule_stays_on_the_cpu() -> None:
     """It reads complex numbers that are put together from the pairs that a delegate gives."""
     x = torch.linspace(-1, 1, 12).reshape(2, 6)
@@ -137,3 +220,20 @@ def test_what_has_no_rule_stays_on_the_cpu() -> None:
     lowered = runner.lower(runner.export(function, (x,)), "fp")
     lowered.check_refused("acosh")
     torch.testing.assert_close(lowered.run((x,))[0], function(x))
+
+
+def test_complex_numbers_without_a_rule_are_not_cast_to_real_ones() -> None:
+    """They were taken for integers, being no floating-point numbers: the imaginary part was lost, 3 dB were left."""
+    case = Case("acosh", lambda x: torch.acosh(torch.fft.rfft(x)).abs() * 2, [Input((2, 6))])
+    module, inputs = runner.quantized(case, wide=True), case.sample()
+    lowered = runner.lower(runner.export(module, inputs), "int")
+    assert not lowered.program.graph.find_nodes(op="call_function", target=torch.ops.aten.to.dtype)
+    exact, made = case.module()(*inputs).double(), lowered.run(inputs)[0].double()
+    assert 10 * torch.log10(exact.square().sum() / (exact - made).square().sum()) > 60
+
+
+def test_a_refusal_of_complex_numbers_keeps_both_parts() -> None:
+    function = Case("acosh", lambda x: torch.acosh(torch.fft.rfft(x)).abs(), ()).module()
+    lowered = runner.lower(runner.export(function, (torch.linspace(-1, 1, 12).reshape(2, 6),)), "fp")
+    assert all(".to(torch.float32)" not in rejected.reason for rejected in lowered.log.rejected)
+    assert any("view_as_real" in rejected.reason for rejected in lowered.log.rejected)

@@ -102,3 +102,17 @@ def test_8_bits_of_floating_point(name: str, dtype: torch.dtype) -> None:
     assert got.dtype is dtype
     rounding = 2.0**-4 if dtype is torch.float8_e4m3fn else 2.0**-3
     torch.testing.assert_close(got.float(), expected, rtol=rounding, atol=0.02)
+
+
+@pytest.mark.parametrize("half_first", [True, False])
+@pytest.mark.parametrize("scalar", [True, False])
+def test_comparisons_of_two_floating_point_types_are_in_that_of_pytorch(half_first: bool, scalar: bool) -> None:
+    """The first operand's type was taken: float32 was rounded to float16, and what was larger counted as equal."""
+    half = torch.tensor([0.1, 0.2, 0.3]).half()
+    single = torch.tensor(0.1) if scalar else torch.tensor([0.1, 0.2, 0.3])
+    operands = (half, single) if half_first else (single, half)
+    module = runner.Calls(lambda x, y: ((x > y).float(), (x == y).float(), (x < y).float()))
+    lowered = runner.lower(runner.export(module, operands), "fp")
+    lowered.check_delegated()
+    for made, expected in zip(lowered.run(operands), module(*operands), strict=True):
+        assert torch.equal(made, expected)

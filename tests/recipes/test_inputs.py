@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from arm_recipes import ArmRecipeType, ExportRecipe, Inputs, export, inputs, load
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Inputs, export, inputs, load, prepare_qat
 from arm_recipes.sample import Pattern, fitted
+from arm_recipes.sweeping.sweep import captured
 
 X = torch.ones(1, 3)
 
@@ -278,6 +280,69 @@ def test_a_data_loader_as_example_inputs() -> None:
     assert result.inputs[0].shape == (32, 3)
     assert result.report.methods[0].quantization is not None
     assert result.report.methods[0].quantization.samples == 3
+
+
+def _loader(batch: int | None = 32, **options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.rand(70, 3), torch.arange(70)), batch_size=batch, **options)
+
+
+FP = ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP)
+
+
+def _batch_warnings(given: Any, model: Any = None, **options: Any) -> list[str]:
+    """What is told of a batch; the report must have the same."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = export(model or nn.Linear(3, 2).eval(), FP, given, **options)
+    told = [str(x.message) for x in caught if "batch" in str(x.message)]
+    assert told == [note for note in result.report.notes if "batch" in note]
+    return told
+
+
+@pytest.mark.parametrize("given", [_loader, lambda: _loader(), lambda: {"forward": _loader()}])
+def test_batches_of_a_data_loader_that_decide_the_program_are_told(given: Any) -> None:
+    (told,) = _batch_warnings(given() if given is not _loader else given)
+    assert told.startswith("the DataLoader's batches of 32 make 'forward' a program of batch 32")
+    assert "give DataLoader(..., batch_size=1); or one sample as example_inputs, and the DataLoader as" in told
+
+
+def test_the_remedies_for_batches_of_a_data_loader_give_programs_of_batch_1() -> None:
+    assert not _batch_warnings(_loader(1))
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration=_loader())
+    result = export(nn.Linear(3, 2).eval(), recipe, torch.rand(1, 3))
+    assert result.inputs[0].shape == (1, 3)
+    assert not [note for note in result.report.notes if "batch" in note]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [[(torch.rand(32, 3),)], torch.rand(32, 3), list(_loader()), _loader(None), _loader(sampler=range(1))],
+    ids=["tuple", "tensor", "list", "not put together", "one item"],
+)
+def test_other_batches_are_what_is_wanted(given: Any) -> None:
+    if isinstance(given, list) and len(given) > 1:
+        given = [(x,) for x, _ in given]
+    if isinstance(given, DataLoader) and given.batch_size is None:
+        given = DataLoader(TensorDataset(torch.rand(4, 32, 3)), batch_size=None)
+    assert not _batch_warnings(given)
+
+
+def test_a_captured_program_has_its_batch_and_sizes_are_told_by_name() -> None:
+    program = torch.export.export(nn.Linear(3, 2), (torch.rand(32, 3),))
+    assert not _batch_warnings(_loader(), program)
+    batch = {"dynamic_shapes": {"input": {0: torch.export.Dim("batch")}}, "sizes": {"batch": [1, 8]}}
+    assert not _batch_warnings(_loader(), **batch)
+
+
+def test_sweeps_and_training_tell_of_batches() -> None:
+    with pytest.warns(ArmRecipesWarning, match="program of batch 32"):
+        *_, notes = captured(nn.Linear(3, 2), _loader(), "sweep")
+    assert "program of batch 32" in notes[0]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration=_loader())
+    for prepared in (prepare_qat(nn.Linear(3, 2), recipe, _loader()), prepare_qat(nn.Linear(3, 2), recipe)):
+        with pytest.warns(ArmRecipesWarning, match="program of batch 32"):
+            assert "program of batch 32" in prepared.export().report.notes[0]
+        assert not [note for note in prepared.export(torch.rand(1, 3)).report.notes if "batch" in note]
 
 
 def test_what_all_items_of_a_batch_share_is_kept() -> None:

@@ -37,12 +37,20 @@ def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]
 
 @made_of(aten.unfold.default, aten.unfold_copy.default)
 def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
-    """Every ``step``-th stretch of ``size`` elements along ``dim``; their elements are a new last dimension."""
+    """Every ``step``-th stretch of ``size`` elements along ``dim``; their elements are a new last dimension.
+
+    Rows of as many elements as divide both are picked together.
+    """
     if not x.dim():
         return x.reshape(1)
-    axis = dim % x.dim()
-    places = [[start + i for i in range(size)] for start in range(0, x.shape[axis] - size + 1, step)]
-    picked = torch.index_select(x, axis, torch.tensor(places).reshape(-1))
+    axis, row = dim % x.dim(), math.gcd(size, step)
+    places = [
+        [start + i for i in range(size // row)] for start in range(0, (x.shape[axis] - size) // row + 1, step // row)
+    ]
+    rows = x.narrow(axis, 0, x.shape[axis] // row * row).unflatten(axis, (-1, row)) if row > 1 else x
+    picked = torch.index_select(rows, axis, torch.tensor(places).reshape(-1))
+    if row > 1:
+        picked = picked.flatten(axis, axis + 1)
     return picked.unflatten(axis, (len(places), size)).movedim(axis + 1, -1)
 
 
@@ -285,6 +293,8 @@ def _like(x: Tensor, value: Any) -> Tensor:
 @made_of(aten.index_copy.default, tell_quantized=True)
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
     """x with the rows of ``source`` at the indices along ``dim``; of equal indices the last counts."""
+    if not index.numel():
+        return x.clone()
     if not x.dim():
         return source.reshape(()).clone()
     hits = _hits(index.reshape(-1), x.shape[dim])  # [rows of source, places]
@@ -321,6 +331,8 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
 @made_of(aten.scatter.src, tell_quantized=True)
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
     """x with the elements of ``source`` at the indices along ``dim``; of equal indices the last counts."""
+    if not index.numel():
+        return x.clone()
     hits, source = _scattered(x, dim, index, source)
     chosen = torch.gather(source, -1, _last(hits, -2, quantized).to(torch.int64))
     return torch.where(hits.any(-2), chosen, x.transpose(dim, -1)).transpose(dim, -1)

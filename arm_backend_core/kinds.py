@@ -1,0 +1,53 @@
+"""Kinds of numbers that tensors hold. Who asks for one names it: no kind is what is left of the others."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+
+from arm_backend_core.errors import ModelError
+
+
+class ScalarKind(Enum):
+    """What the elements of a tensor are."""
+
+    FLOAT = "floating point"
+    INTEGER = "integer"
+    BOOLEAN = "boolean"
+    COMPLEX = "complex"
+
+
+#: Kinds that are counted with: booleans are 0 and 1.
+COUNTABLE = frozenset({ScalarKind.INTEGER, ScalarKind.BOOLEAN})
+
+_KINDS: dict[ScalarKind, str] = {
+    ScalarKind.FLOAT: (
+        "float16 bfloat16 float32 float64 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu "
+        "float4_e2m1fn_x2"
+    ),
+    ScalarKind.INTEGER: (
+        "int8 int16 int32 int64 uint8 uint16 uint32 uint64 "
+        "int1 int2 int3 int4 int5 int6 int7 uint1 uint2 uint3 uint4 uint5 uint6 uint7"
+    ),
+    ScalarKind.BOOLEAN: "bool",
+    ScalarKind.COMPLEX: "complex32 complex64 complex128",
+}
+#: Types of newer PyTorch versions among them are absent from older ones.
+_OF: dict[torch.dtype, ScalarKind] = {
+    getattr(torch, name): kind for kind, names in _KINDS.items() for name in names.split() if hasattr(torch, name)
+}
+
+
+def kind_of(dtype: torch.dtype) -> ScalarKind:
+    """The kind of a PyTorch type.
+
+    Raises:
+        ModelError: it is none of the four (``torch.qint8``, ``torch.bits8``).
+    """
+    if dtype not in _OF:
+        raise ModelError(
+            f"tensors of {dtype} hold no floating-point numbers, integers, booleans or complex numbers: convert them "
+            "in the model, a quantized tensor with .dequantize()"
+        )
+    return _OF[dtype]

@@ -1,0 +1,100 @@
+"""Tensors without elements: what computes or reads them on the CPU becomes a constant.
+
+Kernels of ExecuTorch's portable library end the process on such tensors (``log_softmax`` and ``constant_pad_nd`` divide
+by a size, ``amax`` aborts), or refuse them (``index_select``). What they would compute is known without them: a result
+without elements has no value, and of operands without elements a reduction makes its neutral element.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from executorch.exir import EdgeProgramManager
+from executorch.exir.dialects._ops import ops as exir_ops
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.nodes import drop_unread, is_random, overload_of
+
+_EDGE = exir_ops.edge.aten
+#: Kernels that take operands without elements beside others; each was run.
+MIXED = frozenset(
+    {
+        *("aten::addmm.out", "aten::cat.out", "aten::index_put.out", "aten::scatter.src_out", "aten::scatter_add.out"),
+        *("aten::slice_scatter.out", "aten::split_with_sizes_copy.out"),
+    }
+)
+
+
+def replace_empty_tensors(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Edge manager pass: results without elements, and results of such operands alone, become constants.
+
+    What reads some of them beside others keeps its operands, but for ``cat``.
+    """
+    for method in manager.methods:
+        module = manager.exported_program(method).graph_module
+        changed = [_replaced(node) for node in list(module.graph.nodes) if _has_empty(node)]
+        if any(changed):
+            drop_unread(module.graph)
+            module.recompile()
+    return []
+
+
+def is_empty(value: Any) -> bool:
+    """Whether ``value`` is a tensor that is known to have no elements."""
+    return isinstance(value, Tensor) and any(isinstance(size, int) and size == 0 for size in value.shape)
+
+
+def _tensors(nodes: Iterable[Node]) -> list[Tensor]:
+    values = [value for node in nodes for value in pytree.tree_leaves(node.meta.get("val"))]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def _has_empty(node: Node) -> bool:
+    """Whether ``node`` is an operator on the CPU, or picks a result of one, that reads or makes an empty tensor."""
+    if node.op != "call_function" or not node.all_input_nodes:
+        return False
+    picked = node.all_input_nodes[0] if node.target is operator.getitem else node
+    overload = overload_of(picked.target)
+    known = isinstance(picked.target, EdgeOpOverload) and overload is not None and not overload._schema.is_mutable
+    return known and any(map(is_empty, _tensors([node, *node.all_input_nodes])))
+
+
+def _replaced(node: Node) -> bool:
+    """Make ``node`` a constant, or drop operands of a ``cat``; whether something was done."""
+    value = node.meta.get("val")
+    if isinstance(value, Tensor):
+        number = 0 if is_empty(value) else _number(node)
+        if number is not None:
+            node.target, node.args = _EDGE.full.default, (list(value.shape), number)
+            node.kwargs = {"dtype": value.dtype}
+            node.meta["val"] = value.new_empty(value.shape)  # contiguous, whatever it was made of
+            return True
+    if node.target is _EDGE.cat.default:
+        node.update_arg(0, [part for part in node.args[0] if not is_empty(part.meta["val"])])  # type: ignore[union-attr]
+        return True
+    return False
+
+
+def _number(node: Node) -> float | int | bool | None:
+    """What every element of the result is, if all operands are empty; else None."""
+    source, index = (node.all_input_nodes[0], node.args[1]) if node.target is operator.getitem else (node, None)
+    overload = overload_of(source.target)
+    if overload is None or is_random(source) or not all(map(is_empty, _tensors(source.all_input_nodes))):
+        return None
+    args, kwargs = torch.fx.map_arg((source.args, source.kwargs), _zeros)
+    with torch.no_grad():
+        results = overload(*args, **kwargs)
+    made = results if index is None else results[index]
+    first: float | int | bool = made.flatten()[0].item()
+    same = (made == first) | (made != made) if first != first else made == first
+    return first if bool(same.all()) else None
+
+
+def _zeros(node: Node) -> Any:
+    return pytree.tree_map(lambda x: torch.zeros(x.shape, dtype=x.dtype), node.meta["val"])

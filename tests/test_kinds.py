@@ -1,0 +1,47 @@
+"""Every PyTorch type is of one kind, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from arm_backend_core.errors import ModelError
+from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_recipes.comparing.accuracy import flat_labels
+from arm_recipes.comparing.figures import Sums
+from arm_recipes.report import TensorInfo
+
+DTYPES = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_kinds_are_pytorchs(dtype: torch.dtype) -> None:
+    name = str(dtype).removeprefix("torch.")
+    if name.startswith(("q", "bits")):
+        with pytest.raises(ModelError, match=rf"torch\.{name}.*dequantize"):
+            kind_of(dtype)
+        return
+    found = kind_of(dtype)
+    assert (found is ScalarKind.FLOAT) == dtype.is_floating_point
+    assert (found is ScalarKind.COMPLEX) == dtype.is_complex
+    assert (found is ScalarKind.BOOLEAN) == (dtype is torch.bool)
+    assert (found is ScalarKind.INTEGER) == name.startswith(("int", "uint"))
+
+
+def test_figures_count_both_parts_of_complex_numbers() -> None:
+    right = torch.tensor([3 + 4j, 1j])
+    sums = Sums.of(right, right.conj())
+    assert (sums.signal, sums.noise) == (26, 68)
+
+
+def test_only_integers_stand_for_real_numbers() -> None:
+    info = TensorInfo("y", "int8", (2,), scale=0.5, zero_point=1)
+    assert info.real(torch.tensor([1, 3], dtype=torch.int8)).tolist() == [0.0, 1.0]
+    for other in (torch.tensor([True, False]), torch.tensor([1j, 2.0])):
+        assert info.real(other) is other
+        assert info.taken(other) is other
+
+
+def test_labels_are_no_complex_numbers() -> None:
+    with pytest.raises(ValueError, match="complex64"):
+        flat_labels(torch.tensor([1 + 0j]))
