@@ -83,11 +83,11 @@ $(BIN)/python:
 	  $(PYTHON) -m pip --python $(BIN)/python install $(PIP_ARGS) pip; }
 
 $(READY): pyproject.toml Makefile | $(BIN)/python
-	$(if $(PIP_ARGS),,@scripts/install_pytorch.sh $(BIN)/python)
+	@scripts/install_pytorch.sh $(BIN)/python $(PIP_ARGS)
 	$(PIP) install --quiet --progress-bar off $(PIP_ARGS) --editable '.[demo]'
 	touch $@
 
 $(READY_TEST): pyproject.toml Makefile | $(BIN)/python
-	$(if $(PIP_ARGS),,@scripts/install_pytorch.sh $(BIN)/python)
+	@scripts/install_pytorch.sh $(BIN)/python $(PIP_ARGS)
 	$(PIP) install --quiet --progress-bar off $(PIP_ARGS) --editable '.[test]'
 	touch $@ $(READY)

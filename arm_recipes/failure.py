@@ -7,12 +7,16 @@ import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import executorch.exir
 import torch
 from torch import fx
 
 _OURS = Path(__file__).parent
 #: Frames below these folders, and generated code such as "<eval_with_key>", are not the user's.
-_NOT_THE_USER = (str(Path(torch.__file__).parent.parent), str(_OURS), str(_OURS.with_name("arm_backend_core")), "<")
+_NOT_THE_USER = (
+    *(str(Path(package).parent.parent) for package in (torch.__file__, executorch.exir.__file__)),
+    *(str(_OURS), str(_OURS.with_name("arm_backend_core")), "<"),
+)
 
 _FIXED = (
     "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
@@ -25,6 +29,7 @@ _PADDED = (
 #: What to do about an exception, by a part of its text.
 _ADVICE = {
     "data-dependent": _FIXED,
+    "unbacked symbol": _FIXED,
     "Missing out variants": "ExecuTorch cannot emit the operator: use another one",
 }
 
@@ -46,7 +51,11 @@ def describe(
         graphs: searched for an operator that the exception names, if no node was at work when it was raised.
     """
     owner, line = _owner(error, modules)
-    node = _node(error) or _named(str(error), graphs)
+    text = str(error).strip()
+    advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
+    node = _node(error) or _named(text, graphs)
+    if node is None and advice is _FIXED:
+        node = _first_of_computed_size(graphs)
     where = f" in {owner}" if owner else ""
     if node is not None:
         from arm_backend_core.nodes import operator_name, source_line
@@ -56,9 +65,7 @@ def describe(
         where += f" ({line})" if line else ""
     elif line:
         where += f" at {line}"
-    text = str(error).strip()
     reason = text.splitlines()[0] if text else ""
-    advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
     if _is_packed(error):
         advice = _PADDED
     if not advice and node is not None and _has_symbolic_shape(node):
@@ -105,6 +112,12 @@ def _has_symbolic_shape(node: fx.Node) -> bool:
     values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
     return any(not isinstance(size, int) for tensor in tensors for size in tensor.shape)
+
+
+def _first_of_computed_size(graphs: Sequence[fx.Graph]) -> fx.Node | None:
+    """The first operator of the user's with a size that depends on values."""
+    nodes = (node for graph in graphs for node in graph.nodes if node.meta.get("stack_trace"))
+    return next(filter(_has_symbolic_shape, nodes), None)
 
 
 def _named(text: str, graphs: Sequence[fx.Graph]) -> fx.Node | None:

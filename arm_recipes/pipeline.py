@@ -208,7 +208,8 @@ class Pipeline:
             if is_told(error):
                 raise
             models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
-            graphs = [graph.graph for graph in self._graphs.values()]
+            captured = {name: program.graph_module for name, program in self._programs.items()}
+            graphs = [module.graph for module in (self._graphs or captured).values()]
             methods = ", ".join(f"'{name}'" for name in self._models)
             raise ExportError(describe(f"{_DOING[kind]} {methods}", error, models, graphs)) from error
 

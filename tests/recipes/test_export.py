@@ -329,12 +329,13 @@ class Filtered(nn.Module):
         return x[x > 0] * 2
 
 
-def test_an_exception_names_stage_operator_line_and_remedy() -> None:
+@pytest.mark.parametrize("recipe", [INT8, ArmRecipeType.TOSA_FP], ids=lambda recipe: recipe.name)
+def test_an_exception_names_stage_operator_line_and_remedy(recipe: ArmRecipeType) -> None:
     with pytest.raises(
         ExportError,
         match=r"^\w+ing 'forward' failed at \S+ \(.*test_export.py:\d+\): .*; .* use torch.where, a mask",
     ) as caught:
-        export(Filtered().eval(), get(INT8), vectors())
+        export(Filtered().eval(), get(recipe), vectors())
     assert caught.value.__cause__ is not None
 
 

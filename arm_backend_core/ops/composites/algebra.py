@@ -13,7 +13,7 @@ from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.composites import divisor
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import made_of, made_of_foreign
 
 aten = torch.ops.aten
 _FEW = 4  #: Rows of a matrix for a formula; the operators are as many as its permutations.
@@ -207,7 +207,7 @@ def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> t
     return result.mT if upper else result, torch.zeros(a.shape[:-2], dtype=torch.int32)
 
 
-@made_of(aten.cholesky.default)
+@made_of_foreign("aten::cholesky")  # PyTorch 2.14 no longer has it
 def cholesky_alone(a: Tensor, upper: bool = False) -> Tensor:
     """The older form, which tells of no errors either."""
     return cholesky(a, upper=upper)[0]
