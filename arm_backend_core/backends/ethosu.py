@@ -48,7 +48,8 @@ def compile_ethosu(
     Args:
         delegate: its name, for errors and files.
         locate: finds the operator that Vela's message is about.
-        unread: see ``compile_payload``. Vela leaves these inputs out; the payload has them without a place.
+        unread: see ``compile_payload``. Vela leaves these inputs out; in the payload they lie behind the others, as
+            ExecuTorch's own runtime writes them too. Direct Drive has buffers for inputs: there they have no place.
         results: see ``compile_payload``.
         timeout: seconds after which Vela is stopped; None never.
         ask: gives Vela's answer and what it printed, where it is known already.
@@ -73,8 +74,12 @@ def compile_ethosu(
     if results is not None and written != list(results):
         reason = f"Vela wrote a program with results of {written} bytes, not {list(results)}; report the flatbuffer"
         raise failed(reason, log)
+    own_regions = any(region > 2 for *_, region in (*answer["inputs"], *answer["outputs"]))
     for index, (count, size) in sorted(unread.items()):
-        answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, -1, 1))
+        ends = [first + prod(shape) * width for shape, width, first, _ in answer["inputs"]]
+        first = -1 if own_regions else -(-max(ends, default=0) // 16) * 16
+        answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, first, 1))
+        answer["scratch"] = (max(answer["scratch"][0], first + count * size), *answer["scratch"][1:])
     keep_weights(answer, spec.configuration)
     answer["command_stream"], waits = with_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))

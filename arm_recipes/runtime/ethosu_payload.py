@@ -23,6 +23,8 @@ _ALIGNMENT = 16
 _TENSOR: Final = struct.Struct("<9i")
 _RANK, _MOST_TENSORS, _MOST_BYTES = 6, 1024, 2**32 - 1
 _PRODUCTS: Final = (55, 65, 85)
+#: Characters of the name of data that is outside the payload; ExecuTorch's own EthosUBackend takes no other length.
+NAME_LENGTH: Final = 64
 #: Regions of base addresses. Inputs and outputs have their own only in COP2 streams that say so.
 WEIGHTS, SCRATCH, FAST_SCRATCH, INPUT, OUTPUT = range(5)
 
@@ -268,8 +270,9 @@ def _block(data: memoryview, start: int, last: str, known: Mapping[str, _Block])
     first, padding = start + _BLOCK, -length % _ALIGNMENT
     if padding > left - length:
         raise _damaged(name, first + length, f"{padding} bytes of padding, {left - length} are left in the payload")
-    if external and not (0 < length < 256 and all(0x20 < byte < 0x7F for byte in data[first : first + length])):
-        reason = f"its data is outside the payload, but {length} bytes are no name: 1 to 255 printable characters"
+    if external and not (length == NAME_LENGTH and all(0x20 < byte < 0x7F for byte in data[first : first + length])):
+        wrong = f"the name of its data outside the payload is not {NAME_LENGTH} printable characters but {length} bytes"
+        reason = f"{wrong}: export the program again"
         raise _damaged(name, start + _EXTERNAL_AT, reason)
     return _Block(name, data[first : first + length], first, external), first + length + padding
 

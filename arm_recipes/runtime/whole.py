@@ -6,16 +6,22 @@ flatbuffer, which runs on the host alone, is cut into parts.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Iterator, Sequence
 
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_payload import Find, found, inlined
+from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, Find, found, inlined
 
-#: What the names of such data begin with; the SHA-256 of the data follows.
+#: What the names of such data begin with; as much of the data's SHA-256 follows as ``NAME_LENGTH`` leaves.
 PREFIX = "arm_weights_"
 _MAGIC = b"ARMPARTS"
 _PART = struct.Struct("<BI")  # whether it is a name, and its length
+
+
+def name_of(data: bytes) -> str:
+    """The name of weights that methods share."""
+    return (PREFIX + hashlib.sha256(data).hexdigest())[:NAME_LENGTH]
 
 
 def cut(parts: Sequence[bytes | str]) -> bytes:

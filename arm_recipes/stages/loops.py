@@ -26,7 +26,7 @@ from arm_backend_core import events
 from arm_backend_core.aten.constants import attribute
 from arm_backend_core.delegate import delegate, prepared
 from arm_backend_core.nodes import LOOP, PLACE, drop_unread, evaluated, number
-from arm_backend_core.program import constants_of, copied, lift_constants, program_of
+from arm_backend_core.program import avoid_builtin_names, constants_of, copied, lift_constants, program_of
 from arm_backend_core.splice import drop_unread_constants
 from arm_recipes.layers import called
 from arm_recipes.programs import lowered_modules
@@ -105,6 +105,7 @@ class WithLoops:
             return program
         changed, made = copied(program), _Compiler(spec, keep_on_cpu)
         number(changed.graph)
+        avoid_builtin_names(changed)
         _take_from_stacks(changed.graph)
         for layer in layers(changed):
             _replace(changed, layer, steps_per_call(len(layer.steps), self.steps, of_all), made)

@@ -20,7 +20,7 @@ from arm_recipes.messages import warn
 from arm_recipes.programs import delegates_of, set_payload, store_named_data
 from arm_recipes.runtime.ethosu_payload import read_parts, with_weights_outside
 from arm_recipes.runtime.tosa_graph import constant_spans
-from arm_recipes.runtime.whole import PREFIX, cut
+from arm_recipes.runtime.whole import cut, name_of
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeProgramManager
@@ -94,7 +94,7 @@ def _cut(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
 
 
 def _stored(manager: EdgeProgramManager, data: bytes) -> str:
-    name = PREFIX + hashlib.sha256(data).hexdigest()
+    name = name_of(data)
     store_named_data(manager, name, data, _ALIGNMENT)
     return name
 

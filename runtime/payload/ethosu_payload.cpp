@@ -60,7 +60,7 @@ bool is_name(const uint8_t* data, size_t size) {
   while (printable < size && data[printable] > 0x20 && data[printable] < 0x7F) {
     ++printable;
   }
-  return size > 0 && size < 256 && printable == size;
+  return size == kNamedDataKeySize && printable == size;
 }
 
 // Cuts the payload into its blocks: names, headers and lengths, not what is in them.
@@ -145,8 +145,9 @@ class BlockReader {
     }
     if (external && !is_name(header + kBlockHeaderSize, length)) {
       return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
-                     "its data is outside the payload, but % bytes are no name: 1 to 255 printable characters",
-                     signed_size(length));
+                     "the name of its data outside the payload is not % printable characters but % bytes: "
+                     "export the program again",
+                     signed_size(kNamedDataKeySize), signed_size(length));
     }
     blocks_[id] = {header + kBlockHeaderSize, length, start + kBlockHeaderSize, true, external};
     position_ = start + kBlockHeaderSize + length + padding;

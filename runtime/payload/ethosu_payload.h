@@ -13,6 +13,8 @@ constexpr size_t kPayloadRank = 6;
 constexpr int kPayloadFormat = 1;
 // More inputs or outputs than this are taken for corruption; it bounds the work of the overlap check.
 constexpr uint32_t kMaxPayloadTensors = 1024;
+// Characters of the name of data that is outside the payload; ExecuTorch's own EthosUBackend takes no other length.
+constexpr size_t kNamedDataKeySize = 64;
 
 // Base pointers of a command stream: where an offset counts from. Vela's numbers.
 enum class Region : int32_t {

@@ -245,6 +245,16 @@ def test_advice_counts_calls() -> None:
     assert [advice.now.cycles, advice.then.cycles] == cycles
 
 
+def test_an_input_named_like_a_builtin() -> None:
+    """PyTorch's own layers call theirs ``input``, a name that fx gives to no node."""
+    torch.manual_seed(0)
+    model, samples = nn.GRU(FEATURES, UNITS).eval(), _samples([_x()])
+    result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, steps_per_call=3), samples)
+    assert _calls(result) == [2]
+    found, expected = result.run(*samples[0])[0], model(*samples[0])[0]
+    assert (found - expected).abs().max() < 0.05
+
+
 def test_what_is_no_loop_is_written_out() -> None:
     recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, steps_per_call=2)
     result = export(_Cells().eval(), recipe, _samples([_x()]))

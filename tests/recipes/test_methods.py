@@ -17,7 +17,7 @@ from arm_backend_core import selection
 from arm_recipes import ArmRecipeType, ExportResult
 from arm_recipes.programs import pieces_of
 from arm_recipes.runtime.errors import PayloadError
-from arm_recipes.runtime.ethosu_payload import EthosUPayload
+from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, EthosUPayload
 from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.whole import PREFIX, cut, whole
@@ -106,7 +106,8 @@ def test_weights_are_stored_once(recipe: str) -> None:
     if recipe == "TOSA_INT8":
         assert sum(named.values()) > 0.8 * sum(parameter.numel() for parameter in decoder().parameters())
         return
-    (size,) = named.values()
+    ((name, size),) = named.items()
+    assert len(name) == NAME_LENGTH
     samples = [prompt(1, PROMPT + i) for i in range(STEPS)]
     alone = arm_recipes.export(decoder(), ExportRecipe.get_recipe(ArmRecipeType[recipe]), samples)
     (delegate,) = arm_recipes.inspect(alone.buffer).methods[0].delegates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes import run
 from arm_backend_core.tosa.passes.booleans import RULES
 from arm_backend_core.tosa.serialize import serialize
-from arm_recipes import ArmRecipeType, ExportRecipe, export
+from arm_recipes import ArmRecipeType, ExportRecipe, export, load
 from tests.ops.runner import Calls
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.tosa.test_hardware_passes import U55, Net
@@ -117,7 +118,8 @@ def _masked(x: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("recipe", [ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U65_A16W8])
-def test_masks_enter_and_leave_a_program(recipe: ArmRecipeType) -> None:
+def test_masks_enter_and_leave_a_program(recipe: ArmRecipeType, tmp_path: Path) -> None:
+    """And its reference program, in which they are booleans too."""
     torch.manual_seed(0)
     samples = [(torch.randn(1, 3, 4, 4), torch.rand(1, 1, 4, 4) > 0.5) for _ in range(2)]
     result = export(Calls(_masked), ExportRecipe.get_recipe(recipe), samples, verify=True)
@@ -127,3 +129,6 @@ def test_masks_enter_and_leave_a_program(recipe: ArmRecipeType) -> None:
     expected, *right = _masked(*samples[0])
     torch.testing.assert_close(chosen, expected, atol=0.03, rtol=0)
     torch.testing.assert_close(masks, right, atol=0, rtol=0)
+    saved = load(result.save(tmp_path / "masks.pte", tosa=True))
+    for found in (result.run(*samples[0], via="tosa"), saved.run(*samples[0], via="tosa")):
+        assert all(map(torch.equal, found, (chosen, *masks)))

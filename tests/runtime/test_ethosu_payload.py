@@ -261,6 +261,10 @@ def test_accepted(reader: Reader, data: bytes) -> None:
     _check_against_stream(reader, data)
 
 
+def test_weights_outside_the_payload(reader: Reader) -> None:
+    assert reader.accept(_named(b"w" * 64)).weight_size == 0
+
+
 def test_unaligned_bytes(reader: Reader) -> None:
     """The host reads payloads anywhere; backends check the alignment that their NPU needs."""
     for shift in range(4):
@@ -330,6 +334,12 @@ def _cop2(commands: bytes = bytes(16)) -> bytes:
     return header + metadata + commands
 
 
+def _named(name: bytes) -> bytes:
+    """A payload whose weights are data of that name."""
+    blocks = [(block, name if block == "weight_data" else content) for block, content in _blocks()]
+    return block_stream(blocks, external=("weight_data",))
+
+
 _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     (lambda: b"", "vela_bin_stream", "empty"),
     (lambda: bytes(64), "vela_bin_stream", "not a program compiled for an Ethos-U"),
@@ -337,7 +347,11 @@ _BAD: list[tuple[Callable[[], bytes], str, str]] = [
     (lambda: _payload()[32:], "vela_bin_stream", "not a program compiled for an Ethos-U"),
     (lambda: _corrupt("cmd_data", 8, b"\0x"), "vela_bin_stream", "no name"),
     (lambda: _corrupt("outputs", 0, b"results"), "inputs", "no name"),
-    (lambda: _corrupt("weight_data", 20, b"\x01"), "weight_data", "outside the payload"),
+    (lambda: _corrupt("weight_data", 20, b"\x01"), "weight_data", "name of its data outside the payload .* 1 bytes"),
+    *(
+        (lambda name=name: _named(name), "weight_data", f"not 64 printable characters but {len(name)} bytes: export")
+        for name in (b"", b"w" * 63, b"w" * 65, b"arm_weights_" + b"0" * 64, b"w" * 63 + b" ", b"w" * 63 + b"\xe9")
+    ),
     (lambda: _corrupt("weight_data", 20, b"\x02"), "weight_data", "reserved byte is 2"),
     (lambda: _corrupt("inputs", 31, b"\x80"), "inputs", "reserved byte is 128"),
     (lambda: _payload() + bytes(1), "vela_end_stream", "1 bytes follow"),

@@ -13,6 +13,7 @@ from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import booleans, fold, fuse, merge, split, transpose
 from arm_backend_core.tosa.passes.block_scaled import write_block_scaled
 from arm_backend_core.tosa.passes.branches import write_branches
+from arm_backend_core.tosa.passes.constant_views import share_constant_bytes
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_weights
@@ -82,7 +83,8 @@ LAST_PASSES = (
     Step(narrow_weights, "the others compute with int8", NARROWED),
     Step(make_outputs_distinct, "the others remove IDENTITY and share equal results", RETURNED),
     Step(write_block_scaled, "before branches take what they read; the others know operators of one result", BLOCKS),
-    Step(write_branches, "last: an operator that holds graphs is none that the others know", WRITTEN),
+    Step(write_branches, "an operator that holds graphs is none that the others know", WRITTEN),
+    Step(share_constant_bytes, "last: rules would fold the RESHAPE; branches have constants of their own", WRITTEN),
 )
 
 

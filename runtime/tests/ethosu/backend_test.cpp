@@ -315,8 +315,9 @@ std::string with_weights_outside(const std::string& payload, const std::string& 
 
 void finds_weights_that_methods_share(const Files& files) {
   std::string weights;
-  const std::string payload = with_weights_outside(files.payload, "of_all_methods", &weights);
-  const OnePiece there("of_all_methods", weights), other("of_others", weights);
+  const std::string name(kNamedDataKeySize, 'w');
+  const std::string payload = with_weights_outside(files.payload, name, &weights);
+  const OnePiece there(name, weights), other(std::string(kNamedDataKeySize, 'o'), weights);
   {
     Loaded loaded(payload);
     loaded.named_data = &there;

@@ -1,0 +1,121 @@
+"""Constants that differ in shape alone are in a flatbuffer once, and results keep every bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import Tensor, nn
+
+from arm_backend_core.backends.compile import compile_payload
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.compile_spec import VgfCompileSpec
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa import passes, reference
+from arm_backend_core.tosa.builder import Array, Builder
+from arm_backend_core.tosa.graph import Graph, Value
+from arm_backend_core.tosa.passes import constant_views
+from arm_backend_core.tosa.passes.constant_views import share_constant_bytes
+from arm_backend_core.tosa.serialize import serialize
+from arm_recipes import ArmRecipeType, export
+from tests.graphs import family, graph, tosa_opt
+
+FLOAT, INTEGER = (Target.from_tosa_spec(f"TOSA-1.0+{spec}") for spec in ("FP", "INT+int16"))
+ROWS, WIDTH = 256, 36
+INDICES, IMAGE = ((1, 5), DType.INT32), (1, 3, 3, 4)
+
+
+def _table(dtype: DType) -> Array:
+    rng = np.random.default_rng(0)
+    if dtype.is_float:
+        return rng.standard_normal(ROWS * WIDTH)
+    return rng.integers(-100, 101, ROWS * WIDTH)
+
+
+def _tied(dtype: DType, table: Callable[[DType], Array] = _table) -> Callable[..., tuple[Value, ...]]:
+    """GATHER from a table, and convolutions of two sizes of kernel whose weights have the table's bytes."""
+
+    def body(b: Builder, indices: Value, image: Value) -> tuple[Value, ...]:
+        accumulator = DType.FP32 if dtype.is_float else DType.INT32
+        bias = b.const(np.zeros(ROWS), accumulator)
+        rows = b.gather(b.const(_table(dtype).reshape(1, ROWS, WIDTH), dtype), indices)
+        shapes = (ROWS, 1, 1, WIDTH), (ROWS, 3, 3, 4)
+        weights = [b.const(table(dtype).reshape(shape), dtype) for shape in shapes]
+        row = b.reshape(rows, (1, 5, 1, WIDTH))
+        return rows, *(b.conv2d(x, w, bias, pad=[0] * 4) for x, w in zip((row, image), weights, strict=True))
+
+    return body
+
+
+def _written(dtype: DType, target: Target) -> Graph:
+    made = graph(_tied(dtype), INDICES, (IMAGE, dtype), target=target)
+    passes.run(made, target)
+    return made
+
+
+@pytest.mark.parametrize(("dtype", "target"), [(DType.FP32, FLOAT), (DType.INT8, INTEGER)], ids=["float", "int8"])
+def test_one_constant_for_three_shapes(dtype: DType, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = _written(dtype, target)
+    monkeypatch.setattr(constant_views, "_MIN_BYTES", 1 << 30)
+    apart = _written(dtype, target)
+    size = ROWS * WIDTH * dtype.bytes
+    small, large = serialize(shared), serialize(apart)
+    assert size < len(small) < 2 * size
+    assert 3 * size < len(large)
+    assert [op.kind for op in shared.ops].count("RESHAPE") == [op.kind for op in apart.ops].count("RESHAPE") + 2
+    assert all(op.origins for op in shared.ops)
+    weights = [op.weight.data is None for op in shared.ops if op.weight is not None]
+    assert sorted(weights) == [False, True]
+    assert tosa_opt(small, target) is None
+    rng = np.random.default_rng(1)
+    given = [rng.integers(0, ROWS, (1, 5)).astype(np.int32), rng.integers(-9, 9, IMAGE).astype(dtype.numpy)]
+    for ours, theirs in zip(reference.run(small, given), reference.run(large, given), strict=True):
+        assert np.unique(ours).size > 1
+        assert np.array_equal(ours, theirs)
+
+
+def test_the_converter_takes_weights_that_are_reshaped() -> None:
+    flatbuffer = serialize(_written(DType.FP32, FLOAT))
+    payload = compile_payload(VgfCompileSpec(), flatbuffer, delegate="d", locate=lambda text: None)
+    assert len(payload.data) < 2 * ROWS * WIDTH * 4
+
+
+def test_other_bytes_are_other_constants() -> None:
+    made = graph(_tied(DType.INT8, lambda dtype: _table(dtype) + 1), INDICES, (IMAGE, DType.INT8), target=INTEGER)
+    made.ops = [op for op in made.ops if op.kind != "CONV2D" or op.inputs[0] is not made.inputs[1]]
+    made.outputs = made.outputs[:2]
+    kinds = [op.kind for op in made.ops]
+    share_constant_bytes(made, INTEGER)
+    assert [op.kind for op in made.ops] == kinds
+
+
+def test_npus_have_weights_of_their_own() -> None:
+    made = graph(_tied(DType.INT8), INDICES, (IMAGE, DType.INT8), target=family("ethos-u85"))
+    kinds = [op.kind for op in made.ops]
+    share_constant_bytes(made, family("ethos-u85"))
+    assert [op.kind for op in made.ops] == kinds
+
+
+class Tied(nn.Module):
+    """Scores of tokens by the table that embeds them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.scores = nn.Embedding(200, 48), nn.Linear(48, 200, bias=False)
+        self.scores.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.as_tensor(self.scores(self.table(tokens) * 0.5))
+
+
+@pytest.mark.parametrize("recipe", [ArmRecipeType.TOSA_FP, ArmRecipeType.VGF_FP], ids=lambda recipe: recipe.name)
+def test_tied_embeddings(recipe: ArmRecipeType) -> None:
+    model, tokens = Tied().eval(), torch.tensor([[3, 0, 199, 64]], dtype=torch.int32)
+    result = export(model, ExportRecipe.get_recipe(recipe), [(tokens,)])
+    (delegate,) = result.report.delegates
+    assert 1 < delegate.payload_bytes / (model.table.weight.numel() * 4) < 1.2
+    torch.testing.assert_close(result.run(tokens), model(tokens), atol=1e-5, rtol=1e-5)
