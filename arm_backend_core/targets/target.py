@@ -24,6 +24,9 @@ EXTENSIONS = (
 )
 #: The TOSA version that an extension is of, where it is not 1.0.
 _SINCE = {"mxfp": (1, 1)}
+#: The profile that an extension is of, where it is not of both.
+_PROFILE = dict.fromkeys(("int16", "int4", "doubleround", "inexactround"), "INT")
+_PROFILE |= dict.fromkeys(("bf16", "fp8e4m3", "fp8e5m2", "fft", "mxfp"), "FP")
 #: What ExecuTorch calls some of them.
 SYNONYMS = {"cf": "controlflow", "var": "variable"}
 
@@ -105,4 +108,7 @@ class Target:
         profiles = frozenset(part for part in parts if part in PROFILES)
         if not profiles:
             raise ValueError(f"tosa_spec: '{spec}' names no profile; add '+INT', '+FP' or both")
+        for part in parts:
+            if (profile := _PROFILE.get(part, part)) in PROFILES and profile not in profiles:
+                raise ValueError(f"tosa_spec: '{part}' in '{spec}' extends the profile {profile}; add '+{profile}'")
         return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later)

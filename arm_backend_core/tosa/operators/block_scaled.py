@@ -20,6 +20,12 @@ _ELEMENTS = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 def _cast_offences(op: Op) -> Iterator[str]:
     if op.inputs[0].shape[-1] % BLOCK:
         yield f"{op.inputs[0].shape[-1]} channels ({BLOCK} or a multiple); pad with 0"
+    yield from _block_offences(op)
+
+
+def _block_offences(op: Op) -> Iterator[str]:
+    if (size := op.attrs.get("block_size", BLOCK)) != BLOCK:
+        yield f"blocks of {size} ({BLOCK})"
 
 
 def _conv_offences(op: Op) -> Iterator[str]:
@@ -30,6 +36,7 @@ def _conv_offences(op: Op) -> Iterator[str]:
         yield f"weights {weight!r} in blocks {scales!r} on {x!r}"
     if bias.shape[0] not in (1, weight.shape[0]):
         yield f"a bias of {bias.shape[0]} for {weight.shape[0]} channels"
+    yield from _block_offences(op)
     yield from window_offences(op)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,16 @@ def _sum(op: Op, x: Array) -> Array | None:
     return x.sum(axis=op.attrs["axis"], keepdims=True, dtype=np.int32)
 
 
+def _extreme(propagates: np.ufunc, ignores: np.ufunc, op: Op, x: Array) -> Array:
+    chosen = ignores if op.attrs["nan_mode"] == "IGNORE" else propagates
+    return chosen.reduce(x, axis=op.attrs["axis"], keepdims=True)
+
+
 _NAN = {"fields": ("axis", "nan_mode")}
 _reduce("ALL", "b>b:INT|FP", lambda op, x: x.all(axis=op.attrs["axis"], keepdims=True))
 _reduce("ANY", "b>b:INT|FP", lambda op, x: x.any(axis=op.attrs["axis"], keepdims=True))
-_reduce("MAX", _NUMBERS, lambda op, x: x.max(axis=op.attrs["axis"], keepdims=True), **_NAN)
-_reduce("MIN", _NUMBERS, lambda op, x: x.min(axis=op.attrs["axis"], keepdims=True), **_NAN)
+_reduce("MAX", _NUMBERS, partial(_extreme, np.maximum, np.fmax), **_NAN)
+_reduce("MIN", _NUMBERS, partial(_extreme, np.minimum, np.fmin), **_NAN)
 _reduce("PRODUCT", _FLOAT, None)
 _reduce("SUM", "i32>i32:INT " + _FLOAT, _sum)
 

@@ -61,7 +61,7 @@ class Row:
         inputs: element types of the operands.
         output: element type of the result.
         accumulator: type that sums are kept in, for operators with the attribute ``acc_type``.
-        needs: profiles and extensions, each of which has this row.
+        needs: profiles and extensions, each of which has this row; of those joined by "&" all are needed.
         version: the first TOSA version that has it.
     """
 
@@ -73,7 +73,7 @@ class Row:
 
     @staticmethod
     def parse(text: str) -> Row:
-        """Read ``inputs>output/accumulator:needs@version``, for example ``f16,f16,f16>f16/f32:FP`` or ``b>f32:FP@1.1``.
+        """Read ``inputs>output/accumulator:needs@version``, as ``f16,f16,f16>f16/f32:FP`` or ``b>f32:FP@1.1``.
 
         Raises:
             ValueError: a type, profile or extension is unknown.
@@ -83,7 +83,7 @@ class Row:
         inputs, _, result = types.partition(">")
         output, _, accumulator = result.partition("/")
         unknown = {*inputs.split(","), output, accumulator or output} - _TYPES.keys()
-        unknown |= set(needs.split("|")) - {*PROFILES, *EXTENSIONS}
+        unknown |= set(needs.replace("&", "|").split("|")) - {*PROFILES, *EXTENSIONS}
         if unknown:
             raise ValueError(f"TOSA operator row {text!r}: unknown {', '.join(sorted(unknown))}")
         major, minor = (version or "1.0").split(".")
@@ -94,6 +94,10 @@ class Row:
             frozenset(needs.split("|")),
             (int(major), int(minor)),
         )
+
+    def is_of(self, target: Target) -> bool:
+        """Whether the profiles and extensions of ``target`` have this row."""
+        return any(target.supports.issuperset(need.split("&")) for need in self.needs)
 
 
 #: Yields what is against the specification in an operator, as the end of "TOSA has no <kind> with ...".
@@ -167,13 +171,13 @@ class Operator:
         rows = self._by_types.get((tuple(inputs[:1] if self.variadic else inputs), output), ())
         there = [row for row in rows if row.version <= target.version]
         mixed = self.variadic and not self.mark and any(dtype is not inputs[0] for dtype in inputs)
-        if not mixed and any(not row.needs.isdisjoint(target.supports) for row in there):
+        if not mixed and any(row.is_of(target) for row in there):
             return None
         signature = f"{self.kind} ({', '.join(t.value for t in inputs[:4])} -> {output.value})"
         if not there or mixed:
             return f"TOSA {target.version_text} has no {signature}"
         needs = sorted(set().union(*(row.needs for row in there)))
-        return f"{signature} needs TOSA {' or '.join(needs)}, which {target.name} lacks"
+        return f"{signature} needs TOSA {' or '.join(needs).replace('&', ' and ')}, which {target.name} lacks"
 
     def refusal(self, op: Op, target: Target) -> str | None:
         """Why ``op`` is not legal TOSA on ``target``, or None if it is.
@@ -206,7 +210,7 @@ class Operator:
         if "acc_type" in self.fields:
             rows = self._by_types[tuple(value.dtype for value in op.inputs), op.output.dtype]
             fitting = [row for row in rows if row.accumulator is op.attrs["acc_type"]]
-            if not any(not row.needs.isdisjoint(target.supports) for row in fitting):
+            if not any(row.is_of(target) for row in fitting):
                 yield f"an accumulator of {op.attrs['acc_type'].value} for {op.inputs[0].dtype.value}"
         if op.attrs.get("rounding_mode") in _ROUNDING and _ROUNDING[op.attrs["rounding_mode"]] not in target.extensions:
             yield f"{op.attrs['rounding_mode']}: {target.name} lacks {_ROUNDING[op.attrs['rounding_mode']]}"
