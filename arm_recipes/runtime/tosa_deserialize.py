@@ -43,6 +43,8 @@ _FIELDS: Final = {
 _VECTORS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
 #: Operators that hold graphs: the names of both.
 _GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
+#: numpy's; TOSA's levels have 6 at most.
+_MOST_DIMENSIONS: Final = 32
 _CONSTANTS: Final = ("CONST", "CONST_SHAPE")
 #: Formats of floating point that numpy lacks, by their names in ml_dtypes; bits of those that are packed.
 _FORMATS: Final = {
@@ -176,7 +178,10 @@ class _Block:
         if tensor.number(_TosaTensor.variable, "B"):
             raise PayloadError(f"the tensor '{name}' is a variable")
         dtype = self.reader.dtype(tensor.number(_TosaTensor.type, "I"))
-        self.values[name] = Value(tensor.numbers(_TosaTensor.shape, "i"), dtype, ours)
+        shape = tensor.numbers(_TosaTensor.shape, "i")
+        if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+            raise PayloadError(f"the tensor '{name}' has {len(shape)} dimensions, or a size that is not known")
+        self.values[name] = Value(shape, dtype, ours)
         return self.values[name]
 
     def _known(self, name: str) -> Value:
@@ -275,6 +280,8 @@ def _array(data: memoryview, value: Value) -> Array:
         elements = raw.astype(value.dtype.numpy)
     else:
         elements = raw.view(value.dtype.numpy.newbyteorder("<")).astype(value.dtype.numpy)
+    if np.issubdtype(elements.dtype, np.bool_):
+        elements = raw != 0
     return np.array(elements.reshape(value.shape), order="C")
 
 

@@ -121,7 +121,7 @@ _elementwise("FLOOR", _FLOAT, lambda op, x: np.floor(x))
 _elementwise("LOGICAL_NOT", _LOGIC, lambda op, x: ~x)
 _elementwise("NEGATE", _BITS + _FLOAT, _negate, operands=_NEGATE_ZP)
 _elementwise("RECIPROCAL", _FLOAT, lambda op, x: 1 / x)
-_elementwise("RSQRT", _FLOAT, lambda op, x: 1 / np.sqrt(x))
+_elementwise("RSQRT", _FLOAT, lambda op, x: 1 / np.sqrt(x, dtype=np.float32))
 _elementwise(
     "IDENTITY",
     "b>b:INT|FP i4>i4:int4 i48>i48:int16 e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 "

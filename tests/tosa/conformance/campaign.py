@@ -61,18 +61,31 @@ def attempt(entry: Entry, test: Listed, emulator: Emulator | None) -> Outcome:
     written = test.write()
     if written is None:
         return Outcome(str(entry), entry.kind, Verdict(test.name, test.fails), invalid=True)
-    verdict = judge(entry, written)
     npus: tuple[NpuVerdict, ...] = ()
-    refused = any(finding.question in ("refuses", "unread") for finding in verdict.findings)
+    try:
+        verdict = judge(entry, written)
+    except Exception as error:
+        verdict = Verdict(test.name, test.fails, (Finding("fault", f"{type(error).__name__}: {error}"),))
+    refused = any(finding.question in ("refuses", "unread", "fault") for finding in verdict.findings)
     integer = "INT" in written.profiles and verdict.fails is None and entry.kind not in CONTROL_FLOW
     if emulator is not None and integer and not refused:
-        npus = tuple(npu.judge(written, accelerator, emulator) for accelerator in npu.ACCELERATORS)
+        npus = tuple(npu.attempt(written, accelerator, emulator) for accelerator in npu.ACCELERATORS)
     return Outcome(str(entry), entry.kind, verdict, npus)
 
 
-def sampled(entry: Entry, count: int | None, seed: int, *, most_elements: int | None = None) -> Iterator[Listed]:
-    """So many tests of each batch of an entry, the same for a seed; of those that are to fail, one of each kind."""
+def sampled(
+    entry: Entry, count: int | None, seed: int, *, most_elements: int | None = None, most_batches: int | None = None
+) -> Iterator[Listed]:
+    """So many tests of each batch of an entry, the same for a seed, and all that are to fail.
+
+    Args:
+        most_elements: smaller tests are preferred.
+        most_batches: of tests to work; the first.
+    """
+    positive = [arguments for arguments in batches(entry) if "positive" in arguments]
     for arguments in batches(entry):
+        if "positive" in arguments and arguments in positive[most_batches:] and most_batches is not None:
+            continue
         tests = listed(entry, arguments)
         if most_elements is not None:
             tests = [test for test in tests if test.elements <= most_elements] or tests

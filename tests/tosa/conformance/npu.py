@@ -21,7 +21,6 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import passes
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal
-from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.tosa_deserialize import deserialize
@@ -29,11 +28,11 @@ from tests.graphs import family
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 from tests.tosa.conformance import model
 from tests.tosa.conformance.generation import Generated
-from tests.tosa.conformance.judge import differing
+from tests.tosa.conformance.judge import differing, is_small
 
 Array = np.ndarray[Any, Any]
 ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
-#: Multiply-accumulates of the largest test that is compiled, and elements of its largest tensor.
+#: Of the largest test that is compiled, see ``judge.MOST_WORK``.
 MOST_WORK, MOST_ELEMENTS = 2_000_000, 140_000
 #: What may become of a test; the last three only of what the compiler would write.
 HARDWARE, LARGE, VELA, EQUAL, WRONG = "the hardware lacks it", "too large", "Vela refuses it", "equal", "wrong"
@@ -55,6 +54,14 @@ class NpuVerdict:
     detail: str = ""
 
 
+def attempt(test: Generated, accelerator: str, emulator: Emulator) -> NpuVerdict:
+    """As ``judge``; an exception is something wrong."""
+    try:
+        return judge(test, accelerator, emulator)
+    except Exception as error:
+        return NpuVerdict(accelerator, WRONG, detail=f"{type(error).__name__}: {error}")
+
+
 def judge(test: Generated, accelerator: str, emulator: Emulator) -> NpuVerdict:
     """Compile and execute a test that is to work, of integers."""
     target = family(accelerator)
@@ -64,7 +71,7 @@ def judge(test: Generated, accelerator: str, emulator: Emulator) -> NpuVerdict:
         return NpuVerdict(accelerator, HARDWARE, detail=reason)
     if any(value.dtype in (DType.INT48, DType.INT4) for value in graph.inputs):
         return NpuVerdict(accelerator, HARDWARE, detail="no delegate takes elements of 48 or 4 bits")
-    if max(op.work for op in graph.ops) > MOST_WORK or max(map(_elements, graph.ops)) > MOST_ELEMENTS:
+    if not is_small(graph, MOST_WORK, MOST_ELEMENTS):
         return NpuVerdict(accelerator, LARGE)
     raw = serialize(graph)
     expected = model.run(raw, deserialize(raw), inputs)
@@ -76,12 +83,6 @@ def judge(test: Generated, accelerator: str, emulator: Emulator) -> NpuVerdict:
         return NpuVerdict(accelerator, result, detail=detail)
     alone, of_raw = _outcome(raw, inputs, expected, accelerator, emulator)
     return NpuVerdict(accelerator, result, alone, detail or of_raw)
-
-
-def _elements(op: Op) -> int:
-    """Of the largest tensor, padding included."""
-    padded = prod(axis.size + axis.before + axis.after for axis in window_axes(op)) if "pad" in op.attrs else 0
-    return max(padded, *(value.size for value in (*op.inputs, op.output)))
 
 
 def runnable(test: Generated) -> tuple[Graph, list[Array]]:
