@@ -50,6 +50,7 @@ fuzz: debian $(READY_TEST)
 
 verify: debian-test $(READY_TEST)
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/runtime/test_ethosu_emulator.py --verify
+	$(BIN)/python -m tests.tosa.conformance --record build/conformance/$(REVISION)
 	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
 
 lint: $(READY_TEST)

@@ -106,15 +106,9 @@ _BITWISE = ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_
 _LOGIC = ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "REDUCE_ALL", "REDUCE_ANY")
 _CHOICE = ("EQUAL", "GREATER", "GREATER_EQUAL", "SELECT")
 _U55_TYPES = {
-    "ARITHMETIC_RIGHT_SHIFT": (DType.INT32,),
-    "LOGICAL_LEFT_SHIFT": (DType.INT32,),
-    "ARGMAX": (DType.INT8,),
-    "MATMUL": (DType.INT8,),
-    "CONV3D": (DType.INT8,),
-    "TRANSPOSE_CONV2D": (DType.INT8,),
-    "REDUCE_MAX": (DType.INT8, DType.INT16),
-    "REDUCE_MIN": (DType.INT8, DType.INT16),
-    "REVERSE": (DType.INT8, DType.INT16),
+    **dict.fromkeys(("ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"), (DType.INT32,)),
+    **dict.fromkeys(("ARGMAX", "MATMUL", "CONV3D", "TRANSPOSE_CONV2D"), (DType.INT8,)),
+    **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN", "REVERSE"), (DType.INT8, DType.INT16)),
 }
 
 
@@ -321,6 +315,7 @@ _U55 = Hardware(
     ),
 )
 _U85 = Hardware(
+    types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},  # of fewer bits Vela shifts in copies of the sign
     limits={"AVG_POOL2D": _avg_pool_u85, "CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
     npu=True,
     macs_per_result=64,

@@ -7,26 +7,16 @@ from functools import cached_property
 
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
 
-#: Names of TOSA's profiles and extensions (TOSA 1.0, section 1.4; "mxfp" of the draft of 1.1).
 PROFILES = ("INT", "FP")
-EXTENSIONS = (
-    "int16",
-    "int4",
-    "bf16",
-    "fp8e4m3",
-    "fp8e5m2",
-    "fft",
-    "variable",
-    "controlflow",
-    "doubleround",
-    "inexactround",
-    "mxfp",
-)
+#: TOSA's extensions by the profile that they extend, "" for both (TOSA 1.0, section 1.4; "mxfp" of the draft of 1.1).
+_EXTENDING = {
+    "INT": ("int16", "int4", "doubleround", "inexactround"),
+    "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "mxfp"),
+    "": ("variable", "controlflow"),
+}
+EXTENSIONS = tuple(name for names in _EXTENDING.values() for name in names)
 #: The TOSA version that an extension is of, where it is not 1.0.
 _SINCE = {"mxfp": (1, 1)}
-#: The profile that an extension is of, where it is not of both.
-_PROFILE = dict.fromkeys(("int16", "int4", "doubleround", "inexactround"), "INT")
-_PROFILE |= dict.fromkeys(("bf16", "fp8e4m3", "fp8e5m2", "fft", "mxfp"), "FP")
 #: What ExecuTorch calls some of them.
 SYNONYMS = {"cf": "controlflow", "var": "variable"}
 
@@ -109,6 +99,8 @@ class Target:
         if not profiles:
             raise ValueError(f"tosa_spec: '{spec}' names no profile; add '+INT', '+FP' or both")
         for part in parts:
-            if (profile := _PROFILE.get(part, part)) in PROFILES and profile not in profiles:
-                raise ValueError(f"tosa_spec: '{part}' in '{spec}' extends the profile {profile}; add '+{profile}'")
+            if part in EXTENSIONS and not any(part in _EXTENDING[profile] for profile in ("", *profiles)):
+                raise ValueError(
+                    f"tosa_spec: '{spec}' lacks the profile that '{part}' extends; add it, or take '{part}' out"
+                )
         return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later)

@@ -536,6 +536,13 @@ MISTAKES = (
 )
 #: What no lowering writes, so that no pass need look for it.
 UNWRITTEN = (
+    Mistake(
+        "narrow_shift",
+        lambda b, x: b.emit("LOGICAL_RIGHT_SHIFT", (x, b.const([[3]], x.dtype)), x.shape, x.dtype),
+        (((4, 8), DType.INT8),),
+        _NEW,
+        _NEW,
+    ),
     Mistake("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),
     Mistake("averaged_images", _averaged, (((2, 8, 8, 6), DType.INT8),), _NEW, _NEW),
 )

@@ -114,7 +114,9 @@ def test_an_evaluation_treats_nan_as_the_operator_says(kind: str, nan_mode: str)
     arrays = [x, y] if kind in ("MAXIMUM", "MINIMUM") else [x]
     written = graph(body, *[(array.shape, DType.FP32) for array in arrays], target=FP)
     (expected,) = reference.run(serialize(written), arrays)
-    np.testing.assert_array_equal(evaluate(written.ops[0], arrays), expected)
+    result = evaluate(written.ops[0], arrays)
+    assert result is not None
+    np.testing.assert_array_equal(result, expected)
 
 
 def test_a_type_of_two_extensions_needs_both() -> None:
@@ -127,12 +129,12 @@ def test_a_type_of_two_extensions_needs_both() -> None:
         assert refusal(target, "CAST", *types) == needs
 
 
-@pytest.mark.parametrize(
-    ("spec", "profile"), [("INT+bf16", "FP"), ("FP+int16", "INT"), ("INT+mxfp", "FP"), ("FP+doubleround", "INT")]
-)
-def test_an_extension_needs_its_profile(spec: str, profile: str) -> None:
-    with pytest.raises(ValueError, match=rf"extends the profile {profile}; add '\+{profile}'"):
+@pytest.mark.parametrize("spec", ["INT+bf16", "FP+int16", "INT+mxfp", "FP+doubleround"])
+def test_an_extension_needs_its_profile(spec: str) -> None:
+    extension = spec.split("+")[1]
+    with pytest.raises(ValueError, match=f"lacks the profile that '{extension}' extends"):
         Target.from_tosa_spec(f"TOSA-1.0+{spec}")
+    assert extension in Target.from_tosa_spec(f"TOSA-1.0+INT+FP+{extension}").extensions
 
 
 def test_blocks_have_one_size() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op
-from arm_backend_core.tosa.operators.record import ANY, Array, define, same_shape
+from arm_backend_core.tosa.operators.record import ANY, Array, define, extreme, same_shape
 
 _FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
 _FLOAT2 = "f16,f16>f16:FP bf16,bf16>bf16:bf16 f32,f32>f32:FP "
@@ -61,15 +61,7 @@ def _clamp_offences(op: Op) -> Iterator[str]:
 
 
 def _clamp(op: Op, x: Array) -> Array:
-    return _minimum(op, _maximum(op, x, op.attrs["min_val"]), op.attrs["max_val"])
-
-
-def _maximum(op: Op, a: Array, b: Array | float) -> Array:
-    return (np.fmax if op.attrs["nan_mode"] == "IGNORE" else np.maximum)(a, b)
-
-
-def _minimum(op: Op, a: Array, b: Array | float) -> Array:
-    return (np.fmin if op.attrs["nan_mode"] == "IGNORE" else np.minimum)(a, b)
+    return np.asarray(extreme(op, "min")(extreme(op, "max")(x, op.attrs["min_val"]), op.attrs["max_val"]))
 
 
 def _table_offences(op: Op) -> Iterator[str]:
@@ -124,9 +116,7 @@ _elementwise("RECIPROCAL", _FLOAT, lambda op, x: 1 / x)
 _elementwise("RSQRT", _FLOAT, lambda op, x: 1 / np.sqrt(x, dtype=np.float32))
 _elementwise(
     "IDENTITY",
-    "b>b:INT|FP i4>i4:int4 i48>i48:int16 e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 "
-    + _BITS.replace("INT", "INT|FP")
-    + _FLOAT,
+    "b>b:INT|FP i4>i4:int4 i48>i48:int16 e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 " + _BITS.replace("T", "T|FP") + _FLOAT,
     lambda op, x: x,
 )
 
@@ -199,8 +189,8 @@ _elementwise("SUB", _ARITHMETIC, lambda op, a, b: a - b)
 _elementwise("MUL", _MUL, _mul, _mul_offences, operands=(("shift", "int8"),))
 _elementwise("POW", _FLOAT2, conditions=_power_offences)
 _elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_offences, attribute="IntDiv")
-_elementwise("MAXIMUM", _MINMAX, _maximum, fields=_NAN)
-_elementwise("MINIMUM", _MINMAX, _minimum, fields=_NAN)
+_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: extreme(op, "max")(a, b), fields=_NAN)
+_elementwise("MINIMUM", _MINMAX, lambda op, a, b: extreme(op, "min")(a, b), fields=_NAN)
 _elementwise("ARITHMETIC_RIGHT_SHIFT", _BITS2, _arithmetic_shift, _shift_offences, fields=("round",))
 _elementwise("LOGICAL_LEFT_SHIFT", _SHIFT, lambda op, a, b: a << b, _shift_offences)
 _elementwise("LOGICAL_RIGHT_SHIFT", _SHIFT, _logical_shift, _shift_offences)

@@ -34,23 +34,8 @@ class Level(NamedTuple):
 
 LEVEL_8K = Level()
 
-_TYPES = {
-    "b": DType.BOOL,
-    "i4": DType.INT4,
-    "i8": DType.INT8,
-    "i16": DType.INT16,
-    "i32": DType.INT32,
-    "i48": DType.INT48,
-    "f16": DType.FP16,
-    "bf16": DType.BF16,
-    "f32": DType.FP32,
-    "e4m3": DType.FP8E4M3,
-    "e5m2": DType.FP8E5M2,
-    "e2m3": DType.FP6E2M3,
-    "e3m2": DType.FP6E3M2,
-    "e2m1": DType.FP4E2M1,
-    "ue8m0": DType.FP8UE8M0,
-}
+_NAMES = "b i4 i8 i16 i32 i48 f16 bf16 f32 e4m3 e5m2 e2m3 e3m2 e2m1 ue8m0"
+_TYPES = dict(zip(_NAMES.split(), DType, strict=True))
 
 
 @dataclass(frozen=True)
@@ -209,8 +194,7 @@ class Operator:
                 yield from _zero_point_offences(op, name, how)
         if "acc_type" in self.fields:
             rows = self._by_types[tuple(value.dtype for value in op.inputs), op.output.dtype]
-            fitting = [row for row in rows if row.accumulator is op.attrs["acc_type"]]
-            if not any(row.is_of(target) for row in fitting):
+            if not any(row.is_of(target) for row in rows if row.accumulator is op.attrs["acc_type"]):
                 yield f"an accumulator of {op.attrs['acc_type'].value} for {op.inputs[0].dtype.value}"
         if op.attrs.get("rounding_mode") in _ROUNDING and _ROUNDING[op.attrs["rounding_mode"]] not in target.extensions:
             yield f"{op.attrs['rounding_mode']}: {target.name} lacks {_ROUNDING[op.attrs['rounding_mode']]}"
@@ -279,6 +263,11 @@ def same_shape(op: Op) -> Shape:
     if all(shape == first for shape in others):
         return first
     return tuple(max(sizes) for sizes in zip(first, *others, strict=True))
+
+
+def extreme(op: Op, name: str) -> np.ufunc:
+    """numpy's maximum or minimum, "max" or "min", which ignores NaN or propagates it as ``op`` says."""
+    return getattr(np, f"f{name}" if op.attrs["nan_mode"] == "IGNORE" else f"{name}imum")
 
 
 def axis_offences(op: Op) -> Iterator[str]:

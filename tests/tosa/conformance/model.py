@@ -25,7 +25,7 @@ Array = np.ndarray[Any, Any]
 _PROGRAM = Path(tosa_reference_model.__file__).parents[1] / "bin" / "tosa_reference_model"
 _BY_FILES = (DType.INT48, DType.INT4)
 #: What the binding takes for formats that numpy lacks.
-_BITS = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}
+_BITS: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 2: np.dtype(np.uint16)}
 _FORMATS = {DType.BF16: "bfloat16", DType.FP8E4M3: "float8_e4m3fn", DType.FP8E5M2: "float8_e5m2"}
 #: Not packed in the binding's arrays, as in the generator's.
 _FORMATS |= {DType.FP6E2M3: "float6_e2m3fn", DType.FP6E3M2: "float6_e3m2fn", DType.FP4E2M1: "float4_e2m1fn"}

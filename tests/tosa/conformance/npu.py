@@ -21,6 +21,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import passes
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.legality import op_refusal
+from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.tosa_deserialize import deserialize
@@ -32,8 +33,12 @@ from tests.tosa.conformance.judge import differing, is_small
 
 Array = np.ndarray[Any, Any]
 ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
+#: That Vela may take.
+SECONDS = 60
 #: Of the largest test that is compiled, see ``judge.MOST_WORK``.
 MOST_WORK, MOST_ELEMENTS = 2_000_000, 140_000
+#: Of an NPU in one test: for 65,537 of them Vela takes minutes.
+MOST_OPERATIONS = 2000
 #: What may become of a test; the last three only of what the compiler would write.
 HARDWARE, LARGE, VELA, EQUAL, WRONG = "the hardware lacks it", "too large", "Vela refuses it", "equal", "wrong"
 
@@ -71,7 +76,7 @@ def judge(test: Generated, accelerator: str, emulator: Emulator) -> NpuVerdict:
         return NpuVerdict(accelerator, HARDWARE, detail=reason)
     if any(value.dtype in (DType.INT48, DType.INT4) for value in graph.inputs):
         return NpuVerdict(accelerator, HARDWARE, detail="no delegate takes elements of 48 or 4 bits")
-    if not is_small(graph, MOST_WORK, MOST_ELEMENTS):
+    if not is_small(graph, MOST_WORK, MOST_ELEMENTS) or any(_operations(op) > MOST_OPERATIONS for op in graph.ops):
         return NpuVerdict(accelerator, LARGE)
     raw = serialize(graph)
     expected = model.run(raw, deserialize(raw), inputs)
@@ -83,6 +88,12 @@ def judge(test: Generated, accelerator: str, emulator: Emulator) -> NpuVerdict:
         return NpuVerdict(accelerator, result, detail=detail)
     alone, of_raw = _outcome(raw, inputs, expected, accelerator, emulator)
     return NpuVerdict(accelerator, result, alone, detail or of_raw)
+
+
+def _operations(op: Op) -> int:
+    """Into how many Vela takes arithmetic of five dimensions and more apart that is broadcast: one for each image."""
+    broadcast = len({value.shape for value in op.inputs}) > 1 and op.kind in ELEMENTWISE
+    return prod(op.output.shape[:-3]) if broadcast and op.output.rank > 4 else 1
 
 
 def runnable(test: Generated) -> tuple[Graph, list[Array]]:
@@ -136,7 +147,7 @@ def _outcome(
     sizes = [prod(array.shape) * array.itemsize for array in expected]
     try:
         spec = EthosUCompileSpec(accelerator)
-        compiled = compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None, results=sizes, timeout=300)
+        compiled = compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None, results=sizes, timeout=SECONDS)
     except CompileError as error:
         reason = str(error).partition("\n")[0]
         return (WRONG if "Vela wrote" in reason else VELA), reason
