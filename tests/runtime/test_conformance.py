@@ -18,16 +18,15 @@ for _entry in entries():
 
 @pytest.mark.parametrize("kind", sorted(_INTEGER))
 def test_npus_compute_what_the_reference_model_does(kind: str, emulator: Emulator) -> None:
-    """Of each operator a small test on U85 and on U55 or U65."""
-    entry = _INTEGER[kind]
-    smaller = npu.ACCELERATORS[len(kind) % 2]
-    tests = sampled(entry, 2, 1, most_elements=1000, most_batches=1)
-    written = [test.write() for test in tests if test.fails is None]
-    done = [
-        npu.judge(test, accelerator, emulator)
-        for test in written
-        if test is not None
-        for accelerator in (smaller, npu.ACCELERATORS[-1])
-    ]
-    assert {verdict.written for verdict in done} <= {npu.EQUAL, npu.HARDWARE, npu.LARGE}, done
-    assert any(verdict.written == npu.EQUAL for verdict in done), done
+    """Of each operator small tests on U85 and on U55 or U65, until some are executed."""
+    accelerators = npu.ACCELERATORS[len(kind) % 2], npu.ACCELERATORS[-1]
+    executed = []
+    for test in sampled(_INTEGER[kind], 20, 1, most_elements=1000, most_batches=1):
+        written = test.write() if test.fails is None else None
+        if written is not None:
+            verdicts = [npu.judge(written, accelerator, emulator) for accelerator in accelerators]
+            executed += [verdict for verdict in verdicts if verdict.written not in (npu.HARDWARE, npu.LARGE)]
+        if len(executed) > 1:
+            break
+    assert executed
+    assert all(verdict.written == npu.EQUAL for verdict in executed), executed
