@@ -54,6 +54,7 @@ verify: debian-test $(READY_TEST)
 	$(if $(GOLDEN),$(BIN)/python -m tests.golden $(GOLDEN))
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/runtime/test_ethosu_emulator.py --verify
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/tflite --verify
+	$(BIN)/python -m tests.tosa.conformance --record build/conformance/$(REVISION)
 	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)
 
 lint: $(READY_TEST)

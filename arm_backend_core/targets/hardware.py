@@ -107,15 +107,9 @@ _BITWISE = ("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR", "BITWISE_NOT", "LOGICAL_
 _LOGIC = ("LOGICAL_AND", "LOGICAL_OR", "LOGICAL_XOR", "LOGICAL_NOT", "REDUCE_ALL", "REDUCE_ANY")
 _CHOICE = ("EQUAL", "GREATER", "GREATER_EQUAL", "SELECT")
 _U55_TYPES = {
-    "ARITHMETIC_RIGHT_SHIFT": (DType.INT32,),
-    "LOGICAL_LEFT_SHIFT": (DType.INT32,),
-    "ARGMAX": (DType.INT8,),
-    "MATMUL": (DType.INT8,),
-    "CONV3D": (DType.INT8,),
-    "TRANSPOSE_CONV2D": (DType.INT8,),
-    "REDUCE_MAX": (DType.INT8, DType.INT16),
-    "REDUCE_MIN": (DType.INT8, DType.INT16),
-    "REVERSE": (DType.INT8, DType.INT16),
+    **dict.fromkeys(("ARITHMETIC_RIGHT_SHIFT", "LOGICAL_LEFT_SHIFT"), (DType.INT32,)),
+    **dict.fromkeys(("ARGMAX", "MATMUL", "CONV3D", "TRANSPOSE_CONV2D"), (DType.INT8,)),
+    **dict.fromkeys(("REDUCE_MAX", "REDUCE_MIN", "REVERSE"), (DType.INT8, DType.INT16)),
 }
 
 
@@ -155,8 +149,9 @@ def _depthwise(op: Operation) -> str | None:
 
 
 def _conv3d(op: Operation) -> str | None:
-    depth = op.inputs[1].shape[1]
-    return f"a kernel {depth} deep (1 at most)" if depth > 1 else _narrow_bias(op)
+    depth, pad = op.inputs[1].shape[1], op.attrs["pad"][:2]  # what lies in padding alone Vela does not compute
+    other = f"padding {pad} in depth (none)" if any(pad) else _narrow_bias(op)
+    return f"a kernel {depth} deep (1 at most)" if depth > 1 else other
 
 
 def _transpose_conv2d(op: Operation) -> str | None:
@@ -174,9 +169,8 @@ def _transpose_conv2d_u85(op: Operation) -> str | None:
 def _less_than_stride(op: Operation) -> str | None:
     # Of most such Vela finds no block configuration.
     output, stride = op.output.shape[1:3], op.attrs["stride"]
-    if all(size >= step for size, step in zip(output, stride, strict=True)):
-        return None
-    return f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (not larger than the result)"
+    reason = f"stride {tuple(stride)} for a result of {output[0]} x {output[1]} (not larger than the result)"
+    return reason if any(size < step for size, step in zip(output, stride, strict=True)) else None
 
 
 def _max_pool(op: Operation) -> str | None:
@@ -214,9 +208,13 @@ def _matmul(op: Operation) -> str | None:
 def _reduce_sum(op: Operation) -> str | None:
     shape, axis = op.inputs[0].shape, op.attrs["axis"]
     sizes = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
-    if max(sizes[1:2] if axis == len(shape) - 1 else sizes) <= LONGEST:
-        return None
-    return f"shape {shape} over axis {axis} (65536 at most before, along and after it)"
+    too_long = max(sizes[1:2] if axis == len(shape) - 1 else sizes) > LONGEST
+    return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if too_long else None
+
+
+def _rescale(op: Operation) -> str | None:
+    narrow = max(op.inputs[0].dtype.bytes, op.output.dtype.bytes) < 4  # Vela makes a pool of it, which has one scale
+    return "a scale for each channel and no int32" if op.attrs["per_channel"] and narrow else None
 
 
 def _resize(op: Operation) -> str | None:
@@ -241,19 +239,13 @@ def _resize(op: Operation) -> str | None:
 
 def _transpose(op: Operation) -> str | None:
     x, perms = op.inputs[0], tuple(op.attrs["perms"])
-    if steps(x.shape, perms, x.dtype, x.shape) is not None:
-        return None
-    return f"shape {x.shape} by {perms} (65536 at most along each of three axes, whichever are taken together)"
+    reason = f"shape {x.shape} by {perms} (65536 at most along each of three axes, whichever are taken together)"
+    return reason if steps(x.shape, perms, x.dtype, x.shape) is None else None
 
 
 def _reverse(op: Operation) -> str | None:
     # Vela's documentation has these two only. That it takes other axes of some shapes is not relied on.
     return None if op.attrs["axis"] - len(op.inputs[0].shape) in _IMAGE else "an axis other than height and width"
-
-
-def _right_shift(op: Operation) -> str | None:
-    # Vela compiles it, against its documentation ("Round: true only").
-    return None if op.attrs["round"] else "a shift that does not round"
 
 
 _EVERY = tuple(range(-6, 0))  # axes of up to six dimensions
@@ -287,7 +279,8 @@ def _forgotten(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Se
 
 _U55_LIMITS: dict[str, Limit] = {
     "ARGMAX": _argmax,
-    "ARITHMETIC_RIGHT_SHIFT": _right_shift,
+    # Vela compiles it, against its documentation ("Round: true only").
+    "ARITHMETIC_RIGHT_SHIFT": lambda op: None if op.attrs["round"] else "a shift that does not round",
     "AVG_POOL2D": _avg_pool,
     "CONV2D": _conv2d,
     "CONV3D": _conv3d,
@@ -295,6 +288,7 @@ _U55_LIMITS: dict[str, Limit] = {
     "MATMUL": _matmul,
     "MAX_POOL2D": _max_pool,
     "REDUCE_SUM": _reduce_sum,
+    "RESCALE": _rescale,
     "RESIZE": _resize,
     "REVERSE": _reverse,
     "TRANSPOSE": _transpose,
@@ -322,6 +316,7 @@ _U55 = Hardware(
     ),
 )
 _U85 = Hardware(
+    types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},  # of fewer bits Vela shifts in copies of the sign
     limits={"AVG_POOL2D": _avg_pool_u85, "CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
     npu=True,
     macs_per_result=64,

@@ -7,21 +7,14 @@ from functools import cached_property
 
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
 
-#: Names of TOSA's profiles and extensions (TOSA 1.0, section 1.4; "mxfp" of the draft of 1.1).
 PROFILES = ("INT", "FP")
-EXTENSIONS = (
-    "int16",
-    "int4",
-    "bf16",
-    "fp8e4m3",
-    "fp8e5m2",
-    "fft",
-    "variable",
-    "controlflow",
-    "doubleround",
-    "inexactround",
-    "mxfp",
-)
+#: TOSA's extensions by the profile that they extend, "" for both (TOSA 1.0, section 1.4; "mxfp" of the draft of 1.1).
+_EXTENDING = {
+    "INT": ("int16", "int4", "doubleround", "inexactround"),
+    "FP": ("bf16", "fp8e4m3", "fp8e5m2", "fft", "mxfp"),
+    "": ("variable", "controlflow"),
+}
+EXTENSIONS = tuple(name for names in _EXTENDING.values() for name in names)
 #: The TOSA version that an extension is of, where it is not 1.0.
 _SINCE = {"mxfp": (1, 1)}
 #: What ExecuTorch calls some of them.
@@ -105,4 +98,9 @@ class Target:
         profiles = frozenset(part for part in parts if part in PROFILES)
         if not profiles:
             raise ValueError(f"tosa_spec: '{spec}' names no profile; add '+INT', '+FP' or both")
+        for part in parts:
+            if part in EXTENSIONS and not any(part in _EXTENDING[profile] for profile in ("", *profiles)):
+                raise ValueError(
+                    f"tosa_spec: '{spec}' lacks the profile that '{part}' extends; add it, or take '{part}' out"
+                )
         return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later)

@@ -82,8 +82,7 @@ class _Writer:
 
     def _data(self, value: Value) -> str:
         if value.data is None:
-            name: str = self.tensors[value].name
-            return name
+            return str(self.tensors[value].name)
         return self._const(value)
 
     def _constant_operand(self, op: Op, name: str, how: str) -> str:

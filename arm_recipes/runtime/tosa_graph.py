@@ -30,6 +30,7 @@ class _Version:
 
 
 class _TosaRegion:
+    name = 0
     blocks = 1
 
 
@@ -38,9 +39,12 @@ class _TosaBasicBlock:
     tensors = 2
     inputs = 3
     outputs = 4
+    shapes = 5
 
 
 class _TosaOperator:
+    op = 0
+    attribute = 2  # a union, whose kind is field 1
     inputs = 3
     outputs = 4
 
@@ -50,6 +54,13 @@ class _TosaTensor:
     shape = 1
     type = 2
     data = 3
+    variable = 4
+
+
+class _TosaShape:
+    name = 0
+    rank = 1
+    data = 2
 
 
 #: The enumeration ``DType`` of TOSA, by PyTorch's names where it has the type.

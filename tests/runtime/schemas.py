@@ -16,17 +16,17 @@ def agree(module: ModuleType, schema: str, fields_of: Mapping[str, tuple[str, ..
     Args:
         fields_of: classes that stand for several tables; their members are compared by number alone.
     """
-    tables = _tables(schema)
+    known = tables(schema)
     combined = fields_of or {}
     checked = 0
     for name, numbers in _numbers(module).items():
         for table in combined.get(name, (name.removeprefix("_"),)):
-            if table not in tables:
+            if table not in known:
                 continue
             if name in combined:
-                assert sorted(tables[table].values()) == sorted(numbers.values()), table
+                assert sorted(known[table].values()) == sorted(numbers.values()), table
             else:
-                assert {field: tables[table].get(field) for field in numbers} == numbers, table
+                assert {field: known[table].get(field) for field in numbers} == numbers, table
             checked += len(numbers)
     assert checked > 5, "the classes are not found any more"
 
@@ -41,10 +41,11 @@ def _numbers(module: ModuleType) -> dict[str, dict[str, int]]:
     return {name: numbers for name, numbers in found.items() if numbers}
 
 
-def _tables(schema: str) -> dict[str, dict[str, int]]:
+def tables(schema: str) -> dict[str, dict[str, int]]:
+    """Numbers of the fields of each table of a schema; a union takes two."""
     text = re.sub(r"//[^\n]*", "", schema)
     unions = set(re.findall(r"^union (\w+)", text, re.MULTILINE))
-    tables = {}
+    found = {}
     for name, body in _TABLE.findall(text):
         fields: dict[str, int] = {}
         number = 0
@@ -54,5 +55,5 @@ def _tables(schema: str) -> dict[str, dict[str, int]]:
                 number += 1
             fields[field] = number
             number += 1
-        tables[name] = fields
-    return tables
+        found[name] = fields
+    return found

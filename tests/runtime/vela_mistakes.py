@@ -61,6 +61,14 @@ def _difference(b: Builder, x: Value, y: Value) -> Value:
     return b.rescale(wide, DType.INT16, 1 / 16)
 
 
+def _padded_depth(b: Builder, x: Value) -> Value:
+    weight, bias = b.const(np.ones((1, 1, 1, 1, 1)), DType.INT8), b.const([5], DType.INT32)
+    attrs = {"pad": [1, 0, 0, 0, 0, 0], "stride": [1, 1, 1], "dilation": [1, 1, 1], "acc_type": DType.INT32}
+    shape = (1, x.shape[1] + 1, *x.shape[2:4], 1)
+    attrs |= {"local_bound": False, "input_zp": 0, "weight_zp": 0}
+    return b.emit("CONV3D", (x, weight, bias), shape, DType.INT32, **attrs)
+
+
 def _minimum(b: Builder, x: Value) -> Value:
     return b.reshape(b.reduce("REDUCE_MIN", x, 1), (2, 4))
 
@@ -591,6 +599,17 @@ MISTAKES = (
 )
 #: What no lowering writes, so that no pass need look for it.
 UNWRITTEN = (
+    Mistake("padded_depth", _padded_depth, (((1, 3, 4, 3, 1), DType.INT8),), _OLD, _OLD),
+    Mistake(
+        "scaled_channels", lambda b, x: b.rescale(x, DType.INT8, np.array([0.5, 0.25])), (((3, 2), DType.INT8),), _OLD
+    ),
+    Mistake(
+        "narrow_shift",
+        lambda b, x: b.emit("LOGICAL_RIGHT_SHIFT", (x, b.const([[3]], x.dtype)), x.shape, x.dtype),
+        (((4, 8), DType.INT8),),
+        _NEW,
+        _NEW,
+    ),
     Mistake("resized_same", _resized, (((1, 1, 1, 10), DType.INT16),), _NEW, _NEW),
     Mistake("averaged_images", _averaged, (((2, 8, 8, 6), DType.INT8),), _NEW, _NEW),
 )

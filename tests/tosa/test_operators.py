@@ -15,7 +15,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import builder, reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
-from arm_backend_core.tosa.legality import refusal
+from arm_backend_core.tosa.legality import op_refusal, refusal
 from arm_backend_core.tosa.operators import OPERATORS, evaluate
 from arm_backend_core.tosa.operators.record import ANY, define, same_shape
 from arm_backend_core.tosa.passes import run
@@ -99,6 +99,54 @@ def test_evaluation_of_what_is_not_always_defined(body: Body, dtype: DType, x: f
     (op,) = graph(body, ((1,), dtype), target=target).ops
     arrays = [np.array([x], dtype.numpy) if value.data is None else value.data for value in op.inputs]
     assert evaluate(op, arrays) == expected
+
+
+@pytest.mark.parametrize("nan_mode", ["PROPAGATE", "IGNORE"])
+@pytest.mark.parametrize("kind", ["CLAMP", "MAXIMUM", "MINIMUM", "REDUCE_MAX", "REDUCE_MIN"])
+def test_an_evaluation_treats_nan_as_the_operator_says(kind: str, nan_mode: str) -> None:
+    def body(b: Builder, *values: Value) -> Value:
+        attrs: dict[str, object] = {"nan_mode": nan_mode}
+        attrs |= {"axis": 1} if kind.startswith("REDUCE") else {}
+        attrs |= {"min_val": -1.0, "max_val": 0.5} if kind == "CLAMP" else {}
+        return b.emit(kind, values, (3, 1) if "axis" in attrs else (3, 2), DType.FP32, **attrs)
+
+    x, y = np.array([[np.nan, 1], [2, np.nan], [np.nan, np.nan]], np.float32), np.full((3, 2), 0.75, np.float32)
+    arrays = [x, y] if kind in ("MAXIMUM", "MINIMUM") else [x]
+    written = graph(body, *[(array.shape, DType.FP32) for array in arrays], target=FP)
+    (expected,) = reference.run(serialize(written), arrays)
+    result = evaluate(written.ops[0], arrays)
+    assert result is not None
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_a_type_of_two_extensions_needs_both() -> None:
+    types = [DType.BF16], DType.FP8E4M3
+    both = Target.from_tosa_spec("TOSA-1.0+FP+bf16+fp8e4m3")
+    assert refusal(both, "CAST", *types) is None
+    for extension in ("bf16", "fp8e4m3"):
+        target = Target.from_tosa_spec(f"TOSA-1.0+FP+{extension}")
+        needs = f"CAST (bf16 -> fp8e4m3) needs TOSA bf16 and fp8e4m3, which {target.name} lacks"
+        assert refusal(target, "CAST", *types) == needs
+
+
+@pytest.mark.parametrize("spec", ["INT+bf16", "FP+int16", "INT+mxfp", "FP+doubleround"])
+def test_an_extension_needs_its_profile(spec: str) -> None:
+    extension = spec.split("+")[1]
+    with pytest.raises(ValueError, match=f"lacks the profile that '{extension}' extends"):
+        Target.from_tosa_spec(f"TOSA-1.0+{spec}")
+    assert extension in Target.from_tosa_spec(f"TOSA-1.0+INT+FP+{extension}").extensions
+
+
+def test_blocks_have_one_size() -> None:
+    target = Target.from_tosa_spec("TOSA-1.1+FP+mxfp")
+    (cast,) = graph(
+        lambda b, x: b.emit("CAST_TO_BLOCK_SCALED", (x,), (1, 64), DType.FP8E4M3, block_size=32),
+        ((1, 64), DType.FP32),
+        target=target,
+    ).ops
+    assert op_refusal(target, cast) is None
+    cast.attrs["block_size"] = 16
+    assert op_refusal(target, cast) == r"TOSA 1.1 has no CAST_TO_BLOCK_SCALED with blocks of 16 (32)"
 
 
 def test_an_evaluated_rescale_of_a_scalar_keeps_its_shape() -> None:

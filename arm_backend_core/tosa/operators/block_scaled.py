@@ -17,15 +17,16 @@ BLOCK = 32
 _ELEMENTS = ("e4m3", "e5m2", "e2m3", "e3m2", "e2m1")
 
 
-def _cast_offences(op: Op) -> Iterator[str]:
+def _block_offences(op: Op) -> Iterator[str]:
     if op.inputs[0].shape[-1] % BLOCK:
         yield f"{op.inputs[0].shape[-1]} channels ({BLOCK} or a multiple); pad with 0"
+    if op.attrs.get("block_size", BLOCK) != BLOCK:
+        yield f"blocks of {op.attrs['block_size']} ({BLOCK})"
 
 
 def _conv_offences(op: Op) -> Iterator[str]:
     x, weight, scales, bias = op.inputs[0], *op.inputs[-3:]
-    if x.shape[-1] % BLOCK:
-        yield f"{x.shape[-1]} channels ({BLOCK} or a multiple); pad with 0"
+    yield from _block_offences(op)
     if weight.shape[-1] != x.shape[-1] or scales.shape != (*weight.shape[:3], x.shape[-1] // BLOCK):
         yield f"weights {weight!r} in blocks {scales!r} on {x!r}"
     if bias.shape[0] not in (1, weight.shape[0]):
@@ -40,11 +41,11 @@ _WINDOW: dict[str, Any] = {
 _IMAGE = (4, 4)
 define(
     "CAST_TO_BLOCK_SCALED",
-    " ".join(f"f32>{t}:mxfp@1.1" for t in _ELEMENTS),
+    " ".join(f"f32>{t}:mxfp@1.1 bf16>{t}:bf16&mxfp@1.1" for t in _ELEMENTS),
     [DIMENSIONS],
     same_shape,
     fields=("block_size",),
-    conditions=_cast_offences,
+    conditions=_block_offences,
 )
 define(
     "CONV2D_BLOCK_SCALED",

@@ -9,7 +9,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op
-from arm_backend_core.tosa.operators.record import ANY, Array, define, same_shape
+from arm_backend_core.tosa.operators.record import ANY, Array, define, extreme, same_shape
 
 _FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
 _FLOAT2 = "f16,f16>f16:FP bf16,bf16>bf16:bf16 f32,f32>f32:FP "
@@ -61,7 +61,7 @@ def _clamp_offences(op: Op) -> Iterator[str]:
 
 
 def _clamp(op: Op, x: Array) -> Array:
-    return np.minimum(np.maximum(x, op.attrs["min_val"]), op.attrs["max_val"])
+    return np.asarray(extreme(op, "min")(extreme(op, "max")(x, op.attrs["min_val"]), op.attrs["max_val"]))
 
 
 def _table_offences(op: Op) -> Iterator[str]:
@@ -113,10 +113,10 @@ _elementwise("FLOOR", _FLOAT, lambda op, x: np.floor(x))
 _elementwise("LOGICAL_NOT", _LOGIC, lambda op, x: ~x)
 _elementwise("NEGATE", _BITS + _FLOAT, _negate, operands=_NEGATE_ZP)
 _elementwise("RECIPROCAL", _FLOAT, lambda op, x: 1 / x)
-_elementwise("RSQRT", _FLOAT, lambda op, x: 1 / np.sqrt(x))
+_elementwise("RSQRT", _FLOAT, lambda op, x: 1 / np.sqrt(x, dtype=np.float32))
 _elementwise(
     "IDENTITY",
-    "b>b:INT|FP i48>i48:int16 e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 " + _BITS.replace("INT", "INT|FP") + _FLOAT,
+    "b>b:INT|FP i4>i4:int4 i48>i48:int16 e4m3>e4m3:fp8e4m3 e5m2>e5m2:fp8e5m2 " + _BITS.replace("T", "T|FP") + _FLOAT,
     lambda op, x: x,
 )
 
@@ -189,8 +189,8 @@ _elementwise("SUB", _ARITHMETIC, lambda op, a, b: a - b)
 _elementwise("MUL", _MUL, _mul, _mul_offences, operands=(("shift", "int8"),))
 _elementwise("POW", _FLOAT2, conditions=_power_offences)
 _elementwise("INTDIV", "i32,i32>i32:INT|FP", _intdiv, _divisor_offences, attribute="IntDiv")
-_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: np.maximum(a, b), fields=_NAN)
-_elementwise("MINIMUM", _MINMAX, lambda op, a, b: np.minimum(a, b), fields=_NAN)
+_elementwise("MAXIMUM", _MINMAX, lambda op, a, b: extreme(op, "max")(a, b), fields=_NAN)
+_elementwise("MINIMUM", _MINMAX, lambda op, a, b: extreme(op, "min")(a, b), fields=_NAN)
 _elementwise("ARITHMETIC_RIGHT_SHIFT", _BITS2, _arithmetic_shift, _shift_offences, fields=("round",))
 _elementwise("LOGICAL_LEFT_SHIFT", _SHIFT, lambda op, a, b: a << b, _shift_offences)
 _elementwise("LOGICAL_RIGHT_SHIFT", _SHIFT, _logical_shift, _shift_offences)
@@ -266,7 +266,8 @@ _CAST = """b>i8:INT b>i16:INT b>i32:INT i8>b:INT i8>i16:INT i8>i32:INT i16>b:INT
     f16>i8:FP f16>i16:FP f16>i32:FP f16>f32:FP f32>i8:FP f32>i16:FP f32>i32:FP f32>f16:FP
     i8>bf16:bf16 i16>bf16:bf16 i32>bf16:bf16 bf16>i8:bf16 bf16>i16:bf16 bf16>i32:bf16 bf16>f32:bf16 f32>bf16:bf16
     f16>e4m3:fp8e4m3 f32>e4m3:fp8e4m3 e4m3>f16:fp8e4m3 e4m3>f32:fp8e4m3
-    f16>e5m2:fp8e5m2 f32>e5m2:fp8e5m2 e5m2>f16:fp8e5m2 e5m2>f32:fp8e5m2 b>f32:FP@1.1 f32>b:FP@1.1"""
+    f16>e5m2:fp8e5m2 f32>e5m2:fp8e5m2 e5m2>f16:fp8e5m2 e5m2>f32:fp8e5m2 bf16>e4m3:bf16&fp8e4m3
+    e4m3>bf16:bf16&fp8e4m3 bf16>e5m2:bf16&fp8e5m2 e5m2>bf16:bf16&fp8e5m2 b>f32:FP@1.1 f32>b:FP@1.1"""
 _RESCALE = """i8>i8:INT i8>i16:INT i8>i32:INT i16>i8:INT i16>i16:INT i16>i32:INT i32>i8:INT i32>i16:INT i32>i32:INT
     i48>i8:int16 i48>i16:int16 i48>i32:int16"""
 _elementwise("CAST", _CAST, _cast)

@@ -8,7 +8,16 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.tosa.graph import Op, prod
-from arm_backend_core.tosa.operators.record import ANY, DIMENSIONS, LEVEL_8K, Array, Shape, axis_offences, define
+from arm_backend_core.tosa.operators.record import (
+    ANY,
+    DIMENSIONS,
+    LEVEL_8K,
+    Array,
+    Shape,
+    axis_offences,
+    define,
+    extreme,
+)
 
 _FLOAT = "f16>f16:FP bf16>bf16:bf16 f32>f32:FP "
 _NUMBERS = "i8>i8:INT i16>i16:INT i32>i32:INT " + _FLOAT
@@ -33,11 +42,15 @@ def _sum(op: Op, x: Array) -> Array | None:
     return x.sum(axis=op.attrs["axis"], keepdims=True, dtype=np.int32)
 
 
+def _extreme(op: Op, x: Array, name: str) -> Array:
+    return extreme(op, name).reduce(x, axis=op.attrs["axis"], keepdims=True)
+
+
 _NAN = {"fields": ("axis", "nan_mode")}
 _reduce("ALL", "b>b:INT|FP", lambda op, x: x.all(axis=op.attrs["axis"], keepdims=True))
 _reduce("ANY", "b>b:INT|FP", lambda op, x: x.any(axis=op.attrs["axis"], keepdims=True))
-_reduce("MAX", _NUMBERS, lambda op, x: x.max(axis=op.attrs["axis"], keepdims=True), **_NAN)
-_reduce("MIN", _NUMBERS, lambda op, x: x.min(axis=op.attrs["axis"], keepdims=True), **_NAN)
+_reduce("MAX", _NUMBERS, lambda op, x: _extreme(op, x, "max"), **_NAN)
+_reduce("MIN", _NUMBERS, lambda op, x: _extreme(op, x, "min"), **_NAN)
 _reduce("PRODUCT", _FLOAT, None)
 _reduce("SUM", "i32>i32:INT " + _FLOAT, _sum)
 

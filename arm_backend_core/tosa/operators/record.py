@@ -34,23 +34,8 @@ class Level(NamedTuple):
 
 LEVEL_8K = Level()
 
-_TYPES = {
-    "b": DType.BOOL,
-    "i4": DType.INT4,
-    "i8": DType.INT8,
-    "i16": DType.INT16,
-    "i32": DType.INT32,
-    "i48": DType.INT48,
-    "f16": DType.FP16,
-    "bf16": DType.BF16,
-    "f32": DType.FP32,
-    "e4m3": DType.FP8E4M3,
-    "e5m2": DType.FP8E5M2,
-    "e2m3": DType.FP6E2M3,
-    "e3m2": DType.FP6E3M2,
-    "e2m1": DType.FP4E2M1,
-    "ue8m0": DType.FP8UE8M0,
-}
+_NAMES = "b i4 i8 i16 i32 i48 f16 bf16 f32 e4m3 e5m2 e2m3 e3m2 e2m1 ue8m0"
+_TYPES = dict(zip(_NAMES.split(), DType, strict=True))
 
 
 @dataclass(frozen=True)
@@ -61,7 +46,7 @@ class Row:
         inputs: element types of the operands.
         output: element type of the result.
         accumulator: type that sums are kept in, for operators with the attribute ``acc_type``.
-        needs: profiles and extensions, each of which has this row.
+        needs: profiles and extensions, each of which has this row; of those joined by "&" all are needed.
         version: the first TOSA version that has it.
     """
 
@@ -73,7 +58,7 @@ class Row:
 
     @staticmethod
     def parse(text: str) -> Row:
-        """Read ``inputs>output/accumulator:needs@version``, for example ``f16,f16,f16>f16/f32:FP`` or ``b>f32:FP@1.1``.
+        """Read ``inputs>output/accumulator:needs@version``, as ``f16,f16,f16>f16/f32:FP`` or ``b>f32:FP@1.1``.
 
         Raises:
             ValueError: a type, profile or extension is unknown.
@@ -83,7 +68,7 @@ class Row:
         inputs, _, result = types.partition(">")
         output, _, accumulator = result.partition("/")
         unknown = {*inputs.split(","), output, accumulator or output} - _TYPES.keys()
-        unknown |= set(needs.split("|")) - {*PROFILES, *EXTENSIONS}
+        unknown |= set(needs.replace("&", "|").split("|")) - {*PROFILES, *EXTENSIONS}
         if unknown:
             raise ValueError(f"TOSA operator row {text!r}: unknown {', '.join(sorted(unknown))}")
         major, minor = (version or "1.0").split(".")
@@ -94,6 +79,10 @@ class Row:
             frozenset(needs.split("|")),
             (int(major), int(minor)),
         )
+
+    def is_of(self, target: Target) -> bool:
+        """Whether the profiles and extensions of ``target`` have this row."""
+        return any(target.supports.issuperset(need.split("&")) for need in self.needs)
 
 
 #: Yields what is against the specification in an operator, as the end of "TOSA has no <kind> with ...".
@@ -167,13 +156,13 @@ class Operator:
         rows = self._by_types.get((tuple(inputs[:1] if self.variadic else inputs), output), ())
         there = [row for row in rows if row.version <= target.version]
         mixed = self.variadic and not self.mark and any(dtype is not inputs[0] for dtype in inputs)
-        if not mixed and any(not row.needs.isdisjoint(target.supports) for row in there):
+        if not mixed and any(row.is_of(target) for row in there):
             return None
         signature = f"{self.kind} ({', '.join(t.value for t in inputs[:4])} -> {output.value})"
         if not there or mixed:
             return f"TOSA {target.version_text} has no {signature}"
         needs = sorted(set().union(*(row.needs for row in there)))
-        return f"{signature} needs TOSA {' or '.join(needs)}, which {target.name} lacks"
+        return f"{signature} needs TOSA {' or '.join(needs).replace('&', ' and ')}, which {target.name} lacks"
 
     def refusal(self, op: Op, target: Target) -> str | None:
         """Why ``op`` is not legal TOSA on ``target``, or None if it is.
@@ -205,8 +194,7 @@ class Operator:
                 yield from _zero_point_offences(op, name, how)
         if "acc_type" in self.fields:
             rows = self._by_types[tuple(value.dtype for value in op.inputs), op.output.dtype]
-            fitting = [row for row in rows if row.accumulator is op.attrs["acc_type"]]
-            if not any(not row.needs.isdisjoint(target.supports) for row in fitting):
+            if not any(row.is_of(target) for row in rows if row.accumulator is op.attrs["acc_type"]):
                 yield f"an accumulator of {op.attrs['acc_type'].value} for {op.inputs[0].dtype.value}"
         if op.attrs.get("rounding_mode") in _ROUNDING and _ROUNDING[op.attrs["rounding_mode"]] not in target.extensions:
             yield f"{op.attrs['rounding_mode']}: {target.name} lacks {_ROUNDING[op.attrs['rounding_mode']]}"
@@ -275,6 +263,11 @@ def same_shape(op: Op) -> Shape:
     if all(shape == first for shape in others):
         return first
     return tuple(max(sizes) for sizes in zip(first, *others, strict=True))
+
+
+def extreme(op: Op, name: str) -> np.ufunc:
+    """numpy's maximum or minimum, "max" or "min", which ignores NaN or propagates it as ``op`` says."""
+    return getattr(np, f"f{name}" if op.attrs["nan_mode"] == "IGNORE" else f"{name}imum")
 
 
 def axis_offences(op: Op) -> Iterator[str]:

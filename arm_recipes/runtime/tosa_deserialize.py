@@ -1,0 +1,292 @@
+"""TOSA flatbuffer -> TOSA graph, the inverse of ``arm_backend_core.tosa.serialize``. Damage is an error.
+
+The record of an operator says which fields its attribute table has, in their order, and which operands are constants.
+What no record describes is refused: an operator that we never write, a number of operands or results that the operator
+does not have, a shape or a zero point that is no constant.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.operators import OPERATORS, Operator
+from arm_recipes.runtime.errors import PayloadError
+from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
+from arm_recipes.runtime.tosa_graph import (
+    _TosaBasicBlock,
+    _TosaGraph,
+    _TosaOperator,
+    _TosaRegion,
+    _TosaShape,
+    _TosaTensor,
+)
+
+Array = np.ndarray[Any, Any]
+#: What a field of an attribute table holds: an enumeration of TOSA's, a ``struct`` letter of one number, or bytes. All
+#: others are vectors of int32.
+_FIELDS: Final = {
+    "nan_mode": "NanPropagationMode",
+    "rounding_mode": "RoundingMode",
+    "mode": "ResizeMode",
+    "acc_type": "DType",
+    "axis": "i",
+    "block_size": "I",
+    **dict.fromkeys(("local_bound", "per_channel", "round", "scale32", "input_unsigned", "output_unsigned"), "?"),
+    **dict.fromkeys(("min_val", "max_val"), "bytes"),
+}
+#: Constant operands of more than one element; of the others the graph has the number.
+_VECTORS: Final = {("RESCALE", "multiplier"), ("RESCALE", "shift"), ("TABLE", "table")}
+#: Operators that hold graphs: the names of both.
+_GRAPHS: Final = {"COND_IF": ("then_graph", "else_graph"), "WHILE_LOOP": ("cond_graph", "body_graph")}
+#: numpy's; TOSA's levels have 6 at most.
+_MOST_DIMENSIONS: Final = 32
+_CONSTANTS: Final = ("CONST", "CONST_SHAPE")
+#: Formats of floating point that numpy lacks, by their names in ml_dtypes; bits of those that are packed.
+_FORMATS: Final = {
+    DType.BF16: "bfloat16",
+    DType.FP8E4M3: "float8_e4m3fn",
+    DType.FP8E5M2: "float8_e5m2",
+    DType.FP8UE8M0: "float8_e8m0fnu",
+    DType.FP6E2M3: "float6_e2m3fn",
+    DType.FP6E3M2: "float6_e3m2fn",
+    DType.FP4E2M1: "float4_e2m1fn",
+}
+_PACKED: Final = {DType.INT4: 4, DType.FP4E2M1: 4, DType.FP6E2M3: 6, DType.FP6E3M2: 6}
+
+
+def deserialize(flatbuffer: bytes) -> Graph:
+    """Read the graph of a TOSA flatbuffer, of TOSA 1.0 or the draft of 1.1. Operators have no origins.
+
+    Raises:
+        PayloadError: it is damaged, or has what the records of operators do not describe; whether the specification
+            allows what it has is another question (``arm_backend_core.tosa.legality``).
+    """
+    try:
+        return _Reader(flatbuffer).graph("")
+    except FlatbufferError as error:
+        raise PayloadError(f"truncated or damaged: {error}") from None
+
+
+class _Reader:
+    def __init__(self, flatbuffer: bytes) -> None:
+        import tosa_serializer
+
+        self.ts = tosa_serializer
+        regions = Flatbuffer(memoryview(flatbuffer)).root.tables(_TosaGraph.regions)
+        self.regions: dict[str, Table] = {}
+        for number, region in enumerate(regions):
+            self.regions[region.text(_TosaRegion.name) if number else ""] = region
+        self.waiting = set(self.regions)
+
+    def graph(self, region: str) -> Graph:
+        """Each region is read once: one that holds itself would have no end."""
+        if region not in self.waiting:
+            raise PayloadError(f"the region '{region}' is missing, or held by two operators")
+        self.waiting.remove(region)
+        blocks = self.regions[region].tables(_TosaRegion.blocks)
+        if len(blocks) != 1:
+            raise PayloadError(f"the region '{region}' has {len(blocks)} blocks, not one")
+        return _Block(self, region, blocks[0]).read()
+
+    def member(self, enumeration: str, number: int) -> str:
+        """The name of a number in one of TOSA's enumerations."""
+        try:
+            return str(getattr(self.ts, enumeration)(number).name)
+        except ValueError:
+            raise PayloadError(f"unknown {enumeration} {number}") from None
+
+    def dtype(self, number: int) -> DType:
+        """An element type that the compiler has."""
+        name = self.member("DType", number)
+        if name not in DType.__members__:
+            raise PayloadError(f"tensors of {name} are not read")
+        return DType[name]
+
+
+class _Block:
+    """The one block of a region."""
+
+    def __init__(self, reader: _Reader, region: str, block: Table) -> None:
+        self.reader, self.region, self.block = reader, region, block
+        self.tensors = {x.text(_TosaTensor.name): x for x in block.tables(_TosaBasicBlock.tensors)}
+        self.shapes = {x.text(_TosaShape.name): x for x in block.tables(_TosaBasicBlock.shapes)}
+        self.values: dict[str, Value] = {}
+        self.constant_shapes: dict[str, list[int]] = {}
+
+    def read(self) -> Graph:
+        graph = Graph()
+        for name in self.block.texts(_TosaBasicBlock.inputs):
+            value = self._value(name, name.removeprefix(self.region))
+            graph.inputs.append(value)
+        for number, table in enumerate(self.block.tables(_TosaBasicBlock.operators)):
+            try:
+                graph.ops += self._operator(table)
+            except PayloadError as error:
+                kind = self.reader.member("Op", table.number(_TosaOperator.op, "I"))
+                raise PayloadError(f"operator {number}, {kind}: {error}") from None
+        graph.outputs = [self._known(name) for name in self.block.texts(_TosaBasicBlock.outputs)]
+        return graph
+
+    def _operator(self, table: Table) -> list[Op]:
+        """The operator; nothing for a constant, which is a value."""
+        kind = self.reader.member("Op", table.number(_TosaOperator.op, "I"))
+        inputs, outputs = table.texts(_TosaOperator.inputs), table.texts(_TosaOperator.outputs)
+        if kind in _CONSTANTS:
+            self._constant(kind, inputs, outputs)
+            return []
+        fields = table.table(_TosaOperator.attribute)
+        if fields is None:
+            raise PayloadError("it has no attributes")
+        if kind in _GRAPHS:
+            graphs = {name: self.reader.graph(fields.text(i)) for i, name in enumerate(_GRAPHS[kind])}
+            op = self._made(kind, [self._known(name) for name in inputs], outputs, graphs)
+            _check_graphs(op, **graphs)
+            return [op]
+        record = OPERATORS.get(kind)
+        if record is None or record.mark:
+            raise PayloadError("the compiler has no such operator")
+        data = len(inputs) - len(record.operands)
+        wanted = max(data, 1) if record.variadic else len(record.rows[0].inputs)
+        results = 2 if kind == "CAST_TO_BLOCK_SCALED" else 1
+        if data != wanted or len(outputs) != results:
+            expected = f"{wanted + len(record.operands)} operands and {results} results"
+            raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not {expected}")
+        operands = [self._known(name) for name in inputs[:data]]
+        op = self._made(kind, operands, outputs, {})
+        op.attrs = self._attributes(record, op, fields, inputs[data:])
+        return [op]
+
+    def _made(self, kind: str, operands: list[Value], outputs: tuple[str, ...], attrs: dict[str, Any]) -> Op:
+        if not outputs:
+            raise PayloadError("it has no result")
+        first, *more = [self._value(name, name) for name in outputs]
+        op = Op(kind, operands, first, attrs, more=more)
+        for value in op.results:
+            value.producer = op
+        return op
+
+    def _value(self, name: str, ours: str) -> Value:
+        """A tensor that is not known yet."""
+        tensor = self.tensors.get(name)
+        if tensor is None or name in self.values:
+            raise PayloadError(f"the tensor '{name}' is {'missing' if tensor is None else 'there twice'}")
+        if tensor.number(_TosaTensor.variable, "B"):
+            raise PayloadError(f"the tensor '{name}' is a variable")
+        dtype = self.reader.dtype(tensor.number(_TosaTensor.type, "I"))
+        shape = tensor.numbers(_TosaTensor.shape, "i")
+        if len(shape) > _MOST_DIMENSIONS or min(shape, default=0) < 0:
+            raise PayloadError(f"the tensor '{name}' has {len(shape)} dimensions, or a size that is not known")
+        self.values[name] = Value(shape, dtype, ours)
+        return self.values[name]
+
+    def _known(self, name: str) -> Value:
+        if name not in self.values:
+            raise PayloadError(f"the tensor '{name}' is read before it is made")
+        return self.values[name]
+
+    def _constant(self, kind: str, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> None:
+        if inputs or len(outputs) != 1:
+            raise PayloadError(f"{len(inputs)} operands and {len(outputs)} results, not one result alone")
+        if kind == "CONST":
+            value = self._value(outputs[0], "")
+            value.data = _array(self.tensors[outputs[0]].view(_TosaTensor.data), value)
+        elif outputs[0] in self.shapes:
+            shape = self.shapes[outputs[0]]
+            rank, data = shape.number(_TosaShape.rank, "I"), shape.view(_TosaShape.data)
+            if len(data) < 8 * rank:
+                raise PayloadError(f"{len(data)} bytes for a shape of {rank} dimensions")
+            self.constant_shapes[outputs[0]] = np.frombuffer(data[: 8 * rank], "<i8").tolist()
+        else:
+            raise PayloadError(f"the shape '{outputs[0]}' is missing")
+
+    def _attributes(self, record: Operator, op: Op, fields: Table, constants: tuple[str, ...]) -> dict[str, Any]:
+        attrs = {name: self._field(fields, i, name, op) for i, name in enumerate(record.fields)}
+        for (name, how), operand in zip(record.operands, constants, strict=True):
+            if how == "shape":
+                if operand not in self.constant_shapes:
+                    raise PayloadError(f"its {name} is no constant shape")
+                attrs[name] = list(self.constant_shapes[operand])
+                continue
+            value = self._known(operand)
+            if how == "multiplier":
+                dtype = DType.INT32 if attrs["scale32"] else DType.INT16
+            elif how in ("input0", "input1", "output"):
+                dtype = (op.output if how == "output" else op.inputs[int(how[-1])]).dtype
+            else:
+                dtype = DType(how)
+            attrs[name] = _parameter(value, name, dtype, vector=(op.kind, name) in _VECTORS)
+        return attrs
+
+    def _field(self, fields: Table, number: int, name: str, op: Op) -> Any:
+        how = _FIELDS.get(name, "")
+        if how == "DType":
+            return self.reader.dtype(fields.number(number, "I"))
+        if how == "bytes":
+            data = fields.view(number)
+            return _array(data, Value((), op.output.dtype)).item()
+        if len(how) > 1:
+            return self.reader.member(how, fields.number(number, "I"))
+        if how == "?":
+            return bool(fields.number(number, how))
+        return fields.number(number, how) if how else list(fields.numbers(number, "i"))
+
+
+def _check_graphs(op: Op, **graphs: Graph) -> None:
+    """A condition is one boolean; graphs take and give what the operator does (TOSA 1.0, COND_IF and WHILE_LOOP)."""
+    first, second = graphs.values()
+    if op.kind == "COND_IF":
+        conditions, operands, results = op.inputs[:1], op.inputs[1:], [(graph, op.results) for graph in (first, second)]
+    else:
+        conditions, operands, results = first.outputs, op.inputs, [(second, op.inputs), (second, op.results)]
+    if len(conditions) != 1 or conditions[0].dtype is not DType.BOOL or conditions[0].size != 1:
+        raise PayloadError(f"its condition is {conditions}, not one boolean")
+    pairs = [(graph.inputs, operands) for graph in (first, second)]
+    for ours, theirs in pairs + [(graph.outputs, values) for graph, values in results]:
+        if [(x.shape, x.dtype) for x in ours] != [(x.shape, x.dtype) for x in theirs]:
+            raise PayloadError(f"a graph that it holds has {ours}, where it has {theirs}")
+
+
+def _parameter(value: Value, name: str, dtype: DType, *, vector: bool) -> Any:
+    """A constant operand as the graph has it: an array, or the number."""
+    if value.data is None:
+        raise PayloadError(f"its {name} is no constant")
+    if value.dtype is not dtype or value.rank != 1 or (value.size != 1 and not vector):
+        size = "a vector" if vector else "[1]"
+        raise PayloadError(f"its {name} is {value!r}, not {dtype.value} of shape {size}")
+    return value.data if vector else value.data.item()
+
+
+def _array(data: memoryview, value: Value) -> Array:
+    """The elements of a constant, in the numpy type that the graph keeps them in."""
+    bits = _PACKED.get(value.dtype, 8 * value.dtype.bytes)
+    count = prod(value.shape)
+    length = (count * bits + 7) // 8
+    if len(data) < length:
+        raise PayloadError(f"{value!r} has {len(data)} bytes, not {length}")
+    raw = np.frombuffer(data[:length], np.uint8)
+    if value.dtype in _PACKED or value.dtype is DType.INT48:
+        raw = _unpacked(raw, bits, count, signed=not value.dtype.is_float)
+    if value.dtype in _FORMATS:
+        import ml_dtypes
+
+        stored = raw.astype(np.uint8) if value.dtype in _PACKED else raw
+        elements = stored.view(getattr(ml_dtypes, _FORMATS[value.dtype])).astype(np.float32)
+    elif value.dtype in _PACKED or value.dtype is DType.INT48:
+        elements = raw.astype(value.dtype.numpy)
+    else:
+        elements = raw.view(value.dtype.numpy.newbyteorder("<")).astype(value.dtype.numpy)
+    if np.issubdtype(elements.dtype, np.bool_):
+        elements = raw != 0
+    return np.array(elements.reshape(value.shape), order="C")
+
+
+def _unpacked(raw: Array, bits: int, count: int, *, signed: bool) -> Array:
+    """Numbers of ``bits`` bits, the first in the lowest bits of the first byte."""
+    places = np.unpackbits(raw, bitorder="little")[: count * bits].reshape(count, bits).astype(np.int64)
+    numbers = places @ (np.int64(1) << np.arange(bits, dtype=np.int64))
+    return numbers - ((places[:, -1] << bits) if signed else 0)

@@ -1,0 +1,56 @@
+"""A sample of the TOSA conformance generator's tests; ``python -m tests.tosa.conformance`` runs them all."""
+
+from __future__ import annotations
+
+import pytest
+
+from arm_backend_core.tosa.operators import OPERATORS
+from tests.tosa.conformance.campaign import attempt, explained, sampled
+from tests.tosa.conformance.disagreements import EXPECTED, Expected
+from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, batches, entries, listed
+
+#: Elements of the largest operand of a sample.
+_MOST_ELEMENTS = 2000
+
+
+def _kinds() -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in entries():
+        found.setdefault(entry.kind, []).append(entry)
+    return found
+
+
+def test_every_operator_that_is_written_has_tests() -> None:
+    written = {kind for kind, record in OPERATORS.items() if not record.mark}
+    assert written | {*CONTROL_FLOW} == _kinds().keys()
+
+
+@pytest.mark.parametrize("kind", sorted(_kinds()))
+def test_records_agree_with_the_generator(kind: str) -> None:
+    """Of each operator a test to work and those to fail, of one entry of each profile and one extension's."""
+    of_kind = _kinds()[kind]
+    seed = sum(map(ord, kind))
+    open_ones, seen = [], 0
+    plain = [entry for entry in of_kind if "-ext-" not in entry.group]
+    others = [entry for entry in of_kind if entry not in plain]
+    for entry in [*plain[:2], *others[seed % max(len(others), 1) :][:1]]:
+        for test in sampled(entry, 1, 0, most_elements=_MOST_ELEMENTS, most_batches=1):
+            outcome = attempt(entry, test, None)
+            seen += not outcome.invalid
+            open_ones += [
+                f"{finding.question} | {entry} | {test.name} | {finding.detail}"
+                for finding in outcome.findings
+                if explained(outcome, finding) is None
+            ]
+    assert open_ones == []
+    assert seen
+
+
+@pytest.mark.parametrize("expected", EXPECTED, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}")
+def test_an_expected_disagreement_is_still_seen(expected: Expected) -> None:
+    """One that is not is to be taken out of the table."""
+    wanted, name = expected.example
+    entry = next(entry for entry in entries() if str(entry) == wanted)
+    tests = (test for arguments in batches(entry) for test in listed(entry, arguments))
+    outcome = attempt(entry, next(test for test in tests if test.name == name), None)
+    assert any(explained(outcome, finding) is expected for finding in outcome.findings), outcome
