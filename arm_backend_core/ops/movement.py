@@ -65,7 +65,9 @@ def reshape(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
 def identity(cx: Context, x: Tensor, *args: Any, **_: Any) -> Value:
     """Copies; dropout in eval mode. Memory format is not part of the value."""
     if is_random(cx.node):
-        raise Unsupported("dropout in training mode; call model.eval() before exporting")
+        raise Unsupported(
+            "dropout in training mode; call model.eval() before exporting, and give F.dropout training=self.training"
+        )
     return x.value
 
 
