@@ -10,6 +10,7 @@ import pytest
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.hardware import Hardware
+from arm_backend_core.tosa import passes
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes import vela
@@ -67,6 +68,22 @@ def test_check_names_what_is_left() -> None:
     graph = graphs.graph(row.body, *row.inputs)
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D.*; sliced: .* = CONV2D"):
         check_mistakes(graph, U55)
+
+
+def test_what_later_passes_bring_back_ends_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = tuple(step for step in passes.LAST_PASSES if step.run is not avoid_mistakes)
+    monkeypatch.setattr(passes, "LAST_PASSES", without)
+    row = next(row for row in vela_mistakes.MISTAKES if row.name == "sliced_and_dilated")
+    with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D"):
+        passes.run(graphs.graph(row.body, *row.inputs, target=U55), U55)
+
+
+def test_two_mistakes_at_one_operator_are_both_rewritten() -> None:
+    """One copy is enough: it is of the image that is padded already."""
+    row = next(row for row in vela_mistakes.MISTAKES if row.name == "sliced_and_dilated")
+    graph = graphs.graph(row.body, *row.inputs)
+    avoid_mistakes(graph, U55)
+    assert [op.kind for op in graph.ops] == ["SLICE", "PAD", "MUL", "RESCALE", "CONV2D", "RESCALE"]
 
 
 def test_workarounds_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
