@@ -74,12 +74,7 @@ def compile_ethosu(
     if results is not None and written != list(results):
         reason = f"Vela wrote a program with results of {written} bytes, not {list(results)}; report the flatbuffer"
         raise failed(reason, log)
-    own_regions = any(region > 2 for *_, region in (*answer["inputs"], *answer["outputs"]))
-    for index, (count, size) in sorted(unread.items()):
-        ends = [first + prod(shape) * width for shape, width, first, _ in answer["inputs"]]
-        first = -1 if own_regions else -(-max(ends, default=0) // 16) * 16
-        answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, first, 1))
-        answer["scratch"] = (max(answer["scratch"][0], first + count * size), *answer["scratch"][1:])
+    _place_unread(answer, unread)
     keep_weights(answer, spec.configuration)
     answer["command_stream"], waits = with_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))
@@ -95,6 +90,16 @@ def compile_ethosu(
         if log:
             artifacts["_vela.log"] = log.encode()
     return Payload(_stream(answer), figures, artifacts)
+
+
+def _place_unread(answer: dict[str, Any], unread: Mapping[int, tuple[int, int]]) -> None:
+    """Put inputs that no operator reads, elements and their bytes by index, among Vela's, behind these in scratch."""
+    own_regions = any(region > 2 for *_, region in (*answer["inputs"], *answer["outputs"]))
+    for index, (count, size) in sorted(unread.items()):
+        ends = [first + prod(shape) * width for shape, width, first, _ in answer["inputs"]]
+        first = -1 if own_regions else -(-max(ends, default=0) // 16) * 16
+        answer["inputs"].insert(index, ((1, 1, 1, 1, 1, count), size, first, 1))
+        answer["scratch"] = (max(answer["scratch"][0], first + count * size), *answer["scratch"][1:])
 
 
 def _stream(answer: dict[str, Any]) -> bytes:
