@@ -31,6 +31,7 @@ namespace {
 using arm_runtime::EthosUBackend;
 using arm_runtime::EthosUPayload;
 using arm_runtime::kCacheLine;
+using arm_runtime::kNamedDataKeySize;
 using arm_runtime::PayloadTensor;
 using executorch::aten::ScalarType;
 using executorch::aten::Tensor;
