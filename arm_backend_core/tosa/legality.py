@@ -22,11 +22,8 @@ def op_refusal(target: Target, op: Op) -> str | None:
     Raises:
         AssertionError: ``op`` is not what any graph may have (see ``Operator.refusal``).
     """
-    reason = OPERATORS[op.kind].refusal(op, target)
-    if reason:
-        return reason
-    types = [value.dtype for value in op.inputs]
-    return _named(target, target.hardware.refusal(op.kind, types, op.output.dtype, op))
+    types, lack = [value.dtype for value in op.inputs], target.hardware.refusal
+    return OPERATORS[op.kind].refusal(op, target) or _named(target, lack(op.kind, types, op.output.dtype, op))
 
 
 def write_refusal(target: Target, op: Op) -> str | None:
