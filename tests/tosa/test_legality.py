@@ -69,8 +69,8 @@ def _elementwise() -> Iterator[Case]:
             stricter = dtype is I32 and not rounds
             yield Case(f"ARITHMETIC_RIGHT_SHIFT {dtype.value} {rounds}", shift, two, _OLD if stricter else ())
         yield Case(f"LOGICAL_LEFT_SHIFT {dtype.value}", call("logical_left_shift"), two)
-        wrong = () if dtype is I32 else ("ethos-u85",)
-        yield Case(f"LOGICAL_RIGHT_SHIFT {dtype.value}", call("logical_right_shift"), two, wrong)
+        narrow = () if dtype is I32 else ("ethos-u85",)
+        yield Case(f"LOGICAL_RIGHT_SHIFT {dtype.value}", call("logical_right_shift"), two, narrow)
         yield Case(f"MUL {dtype.value}", call("mul"), two)
         yield Case(f"SELECT {dtype.value}", call("select"), ((S, BOOL), *two))
         for other in (BOOL, *NUMBERS):
