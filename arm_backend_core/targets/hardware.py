@@ -140,7 +140,7 @@ def _conv2d(op: Operation) -> str | None:
     padded, stride = _window(op, kernel)
     if stride > 3 and padded and max(kernel) > 1:
         return f"stride {stride} (3 at most) together with padding"
-    return _narrow_bias(op)
+    return _images(op) or _narrow_bias(op)
 
 
 def _depthwise(op: Operation) -> str | None:
@@ -184,11 +184,12 @@ def _avg_pool(op: Operation) -> str | None:
     return _max_pool(op)
 
 
-def _avg_pool_u85(op: Operation) -> str | None:
-    """With each image, Vela takes the windows apart that reach over the border, and mistakes images for these."""
-    padded, stride = _window(op, op.attrs["kernel"])
-    images = op.inputs[0].shape[0]
-    return f"{images} images, stride {stride} (3 at most) and padding" if images > 1 and stride > 3 and padded else None
+def _images(op: Operation) -> str | None:
+    """Vela takes pools apart that reach over the border, any convolution of 1x1, and mistakes images for parts."""
+    kernel = op.attrs["kernel"] if "kernel" in op.attrs else op.inputs[1].shape[1:3]
+    padded, stride = _window(op, kernel)
+    images = op.inputs[0].shape[0] if (max(kernel) == 1 if op.kind == "CONV2D" else padded) else 1
+    return f"{images} images and stride {stride} (3 at most), padded or of 1x1" if images > 1 and stride > 3 else None
 
 
 def _argmax(op: Operation) -> str | None:
@@ -317,7 +318,8 @@ _U55 = Hardware(
 )
 _U85 = Hardware(
     types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},  # of fewer bits Vela shifts in copies of the sign
-    limits={"AVG_POOL2D": _avg_pool_u85, "CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
+    limits=dict.fromkeys(("AVG_POOL2D", "CONV2D"), _images)
+    | {"CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,

@@ -123,9 +123,8 @@ class _Writer:
 
 def _version(graph: Graph) -> tuple[int, int]:
     """The first that has all operators."""
-    plain = [op for op in graph.walk() if not op.graphs]
-    versions = (OPERATORS[op.kind].since([x.dtype for x in op.inputs], op.output.dtype) for op in plain)
-    return max(versions, default=(1, 0))
+    plain = ((OPERATORS[op.kind], [x.dtype for x in op.inputs], op.output) for op in graph.walk() if not op.graphs)
+    return max((record.since(types, result.dtype) for record, types, result in plain), default=(1, 0))
 
 
 def _scalar_bytes(value: float, dtype: DType) -> bytes:

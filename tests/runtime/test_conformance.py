@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.tosa import reference
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Value
+from arm_backend_core.tosa.serialize import serialize
+from tests.graphs import Body, family, graph
 from tests.runtime.ethosu_emulator import Emulator
 from tests.tosa.conformance import npu
-from tests.tosa.conformance.campaign import sampled
+from tests.tosa.conformance.campaign import attempt, example, explained, sampled
+from tests.tosa.conformance.disagreements import EXPECTED, Expected
 from tests.tosa.conformance.generation import CONTROL_FLOW, Entry, entries
 
 #: Of each operator of integers the first entry.
@@ -30,3 +39,37 @@ def test_npus_compute_what_the_reference_model_does(kind: str, emulator: Emulato
             break
     assert executed
     assert all(verdict.written == npu.EQUAL for verdict in executed), executed
+
+
+@pytest.mark.parametrize("accelerator", npu.ACCELERATORS)
+def test_images_of_a_strided_convolution(accelerator: str, emulator: Emulator) -> None:
+    """Of 1x1 Vela gets the second image wrong, beyond a stride of 3: what is not refused is right."""
+
+    def body(kernel: int, stride: int) -> Body:
+        weight = np.arange(12).reshape(3, 1, 2, 2)[:, :, :kernel] - 5
+
+        def written(b: Builder, x: Value) -> Value:
+            operands = b.const(weight, DType.INT8), b.const([5, -7, 9], DType.INT32)
+            return b.conv2d(x, *operands, pad=(0,) * 4, stride=(1, stride), zps=(3, 0))
+
+        return written
+
+    target = family(accelerator)
+    for images, kernel, stride in ((1, 1, 4), (2, 1, 3), (2, 2, 4)):
+        given = (images, 3, 8 + kernel, 2), DType.INT8
+        flatbuffer = serialize(graph(body(kernel, stride), given, target=target))
+        inputs = [np.random.default_rng(0).integers(-128, 128, given[0]).astype(np.int8)]
+        expected = reference.run(flatbuffer, inputs)
+        assert npu.outcome(flatbuffer, inputs, expected, accelerator, emulator) == (npu.EQUAL, "")
+    with pytest.raises(Unsupported, match=r"2 images and stride 4 \(3 at most\), padded or of 1x1"):
+        graph(body(1, 4), ((2, 3, 9, 2), DType.INT8), target=target)
+
+
+_OF_PROGRAMS = [expected for expected in EXPECTED if expected.question in ("Vela", "emulator")]
+
+
+@pytest.mark.parametrize("expected", _OF_PROGRAMS, ids=lambda expected: f"{expected.kinds[0]}-{expected.question}")
+def test_an_expected_disagreement_is_still_seen(expected: Expected, emulator: Emulator) -> None:
+    """One that is not is to be taken out of the table."""
+    outcome = attempt(*example(expected), emulator)
+    assert any(explained(outcome, finding) is expected for finding in outcome.findings), outcome

@@ -69,6 +69,11 @@ def _padded_depth(b: Builder, x: Value) -> Value:
     return b.emit("CONV3D", (x, weight, bias), shape, DType.INT32, **attrs)
 
 
+def _strided_images(b: Builder, x: Value) -> Value:
+    weight, bias = b.const(np.full((1, 1, 1, 1), 3), DType.INT8), b.const([5], DType.INT32)
+    return b.conv2d(x, weight, bias, pad=(0,) * 4, stride=(1, 4))
+
+
 def _minimum(b: Builder, x: Value) -> Value:
     return b.reshape(b.reduce("REDUCE_MIN", x, 1), (2, 4))
 
@@ -599,6 +604,7 @@ MISTAKES = (
 )
 #: What no lowering writes, so that no pass need look for it.
 UNWRITTEN = (
+    Mistake("strided_images", _strided_images, (((2, 1, 5, 1), DType.INT8),), _ALL),
     Mistake("padded_depth", _padded_depth, (((1, 3, 4, 3, 1), DType.INT8),), _OLD, _OLD),
     Mistake(
         "scaled_channels", lambda b, x: b.rescale(x, DType.INT8, np.array([0.5, 0.25])), (((3, 2), DType.INT8),), _OLD

@@ -126,6 +126,14 @@ class Campaign:
                     yield outcome
 
 
+def example(expected: Expected) -> tuple[Entry, Listed]:
+    """The test that shows a disagreement."""
+    wanted, name = expected.example
+    entry = next(entry for entry in entries() if str(entry) == wanted)
+    tests = (test for arguments in batches(entry) for test in listed(entry, arguments))
+    return entry, next(test for test in tests if test.name == name)
+
+
 def explained(outcome: Outcome, finding: Finding) -> Expected | None:
     """The reason that is written down for a disagreement."""
     return next((expected for expected in EXPECTED if expected.explains(outcome.kind, outcome, finding)), None)

@@ -75,6 +75,14 @@ EXPECTED: Sequence[Expected] = (
         ("while_loop/tosa-pro-fp@1.0.1", "while_loop_15x18x13_f32_iter4"),
     ),
     Expected(
+        "Vela",
+        ("CONV2D",),
+        "a program that damages memory",
+        "of several images on U85, where the image is constant or the bias one number that the program computes: Vela "
+        "writes beyond a tensor, and compile_ethosu refuses the stream. Lowering writes neither",
+        ("conv2d/tosa-pro-int@1.0.1", "conv2d_1x1_3x49x14x28_i8xi8_acci32_st11_pad0000_dilat11_lclbnd0_is_s1"),
+    ),
+    Expected(
         "unread",
         ("CAST_TO_BLOCK_SCALED",),
         "tensors of MXINT8 are not read$",

@@ -83,10 +83,10 @@ def judge(test: Generated, accelerator: str, emulator: Emulator) -> NpuVerdict:
     written, problem = _finished(deserialize(raw), target)
     if problem:
         return NpuVerdict(accelerator, WRONG, detail=f"the last passes: {problem}")
-    result, detail = _outcome(written, inputs, expected, accelerator, emulator)
+    result, detail = outcome(written, inputs, expected, accelerator, emulator)
     if written == raw:
         return NpuVerdict(accelerator, result, detail=detail)
-    alone, of_raw = _outcome(raw, inputs, expected, accelerator, emulator)
+    alone, of_raw = outcome(raw, inputs, expected, accelerator, emulator)
     return NpuVerdict(accelerator, result, alone, detail or of_raw)
 
 
@@ -141,9 +141,10 @@ def _finished(graph: Graph, target: Target) -> tuple[bytes, str]:
     return serialize(graph), ""
 
 
-def _outcome(
+def outcome(
     flatbuffer: bytes, inputs: Sequence[Array], expected: Sequence[Array], accelerator: str, emulator: Emulator
 ) -> tuple[str, str]:
+    """VELA, EQUAL or WRONG, and why."""
     sizes = [prod(array.shape) * array.itemsize for array in expected]
     try:
         spec = EthosUCompileSpec(accelerator)
