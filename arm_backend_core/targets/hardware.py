@@ -213,11 +213,6 @@ def _reduce_sum(op: Operation) -> str | None:
     return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if too_long else None
 
 
-def _rescale(op: Operation) -> str | None:
-    narrow = max(op.inputs[0].dtype.bytes, op.output.dtype.bytes) < 4  # Vela makes a pool of it, which has one scale
-    return "a scale for each channel and no int32" if op.attrs["per_channel"] and narrow else None
-
-
 def _resize(op: Operation) -> str | None:
     yn, yd, xn, xd = op.attrs["scale"]
     if op.attrs["mode"] != "NEAREST":
@@ -289,7 +284,6 @@ _U55_LIMITS: dict[str, Limit] = {
     "MATMUL": _matmul,
     "MAX_POOL2D": _max_pool,
     "REDUCE_SUM": _reduce_sum,
-    "RESCALE": _rescale,
     "RESIZE": _resize,
     "REVERSE": _reverse,
     "TRANSPOSE": _transpose,

@@ -607,9 +607,6 @@ UNWRITTEN = (
     Mistake("strided_images", _strided_images, (((2, 1, 5, 1), DType.INT8),), _ALL),
     Mistake("padded_depth", _padded_depth, (((1, 3, 4, 3, 1), DType.INT8),), _OLD, _OLD),
     Mistake(
-        "scaled_channels", lambda b, x: b.rescale(x, DType.INT8, np.array([0.5, 0.25])), (((3, 2), DType.INT8),), _OLD
-    ),
-    Mistake(
         "narrow_shift",
         lambda b, x: b.emit("LOGICAL_RIGHT_SHIFT", (x, b.const([[3]], x.dtype)), x.shape, x.dtype),
         (((4, 8), DType.INT8),),
