@@ -26,10 +26,14 @@ _ACCELERATORS = {"ethos-u55": "ethos-u55-128", "ethos-u65": "ethos-u65-256", "et
 
 
 def family(name: str) -> Target:
-    """A target of one hardware family, or one accelerator of it, with the extensions that all families have."""
+    """A target of one hardware family, or one accelerator of it, with the extensions that all families have.
+
+    It is for the installed Vela.
+    """
     found, _, macs = _ACCELERATORS.get(name, name).rpartition("-")
     assert found in ETHOS_U_FAMILIES
-    return Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround", family=found, macs=int(macs))
+    spec = "TOSA-1.0+INT+int16+int4+doubleround"
+    return Target.from_tosa_spec(spec, family=found, macs=int(macs), vela=vela.installed())
 
 
 def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
+from arm_backend_core.workers.vela import Release
 
 #: Names of TOSA's profiles and extensions (TOSA 1.0, section 1.4; "mxfp" of the draft of 1.1).
 PROFILES = ("INT", "FP")
@@ -39,6 +40,8 @@ class Target:
         family: "tosa", "vgf" or one of ``hardware.ETHOS_U_FAMILIES``.
         macs: multiplications in a cycle, of an Ethos-U.
         version: of TOSA; what a later one added is refused.
+        vela: the release of Vela that compiles for it; None if unknown: no bug of any release is then relied on to
+            be mended.
 
     Raises:
         ValueError: an Ethos-U without ``macs``.
@@ -50,6 +53,7 @@ class Target:
     family: str = "tosa"
     macs: int | None = None
     version: tuple[int, int] = (1, 0)
+    vela: Release | None = None
 
     def __post_init__(self) -> None:
         if self.hardware.npu and not self.macs:
@@ -82,7 +86,13 @@ class Target:
 
     @classmethod
     def from_tosa_spec(
-        cls, spec: str, *, family: str = "tosa", name: str | None = None, macs: int | None = None
+        cls,
+        spec: str,
+        *,
+        family: str = "tosa",
+        name: str | None = None,
+        macs: int | None = None,
+        vela: Release | None = None,
     ) -> Target:
         """Parse ``TOSA-<version>+<profile or extension>...``, for example ``TOSA-1.0+INT+int16``.
 
@@ -105,4 +115,4 @@ class Target:
         profiles = frozenset(part for part in parts if part in PROFILES)
         if not profiles:
             raise ValueError(f"tosa_spec: '{spec}' names no profile; add '+INT', '+FP' or both")
-        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later)
+        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later, vela)
