@@ -69,7 +69,8 @@ class Hardware:
             Vela moves them by a TRANSPOSE of at most 64 KiB a row.
         slow_weights: up to so many multiplications in a cycle, weights are decoded at 12 in a cycle, so that one row
             takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
-        mistakes: forms that its compiler gets wrong (``docs/vela.md``); ``tosa/passes/vela.py`` writes others.
+        mistakes: names of forms that its compiler gets wrong (``docs/vela.md``); ``tosa/passes/vela.py`` writes others,
+            in its own order.
         forgotten: axes along which its compiler, where it takes an operator apart, forgets which part it is to read.
     """
 
@@ -274,7 +275,8 @@ def _forgotten(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Se
     # Arithmetic is taken apart where operands of five dimensions and more are broadcast.
     if len(op.inputs) == 2 and op.kind not in always:
         first, second = (x.shape for x in op.inputs)
-        return _EVERY if first != second and max(len(first), len(second)) > 4 else ()
+        number = any(x.data is not None and math.prod(x.shape) == 1 for x in op.inputs)  # not broadcast: in a register
+        return _EVERY if first != second and max(len(first), len(second)) > 4 and not number else ()
     if not op.kind.startswith("REDUCE"):
         return always.get(op.kind, _forgotten_of_window(op) if "pad" in op.attrs else ())
     shape, axis = op.inputs[0].shape, op.attrs["axis"] - len(op.inputs[0].shape)
@@ -311,7 +313,6 @@ _U55 = Hardware(
     npu=True,
     averages_by_convolution=True,
     widest_multiplied=1 << 14,
-    # The first leaves no REDUCE_MIN.
     mistakes=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
         *("one_of_five", "reshaped_broadcast", "joined_table", "activation"),

@@ -89,6 +89,13 @@ def _sliced_dilated(b: Builder, x: Value) -> Value:
     return b.rescale(wide, DType.INT8, 0.125)
 
 
+def _sliced_and_dilated(b: Builder, x: Value) -> Value:
+    """Two mistakes at one operator: a part of an image, with fewer rows and columns than a step between taps."""
+    weight = b.const(np.arange(4 * 2 * 3).reshape(3, 2, 2, 2) - 11, DType.INT8)
+    part, bias = b.slice(x, (0, 1, 1, 0), (1, 3, 3, 2)), b.const([5, 6, 7], DType.INT32)
+    return b.rescale(b.conv2d(part, weight, bias, pad=(2, 2, 2, 2), dilation=(5, 5)), DType.INT8, 0.01)
+
+
 def _sliced_transposed(b: Builder, x: Value) -> Value:
     weight = b.const(np.arange(1, 10).reshape(1, 3, 3, 1), DType.INT8)
     part = b.slice(x, (0, 1, 0, 0), (1, 2, 2, 1))
@@ -445,6 +452,7 @@ MISTAKES = (
     Mistake("sliced_batches", _sliced, (((2, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("sliced_multiplied", _sliced_multiplied, (((1, 2, 2, 3), DType.INT8),), _ALL),
     Mistake("sliced_dilated", _sliced_dilated, (((1, 7, 6, 1), DType.INT8),), _ALL),
+    Mistake("sliced_and_dilated", _sliced_and_dilated, (((1, 5, 5, 2), DType.INT8),), _ALL),
     Mistake("sliced_transposed", _sliced_transposed, (((1, 3, 2, 1), DType.INT8),), _ALL),
     Mistake("sliced_maximum", _sliced_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("sliced_among_others", _sliced_among_others, (((4, 5), DType.INT8),), _ALL),

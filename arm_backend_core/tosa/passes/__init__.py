@@ -20,7 +20,7 @@ from arm_backend_core.tosa.passes.rewrite import settle
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
-from arm_backend_core.tosa.passes.vela import avoid_mistakes
+from arm_backend_core.tosa.passes.vela import avoid_mistakes, check_mistakes
 from arm_backend_core.tosa.passes.vela_columns import write_columns
 from arm_backend_core.tosa.passes.vela_tables import give_arithmetic
 
@@ -73,7 +73,7 @@ def run(graph: Graph, target: Target, forms: Pass = lambda graph, target: None) 
 
     Raises:
         AssertionError: a pass left a graph that is not in single-assignment form, an operator that its record or the
-            hardware refuses, or one value for two outputs; the pass is wrong.
+            hardware refuses, a form that Vela gets wrong, or one value for two outputs; the pass is wrong.
     """
     best, vain = (float("inf"), 0), 0
     last = best
@@ -88,6 +88,7 @@ def run(graph: Graph, target: Target, forms: Pass = lambda graph, target: None) 
     forms(graph, target)
     finish(graph, target)
     check(graph, target)
+    check_mistakes(graph, target)
 
 
 def _apply(passes: Sequence[tuple[Pass, str]], graph: Graph, target: Target) -> None:

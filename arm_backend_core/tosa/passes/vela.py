@@ -1,17 +1,22 @@
 """Ethos-U: forms that Vela 5.1 compiles to something else, in forms that it compiles right (``docs/vela.md``).
 
-``Hardware.mistakes`` names those that a family meets. Nothing here changes a bit of a result. Where a copy helps it is
-here; ``vela_numbers``, ``vela_shapes`` and ``vela_tables`` have the other forms.
+``Hardware.mistakes`` names those that a family meets; the names are checked when this module is imported. Nothing here
+changes a bit of a result. Where a copy helps it is here; ``vela_numbers``, ``vela_shapes`` and ``vela_tables`` have the
+other forms. A workaround may make room for another mistake, or an operator may have two: the graph is rewritten until
+no predicate of a mistake is true of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.targets.hardware import HARDWARE, Hardware
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
@@ -19,48 +24,114 @@ from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes import vela_numbers, vela_shapes, vela_tables
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.merge import alike
+from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer, sweep
-from arm_backend_core.tosa.passes.vela_numbers import copied
+from arm_backend_core.tosa.passes.vela_numbers import copied, copy_where
 
+#: Rewrites of the whole graph; the most that pairs of all known mistakes needed is 3.
+_ROUNDS = 12
 _REDUCTIONS = ("REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN")
 _WINDOWS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
 _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D", "REDUCE_SUM", "TRANSPOSE_CONV2D")
 
 
 def avoid_mistakes(graph: Graph, target: Target) -> None:
-    """Each operator once: what is written is not looked at again, but for what _FIRST and LAST are for."""
-    mistakes = target.hardware.mistakes
-    for mistake in mistakes:
-        if mistake in _GRAPHS:
-            _GRAPHS[mistake](graph, target)
-    for known in (_FIRST, _RULES, vela_shapes.LAST):
-        rules: dict[str, list[Rule]] = {}
-        for rule, kinds in (known[mistake] for mistake in mistakes if mistake in known):
-            for kind in kinds:
-                rules.setdefault(kind, []).append(rule)
-        if rules:
-            sweep(graph, target, rules)
+    """Rewrite what the compiler of ``target`` gets wrong until nothing of it is left.
+
+    Raises:
+        AssertionError: mistakes are left, because workarounds undo each other or the target refuses one.
+    """
+    for _ in range(_ROUNDS):
+        found = find_mistakes(graph, target)
+        if not found:
+            return
+        _rewrite(graph, target, late=all(isinstance(mistake, Mistake) and mistake.late for mistake in found))
+    check_mistakes(graph, target)
 
 
-def _copy_returned_masks(graph: Graph, target: Target) -> None:
+def find_mistakes(graph: Graph, target: Target) -> dict[AnyMistake, list[Any]]:
+    """What the compiler of ``target`` gets wrong in ``graph``: by mistake operators, or what a GraphMistake finds."""
+    found: dict[AnyMistake, list[Any]] = {}
+    by_kind: dict[str, list[Mistake[Any]]] = {}
+    for mistake in _made_by(target):
+        if isinstance(mistake, GraphMistake):
+            if sites := mistake.find(graph, target):
+                found[mistake] = list(sites)
+            continue
+        for kind in mistake.kinds:
+            by_kind.setdefault(kind, []).append(mistake)
+    rewriter = Rewriter(graph, target)
+    for op in graph.ops if by_kind else ():
+        for mistake in by_kind.get(op.kind, ()):
+            if mistake.find(op, rewriter):
+                found.setdefault(mistake, []).append(op)
+    return found
+
+
+def check_mistakes(graph: Graph, target: Target) -> None:
+    """Assert that the compiler gets nothing of ``graph`` wrong that is known.
+
+    Raises:
+        AssertionError: with the mistakes and where they are.
+    """
+    found = find_mistakes(graph, target)
+    left = "; ".join(f"{mistake.name}: {site!r}" for mistake, sites in found.items() for site in sites[:3])
+    assert not found, f"{target.name}: forms that its compiler gets wrong are left: {left}"
+
+
+def _made_by(target: Target) -> list[AnyMistake]:
+    """Those that the compiler makes for ``target``, by priority."""
+    return [mistake for mistake in MISTAKES if mistake.name in target.hardware.mistakes]
+
+
+def _rewrite(graph: Graph, target: Target, *, late: bool) -> None:
+    """Rewrite graph-level mistakes, then each operator by the first mistake that is found there."""
+    rules: dict[str, list[Rule]] = {}
+    for mistake in _made_by(target):
+        if isinstance(mistake, GraphMistake):
+            mistake.rewrite(graph, target, mistake.find(graph, target))
+        elif mistake.late <= late:
+            for kind in mistake.kinds:
+                rules.setdefault(kind, []).append(partial(_replace, mistake))
+    sweep(graph, target, rules)
+
+
+def _replace(mistake: Mistake[Any], op: Op, rewriter: Rewriter) -> Value | None:
+    found = mistake.find(op, rewriter)
+    if not found:
+        return None
+    try:
+        return mistake.rewrite(op, found, rewriter)
+    except Unsupported as refused:
+        raise AssertionError(f"{mistake.name}: {op!r} cannot be written otherwise: {refused}") from refused
+
+
+def _copy_results(graph: Graph, target: Target, found: Sequence[int]) -> None:
+    build = Builder(graph, target)
+    for i in found:
+        graph.outputs[i] = copied(graph.outputs[i], build)
+
+
+def _returned_masks(graph: Graph, target: Target) -> list[int]:
     """A mask has all bits set; Vela makes ones of what the program returns, in place, where others go on to read it."""
-    build, users = Builder(graph, target), graph.users()
+    users, found = graph.users(), []
     for i, value in enumerate(graph.outputs):
         shared, source = value in users, value
         while (op := source.producer) is not None and op.kind in ("IDENTITY", "RESHAPE"):
             source = op.inputs[0]
             shared = shared or len(users[source]) > 1
         if shared and source.data is None and value.dtype is DType.BOOL:
-            graph.outputs[i] = copied(value, build)
+            found.append(i)
+    return found
 
 
-def _copy_returned_views(graph: Graph, target: Target) -> None:
+def _returned_views(graph: Graph, target: Target) -> list[int]:
     """What the program returns is lost where Vela moves or removes the RESHAPE or TRANSPOSE that it is from.
 
     Past the TRANSPOSE that alone reads the RESHAPE; with such a TRANSPOSE, which may be one that Vela adds; with two
     of one source that undo each other.
     """
-    build, users = Builder(graph, target), graph.users()
+    users, found = graph.users(), []
 
     def moved(value: Value) -> bool:
         readers = users.get(value, [])
@@ -76,7 +147,8 @@ def _copy_returned_views(graph: Graph, target: Target) -> None:
         source = past(value, "RESHAPE")
         late = producer(source, "TRANSPOSE") is not None and turned(source)
         if (source is not value and moved(value)) or late or _is_turned_back(source, users):
-            graph.outputs[i] = copied(value, build)
+            found.append(i)
+    return found
 
 
 def _is_turned_back(value: Value, users: Mapping[Value, Sequence[Op]]) -> bool:
@@ -94,13 +166,6 @@ def _is_turned_back(value: Value, users: Mapping[Value, Sequence[Op]]) -> bool:
             elif op.kind == "RESHAPE":
                 waiting.append((op.output, order))
     return False
-
-
-def _copy_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> Value | None:
-    inputs = [copied(value, rewriter.build) if test(op, value, rewriter) else value for value in op.inputs]
-    if inputs == op.inputs:
-        return None
-    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
 
 
 def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -210,13 +275,16 @@ def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return source is not result and source.producer is not None and source.producer.kind in ("TABLE", "CLAMP")
 
 
-def _wait_for_gather(op: Op, rewriter: Rewriter) -> Value | None:
-    """A copy waits for a GATHER at once: operations that follow may write over its indices while they are read.
+def _is_gathered_late(op: Op, rewriter: Rewriter) -> bool:
+    """Operations that follow a GATHER may write over its indices while they are read.
 
     Vela sees as many bytes of them as there are indices, of four bytes each.
     """
-    if op.inputs[1].data is not None or _is_read_at_once(op.output, rewriter):
-        return None
+    return op.inputs[1].data is None and not _is_read_at_once(op.output, rewriter)
+
+
+def _wait_for_gather(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    """A copy waits for it at once."""
     gathered = rewriter.build.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs)
     return copied(gathered, rewriter.build)
 
@@ -230,26 +298,40 @@ def _is_read_at_once(value: Value, rewriter: Rewriter) -> bool:
     return all(x.producer is None for x in operands[: operands.index(value)])
 
 
-#: By the mistake's name: what is done to a graph, most to its results.
-_GRAPHS: dict[str, Callable[[Graph, Target], None]] = {
-    "returned_mask": _copy_returned_masks,
-    "returned_view": _copy_returned_views,
-    "equal_weights": vela_numbers.tell_weights_apart,
-}
-#: Of operators that the rules below are for as well.
-_FIRST = vela_numbers.FIRST | {"sliced": (partial(_copy_where, _forgets_slice), tuple(ELEMENTWISE - UNARY))}
-#: By the mistake's name: a rule, and the operators that it is for.
-_RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
-    "sliced": (partial(_copy_where, _forgets_slice), _APART),
-    "column": (partial(_copy_where, _is_column), (*_REDUCTIONS, "ARGMAX")),
-    "joined": (partial(_copy_where, _is_misplaced), ("CONCAT", "PAD")),
-    "joined_table": (partial(_copy_where, _is_misplaced_table), ("TABLE", "CLAMP")),
-    "padded_zero": (partial(_copy_where, _becomes_padding), _WINDOWS),
-    "reshaped_select": (partial(_copy_where, _read_reshaped), ("SELECT",)),
-    "reshaped_broadcast": (partial(_copy_where, _broadcast_reshaped), tuple(ELEMENTWISE - UNARY)),
-    "turned_table": (partial(_copy_where, _is_second_table), ("TABLE", "CLAMP")),
-    "gathered": (_wait_for_gather, ("GATHER", "SCATTER")),
-    **vela_numbers.RULES,
-    **vela_shapes.RULES,
-    "two_tables": (vela_tables.separate_tables, ("TABLE", "RESCALE")),
-}
+#: All that are known, by priority: of two at one operator, the first is rewritten first.
+MISTAKES: tuple[AnyMistake, ...] = (
+    GraphMistake("returned_mask", _returned_masks, _copy_results),
+    GraphMistake("returned_view", _returned_views, _copy_results),
+    vela_shapes.DILATED,
+    copy_where("sliced", (*_APART, *(ELEMENTWISE - UNARY)), _forgets_slice),
+    *vela_numbers.MISTAKES,
+    copy_where("column", (*_REDUCTIONS, "ARGMAX"), _is_column),
+    copy_where("joined", ("CONCAT", "PAD"), _is_misplaced),
+    copy_where("joined_table", ("TABLE", "CLAMP"), _is_misplaced_table),
+    copy_where("padded_zero", _WINDOWS, _becomes_padding),
+    copy_where("reshaped_select", ("SELECT",), _read_reshaped),
+    copy_where("reshaped_broadcast", tuple(ELEMENTWISE - UNARY), _broadcast_reshaped),
+    copy_where("turned_table", ("TABLE", "CLAMP"), _is_second_table),
+    Mistake("gathered", ("GATHER", "SCATTER"), _is_gathered_late, _wait_for_gather),
+    *vela_shapes.MISTAKES,
+    *vela_tables.MISTAKES,
+)
+
+
+def check_names(known: Sequence[AnyMistake], hardware: Iterable[Hardware]) -> None:
+    """Whether mistakes have one name each, and hardware names all of these and no other.
+
+    Raises:
+        ValueError: with the names that do not fit.
+    """
+    names = [mistake.name for mistake in known]
+    named = {name for one in hardware for name in one.mistakes}
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(f"mistakes of one name: {', '.join(sorted(twice))}")
+    if unknown := named - set(names):
+        raise ValueError(f"Hardware.mistakes names what no workaround is for: {', '.join(sorted(unknown))}")
+    if unnamed := set(names) - named:
+        raise ValueError(f"no Hardware.mistakes names {', '.join(sorted(unnamed))}")
+
+
+check_names(MISTAKES, HARDWARE.values())

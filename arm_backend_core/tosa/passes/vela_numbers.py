@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,10 +12,11 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Value, prod
+from arm_backend_core.tosa.graph import Graph, Op, Value, constant, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
+from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mistake
+from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
 
 
 def filled(x: Value, number: int, dtype: DType, b: Builder) -> Value:
@@ -32,22 +35,40 @@ def copied(x: Value, b: Builder) -> Value:
     return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
 
 
-def wrap_cast(op: Op, rewriter: Rewriter) -> Value | None:
-    """CAST to fewer bits, which saturates there, of the low bits shifted up and down with their sign."""
-    b, dtype = rewriter.build, op.output.dtype
-    bits = {DType.INT8: 24, DType.INT16: 16}.get(dtype)
-    if bits is None or op.inputs[0].dtype not in (DType.INT16, DType.INT32) or _fits(op.inputs[0], dtype):
-        return None
+def copy_where(name: str, kinds: tuple[str, ...], test: Callable[[Op, Value, Rewriter], bool]) -> Mistake[list[int]]:
+    """A mistake at each operand of which ``test`` is true of an operator: the operator reads a copy."""
+    return Mistake(name, kinds, partial(_operands_where, test), _copy_operands)
+
+
+def _operands_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> list[int]:
+    return [i for i, value in enumerate(op.inputs) if test(op, value, rewriter)]
+
+
+def _copy_operands(op: Op, found: Sequence[int], rewriter: Rewriter) -> Value:
+    inputs = [copied(value, rewriter.build) if i in found else value for i, value in enumerate(op.inputs)]
+    return rewriter.build.emit(op.kind, inputs, op.output.shape, op.output.dtype, **op.attrs)
+
+
+def _saturated_bits(op: Op, rewriter: Rewriter) -> int | None:
+    """The bits that a CAST to fewer drops, which saturates there, where values may not fit."""
+    x, bits = op.inputs[0], {DType.INT8: 24, DType.INT16: 16}.get(op.output.dtype)
+    return None if x.dtype not in (DType.INT16, DType.INT32) or _fits(x, op.output.dtype) else bits
+
+
+def _bits_saturated_in_chain(op: Op, rewriter: Rewriter) -> int | None:
+    """The same where one operation alone reads it, in whose chain it saturates; a CLAMP is done with the CAST."""
+    readers = {user.kind for user in rewriter.users(op.output) or ()}
+    chained = len(readers) == 1 and readers <= {*ELEMENTWISE, "CAST"} - {"CLAMP"}
+    return _saturated_bits(op, rewriter) if chained else None
+
+
+def _wrap_cast(op: Op, bits: int, rewriter: Rewriter) -> Value:
+    """The CAST of the low bits shifted up and down with their sign."""
+    b = rewriter.build
     x = b.cast(op.inputs[0], DType.INT32)
     places = filled(x, bits, DType.INT32, b)
     # Nothing is rounded, as the bits that are shifted out are 0; the hardware has no other right shift.
-    return b.cast(b.arithmetic_right_shift(b.logical_left_shift(x, places), places, round=True), dtype)
-
-
-def wrap_chained_cast(op: Op, rewriter: Rewriter) -> Value | None:
-    """The same where one operation alone reads it, in whose chain it saturates; a CLAMP is done with the CAST."""
-    readers = {user.kind for user in rewriter.users(op.output) or ()}
-    return wrap_cast(op, rewriter) if len(readers) == 1 and readers <= {*ELEMENTWISE, "CAST"} - {"CLAMP"} else None
+    return b.cast(b.arithmetic_right_shift(b.logical_left_shift(x, places), places, round=True), op.output.dtype)
 
 
 def _fits(value: Value, dtype: DType) -> bool:
@@ -61,10 +82,12 @@ def _range(value: Value, depth: int = 8) -> tuple[float, float]:
     op = value.producer
     if value.data is not None:
         return int(value.data.min()), int(value.data.max())
+    least, most = value.dtype.range
     if op is not None and depth and op.kind in ("MAXIMUM", "MINIMUM"):
         (a, b), (c, d) = (_range(x, depth - 1) for x in op.inputs)
         return (max(a, c), max(b, d)) if op.kind == "MAXIMUM" else (min(a, c), min(b, d))
-    least, most = value.dtype.range
+    if op is not None and depth and op.kind in ("MUL", "ARITHMETIC_RIGHT_SHIFT") and op.inputs[1].size == 1:
+        return _range_by_number(op, _range(op.inputs[0], depth - 1))
     if op is not None and depth and (op.kind in ("CAST", "RESHAPE") or (op.kind == "RESCALE" and _is_plain(op))):
         low, high = _range(op.inputs[0], depth - 1)
         if least <= low and high <= most:
@@ -72,21 +95,30 @@ def _range(value: Value, depth: int = 8) -> tuple[float, float]:
     return least, most
 
 
+def _range_by_number(op: Op, operand: tuple[float, float]) -> tuple[float, float]:
+    """Bounds of what the workarounds write, x * 1 and x << n >> n; anything of other operators."""
+    least, most = op.output.dtype.range
+    if op.kind == "MUL":
+        one = op.inputs[1].data is not None and op.inputs[1].data.flat[0] == 1 and not op.attrs["shift"]
+        return operand if one else (least, most)
+    up, places = producer(op.inputs[0], "LOGICAL_LEFT_SHIFT"), op.inputs[1].data
+    if up is None or places is None or up.inputs[1].data is None or up.inputs[1].data.flat[0] != places.flat[0]:
+        return least, most
+    return int(least) >> int(places.flat[0]), int(most) >> int(places.flat[0])
+
+
 def _is_plain(op: Op) -> bool:
     """Whether a RESCALE changes no number that fits."""
     return power_of_two(op) == 0 and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
 
 
-def clamp_apart(op: Op, rewriter: Rewriter) -> Value | None:
-    """CLAMP behind a CAST to fewer bits, with an operation between: Vela does not clip such a CAST, nor with it."""
-    cast = producer(past(op.inputs[0], "RESHAPE"), "CAST")
-    if cast is None or cast.inputs[0].dtype.range[1] <= cast.output.dtype.range[1]:
-        return None
-    clamped = (copied(op.inputs[0], rewriter.build),)
-    return rewriter.build.emit("CLAMP", clamped, op.output.shape, op.output.dtype, **op.attrs)
+def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """CLAMP behind a CAST to fewer bits: Vela does not clip such a CAST, nor with it."""
+    cast = producer(past(value, "RESHAPE"), "CAST")
+    return cast is not None and cast.inputs[0].dtype.range[1] > cast.output.dtype.range[1]
 
 
-def complement_minimum(op: Op, rewriter: Rewriter) -> Value | None:
+def _complement_minimum(op: Op, found: bool, rewriter: Rewriter) -> Value:
     """min(x) as ~max(~x), ~x = -1 - x: what Vela makes of it, which forgets shapes on the way back."""
     b = rewriter.build
     peak = b.reduce("REDUCE_MAX", _complement(op.inputs[0], b), op.attrs["axis"])
@@ -98,12 +130,21 @@ def _complement(x: Value, b: Builder) -> Value:
     return b.rescale(b.sub(ones, b.rescale(x, DType.INT32, 1.0)), x.dtype, 1.0)
 
 
-def level_scales(op: Op, rewriter: Rewriter) -> Value | None:
+@dataclass(frozen=True)
+class _Sum:
+    """ADD or SUB of two RESCALEs by whole numbers, ``factors``; the NPU wants the larger doubled ``up`` times."""
+
+    total: Op
+    terms: Sequence[Op]
+    factors: Sequence[int]
+    up: int
+
+
+def _unequal_scales(op: Op, rewriter: Rewriter) -> _Sum | None:
     """RESCALE(RESCALE(x) +- RESCALE(y)) by different whole numbers, both less than 2**15.
 
-    The NPU scales one operand, by any number, and shifts the other by 14 bits (int16) or 19 (int8). All three
-    scales times a power of two make it so where the larger number is one: the sum stays within 31 bits. Else Vela
-    must not fuse them: one operand is multiplied by its number.
+    The NPU scales one operand, by any number, and shifts the other by 14 bits (int16) or 19 (int8): right by chance
+    where the larger number is 2 to the power of these.
     """
     total = op.inputs[0].producer
     if total is None or total.kind not in ("ADD", "SUB") or not rewriter.single_use(op.inputs[0]):
@@ -111,9 +152,18 @@ def level_scales(op: Op, rewriter: Rewriter) -> Value | None:
     found = _whole_scales(total, rewriter)
     if found is None or op.attrs["per_channel"] or op.output.dtype not in (DType.INT8, DType.INT16):
         return None
-    terms, factors = found
+    shifted = 14 if found[0][0].inputs[0].dtype is DType.INT16 else 19
+    right = max(found[1]) == 1 << shifted
+    return None if right else _Sum(total, *found, shifted + 1 - max(found[1]).bit_length())
+
+
+def _level_scales(op: Op, found: _Sum, rewriter: Rewriter) -> Value:
+    """All three scales times a power of two, where the larger number is one: the sum stays within 31 bits.
+
+    Else Vela must not fuse them: one operand is multiplied by its number.
+    """
+    total, terms, factors, up = found.total, found.terms, found.factors, found.up
     b, attrs, large = rewriter.build, dict(op.attrs), max(factors)
-    up = (14 if terms[0].inputs[0].dtype is DType.INT16 else 19) - large.bit_length() + 1
     shift = np.asarray(attrs["shift"]) + up
     if large & (large - 1) == 0 and shift[0] <= 62 and attrs["rounding_mode"] == "SINGLE_ROUND":
         attrs["shift"] = shift.astype(np.int8)
@@ -146,21 +196,22 @@ def _scaled(term: Op, factor: int, b: Builder) -> Value:
     return b.rescale(term.inputs[0], DType.INT32, factor, term.attrs["input_zp"])
 
 
-def keep_clip(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> Value | None:
-    """RESCALE by 1 to fewer bits that one by 1 widens again: by 1 + 2**-30, as Vela takes both for nothing otherwise.
-
-    round(x * (1 + 2**-30)) is x below 2**29, and what is beyond is clipped.
+def _is_unclipped(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
+    """RESCALE by 1 to fewer bits that one by 1 widens again: Vela takes both for nothing.
 
     Args:
         scaled: one by any number.
     """
     source, dtype = op.inputs[0], op.output.dtype
     if power_of_two(op) != 0 or dtype.bytes >= source.dtype.bytes or op.attrs["rounding_mode"] != "SINGLE_ROUND":
-        return None
-    if (_is_plain(op) and _fits(source, dtype)) or not _widened(op.output, rewriter, scaled=scaled):
-        return None
+        return False
+    return not (_is_plain(op) and _fits(source, dtype)) and _widened(op.output, rewriter, scaled=scaled)
+
+
+def _keep_clip(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    """By 1 + 2**-30: round(x * (1 + 2**-30)) is x below 2**29, and what is beyond is clipped."""
     attrs = {**op.attrs, "multiplier": np.array([(1 << 30) + 1], np.int32), "shift": np.array([30], np.int8)}
-    return rewriter.build.emit("RESCALE", (source,), op.output.shape, dtype, **attrs)
+    return rewriter.build.emit("RESCALE", op.inputs, op.output.shape, op.output.dtype, **attrs)
 
 
 def _widened(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
@@ -172,27 +223,28 @@ def _widened(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
     return False
 
 
-def four_dimensions(op: Op, rewriter: Rewriter) -> Value | None:
+def _is_one_of_five(op: Op, rewriter: Rewriter) -> bool:
     """Arithmetic of more dimensions whose first operand is one element, of which Vela reads more.
 
-    Not of a constant of 16 bits or fewer, a number in the command. Parts, which Vela reads in theirs, are copied.
+    Not of a constant of 16 bits or fewer, a number in the command.
     """
-    b, shape, first = rewriter.build, op.output.shape, op.inputs[0]
+    shape, first = op.output.shape, op.inputs[0]
     single = first.size == 1 and (first.data is None or first.dtype is DType.INT32)
-    if len(shape) <= 4 or not single or any(value.size > 1 and value.shape != shape for value in op.inputs):
-        return None
+    return len(shape) > 4 and single and all(value.size == 1 or value.shape == shape for value in op.inputs)
+
+
+def _four_dimensions(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    """Parts, which Vela reads in their own dimensions, are copied."""
+    b, shape = rewriter.build, op.output.shape
     flat = (prod(shape[:-3]), *shape[-3:])
     parts = [copied(x, b) if producer(past(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
     inputs = [b.reshape(x, flat if x.shape == shape else (1, 1, 1, 1)) for x in parts]
     return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
 
 
-def tell_weights_apart(graph: Graph, target: Target) -> None:
-    """Of convolutions with equal weights and scales, Vela gives all the bias of one.
-
-    Columns of zeros, of which the tap is on padding, tell the weights apart.
-    """
-    build, users, known = Builder(graph, target), graph.users(), dict[tuple[Any, ...], dict[Any, int]]()
+def _equal_weights(graph: Graph, target: Target) -> list[tuple[Op, int]]:
+    """Convolutions with the weights and scales of others, whose bias Vela gives them, numbered by their biases."""
+    users, known, found = graph.users(), dict[tuple[Any, ...], dict[Any, int]](), []
     for op in graph.ops:
         if op.kind not in ("CONV2D", "DEPTHWISE_CONV2D"):
             continue
@@ -205,41 +257,53 @@ def tell_weights_apart(graph: Graph, target: Target) -> None:
             case _:  # sums that several read are computed without a scale
                 scales = []
         biases = known.setdefault((op.kind, weight.content, *scales), {})
-        if columns := biases.setdefault(bias.content, len(biases)):
-            axis = 1 if op.kind == "DEPTHWISE_CONV2D" else 2
-            zeros = [(0, columns if i == axis else 0) for i in range(4)]
-            op.inputs[1] = build.const(np.pad(weight.data, zeros), weight.dtype)
-            *sides, right = op.attrs["pad"]
-            op.attrs = {**op.attrs, "pad": [*sides, right + columns * op.attrs["dilation"][1]]}
+        if number := biases.setdefault(bias.content, len(biases)):
+            found.append((op, number))
+    return found
 
 
-def reach_padding(op: Op, rewriter: Rewriter) -> Value | None:
-    """TRANSPOSE_CONV2D with rows or columns that no tap reaches: taps of zero reach them.
+def _tell_weights_apart(graph: Graph, target: Target, found: Sequence[tuple[Op, int]]) -> None:
+    """Columns of zeros, of which the tap is on padding, tell the weights apart."""
+    for op, columns in found:
+        weight, axis = op.inputs[1], 1 if op.kind == "DEPTHWISE_CONV2D" else 2
+        assert weight.data is not None
+        zeros = [(0, columns if i == axis else 0) for i in range(4)]
+        op.inputs[1] = constant(np.pad(weight.data, zeros), weight.dtype)
+        *sides, right = op.attrs["pad"]
+        op.attrs = {**op.attrs, "pad": [*sides, right + columns * op.attrs["dilation"][1]]}
+
+
+def _unreached(op: Op, rewriter: Rewriter) -> tuple[int, ...] | None:
+    """Rows and columns of a TRANSPOSE_CONV2D that no tap reaches: before and behind the image, on both sides.
 
     Vela computes them, which are the bias alone, by convolutions of equal weights, with the bias of the first.
     """
+    unreached = tuple(max(pad, 0) for pad in op.attrs["out_pad"])
+    return unreached if any(unreached) and op.inputs[1].data is not None else None
+
+
+def _reach_padding(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Value:
+    """Taps of zero reach them."""
     x, weight, bias = op.inputs
-    unreached = [max(pad, 0) for pad in op.attrs["out_pad"]]
-    if not any(unreached) or weight.data is None:
-        return None
-    zeros = ((0, 0), tuple(unreached[:2]), tuple(unreached[2:]), (0, 0))
+    assert weight.data is not None
+    zeros = ((0, 0), unreached[:2], unreached[2:], (0, 0))
     out_pad = [min(pad, 0) for pad in op.attrs["out_pad"]]
     taps = rewriter.build.const(np.pad(weight.data, zeros, constant_values=op.attrs["weight_zp"]), weight.dtype)
     attrs = {**op.attrs, "out_pad": out_pad}
     return rewriter.build.emit(op.kind, (x, taps, bias), op.output.shape, op.output.dtype, **attrs)
 
 
-RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
-    "narrowing_cast": (wrap_cast, ("CAST",)),
-    "chained_cast": (wrap_chained_cast, ("CAST",)),
-    "clamped_cast": (clamp_apart, ("CLAMP",)),
-    "reduce_min": (complement_minimum, ("REDUCE_MIN",)),
-    "unequal_scales": (level_scales, ("RESCALE",)),
-    "one_of_five": (four_dimensions, tuple(ELEMENTWISE - UNARY)),
-}
-#: For what others copy from.
-FIRST: dict[str, tuple[Rule, tuple[str, ...]]] = {
-    "unreached": (reach_padding, ("TRANSPOSE_CONV2D",)),
-    "unclipped": (keep_clip, ("RESCALE",)),
-    "unclipped_scaled": (partial(keep_clip, scaled=True), ("RESCALE",)),
-}
+#: By priority: of two mistakes at one operator, the first is rewritten first.
+MISTAKES: tuple[AnyMistake, ...] = (
+    GraphMistake("equal_weights", _equal_weights, _tell_weights_apart),
+    # Before the scales and tables that are copied from:
+    Mistake("unclipped", ("RESCALE",), _is_unclipped, _keep_clip),
+    Mistake("unclipped_scaled", ("RESCALE",), partial(_is_unclipped, scaled=True), _keep_clip),
+    Mistake("unreached", ("TRANSPOSE_CONV2D",), _unreached, _reach_padding),
+    Mistake("reduce_min", ("REDUCE_MIN",), lambda op, rewriter: True, _complement_minimum),
+    Mistake("narrowing_cast", ("CAST",), _saturated_bits, _wrap_cast),
+    Mistake("chained_cast", ("CAST",), _bits_saturated_in_chain, _wrap_cast),
+    copy_where("clamped_cast", ("CLAMP",), _is_clamped_cast),
+    Mistake("unequal_scales", ("RESCALE",), _unequal_scales, _level_scales),
+    Mistake("one_of_five", tuple(ELEMENTWISE - UNARY), _is_one_of_five, _four_dimensions),
+)

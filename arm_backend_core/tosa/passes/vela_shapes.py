@@ -8,7 +8,8 @@ from functools import partial
 from arm_backend_core.targets.exchanges import LONGEST
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
+from arm_backend_core.tosa.passes.mistakes import AnyMistake, Mistake
+from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
 from arm_backend_core.tosa.passes.vela_numbers import copied
 
 
@@ -17,76 +18,89 @@ def _own(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(shape[next((i for i, size in enumerate(shape) if size > 1), len(shape)) :])
 
 
-def flat_activation(op: Op, rewriter: Rewriter) -> Value | None:
-    """TABLE or CLAMP of several images as of one.
+def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
+    """TABLE or CLAMP of several images.
 
     Where Vela lets the operation before do it, it gives that operation the shape that it had taken this one apart for:
     right for arithmetic of the same shape alone.
     """
-    b, x, before = rewriter.build, op.inputs[0], past(op.inputs[0], "RESCALE").producer
+    x, before = op.inputs[0], past(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
-        return None
-    if len(_own(x.shape)) <= 3 or not rewriter.single_use(x):
-        return None
+        return False
+    return len(_own(x.shape)) > 3 and rewriter.single_use(x)
+
+
+def _flat_activation(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    """As of one image."""
+    b, x = rewriter.build, op.inputs[0]
     flat = (prod(x.shape[:-2]), *x.shape[-2:])
     return b.reshape(b.emit(op.kind, (b.reshape(x, flat),), flat, op.output.dtype, **op.attrs), x.shape)
 
 
-def copy_part(op: Op, rewriter: Rewriter, *, of_one: bool = False) -> Value | None:
+def _is_part_of_other_rank(op: Op, rewriter: Rewriter, *, of_one: bool = False) -> bool:
     """RESHAPE of a SLICE to more or fewer dimensions: what is computed of it reads the SLICE with both counted in one.
 
     Of four dimensions and fewer, Vela makes four. ``of_one``: of one image too, to more dimensions.
     """
-    b, part, whole = rewriter.build, op.inputs[0], past(op.inputs[0], "RESCALE").producer
+    part, whole = op.inputs[0], past(op.inputs[0], "RESCALE").producer
     more = max(4, op.output.rank) - max(4, part.rank)
     images = (len(_own(part.shape)) > 3 or (of_one and more > 0)) and _own(part.shape) == _own(op.output.shape)
     if whole is None or whole.kind != "SLICE" or not more or not images:
-        return None
-    moved = all(reader.kind == "TRANSPOSE" for reader in rewriter.users(op.output) or [op])
-    return None if moved else b.reshape(copied(part, b), op.output.shape)
+        return False
+    return any(reader.kind != "TRANSPOSE" for reader in rewriter.users(op.output) or [op])
 
 
-def copy_turned_back(op: Op, rewriter: Rewriter) -> Value | None:
+def _copy_part(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    return rewriter.build.reshape(copied(op.inputs[0], rewriter.build), op.output.shape)
+
+
+def _is_turned_back(op: Op, rewriter: Rewriter) -> bool:
     """TRANSPOSE before a MATMUL or a REDUCE_SUM, which Vela does by a TRANSPOSE that undoes this one.
 
     It removes both; the operator before gets the shape behind a RESHAPE, and what the program returns of it is lost.
     """
-    b, x, perms = rewriter.build, op.inputs[0], list(op.attrs["perms"])
+    x, perms = op.inputs[0], list(op.attrs["perms"])
     own, last = producer(x, "RESHAPE"), x.rank - 1
     source = own.inputs[0] if own else x
     readers = [rewriter.users(value) for value in (x, source)]
     returned = any(read is None or any(reader.kind == "IDENTITY" for reader in read) for read in readers)
     if (past(source, "RESCALE").producer is None and not returned) or perms != [*range(last - 1), last, last - 1]:
-        return None
+        return False
     alone = x.shape[0] == 1 if x.rank == 4 else returned and source.shape == (1, *x.shape)
     undone = [kind for kind, does in (("MATMUL", alone), ("REDUCE_SUM", x.rank == 3)) if does]
     same = _own(source.shape) == _own(x.shape) and not returned
-    if same or not any(rewriter.feeds(op.output, kind) for kind in undone):
-        return None
-    return b.transpose(copied(x, b), perms)
+    return not same and any(rewriter.feeds(op.output, kind) for kind in undone)
 
 
-def reverse_in_three(op: Op, rewriter: Rewriter) -> Value | None:
-    """REVERSE in three dimensions: Vela writes it beyond the result with a TRANSPOSE that sees others."""
-    b, shape, axis = rewriter.build, op.output.shape, op.attrs["axis"]
+def _copy_turned_back(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    return rewriter.build.transpose(copied(op.inputs[0], rewriter.build), op.attrs["perms"])
+
+
+def _flat_reversed(op: Op, rewriter: Rewriter) -> tuple[int, int, int] | None:
+    """The three dimensions of a REVERSE of more, which Vela writes beyond the result with a TRANSPOSE in others."""
+    shape, axis = op.output.shape, op.attrs["axis"]
     flat = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
-    if len(shape) < 4 or (len(shape) == 4 and 1 not in shape[1:]) or max(flat) > LONGEST:
-        return None
-    return b.reshape(b.reverse(b.reshape(op.inputs[0], flat), 1), shape)
+    reached = len(shape) < 4 or (len(shape) == 4 and 1 not in shape[1:]) or max(flat) > LONGEST
+    return None if reached else flat
 
 
-def pad_dilated(op: Op, rewriter: Rewriter) -> Value | None:
-    """Dilation by more than the image has rows or columns: of the parts that Vela makes, some have only padding.
+def _reverse_in_three(op: Op, flat: tuple[int, int, int], rewriter: Rewriter) -> Value:
+    b = rewriter.build
+    return b.reshape(b.reverse(b.reshape(op.inputs[0], flat), 1), op.output.shape)
 
-    A PAD alone becomes the convolution's own padding.
-    """
-    b, image, attrs = rewriter.build, op.inputs[0], dict(op.attrs)
-    pad, before = attrs["pad"], producer(op.inputs[0], "PAD")
-    inside, padding = image, pad
-    if before is not None and not any(pad):
+
+def _is_dilated_beyond(op: Op, rewriter: Rewriter) -> bool:
+    """Dilation by more than the image has rows or columns: of the parts that Vela makes, some have only padding."""
+    inside, padding, before = op.inputs[0], op.attrs["pad"], producer(op.inputs[0], "PAD")
+    if before is not None and not any(padding):  # which becomes the convolution's own padding
         inside, padding = before.inputs[0], before.attrs["padding"][2:-2]
-    if max(attrs["dilation"]) <= 2 or not any(padding) or not _has_empty_part(op, inside.shape[1:-1], padding):
-        return None
+    return max(op.attrs["dilation"]) > 2 and any(padding) and _has_empty_part(op, inside.shape[1:-1], padding)
+
+
+def _pad_dilated(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    """Behind PAD and a copy, as a PAD alone becomes the convolution's own padding."""
+    b, image, attrs = rewriter.build, op.inputs[0], dict(op.attrs)
+    pad = attrs["pad"]
     sides = [(0, 0), *zip(pad[::2], pad[1::2], strict=True), (0, 0)]
     image, attrs["pad"] = b.pad(image, sides, attrs["input_zp"]), [0] * len(pad)
     return b.emit(op.kind, (copied(image, b), *op.inputs[1:]), op.output.shape, op.output.dtype, **attrs)
@@ -105,12 +119,12 @@ def _has_empty_part(op: Op, image: Sequence[int], padding: Sequence[int]) -> boo
     return False
 
 
-RULES: dict[str, tuple[Rule, tuple[str, ...]]] = {
-    "sliced_rank": (copy_part, ("RESHAPE",)),
-    "sliced_growth": (partial(copy_part, of_one=True), ("RESHAPE",)),
-    "reversed": (reverse_in_three, ("REVERSE",)),
-    "turned_back": (copy_turned_back, ("TRANSPOSE",)),
-    "dilated": (pad_dilated, ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")),
-}
-#: For what stands there behind all others.
-LAST: dict[str, tuple[Rule, tuple[str, ...]]] = {"activation": (flat_activation, ("TABLE", "CLAMP"))}
+#: Before ``sliced``, as its copy is one of the SLICE too.
+DILATED = Mistake("dilated", ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D"), _is_dilated_beyond, _pad_dilated)
+MISTAKES: tuple[AnyMistake, ...] = (
+    Mistake("sliced_rank", ("RESHAPE",), _is_part_of_other_rank, _copy_part),
+    Mistake("turned_back", ("TRANSPOSE",), _is_turned_back, _copy_turned_back),
+    Mistake("reversed", ("REVERSE",), _flat_reversed, _reverse_in_three),
+    Mistake("sliced_growth", ("RESHAPE",), partial(_is_part_of_other_rank, of_one=True), _copy_part),
+    Mistake("activation", ("TABLE", "CLAMP"), _is_activation_of_images, _flat_activation, late=True),
+)

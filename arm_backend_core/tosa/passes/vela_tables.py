@@ -9,6 +9,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.passes.mistakes import AnyMistake, Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
 from arm_backend_core.tosa.passes.vela_numbers import copied
 
@@ -48,16 +49,22 @@ def _with_arithmetic(op: Op, rewriter: Rewriter) -> Value | None:
     return _repeated([op], copied(op.inputs[0], rewriter.build), rewriter.build)
 
 
-def separate_tables(op: Op, rewriter: Rewriter) -> Value | None:
-    """TABLE behind arithmetic behind another TABLE, one of them int16: the arithmetic and what follows, in halves.
+def _chained_tables(op: Op, rewriter: Rewriter) -> list[Op] | None:
+    """Arithmetic to TABLE, behind another TABLE, one of them int16, which Vela would make one chain of.
 
-    Vela would make one chain of them, for which the hardware holds one table of int16. What reads a SLICE is in no
-    chain, and halves cost no more cycles than the whole.
+    For a chain the hardware holds one table of int16.
     """
     steps = _from_arithmetic(op, rewriter)
     table = next((step for step in steps if step.kind == "TABLE"), op)
-    if not steps or not _chains(steps[0], table, 0, 0, rewriter):
-        return None
+    return steps if steps and _chains(steps[0], table, 0, 0, rewriter) else None
+
+
+def _separate_tables(op: Op, steps: list[Op], rewriter: Rewriter) -> Value:
+    """The arithmetic and what follows, in halves: what reads a SLICE is in no chain.
+
+    Halves cost no more cycles than the whole.
+    """
+    table = next((step for step in steps if step.kind == "TABLE"), op)
     b, shape = rewriter.build, steps[0].output.shape
     axis = next((axis for axis, size in enumerate(shape) if size > 1), None)
     if axis is None:  # one element: a CLAMP is in the place that the TABLE would have in the chain
@@ -136,3 +143,6 @@ def _part(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) ->
     if value.data is not None:
         return b.const(value.data.take(range(start, end), axis), value.dtype)
     return b.narrow(value, axis, start, end - start)
+
+
+MISTAKES: tuple[AnyMistake, ...] = (Mistake("two_tables", ("TABLE", "RESCALE"), _chained_tables, _separate_tables),)

@@ -1,0 +1,55 @@
+"""Workarounds for compiler bugs: each is a predicate and a rewrite, and the predicate is the postcondition.
+
+A rewrite is given what its predicate found and has no other condition, so that what one changes and what is checked
+behind the pass cannot differ. ``vela`` lists the records and applies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.passes.rewrite import Rewriter
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Mistake(Generic[Found]):
+    """A form of an operator and its neighbours that the compiler gets wrong.
+
+    Attributes:
+        name: as in ``Hardware.mistakes`` and ``docs/vela.md``.
+        kinds: operators that ``find`` is asked about.
+        find: what the compiler gets wrong at an operator; false where it is right, and false of what ``rewrite`` gives.
+            It reads the graph and writes nothing.
+        rewrite: gives the value that replaces the operator's result, equal to the bit, of what ``find`` gave.
+        late: it is rewritten where nothing but late ones is left, because others may end it on their way.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    find: Callable[[Op, Rewriter], Found | None]
+    rewrite: Callable[[Op, Found, Rewriter], Value]
+    late: bool = False
+
+
+@dataclass(frozen=True)
+class GraphMistake(Generic[Found]):
+    """The same of a graph as a whole: its results, or operators that are no neighbours.
+
+    Attributes:
+        name: as in ``Hardware.mistakes`` and ``docs/vela.md``.
+        find: all that the compiler gets wrong; nothing behind ``rewrite``.
+        rewrite: changes the graph in place.
+    """
+
+    name: str
+    find: Callable[[Graph, Target], Sequence[Found]]
+    rewrite: Callable[[Graph, Target, Sequence[Found]], None]
+
+
+AnyMistake = Mistake[Any] | GraphMistake[Any]

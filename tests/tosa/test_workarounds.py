@@ -1,0 +1,95 @@
+"""The workarounds for what Vela gets wrong: found by name, rewritten until nothing is found, checked behind."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.targets.hardware import Hardware
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Op, Value
+from arm_backend_core.tosa.passes import vela
+from arm_backend_core.tosa.passes.mistakes import Mistake
+from arm_backend_core.tosa.passes.rewrite import Rewriter
+from arm_backend_core.tosa.passes.vela import MISTAKES, avoid_mistakes, check_mistakes, check_names, find_mistakes
+from tests import graphs
+from tests.graphs import family
+from tests.runtime import vela_mistakes
+
+U55 = family("ethos-u55-128")
+X = ((2, 3, 4), DType.INT8)
+
+
+def _copied(b: Builder, x: Value) -> Value:
+    return b.rescale(b.mul(x, b.const(np.ones((1, 1, 1)), DType.INT8)), DType.INT8, 1.0)
+
+
+def _again(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    return rewriter.build.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs)
+
+
+def _refused(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    raise Unsupported("no such operator")
+
+
+def _always(op: Op, rewriter: Rewriter) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("row", vela_mistakes.MISTAKES, ids=lambda row: row.name)
+def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_mistakes.Mistake) -> None:
+    for accelerator in row.accelerators:
+        target, graph = family(accelerator), graphs.graph(row.body, *row.inputs)
+        graph.remove_dead()
+        found = find_mistakes(graph, target)
+        assert bool(found) == (accelerator in row.wrong), (accelerator, found)
+        avoid_mistakes(graph, target)
+        graph.verify()
+        check_mistakes(graph, target)
+
+
+def test_every_mistake_has_a_graph() -> None:
+    found: set[str] = set()
+    for row in vela_mistakes.MISTAKES:
+        for accelerator in row.wrong:
+            graph = graphs.graph(row.body, *row.inputs)
+            graph.remove_dead()
+            found |= {mistake.name for mistake in find_mistakes(graph, family(accelerator))}
+    assert found == {mistake.name for mistake in MISTAKES}
+
+
+def test_check_names_what_is_left() -> None:
+    row = next(row for row in vela_mistakes.MISTAKES if row.name == "sliced_and_dilated")
+    graph = graphs.graph(row.body, *row.inputs)
+    with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D.*; sliced: .* = CONV2D"):
+        check_mistakes(graph, U55)
+
+
+def test_workarounds_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vela, "MISTAKES", (Mistake("sliced", ("MUL",), _always, _again),))
+    with pytest.raises(AssertionError, match=r"left: sliced: .* = MUL"):
+        avoid_mistakes(graphs.graph(_copied, X), U55)
+
+
+def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vela, "MISTAKES", (Mistake("sliced", ("MUL",), _always, _refused),))
+    with pytest.raises(AssertionError, match=r"sliced: .* = MUL.* cannot be written otherwise: no such operator"):
+        avoid_mistakes(graphs.graph(_copied, X), U55)
+
+
+@pytest.mark.parametrize(
+    ("known", "named", "message"),
+    [
+        ((), ("typo",), "names what no workaround is for: typo"),
+        (("one", "two"), ("one",), "no Hardware.mistakes names two"),
+        (("one", "one"), ("one",), "mistakes of one name: one"),
+    ],
+)
+def test_names_are_checked(known: tuple[str, ...], named: tuple[str, ...], message: str) -> None:
+    mistakes = [Mistake(name, ("MUL",), _always, _again) for name in known]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check_names(mistakes, [Hardware(mistakes=named)])
