@@ -21,6 +21,7 @@ from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
 from arm_backend_core.tosa.passes.vela_numbers import filled
+from arm_backend_core.tosa.passes.vela_rescales import reads_narrow
 
 #: Those whose output takes less than a table's cycle.
 _CHEAP = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
@@ -82,18 +83,13 @@ def widened_by_product(op: Op, rewriter: Rewriter) -> Value | None:
     plain = power_of_two(op) == 0 and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
     if not behind_table or x.dtype is not DType.INT16 or op.output.dtype is not DType.INT32 or not plain:
         return None
-    if any(_widens(reader) for reader in rewriter.users(op.output) or ()):
+    readers = rewriter.users(op.output) or ()
+    if any(reads_narrow(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):
         return None
     if b.target.family == "ethos-u85" and x.shape[-1] == 1:  # a chain takes a RESCALE, and less SRAM
         multiplier, shift = np.array([(1 << 30) + 1], np.int32), np.array([30], np.int8)  # x still, and not by 1
         return b.emit("RESCALE", (x,), x.shape, DType.INT32, **{**op.attrs, "multiplier": multiplier, "shift": shift})
     return b.mul(x, filled(x, 1, DType.INT16, b))
-
-
-def _widens(op: Op) -> bool:
-    """Whether Vela has an operator read int16 in place of what RESCALEs by 1 have made of it."""
-    narrow = [term for x in op.inputs if (term := producer(x, "RESCALE")) and term.inputs[0].dtype is DType.INT16]
-    return op.kind in ("REDUCE_SUM", "CLZ", "RESCALE") or (len(op.inputs) == len(narrow) == 2)
 
 
 def bounded(op: Op, rewriter: Rewriter) -> Value | None:

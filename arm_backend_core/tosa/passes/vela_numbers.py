@@ -17,6 +17,7 @@ from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
+from arm_backend_core.workers.vela import RELEASES, Release
 
 
 def filled(x: Value, number: int, dtype: DType, b: Builder) -> Value:
@@ -35,9 +36,14 @@ def copied(x: Value, b: Builder) -> Value:
     return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
 
 
-def copy_where(name: str, kinds: tuple[str, ...], test: Callable[[Op, Value, Rewriter], bool]) -> Mistake[list[int]]:
+def copy_where(
+    name: str,
+    kinds: tuple[str, ...],
+    test: Callable[[Op, Value, Rewriter], bool],
+    releases: tuple[Release, ...] = RELEASES,
+) -> Mistake[list[int]]:
     """A mistake at each operand of which ``test`` is true of an operator: the operator reads a copy."""
-    return Mistake(name, kinds, partial(_operands_where, test), _copy_operands)
+    return Mistake(name, kinds, partial(_operands_where, test), _copy_operands, releases=releases)
 
 
 def _operands_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> list[int]:
