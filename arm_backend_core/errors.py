@@ -32,6 +32,11 @@ class InternalError(ArmBackendError):
     """A ``Fault``, where faults are errors."""
 
 
+def is_strict() -> bool:
+    """Whether ``ARM_BACKEND_CORE_STRICT`` is set: faults are errors, and every pass is checked."""
+    return bool(os.environ.get("ARM_BACKEND_CORE_STRICT"))
+
+
 def fault(what: str, error: Exception | None = None) -> Fault:
     """The refusal of an operator on which a rule of ours failed: the export goes on with it on the CPU.
 
@@ -43,7 +48,7 @@ def fault(what: str, error: Exception | None = None) -> Fault:
         InternalError: ``ARM_BACKEND_CORE_STRICT`` is set, as it is in the tests.
     """
     reason = f"a fault of this compiler, which should be reported: {what}"
-    if os.environ.get("ARM_BACKEND_CORE_STRICT"):
+    if is_strict():
         raise InternalError(reason) from error
     return Fault(reason)
 

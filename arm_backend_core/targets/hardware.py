@@ -316,7 +316,7 @@ _U55 = Hardware(
     widest_multiplied=1 << 14,
     mistakes=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
-        *("one_of_five", "reshaped_broadcast", "joined_table", "activation"),
+        *("scaled_maximum", "channel_scales", "one_of_five", "reshaped_broadcast", "joined_table", "activation"),
         *("rescaled_part", "joined_rescale"),
     ),
     forgotten=partial(

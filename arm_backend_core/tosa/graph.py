@@ -171,7 +171,7 @@ class Graph:
         self.ops = kept[::-1]
 
     def verify(self) -> None:
-        """Check single assignment and order of definition.
+        """Check single assignment and order of definition, in the graphs that operators hold too.
 
         Raises:
             AssertionError: a value is read before it is made, or made twice; a pass is wrong.
@@ -183,6 +183,8 @@ class Graph:
             for value in op.results:
                 assert value not in defined, f"{op!r} makes {value!r} a second time"
                 assert value.producer is op, f"{value!r} does not know its producer"
+            for inner in op.graphs:
+                inner.verify()
             defined.update(op.results)
         for value in self.outputs:
             assert value.data is not None or value in defined, f"output {value!r} is never made"

@@ -22,8 +22,8 @@ def op_refusal(target: Target, op: Op) -> str | None:
     Raises:
         AssertionError: ``op`` is not what any graph may have (see ``Operator.refusal``).
     """
-    reason = OPERATORS[op.kind].refusal(op, target)
-    if reason:
+    reason = _control_refusal(target, op) if op.graphs else OPERATORS[op.kind].refusal(op, target)
+    if reason or op.graphs:
         return reason
     types = [value.dtype for value in op.inputs]
     return _named(target, target.hardware.refusal(op.kind, types, op.output.dtype, op))
@@ -38,6 +38,25 @@ def write_refusal(target: Target, op: Op) -> str | None:
     counted = [DType.INT8 if dtype is DType.BOOL else dtype for dtype in types]
     lack = None if op.kind in hardware.counted else hardware.refusal(op.kind, counted[:-1], counted[-1], op)
     return OPERATORS[op.kind].refusal(op, target) or _named(target, lack)
+
+
+def _control_refusal(target: Target, op: Op) -> str | None:
+    """Why ``target`` cannot run a COND_IF or WHILE_LOOP; the operators of its graphs are not looked at."""
+    if "controlflow" not in target.extensions:
+        return f"{op.kind} needs TOSA EXT-CONTROLFLOW, which {target.name} lacks"
+    taken, (first, second) = op.inputs, op.graphs
+    if op.kind == "COND_IF":
+        condition, *taken = op.inputs
+        given = [(first.outputs, op.results), (second.outputs, op.results)]
+    else:
+        (condition,) = first.outputs
+        given = [(second.outputs, op.results), (op.inputs, op.results)]
+    if condition.dtype is not DType.BOOL or condition.size != 1:
+        return f"{op.kind} by {condition!r} (one boolean)"
+    for values, wanted in [(first.inputs, taken), (second.inputs, taken), *given]:
+        if [(x.shape, x.dtype) for x in values] != [(x.shape, x.dtype) for x in wanted]:
+            return f"{op.kind} with {values} for {wanted} (as many, of the same shapes and types)"
+    return None
 
 
 def _named(target: Target, lack: str | None) -> str | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime.errors import Command, PayloadError, RunError
 from arm_recipes.runtime.ethosu_abi import FINDINGS, Operation, emulator
 from arm_recipes.runtime.ethosu_origins import Origin, Origins
-from arm_recipes.runtime.ethosu_payload import EthosUTensor, Find, read_parts, with_fast_scratch
+from arm_recipes.runtime.ethosu_payload import EthosUParts, EthosUTensor, Find, read_parts, with_fast_scratch
 from arm_recipes.runtime.ethosu_stream import Stream, StreamError
 
 if TYPE_CHECKING:
@@ -105,10 +105,28 @@ class EthosUDelegate:
     def __init__(self, payload: bytes, compile_specs: Mapping[str, bytes], find: Find | None = None) -> None:
         from arm_backend_core.backends.payload import CHECKSUM_KEY
 
-        self._checksum = compile_specs.get(CHECKSUM_KEY)
         parts = read_parts(payload, find)
+        described = with_fast_scratch(parts.payload, compile_specs)
+        self._load(replace(parts, payload=described), compile_specs.get(CHECKSUM_KEY))
+
+    @classmethod
+    def of_parts(cls, parts: EthosUParts, *, one_arena: bool = False) -> EthosUDelegate:
+        """One whose parts are not in a container of ExecuTorch's.
+
+        Args:
+            one_arena: scratch and fast scratch are the same memory.
+
+        Raises:
+            PayloadError, RuntimeUnavailable: as the constructor.
+        """
+        delegate = cls.__new__(cls)
+        delegate._load(parts, None, one_arena)
+        return delegate
+
+    def _load(self, parts: EthosUParts, checksum: bytes | None, one_arena: bool = False) -> None:
+        self._checksum = checksum
         self.header_bytes = parts.header_bytes
-        described = self._described = with_fast_scratch(parts.payload, compile_specs)
+        described = self._described = parts.payload
         self.inputs: Sequence[EthosUTensor] = described.inputs
         self.outputs: Sequence[EthosUTensor] = described.outputs
         unplaced = [str(index) for index, tensor in enumerate(self.outputs) if tensor.offset < 0]
@@ -118,7 +136,9 @@ class EthosUDelegate:
         fast_scratch = _MOST_BYTES if told is None else min(told, _MOST_BYTES)
         memory = described.scratch_bytes, fast_scratch, self.inputs, self.outputs
         try:
-            self._stream = Stream(emulator(), bytes(parts.commands), parts.weights, *memory, shared=parts.named)
+            self._stream = Stream(
+                emulator(), bytes(parts.commands), parts.weights, *memory, shared=parts.named, one_arena=one_arena
+            )
         except StreamError as error:
             what = "is damaged, or does what the emulator does not know"
             raise self._failure(PayloadError, what, error) from None
@@ -141,7 +161,10 @@ class EthosUDelegate:
         Raises:
             RunError: a byte is read, or is a result, that nothing has written; or nothing makes an operation wait for
                 another one whose accesses must come before its own. The message names command, offset and byte.
+                Or scratch and fast scratch are the same memory, and the stream uses both.
         """
+        if self._stream.is_aliased:
+            raise RunError(f"{self._name} uses regions 1 and 2, which are the same memory: it cannot be watched")
         with self._named():
             self._stream.watch(FINDINGS)
             self._stream.run(arrays)

@@ -275,8 +275,15 @@ def _block(data: memoryview, start: int, last: str, known: Mapping[str, _Block])
 
 
 @dataclass(frozen=True)
-class _Stream:
-    """What the header of a command stream tells."""
+class StreamHeader:
+    """The header of a command stream.
+
+    Attributes:
+        kind: ``COP1`` or ``COP2``.
+        product: 55, 65 or 85; ``macs``: multiply-accumulates a cycle.
+        fast_scratch: bytes that the stream takes; None where the header does not tell.
+        separate_io: whether inputs and outputs have regions of their own.
+    """
 
     kind: str
     header_bytes: int
@@ -286,7 +293,16 @@ class _Stream:
     separate_io: bool = False
 
 
-def _stream(block: _Block) -> _Stream:
+def read_header(commands: memoryview) -> StreamHeader:
+    """Read the header of a command stream.
+
+    Raises:
+        PayloadError: it is truncated or damaged; the message says where.
+    """
+    return _stream(_Block("command stream", commands, 0))
+
+
+def _stream(block: _Block) -> StreamHeader:
     if block.size == 0:
         raise block.damaged(0, "the command stream is empty")
     reader = {b"COP1": _cop1, b"COP2": _cop2}.get(bytes(block.data[:4]))
@@ -307,7 +323,7 @@ def _configuration(block: _Block, at: int) -> tuple[int, int]:
     return _PRODUCTS[product], 1 << log2_macs
 
 
-def _cop1(block: _Block) -> _Stream:
+def _cop1(block: _Block) -> StreamHeader:
     """The magic, then records: a tag word, whose lowest byte is the kind; the rest is the length of commands in words.
 
     The length's high part is in bits 8 to 15, the low part in bits 16 to 31.
@@ -331,13 +347,13 @@ def _cop1(block: _Block) -> _Stream:
                 raise block.damaged(at, f"it announces {size} bytes of commands and has {left - 4}")
             if (at + 4) % _ALIGNMENT != 0:
                 raise block.damaged(at, "the commands do not start at a multiple of 16 bytes")
-            return _Stream("COP1", at + 4, *configured)
+            return StreamHeader("COP1", at + 4, *configured)
         else:
             raise block.damaged(at, f"unknown record {kind}")
     raise block.damaged(at, "it ends without commands")
 
 
-def _cop2(block: _Block) -> _Stream:
+def _cop2(block: _Block) -> StreamHeader:
     """Fields at fixed bytes, as ``ethosu_payload.cpp`` lists them. Minor versions only add to the metadata."""
     fixed, metadata_at = 60, 28
     if block.size < fixed:
@@ -363,10 +379,10 @@ def _cop2(block: _Block) -> _Stream:
         raise block.damaged(24, reason)
     if (addressing := block.number(48)) not in (1, 2):
         raise block.damaged(48, f"unknown addressing {addressing}")
-    return _Stream("COP2", ends, *_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
+    return StreamHeader("COP2", ends, *_configuration(block, 40), block.number(52, "<Q"), addressing == 2)
 
 
-def _tensors(block: _Block, own_region: int, scratch: int, stream: _Stream) -> tuple[EthosUTensor, ...]:
+def _tensors(block: _Block, own_region: int, scratch: int, stream: StreamHeader) -> tuple[EthosUTensor, ...]:
     if block.size < 4:
         raise block.damaged(0, f"{block.size} bytes cannot hold a count")
     count = block.number(0)
@@ -383,7 +399,7 @@ def _tensors(block: _Block, own_region: int, scratch: int, stream: _Stream) -> t
 
 
 def _check_tensor(
-    block: _Block, index: int, tensor: EthosUTensor, own_region: int, scratch: int, stream: _Stream
+    block: _Block, index: int, tensor: EthosUTensor, own_region: int, scratch: int, stream: StreamHeader
 ) -> None:
     at = 4 + _TENSOR.size * index
     size_at, offset_at, region_at = (at + 4 * (_RANK + field) for field in range(3))

@@ -71,6 +71,7 @@ class Stream:
         weights: bytes of region 0, which become its own: what a damaged stream writes there does not reach them.
         scratch, fast_scratch: bytes of these regions; of fast scratch there are no more than the stream reaches.
         shared: other streams have the same weights: they are not copied before they are written.
+        one_arena: scratch and fast scratch are the same memory.
         inputs, outputs: where they lie. An input may have no place; what is given for it is left aside.
 
     Raises:
@@ -87,6 +88,7 @@ class Stream:
         inputs: Sequence[EthosUTensor],
         outputs: Sequence[EthosUTensor],
         shared: bool = False,
+        one_arena: bool = False,
     ) -> None:
         import numpy as np
 
@@ -104,6 +106,10 @@ class Stream:
             raise StreamError(message)
         sizes[FAST_SCRATCH] = min(fast_scratch, library.arm_npu_reach(self._program, FAST_SCRATCH))
         self.memory: list[Array] = [first, *(np.zeros(size, np.uint8) for size in sizes[1:])]
+        #: Whether it has memory by two names. The watch tells accesses by their region, so it would miss some of these.
+        self.is_aliased = one_arena and sizes[FAST_SCRATCH] > 0
+        if self.is_aliased:
+            self.memory[FAST_SCRATCH] = self.memory[SCRATCH]
         self._bases = (ctypes.c_void_p * REGIONS)(*[array.ctypes.data for array in self.memory])
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from arm_recipes.messages import warn
 from arm_recipes.runtime import plugin
+from arm_recipes.runtime.calls import call_batch, checked_input, placed
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import named
-from arm_recipes.runtime.pte import ProgramError, PteMethod, PteTensor, read
+from arm_recipes.runtime.pte import ProgramError, PteMethod, read
 from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, sized_methods, twin_of
 from arm_recipes.runtime.sized import Pad, SizedMethod, cut, padded
 
@@ -172,7 +173,7 @@ class Program:
         if method in self.sized:
             return self._run_sized(self.sized[method], tensors, named, pad)
         expected = self.signature(method)
-        given = self._checked(method, expected, _placed(method, expected, tensors, named))
+        given = self._checked(method, expected, placed(method, expected, tensors, named))
         with self._lock:
             return self._execute(method, given)
 
@@ -180,7 +181,7 @@ class Program:
         self, sized: SizedMethod, tensors: Sequence[Any], named: Mapping[str, Any], pad: Pad | None
     ) -> list[Any]:
         first, *_ = sized.methods
-        given = _placed(sized.name, self.signature(first), tensors, named)
+        given = placed(sized.name, self.signature(first), tensors, named)
         if len(given) != len(sized.inputs):
             raise ValueError(f"'{sized.name}' takes {len(sized.inputs)} inputs, got {len(given)}")
         sizes = sized.sizes(given)
@@ -217,14 +218,7 @@ class Program:
         Raises:
             ValueError, RunError: as ``run``; the message begins with the number of the sample.
         """
-        for index, sample in enumerate(samples):
-            named = sample if isinstance(sample, Mapping) else {}
-            tensors = sample if isinstance(sample, (tuple, list)) else () if named else (sample,)
-            try:
-                outputs = self.run(*tensors, method=method, via=via, **named)
-            except (ValueError, RunError) as error:
-                raise type(error)(f"sample {index}: {error}") from error
-            yield outputs
+        return call_batch(lambda *tensors, **named: self.run(*tensors, method=method, via=via, **named), samples)
 
     @property
     def runs_via_tosa(self) -> bool:
@@ -255,7 +249,7 @@ class Program:
             raise ValueError(f"'{method}' takes {len(expected.inputs)} inputs ({names}), got {len(tensors)}")
         described = self.content.methods[method].inputs
         return [
-            _checked_input(index, value, kind, tensor)
+            checked_input(index, value, kind, tensor)
             for index, (value, kind, tensor) in enumerate(zip(expected.inputs, described, tensors, strict=True))
         ]
 
@@ -343,50 +337,6 @@ class Program:
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(f"{v.name}: {v}" for v in values) for values in (self.inputs, self.outputs))
         return f"<Program ({inputs}) -> ({outputs})>"
-
-
-def _placed(method: str, expected: Signature, tensors: Sequence[Any], named: Mapping[str, Any]) -> Sequence[Any]:
-    """All inputs in order.
-
-    Raises:
-        ValueError: a name is that of no input, or of one that is given already; or one is missing between them.
-    """
-    names = [value.name for value in expected.inputs]
-    for name in named:
-        if name not in names[len(tensors) :]:
-            problem = "is given twice" if name in names else f"is none of its inputs: {', '.join(names)}"
-            raise ValueError(f"'{method}': '{name}' {problem}")
-    if not named:
-        return tensors
-    missing = [name for name in names[len(tensors) :] if name not in named]
-    if missing:
-        raise ValueError(f"'{method}': the input '{missing[0]}' is missing")
-    return [*tensors, *(named[name] for name in names[len(tensors) :])]
-
-
-def _checked_input(index: int, expected: Value, described: PteTensor | str, given: Any) -> Any:
-    """The input as the runtime takes it.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    import torch
-
-    what = f"input {index} ('{expected.name}')"
-    if isinstance(described, str):  # a number or the like: the runtime checks it
-        return given
-    if not isinstance(given, torch.Tensor):
-        raise ValueError(f"{what} must be a tensor, {expected}; got {type(given).__name__}")
-    dtype = str(given.dtype).removeprefix("torch.")
-    if dtype != described.dtype or not described.takes(tuple(given.shape)):
-        hint = ""
-        if given.is_floating_point() and getattr(expected, "scale", None) is not None:
-            hint = f"; quantize real numbers with inputs[{index}].quantize(...)"
-        raise ValueError(f"{what} must be {expected}; got {dtype}{list(given.shape)}{hint}")
-    # The runtime takes memory as it lies, so it must lie as the program says.
-    order = described.dim_order
-    back = [order.index(axis) for axis in range(len(order))]
-    return given.detach().cpu().permute(order).contiguous().permute(back)
 
 
 def _check_backends(method: PteMethod, registered: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "ethosu_emulator/activation.h"
 #include "ethosu_emulator/command_stream.h"
 #include "ethosu_emulator/feature_map.h"
 #include "ethosu_emulator/scaling.h"
@@ -63,6 +64,7 @@ struct Output {
   uint16_t table_at = 0;  // byte in the tables' memory
   bool table_wide = false;  // k16 to 32 bits: the interpolated value with all its bits
   bool table_signed = true;
+  Function function = Function::kNone;  // no table, and not clipped before
   uint8_t transpose = 0, reverse = 0;
 };
 

@@ -121,6 +121,9 @@ void Writer::finish(int64_t* values) const {
       values[c] = std::min(std::max(values[c], out.low), out.high);
     }
   }
+  for (int32_t c = 0; c < depth && out.function != Function::kNone; ++c) {
+    values[c] = evaluate(out.function, values[c]);
+  }
   const uint8_t* table = machine_.tables + out.table_at;
   const int64_t first = out.table_signed ? -128 : 0;
   for (int32_t c = 0; c < depth && out.table != Table::kNone; ++c) {

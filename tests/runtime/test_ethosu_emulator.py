@@ -29,6 +29,7 @@ from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case
+from tests.runtime import mistake_pairs
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
 from tests.runtime.ethosu_emulator import Emulator, payloads, random_inputs, read_payload
 from tests.runtime.vela_mistakes import MISTAKES, PARTS, RIGHT, UNWRITTEN, Mistake, part
@@ -159,6 +160,20 @@ def test_the_core_avoids_mistakes(mistake: Mistake, emulator: Emulator) -> None:
         assert _runs_right(emulator, flatbuffer, accelerator, mistake), accelerator
         if accelerator not in mistake.wrong:  # and writes as it did what Vela compiles right
             assert flatbuffer == program(mistake.body, *mistake.inputs), accelerator
+
+
+@pytest.mark.parametrize("accelerator", _ACCELERATORS)
+def test_mistakes_beside_each_other(accelerator: str, emulator: Emulator, pytestconfig: pytest.Config) -> None:
+    """Graphs with two mistakes, of which neither workaround hides the other."""
+    wrong = []
+    for seed in range(400 if pytestconfig.getoption("verify") else 15):
+        pair = mistake_pairs.draw(seed, accelerator)
+        written = mistake_pairs.optimized(pair, family(accelerator), seed)
+        if not written.users().keys() >= set(written.inputs):  # the part that the second reads is constant
+            continue
+        if not _runs_right(emulator, serialize(written), accelerator, pair):
+            wrong.append(f"{seed}: {pair.name}")
+    assert wrong == []
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -21,6 +21,7 @@ _SMALL = ("ethos-u55-32", "ethos-u55-64")
 _FIRST: tuple[Release, ...] = ((5, 1),)
 _SECOND: tuple[Release, ...] = ((5, 2),)
 _ALL = (*_OLD, *_NEW)
+_IMAGE, _WIDE_IMAGE = (((1, 4, 6, 8), dtype) for dtype in (DType.INT8, DType.INT16))
 #: On which NPUs programs write beyond their tensors.
 DAMAGING = {
     "column": _ALL,
@@ -179,6 +180,12 @@ def _clamped(b: Builder, x: Value) -> Value:
 
 def _reshaped_broadcast(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return b.maximum(x, y), b.maximum(b.reshape(x, (60,)), b.const([5], DType.INT32))
+
+
+def _reshaped_again(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """The first operand is a RESHAPE, which the other operator reads a RESHAPE of."""
+    first = b.reshape(b.maximum(x, b.const([5], DType.INT32)), (4, 3, 1, 5))
+    return b.maximum(first, y), b.maximum(b.reshape(first, (60,)), b.const([7], DType.INT32))
 
 
 def _read_twice(b: Builder, x: Value) -> Value:
@@ -504,11 +511,56 @@ def _tables_of_two_widths(b: Builder, x: Value, y: Value) -> Value:
     return b.rescale(b.table(product, falling), DType.INT16, 1 / 128)
 
 
+def _pooled(b: Builder, x: Value) -> Value:
+    return b.max_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0))
+
+
+def _scaled_peaks(b: Builder, x: Value) -> Value:
+    """Past a RESHAPE, by a whole number, with a zero point and a clip behind."""
+    peaks = b.reshape(b.reduce("REDUCE_MAX", x, 2), (4, 8))
+    return b.clamp(b.rescale(peaks, DType.INT8, 2.0, 0, 3), -50, 60)
+
+
+def _scaled_twice(b: Builder, x: Value) -> Value:
+    """Past RESCALEs by 1, which Vela leaves out."""
+    return b.rescale(b.rescale(_pooled(b, x), DType.INT32, 1.0), DType.INT8, 0.9)
+
+
+def _channel_scales(b: Builder, x: Value, *, pooled: bool) -> Value:
+    return b.rescale(_pooled(b, x) if pooled else x, DType.INT8, np.linspace(0.5, 0.9, 8), 0 if pooled else 3, 4)
+
+
+def _scaled_clipped(b: Builder, x: Value) -> Value:
+    return b.rescale(b.clamp(_pooled(b, x), -50, 60), DType.INT8, 0.7)
+
+
+def _scaled_by_two(b: Builder, x: Value) -> tuple[Value, ...]:
+    """With two readers, so that Vela scales neither with the maximum."""
+    peaks = _pooled(b, x)
+    return b.rescale(b.reshape(peaks, (6, 8)), DType.INT8, 0.7), b.rescale(peaks, DType.INT8, 0.6)
+
+
+def _average(b: Builder, x: Value) -> Value:
+    return b.avg_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0))
+
+
 MISTAKES = (
     Mistake("narrowing_cast", _narrow, (((2, 8), DType.INT8),), _OLD),
     Mistake("chained_cast", _narrow_in_chain, (((2, 8), DType.INT8),), _NEW, _NEW),
     Mistake("chained_casts", _widened_again, (((2, 8), DType.INT8),), _ALL),
     Mistake("unequal_scales", _difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _OLD),
+    Mistake("scaled_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 0.7), (_IMAGE,), _OLD, releases=_FIRST),
+    Mistake(
+        "scaled_wide_maximum",
+        lambda b, x: b.rescale(_pooled(b, x), x.dtype, 0.7),
+        (_WIDE_IMAGE,),
+        _OLD,
+        releases=_FIRST,
+    ),
+    Mistake("scaled_peaks", _scaled_peaks, (_IMAGE,), _OLD, releases=_FIRST),
+    Mistake("scaled_twice", _scaled_twice, (_IMAGE,), _OLD, releases=_FIRST),
+    Mistake("channel_scales", partial(_channel_scales, pooled=False), (_IMAGE,), _OLD),
+    Mistake("channel_scales_of_maxima", partial(_channel_scales, pooled=True), (_IMAGE,), _OLD),
     Mistake("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _OLD),
     Mistake("one_of_five", _one_of_five, (((1,) * 5, DType.INT8), ((2, 1, 1, 1, 3), DType.INT8)), _OLD),
     Mistake("part_of_five", _part_of_five, (((1, 1, 1, 2, 2), DType.INT8), ((1, 2, 2, 3), DType.INT8)), _OLD),
@@ -538,6 +590,7 @@ MISTAKES = (
     Mistake(
         "reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD
     ),
+    Mistake("reshaped_again", _reshaped_again, (((60,), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD),
     Mistake(
         "activation",
         lambda b, x: _reversed(b, _mixed(b, x)),
@@ -661,6 +714,16 @@ RIGHT = (
         (),
         _NEW,
     ),
+    Mistake(
+        "one_number_by_another",
+        lambda b, x: b.maximum(x, b.const(np.full((1,) * 5, 3), DType.INT32)),
+        (((1,) * 5, DType.INT32),),
+        (),
+    ),
+    Mistake("moved_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 1.0, 0, 3), (_IMAGE,), ()),
+    Mistake("scaled_clipped_maximum", _scaled_clipped, (_IMAGE,), ()),
+    Mistake("maximum_scaled_by_two", _scaled_by_two, (_IMAGE,), ()),
+    Mistake("scaled_average", lambda b, x: b.rescale(_average(b, x), DType.INT8, 0.7), (_IMAGE,), ()),
     Mistake("turned", lambda b, x: _widened(b, b.transpose(x, (1, 0, 2))), (((7, 5, 9), DType.INT8),), ()),
     Mistake("turned_image", lambda b, x: b.transpose(x, (0, 3, 1, 2)), (((1, 8, 8, 64), DType.INT8),), ()),
 )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
+from arm_backend_core.errors import is_strict
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
-from arm_backend_core.tosa.legality import op_refusal
 from arm_backend_core.tosa.operators import OPERATORS
 from arm_backend_core.tosa.passes import booleans, fold, fuse, merge, split, transpose
 from arm_backend_core.tosa.passes.block_scaled import write_block_scaled
@@ -18,6 +19,17 @@ from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_wei
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import settle
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
+from arm_backend_core.tosa.passes.stages import (
+    BLOCKS,
+    COUNTED,
+    LOWERED,
+    NARROWED,
+    RETURNED,
+    SIMPLE,
+    WRITTEN,
+    Stage,
+    StageChecker,
+)
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
 from arm_backend_core.tosa.passes.vela import avoid_mistakes, check_mistakes
@@ -25,6 +37,15 @@ from arm_backend_core.tosa.passes.vela_columns import write_columns
 from arm_backend_core.tosa.passes.vela_tables import give_arithmetic
 
 Pass = Callable[[Graph, Target], None]
+
+
+class Step(NamedTuple):
+    """A pass, the reason for its place, and what a graph may hold behind it."""
+
+    run: Pass
+    reason: str
+    behind: Stage
+
 
 #: Rules by operator: constants first, then fewer data movements, then fusion, then what moves a TRANSPOSE.
 _FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
@@ -35,33 +56,33 @@ undo_transposes: Pass = partial(settle, rules={"TRANSPOSE": [transpose.undo_tran
 #: RESHAPEs of RESHAPEs become one.
 merge_reshapes: Pass = partial(settle, rules={"RESHAPE": merge.RULES["RESHAPE"]})
 
-PASSES: tuple[tuple[Pass, str], ...] = (
-    (simplify, "first: what lowering wrote without looking around need not be seen by the others"),
-    (share_common, "equal TRANSPOSEs and RESCALEs of one value must be one before layouts are chosen"),
-    (choose_layouts, "on the merged graph; in the next round PAD, CONV2D, RESHAPE and arithmetic meet"),
-    (compose_tables, "after the TRANSPOSEs are gone: only whole elementwise chains become tables"),
-    (booleans.count_booleans, "after whole chains that compare are tables; what is left may become parts of others"),
-    (move_narrow_elements, "undoes what simplify let sink in vain, so it comes after all that could merge"),
+PASSES = (
+    Step(simplify, "first: what lowering wrote without looking around need not be seen by the others", SIMPLE),
+    Step(share_common, "equal TRANSPOSEs and RESCALEs of one value must be one before layouts are chosen", SIMPLE),
+    Step(choose_layouts, "on the merged graph; in the next round PAD, CONV2D, RESHAPE and arithmetic meet", SIMPLE),
+    Step(compose_tables, "after the TRANSPOSEs are gone: only whole elementwise chains become tables", SIMPLE),
+    Step(booleans.count_booleans, "after whole chains that compare are tables; the rest may join others", COUNTED),
+    Step(move_narrow_elements, "undoes what simplify let sink in vain, so after all that could merge", COUNTED),
 )
 
 #: Once, after the others: they write more operators than they remove, for hardware that runs these faster.
-HARDWARE_PASSES: tuple[tuple[Pass, str], ...] = (
-    (slice_after_transposes, "a convolution that is folded reads beyond the SLICE"),
-    (fold_strides, "before TRANSPOSEs get their form, because it may add some"),
-    (choose_transpose_forms, "needs each TRANSPOSE that will be there"),
-    (write_columns, "after all that looks for neighbours in other shapes; it leaves equal RESHAPEs"),
-    (share_common, "several readers of one input ask for the same TRANSPOSE"),
-    (merge_reshapes, "the two above view images as they like, so RESHAPEs meet"),
+HARDWARE_PASSES: tuple[Step, ...] = (
+    Step(slice_after_transposes, "a convolution that is folded reads beyond the SLICE", COUNTED),
+    Step(fold_strides, "before TRANSPOSEs get their form, because it may add some", COUNTED),
+    Step(choose_transpose_forms, "needs each TRANSPOSE that will be there", COUNTED),
+    Step(write_columns, "after all that looks for neighbours in other shapes; it leaves equal RESHAPEs", COUNTED),
+    Step(share_common, "several readers of one input ask for the same TRANSPOSE", COUNTED),
+    Step(merge_reshapes, "the two above view images as they like, so RESHAPEs meet", COUNTED),
 )
 #: Behind the forms that are chosen by their price (``arm_backend_core.forms``), of each of which they are a part.
-LAST_PASSES: tuple[tuple[Pass, str], ...] = (
-    (undo_transposes, "forms turn what was turned before; Vela would forget a SLICE before two that undo each other"),
-    (give_arithmetic, "what is there twice must not be shared again"),
-    (avoid_mistakes, "on the neighbours that Vela will see; what two readers share of it Vela would not fuse"),
-    (narrow_weights, "the others compute with int8"),
-    (make_outputs_distinct, "the others remove IDENTITY and share equal results"),
-    (write_block_scaled, "before branches take what they read; the others know operators of one result"),
-    (write_branches, "last: an operator that holds graphs is none that the others know"),
+LAST_PASSES = (
+    Step(undo_transposes, "of forms that turn back; before two that undo each other Vela forgets a SLICE", COUNTED),
+    Step(give_arithmetic, "what is there twice must not be shared again", COUNTED),
+    Step(avoid_mistakes, "on the neighbours that Vela will see; it would not fuse what two readers share", COUNTED),
+    Step(narrow_weights, "the others compute with int8", NARROWED),
+    Step(make_outputs_distinct, "the others remove IDENTITY and share equal results", RETURNED),
+    Step(write_block_scaled, "before branches take what they read; the others know operators of one result", BLOCKS),
+    Step(write_branches, "last: an operator that holds graphs is none that the others know", WRITTEN),
 )
 
 
@@ -75,42 +96,46 @@ def run(graph: Graph, target: Target, forms: Pass = lambda graph, target: None) 
         AssertionError: a pass left a graph that is not in single-assignment form, an operator that its record or the
             hardware refuses, a form that Vela gets wrong, or one value for two outputs; the pass is wrong.
     """
+    checker = StageChecker(target) if is_strict() else None
+    if checker:
+        checker.check(graph, LOWERED, "lowering")
     best, vain = (float("inf"), 0), 0
     last = best
     while vain < 2:
-        _apply(PASSES, graph, target)
+        _apply(PASSES, graph, target, checker)
         cost = (movement_cost(graph), len(graph.ops))
         if cost == last:
             break
         vain = 0 if cost < best else vain + 1
         best, last = min(best, cost), cost
-    _apply(HARDWARE_PASSES, graph, target)
+    _apply(HARDWARE_PASSES, graph, target, checker)
     forms(graph, target)
-    finish(graph, target)
+    if checker:
+        checker.check(graph, COUNTED, "the forms")
+    finish(graph, target, checker)
     check(graph, target)
-    check_mistakes(graph, target)
 
 
-def _apply(passes: Sequence[tuple[Pass, str]], graph: Graph, target: Target) -> None:
-    for transform, _reason in passes:
-        transform(graph, target)
+def finish(graph: Graph, target: Target, checker: StageChecker | None = None) -> None:
+    """What is left to do when all forms are chosen."""
+    _apply(LAST_PASSES, graph, target, checker)
+
+
+def _apply(steps: Sequence[Step], graph: Graph, target: Target, checker: StageChecker | None) -> None:
+    for step in steps:
+        step.run(graph, target)
         graph.remove_dead()
         graph.verify()
-
-
-#: What is left to do when all forms are chosen.
-finish: Pass = partial(_apply, LAST_PASSES)
+        if checker:
+            checker.check(graph, step.behind, getattr(step.run, "__name__", step.reason))
 
 
 def check(graph: Graph, target: Target) -> None:
     """What every graph that is written must be.
 
     Raises:
-        AssertionError: an operator is refused by its record or by the hardware, or an output is no operator's result or
-            is there twice.
+        AssertionError: an operator is refused by its record or by the hardware, Vela gets a form wrong, or an output is
+            no operator's result or is there twice.
     """
-    for op in graph.walk():
-        reason = None if op.graphs else op_refusal(target, op)
-        assert reason is None, f"{op!r}: {reason}"
-    assert all(value.producer is not None for value in graph.outputs), "an output is an input or a constant"
-    assert len(set(graph.outputs)) == len(graph.outputs), "two outputs are one value"
+    StageChecker(target).check(graph, WRITTEN, "all passes")
+    check_mistakes(graph, target)

@@ -58,3 +58,8 @@ class GraphMistake(Generic[Found]):
 
 
 AnyMistake = Mistake[Any] | GraphMistake[Any]
+
+
+def is_made(mistake: AnyMistake, target: Target) -> bool:
+    """Whether the compiler of ``target`` makes it; of a release that is not known, any release's."""
+    return mistake.name in target.hardware.mistakes and (target.vela is None or target.vela in mistake.releases)

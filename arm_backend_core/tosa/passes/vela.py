@@ -24,7 +24,7 @@ from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes import vela_numbers, vela_rescales, vela_shapes, vela_tables
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.merge import alike
-from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mistake
+from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mistake, is_made
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer, sweep
 from arm_backend_core.tosa.passes.vela_numbers import copied, copy_where
 
@@ -80,9 +80,8 @@ def check_mistakes(graph: Graph, target: Target) -> None:
 
 
 def _made_by(target: Target) -> list[AnyMistake]:
-    """Those that the compiler makes for ``target``, by priority; of a release that is not known, any."""
-    made = [mistake for mistake in MISTAKES if mistake.name in target.hardware.mistakes]
-    return [mistake for mistake in made if target.vela is None or target.vela in mistake.releases]
+    """Those that the compiler makes for ``target``, by priority."""
+    return [mistake for mistake in MISTAKES if is_made(mistake, target)]
 
 
 def _rewrite(graph: Graph, target: Target, *, late: bool) -> None:
@@ -258,9 +257,12 @@ def _becomes_padding_of_images(op: Op, value: Value, rewriter: Rewriter) -> bool
 
 def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Another reads a RESHAPE of the value, and Vela takes that shape for it; a result of the graph may be so read."""
-    own = producer(value, "RESHAPE")
-    readers = rewriter.users(own.inputs[0] if own else value)
-    return readers is None or any(reader.kind == "RESHAPE" and reader is not own for reader in readers)
+    views, own = [value], set[Op]()
+    while (view := producer(views[-1], "RESHAPE")) is not None:
+        views.append(view.inputs[0])
+        own.add(view)
+    readers = {reader for view in views for reader in rewriter.users(view) or () if reader.kind == "RESHAPE"}
+    return rewriter.users(views[-1]) is None or not readers <= own
 
 
 def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:

@@ -58,7 +58,8 @@ def _copy_operands(op: Op, found: Sequence[int], rewriter: Rewriter) -> Value:
 def _saturated_bits(op: Op, rewriter: Rewriter) -> int | None:
     """The bits that a CAST to fewer drops, which saturates there, where values may not fit."""
     x, bits = op.inputs[0], {DType.INT8: 24, DType.INT16: 16}.get(op.output.dtype)
-    return None if x.dtype not in (DType.INT16, DType.INT32) or _fits(x, op.output.dtype) else bits
+    wide = x.dtype in (DType.INT16, DType.INT32)
+    return bits if wide and bits is not None and not _fits(x, op.output.dtype) else None
 
 
 def _bits_saturated_in_chain(op: Op, rewriter: Rewriter) -> int | None:
@@ -134,6 +135,37 @@ def _complement_minimum(op: Op, found: bool, rewriter: Rewriter) -> Value:
 def _complement(x: Value, b: Builder) -> Value:
     ones = b.rescale(filled(x, -1, x.dtype, b), DType.INT32, 1.0)
     return b.rescale(b.sub(ones, b.rescale(x, DType.INT32, 1.0)), x.dtype, 1.0)
+
+
+def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE that Vela does with the maximum before it, which U55 and U65 do not scale: it is lost.
+
+    To the same type, and nothing else reads the maximum.
+    """
+    x = op.inputs[0]
+    if op.attrs["input_zp"] or op.attrs["output_unsigned"] or power_of_two(op) == 0:
+        return False
+    while (before := x.producer) is not None and rewriter.single_use(x):
+        if before.kind in ("MAX_POOL2D", "REDUCE_MAX"):
+            return before.output.dtype is op.output.dtype
+        if before.kind not in ("IDENTITY", "RESHAPE") and not (before.kind == "RESCALE" and _is_plain(before)):
+            return False
+        x = before.inputs[0]
+    return False
+
+
+def _has_channel_scales(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE by channel of what is no sum: a pool, which reads no scales by channel on U55 and U65."""
+    narrow = {op.inputs[0].dtype, op.output.dtype} <= {DType.INT8, DType.INT16}
+    return narrow and bool(op.attrs["per_channel"])
+
+
+def _scale_product(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    """RESCALE of x * 1, which is scaled."""
+    b, x, zero_point = rewriter.build, op.inputs[0], op.attrs["input_zp"]
+    x = b.rescale(x, DType.INT32, 1.0, zero_point) if zero_point else x
+    product = b.mul(x, filled(x, 1, x.dtype, b))
+    return b.emit("RESCALE", (product,), op.output.shape, op.output.dtype, **op.attrs | {"input_zp": 0})
 
 
 @dataclass(frozen=True)
@@ -236,7 +268,8 @@ def _is_one_of_five(op: Op, rewriter: Rewriter) -> bool:
     """
     shape, first = op.output.shape, op.inputs[0]
     single = first.size == 1 and (first.data is None or first.dtype is DType.INT32)
-    return len(shape) > 4 and single and all(value.size == 1 or value.shape == shape for value in op.inputs)
+    several = len(shape) > 4 and prod(shape) > 1
+    return several and single and all(value.size == 1 or value.shape == shape for value in op.inputs)
 
 
 def _four_dimensions(op: Op, found: bool, rewriter: Rewriter) -> Value:
@@ -299,6 +332,7 @@ def _reach_padding(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Va
     return rewriter.build.emit(op.kind, (x, taps, bias), op.output.shape, op.output.dtype, **attrs)
 
 
+SCALED_MAXIMUM = Mistake("scaled_maximum", ("RESCALE",), _is_scaled_maximum, _scale_product, releases=((5, 1),))
 #: By priority: of two mistakes at one operator, the first is rewritten first.
 MISTAKES: tuple[AnyMistake, ...] = (
     GraphMistake("equal_weights", _equal_weights, _tell_weights_apart),
@@ -310,6 +344,8 @@ MISTAKES: tuple[AnyMistake, ...] = (
     Mistake("narrowing_cast", ("CAST",), _saturated_bits, _wrap_cast),
     Mistake("chained_cast", ("CAST",), _bits_saturated_in_chain, _wrap_cast),
     copy_where("clamped_cast", ("CLAMP",), _is_clamped_cast),
+    SCALED_MAXIMUM,
+    Mistake("channel_scales", ("RESCALE",), _has_channel_scales, _scale_product),
     Mistake("unequal_scales", ("RESCALE",), _unequal_scales, _level_scales),
     Mistake("one_of_five", tuple(ELEMENTWISE - UNARY), _is_one_of_five, _four_dimensions),
 )

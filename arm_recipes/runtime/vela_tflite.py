@@ -1,0 +1,333 @@
+"""Reader of TFLite models that Vela compiled: operators ``ethos-u`` with a command stream for the NPU.
+
+An operator has, in this order, the command stream, constants (region 0 of the NPU's addresses), scratch (1), fast
+scratch (2) and its inputs: so Vela writes it (``npu_serialisation.rewrite_npu_call_ops``) and TFLite Micro reads it
+(``ethosu.cc``). Scratch is TFLite Micro's arena: the metadata ``OfflineMemoryAllocation`` tells where in it tensors lie,
+inputs and outputs of the model among them. Where fast scratch is another tensor than scratch, the NPU has it in a memory
+of its own (memory mode ``Dedicated_Sram``); in other modes, only Vela's legacy core writes another one, and addresses
+nothing in it.
+
+The classes that begin with an underscore hold field numbers, under the names of TFLite's ``schema.fbs``.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from arm_recipes.report import TensorInfo
+from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUParts, EthosUPayload, EthosUTensor, read_header
+from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
+from arm_recipes.runtime.pte import ProgramError
+
+
+class _Model:
+    operator_codes = 1
+    subgraphs = 2
+    description = 3
+    buffers = 4
+    metadata = 6
+
+
+class _SubGraph:
+    tensors = 0
+    inputs = 1
+    outputs = 2
+    operators = 3
+
+
+class _Tensor:
+    shape = 0
+    type = 1
+    buffer = 2
+    name = 3
+    quantization = 4
+
+
+class _Quantization:
+    scale = 2
+    zero_point = 3
+
+
+class _Operator:
+    opcode_index = 0
+    inputs = 1
+    outputs = 2
+    custom_options = 5
+
+
+class _OperatorCode:
+    deprecated_builtin_code = 0
+    custom_code = 1
+    builtin_code = 3
+
+
+class _Buffer:
+    data = 0
+
+
+class _Metadata:
+    name = 0
+    buffer = 1
+
+
+#: Where the file's identifier is, behind the offset of the root table.
+IDENTIFIER: Final = slice(4, 8)
+MAGIC: Final = b"TFL3"
+_CUSTOM, _ETHOS_U = 32, "ethos-u"
+_ALLOCATION = "OfflineMemoryAllocation"
+#: Version, subgraph and number of tensors come before the offsets.
+_ALLOCATION_HEADER = 3
+#: ``TensorType`` -> name as PyTorch has it, bytes of an element.
+_TYPES: Final = {
+    0: ("float32", 4),
+    1: ("float16", 2),
+    2: ("int32", 4),
+    3: ("uint8", 1),
+    4: ("int64", 8),
+    6: ("bool", 1),
+    7: ("int16", 2),
+    9: ("int8", 1),
+    10: ("float64", 8),
+    15: ("uint32", 4),
+    16: ("uint16", 2),
+}
+#: Inputs of an ``ethos-u`` operator before those of the network, and places of its memories among them.
+_FIRST_INPUT, _COMMANDS_AT, _CONSTANTS_AT, _SCRATCH_AT, _FAST_SCRATCH_AT = 4, 0, 1, 2, 3
+#: Custom options by which the operator is known: the number 1, of any width, as a flexbuffer.
+_OPTIONS: Final = 1
+_RANK, _MOST_BYTES = 6, 2**32
+
+
+@dataclass(frozen=True)
+class VelaOperator:
+    """An ``ethos-u`` operator.
+
+    Attributes:
+        parts: what the driver is given. Inputs and outputs are the operator's, in region 1.
+        one_arena: scratch and fast scratch are the same tensor.
+    """
+
+    parts: EthosUParts
+    one_arena: bool
+
+
+@dataclass(frozen=True)
+class VelaTflite:
+    """A TFLite model that Vela compiled.
+
+    Attributes:
+        description: what the compiler says of itself, for example ``Vela 5.1.0 Optimised``.
+        inputs, outputs: of the model; ``input_places``, ``output_places``: the same tensors in the arena.
+        npu: operators for the NPU, in their order.
+        operators: names of the others, in their order.
+        arena_bytes: memory for the tensors between the operators, scratch included.
+    """
+
+    description: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    input_places: tuple[EthosUTensor, ...]
+    output_places: tuple[EthosUTensor, ...]
+    npu: tuple[VelaOperator, ...]
+    operators: tuple[str, ...]
+    arena_bytes: int
+
+
+def is_tflite(data: bytes | memoryview) -> bool:
+    """Whether the bytes begin as a TFLite model."""
+    return bytes(data[IDENTIFIER]) == MAGIC
+
+
+def read_vela_tflite(data: bytes | memoryview) -> VelaTflite:
+    """Read a model. Command stream and constants are views of ``data``.
+
+    Raises:
+        ProgramError: it is no TFLite model, is truncated or damaged, or Vela has not compiled it.
+        PayloadError: the header of a command stream is damaged.
+    """
+    try:
+        return _Reader(memoryview(data).toreadonly().cast("B")).model()
+    except FlatbufferError as error:
+        raise ProgramError(f"truncated or damaged: {error}") from None
+
+
+class _Reader:
+    """Reads one model, of which the first subgraph is the main one."""
+
+    def __init__(self, data: memoryview) -> None:
+        if not is_tflite(data):
+            magic = bytes(data[IDENTIFIER])
+            raise ProgramError(f"not a TFLite model (magic {magic!r}, expected {MAGIC!r})")
+        self._root = Flatbuffer(data).root
+        self._buffers = self._root.tables(_Model.buffers)
+        self._subgraphs = self._root.tables(_Model.subgraphs)
+        self._graph = _at(self._subgraphs, 0, "subgraph")
+        self._tensors = self._graph.tables(_SubGraph.tensors)
+        self._codes = [_code(table) for table in self._root.tables(_Model.operator_codes)]
+        self._offsets: Sequence[int] = ()
+
+    def model(self) -> VelaTflite:
+        operators = [
+            (_at(self._codes, table.number(_Operator.opcode_index, "I"), "operator code"), table)
+            for table in self._graph.tables(_SubGraph.operators)
+        ]
+        if _ETHOS_U not in (name for name, _ in operators):
+            raise ProgramError(
+                f"it has no operator '{_ETHOS_U}': Vela has not compiled it, or left all of it to the CPU. "
+                "Compile it with: vela model.tflite --accelerator-config ..."
+            )
+        for name, table in operators:
+            if name == _ETHOS_U:
+                _check_options(table.copied(_Operator.custom_options))
+        self._offsets = self._allocation()
+        sides = [self._graph.numbers(field, "i") for field in (_SubGraph.inputs, _SubGraph.outputs)]
+        inputs, outputs = ([self._described(index) for index in side] for side in sides)
+        npu = tuple(self._operator(table) for name, table in operators if name == _ETHOS_U)
+        places = [place for _, place in (*inputs, *outputs)]
+        return VelaTflite(
+            self._root.text(_Model.description),
+            tuple(info for info, _ in inputs),
+            tuple(info for info, _ in outputs),
+            tuple(place for _, place in inputs),
+            tuple(place for _, place in outputs),
+            npu,
+            tuple(name for name, _ in operators if name != _ETHOS_U),
+            _arena([operator.parts.payload.scratch_bytes for operator in npu], places),
+        )
+
+    def _allocation(self) -> Sequence[int]:
+        """Offsets of the first subgraph's tensors in the arena; -1: it has none."""
+        found = [table for table in self._root.tables(_Model.metadata) if table.text(_Metadata.name) == _ALLOCATION]
+        if not found:
+            raise ProgramError(
+                f"it has no metadata '{_ALLOCATION}', which tells where its tensors lie: compile it with Vela again"
+            )
+        data = self._buffer(found[0].number(_Metadata.buffer, "I"))
+        words = struct.unpack(f"<{len(data) // 4}i", data[: len(data) // 4 * 4])
+        if len(words) < _ALLOCATION_HEADER or len(data) % 4 or words[0] != 0:
+            raise ProgramError(f"damaged: its metadata '{_ALLOCATION}' has {len(data)} bytes of an unknown kind")
+        offsets = words[_ALLOCATION_HEADER:]
+        if words[2] != len(offsets) or len(offsets) < len(self._tensors):
+            raise ProgramError(
+                f"damaged: its metadata '{_ALLOCATION}' announces {words[2]} tensors and has {len(offsets)}, "
+                f"the model {len(self._tensors)}"
+            )
+        return offsets
+
+    def _operator(self, table: Table) -> VelaOperator:
+        inputs, outputs = table.numbers(_Operator.inputs, "i"), table.numbers(_Operator.outputs, "i")
+        if len(inputs) < _FIRST_INPUT:
+            raise ProgramError(
+                f"damaged: an operator '{_ETHOS_U}' has {len(inputs)} inputs, not {_FIRST_INPUT} or more"
+            )
+        commands = self._constant(inputs[_COMMANDS_AT], "its command stream")
+        header = read_header(commands)
+        constants = self._constant(inputs[_CONSTANTS_AT], "its constants", may_be_empty=True)
+        scratch = self._memory(inputs[_SCRATCH_AT], "scratch")
+        one_arena = inputs[_FAST_SCRATCH_AT] == inputs[_SCRATCH_AT]
+        fast_scratch = scratch if one_arena else self._memory(inputs[_FAST_SCRATCH_AT], "fast scratch")
+        places = [
+            tuple(self._described(index)[1] for index in side if index >= 0)  # -1: an optional one that is left out
+            for side in (inputs[_FIRST_INPUT:], outputs)
+        ]
+        payload = EthosUPayload(
+            product=header.product,
+            macs=header.macs,
+            stream=header.kind,
+            command_bytes=len(commands),
+            weight_bytes=len(constants),
+            scratch_bytes=_arena([scratch], [place for side in places for place in side]),
+            fast_scratch_bytes=fast_scratch,
+            inputs=places[0],
+            outputs=places[1],
+        )
+        return VelaOperator(EthosUParts(payload, commands, header.header_bytes, constants, named=False), one_arena)
+
+    def _constant(self, index: int, what: str, *, may_be_empty: bool = False) -> memoryview:
+        tensor = _at(self._tensors, index, "tensor")
+        data = self._buffer(tensor.number(_Tensor.buffer, "I"))
+        if not len(data) and not may_be_empty:
+            raise ProgramError(f"damaged: an operator '{_ETHOS_U}' lacks {what}: tensor {index} is empty")
+        return data
+
+    def _memory(self, index: int, what: str) -> int:
+        """Bytes of a tensor that is memory of the NPU."""
+        _, place = self._described(index)
+        if place.offset != 0:
+            raise ProgramError(
+                f"damaged: {what} (tensor {index}) is at byte {place.offset:,} of the arena; Vela has it at byte 0"
+            )
+        return place.nbytes
+
+    def _described(self, index: int) -> tuple[TensorInfo, EthosUTensor]:
+        """A tensor, and where it lies."""
+        tensor = _at(self._tensors, index, "tensor")
+        name, kind = tensor.text(_Tensor.name), tensor.number(_Tensor.type, "b")
+        shape, offset = tensor.numbers(_Tensor.shape, "i"), self._offsets[index]
+        if kind not in _TYPES:
+            raise ProgramError(f"'{name}' (tensor {index}) has elements of the TFLite type {kind}, which no NPU has")
+        dtype, size = _TYPES[kind]
+        if min(shape, default=0) < 0 or max(offset, 0) + math.prod(shape) * size > _MOST_BYTES or offset < -1:
+            raise ProgramError(f"damaged: '{name}' (tensor {index}) has the shape {list(shape)} at byte {offset}")
+        info = TensorInfo(name, dtype, shape, *_parameters(tensor.table(_Tensor.quantization)))
+        return info, EthosUTensor((1,) * (_RANK - len(shape)) + shape, size, offset, SCRATCH)
+
+    def _buffer(self, index: int) -> memoryview:
+        return _at(self._buffers, index, "buffer").view(_Buffer.data)
+
+
+def _arena(scratch: Sequence[int], places: Sequence[EthosUTensor]) -> int:
+    return max([*scratch, *(place.offset + place.nbytes for place in places if place.offset >= 0)], default=0)
+
+
+def _parameters(quantization: Table | None) -> tuple[float | None, int | None]:
+    """Scale and zero point, if it has one of each."""
+    if quantization is None:
+        return None, None
+    scales = quantization.numbers(_Quantization.scale, "f")
+    zero_points = quantization.numbers(_Quantization.zero_point, "q")
+    if len(scales) != 1 or len(zero_points) != 1:
+        return None, None
+    return float(scales[0]), int(zero_points[0])
+
+
+def _code(table: Table) -> str:
+    """What an operator is called. Codes above 127 are in a field of their own."""
+    builtin = max(table.number(_OperatorCode.deprecated_builtin_code, "b"), table.number(_OperatorCode.builtin_code))
+    return table.text(_OperatorCode.custom_code) or "CUSTOM" if builtin == _CUSTOM else _builtin_name(builtin)
+
+
+def _builtin_name(code: int) -> str:
+    """TFLite's name of an operator; its number where Vela, whose list this is, is not installed or does not know it."""
+    try:
+        from ethosu.vela.tflite.BuiltinOperator import BuiltinOperator
+    except ImportError:
+        return f"builtin operator {code}"
+    names = {number: name for name, number in vars(BuiltinOperator).items() if isinstance(number, int)}
+    return names.get(code, f"builtin operator {code}")
+
+
+def _check_options(options: bytes) -> None:
+    """Raises ``ProgramError`` unless they are the number 1: behind it, a flexbuffer has its type and its width."""
+    if len(options) >= 3:
+        *_, kind, width = options
+        # Types 1 and 2: integers with and without sign, stored in place.
+        if kind >> 2 in (1, 2) and width == len(options) - 2 and int.from_bytes(options[:width], "little") == _OPTIONS:
+            return
+    raise ProgramError(
+        f"its operator '{_ETHOS_U}' has unknown custom options ({options[:16].hex(' ') or 'none'}), which TFLite Micro "
+        "refuses too: compile it with another version of Vela"
+    )
+
+
+_Item = TypeVar("_Item")
+
+
+def _at(items: Sequence[_Item], index: int, what: str) -> _Item:
+    if not 0 <= index < len(items):
+        raise ProgramError(f"damaged: {what} {index:,} of {len(items):,} is used")
+    return items[index]

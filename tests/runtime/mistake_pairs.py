@@ -1,0 +1,103 @@
+"""Graphs with two mistakes of Vela on neighbouring operators: one feeds the other, or both read one tensor."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Value, prod
+from arm_backend_core.tosa.passes import finish, merge, run
+from arm_backend_core.tosa.passes.rewrite import settle
+from tests.graphs import family, graph
+from tests.runtime.vela_mistakes import MISTAKES, RIGHT, Mistake
+
+
+def draw(seed: int, accelerator: str) -> Mistake:
+    """Pair number ``seed``, of graphs whose operators the accelerator has; the same one at every call."""
+    rng = random.Random(seed)
+    known = [row for row in (*MISTAKES, *RIGHT) if accelerator in row.accelerators]
+    while True:
+        first, second = rng.choice([row for row in known if accelerator in row.wrong]), rng.choice(known)
+        pair = _pair(first, second, rng)
+        try:
+            graph(pair.body, *pair.inputs, target=family(accelerator))
+        except Unsupported:  # what fits one to the other is refused
+            continue
+        return pair
+
+
+def optimized(pair: Mistake, target: Target, seed: int) -> Graph:
+    """The graph of a pair behind the passes: of odd ones all of them, else the last, which leave more neighbours be."""
+    written = graph(pair.body, *pair.inputs, target=target)
+    written.remove_dead()
+    if seed % 2:
+        run(written, target)
+    else:
+        settle(written, target, {"IDENTITY": merge.RULES["IDENTITY"]})
+        finish(written, target)
+    return written
+
+
+def _pair(first: Mistake, second: Mistake, rng: random.Random) -> Mistake:
+    """``second`` with one of its inputs from a result of ``first`` or from one of its inputs."""
+    place, number, shares, both = (
+        rng.randrange(len(second.inputs)),
+        rng.random(),
+        rng.random() < 0.3,
+        rng.random() < 0.5,
+    )
+    count, fitting = len(first.inputs), rng.randrange(1 << 30)
+    shape, dtype = second.inputs[place]
+
+    def body(b: Builder, *values: Value) -> tuple[Value, ...]:
+        results = _results(first.body(b, *values[:count]))
+        given = values[:count] if shares else results
+        source = given[int(number * len(given))]
+        operands = list(values[count:])
+        operands.insert(place, _fitted(b, source, shape, dtype, random.Random(fitting)))
+        returned = _results(second.body(b, *operands))
+        return (*(x for x in results if both or x is not source), *returned)
+
+    others = [x for i, x in enumerate(second.inputs) if i != place]
+    name = f"{first.name}, {'beside' if shares else 'before'} {second.name}"
+    return Mistake(name, body, (*first.inputs, *others), ())
+
+
+def _results(returned: Value | tuple[Value, ...]) -> tuple[Value, ...]:
+    return returned if isinstance(returned, tuple) else (returned,)
+
+
+def _fitted(b: Builder, x: Value, shape: Sequence[int], dtype: DType, rng: random.Random) -> Value:
+    """``x`` as a tensor of another shape and type: a part of it, or several of it, reshaped."""
+    x = _as(b, x, dtype, rng)
+    if x.rank == len(shape) and all(has >= wants for has, wants in zip(x.shape, shape, strict=True)):
+        starts = [rng.randint(0, has - wants) for has, wants in zip(x.shape, shape, strict=True)]
+        return x if x.shape == tuple(shape) else b.slice(x, starts, shape)
+    size = prod(shape)
+    if x.size != size:
+        x = b.reshape(x, (x.size,))
+        x = b.concat([x] * -(-size // x.size), 0) if x.size < size else x
+        x = x if x.size == size else b.slice(x, (rng.randint(0, x.size - size),), (size,))
+    return b.reshape(x, shape)
+
+
+def _as(b: Builder, x: Value, dtype: DType, rng: random.Random) -> Value:
+    if x.dtype is dtype:
+        return x
+    if dtype is DType.BOOL:
+        return b.compare("GREATER", _as(b, x, DType.INT32, rng), b.const(0, DType.INT32))
+    if x.dtype is DType.BOOL:
+        return b.cast(x, dtype)
+    scales = {
+        (DType.INT8, DType.INT16): (128.0, 1.0),
+        (DType.INT8, DType.INT32): (1.0, 16.0),
+        (DType.INT16, DType.INT32): (1.0, 2.0),
+        (DType.INT16, DType.INT8): (1 / 256, 1.0),
+        (DType.INT32, DType.INT8): (1 / 64, 2.0**-24),
+        (DType.INT32, DType.INT16): (1 / 64, 2.0**-16),
+    }
+    return b.rescale(x, dtype, rng.choice(scales[x.dtype, dtype]))

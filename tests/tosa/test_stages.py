@@ -1,0 +1,171 @@
+"""What a graph may hold behind each pass, checked after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa import passes
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Op, Value
+from arm_backend_core.tosa.passes import HARDWARE_PASSES, LAST_PASSES, PASSES, Step, run
+from arm_backend_core.tosa.passes.stages import COUNTED, LOWERED, WRITTEN, StageChecker
+from tests.graphs import family, graph
+
+TARGET = Target.from_tosa_spec("TOSA-1.0+INT+int4")
+BRANCHES = Target.from_tosa_spec("TOSA-1.0+FP+cf")
+X = ((2, 8), DType.INT8)
+
+
+def _moved(b: Builder, x: Value) -> Value:
+    return b.table(b.concat([x, x], 1), np.arange(-128, 128)[::-1])
+
+
+def _with_identity(net: Graph, target: Target) -> None:
+    x = net.outputs[0]
+    net.outputs[0] = Builder(net, target).emit("IDENTITY", (x,), x.shape, x.dtype)
+
+
+def _with_wrong_table(net: Graph, target: Target) -> None:
+    table = next(op for op in net.ops if op.kind == "TABLE")
+    table.attrs = {**table.attrs, "table": table.attrs["table"][:9]}
+
+
+def _with_mark(net: Graph, target: Target) -> None:
+    x = net.outputs[0]
+    mark = Op("LOOP_IN", [x], Value(x.shape, x.dtype, "mark"), {"loop": 0, "place": 0})
+    mark.output.producer = mark
+    net.ops.append(mark)
+    net.outputs[0] = mark.output
+
+
+def _with_four_bits(net: Graph, target: Target) -> None:
+    concat = next(op for op in net.ops if op.kind == "CONCAT")
+    concat.inputs[1] = Builder(net, target).const(np.zeros(concat.inputs[1].shape), DType.INT4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_with_identity, r"behind _with_identity there may be no .* = IDENTITY"),
+        (_with_wrong_table, r"behind _with_wrong_table: .* = TABLE.*: .*"),
+        (_with_mark, r"behind _with_mark: .* = LOOP_IN.* needs TOSA"),
+        (_with_four_bits, r"behind _with_four_bits: INT4 in .* = CONCAT"),
+    ],
+)
+def test_the_pass_that_broke_the_graph_is_named(
+    change: Callable[[Graph, Target], None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "HARDWARE_PASSES", (Step(change, "for the test", COUNTED), *HARDWARE_PASSES))
+    with pytest.raises(AssertionError, match=message):
+        run(graph(_moved, X, target=TARGET), TARGET)
+
+
+def test_what_is_written_is_checked_without_strict_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARM_BACKEND_CORE_STRICT")
+    monkeypatch.setattr(passes, "LAST_PASSES", (*LAST_PASSES, Step(_with_wrong_table, "for the test", WRITTEN)))
+    with pytest.raises(AssertionError, match=r"behind all passes: .* = TABLE"):
+        run(graph(_moved, X, target=TARGET), TARGET)
+
+
+def test_stages_follow_one_another() -> None:
+    """What one stage has ended, none behind it allows; the passes that are repeated end booleans in each round."""
+    steps = [*PASSES, *HARDWARE_PASSES, *LAST_PASSES]
+    marks = [step.behind.operators & {"MX_CONV2D", "LOOP_IN", "LOOP_OUT"} for step in steps]
+    assert all(later <= earlier for earlier, later in pairwise(marks))
+    assert marks[-1] == frozenset()
+    booleans = [step.behind.booleans for step in steps]
+    assert booleans == sorted(booleans, reverse=True)
+    assert steps[-1].behind == WRITTEN
+
+
+def test_booleans_wait_on_hardware_without_them() -> None:
+    u55 = family("ethos-u55-128")
+    net = graph(lambda b, x, y: b.compare("GREATER", x, y), ((2, 8), DType.INT32), ((2, 8), DType.INT32), target=u55)
+    StageChecker(u55).check(net, LOWERED, "lowering")
+    with pytest.raises(AssertionError, match=r"behind a pass: .* has no GREATER in hardware"):
+        StageChecker(u55).check(net, COUNTED, "a pass")
+
+
+def test_an_operator_that_was_changed_is_checked_again() -> None:
+    net, checker = graph(_moved, X, target=TARGET), StageChecker(TARGET)
+    checker.check(net, COUNTED, "one pass")
+    _with_wrong_table(net, TARGET)
+    with pytest.raises(AssertionError, match=r"behind another: .* = TABLE"):
+        checker.check(net, COUNTED, "another")
+
+
+# -- graphs in operators -------------------------------------------------------------------------------------
+
+
+def _conditional() -> Graph:
+    """relu(x) or x + x."""
+
+    def body(b: Builder, condition: Value, x: Value) -> Value:
+        return b.select(condition, b.clamp(x, 0, 3), b.add(x, x))
+
+    net = graph(body, ((1, 1), DType.BOOL), ((2, 8), DType.FP32), target=BRANCHES)
+    run(net, BRANCHES)
+    assert net.ops[-1].kind == "COND_IF"
+    return net
+
+
+def _branches(net: Graph) -> tuple[Graph, Graph]:
+    then, other = net.ops[-1].graphs
+    return then, other
+
+
+def test_branches_are_legal() -> None:
+    StageChecker(BRANCHES).check(_conditional(), WRITTEN, "all")
+
+
+def test_operators_of_branches_are_checked() -> None:
+    net = _conditional()
+    clamp = next(op for op in net.walk() if op.kind == "CLAMP")
+    clamp.attrs = {**clamp.attrs, "min_val": 5.0}
+    with pytest.raises(AssertionError, match=r"behind all: .* = CLAMP"):
+        StageChecker(BRANCHES).check(net, WRITTEN, "all")
+
+
+def test_results_of_branches_are_distinct() -> None:
+    net = _conditional()
+    then, _ = _branches(net)
+    then.outputs = [then.inputs[0]]
+    with pytest.raises(AssertionError, match="an output is no operator's"):
+        StageChecker(BRANCHES).check(net, WRITTEN, "all")
+
+
+def test_branches_are_in_execution_order() -> None:
+    net = _conditional()
+    _, other = _branches(net)
+    (add,) = other.ops
+    add.inputs[0] = Value((2, 8), DType.FP32, "nobody's")
+    with pytest.raises(AssertionError, match="before it is made"):
+        net.verify()
+
+
+def test_branches_fit_their_operator() -> None:
+    net = _conditional()
+    then, _ = _branches(net)
+    then.inputs[0].shape = (2, 9)
+    with pytest.raises(AssertionError, match=r"COND_IF with .* \(as many, of the same shapes and types"):
+        StageChecker(BRANCHES).check(net, WRITTEN, "all")
+
+
+def test_branches_have_one_boolean() -> None:
+    net = _conditional()
+    net.ops[-1].inputs[0] = Value((2, 8), DType.BOOL, "several")
+    with pytest.raises(AssertionError, match=r"COND_IF by several.* \(one boolean\)"):
+        StageChecker(BRANCHES).check(net, WRITTEN, "all")
+
+
+def test_branches_need_their_extension() -> None:
+    without = replace(BRANCHES, extensions=frozenset())
+    with pytest.raises(AssertionError, match="COND_IF needs TOSA EXT-CONTROLFLOW"):
+        StageChecker(without).check(_conditional(), WRITTEN, "all")
