@@ -25,11 +25,15 @@ EVERYTHING = Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround")
 _ACCELERATORS = {"ethos-u55": "ethos-u55-128", "ethos-u65": "ethos-u65-256", "ethos-u85": "ethos-u85-256"}
 
 
-def family(name: str) -> Target:
-    """A target of one hardware family, or one accelerator of it, with the extensions that all families have."""
+def family(name: str, release: vela.Release | None = None) -> Target:
+    """A target of one hardware family, or one accelerator of it, with the extensions that all families have.
+
+    It is for the installed Vela, or a ``release`` of it.
+    """
     found, _, macs = _ACCELERATORS.get(name, name).rpartition("-")
     assert found in ETHOS_U_FAMILIES
-    return Target.from_tosa_spec("TOSA-1.0+INT+int16+int4+doubleround", family=found, macs=int(macs))
+    spec = "TOSA-1.0+INT+int16+int4+doubleround"
+    return Target.from_tosa_spec(spec, family=found, macs=int(macs), vela=release or vela.installed())
 
 
 def graph(body: Body, *inputs: Input, target: Target = EVERYTHING) -> Graph:

@@ -1,10 +1,10 @@
 """Forms that are always taken, without asking what they cost.
 
-``bounded`` changes no command of the NPU, but Vela's estimate, which is wrong without it. Vela 5.1 charges an operation
-of U55 and U65 that no activation follows as if it had a table: 1 cycle an element on U55-128. One with a CLAMP is
-charged what its own output takes, 0.25 to 0.75. It is the same command, with the bounds that all results have
-(``docs/vela.md``). So this is no gain in hardware: it is one of the estimate, which Vela's scheduler and our
-choice of forms follow.
+``bounded``, for Vela 5.1 alone, changes no command of the NPU, but an estimate that is wrong without it: 5.1 charges an
+operation of U55 and U65 that no activation follows as if it had a table: 1 cycle an element on U55-128. One with a
+CLAMP is charged what its own output takes, 0.25 to 0.75. It is the same command, with the bounds that all results have
+(``docs/vela.md``). So this is no gain in hardware: it is one of the estimate, which Vela's scheduler and our choice of
+forms follow. Vela 5.2 estimates both alike, and may compute such a CLAMP by an operation of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import merge_reshapes
 from arm_backend_core.tosa.passes.cse import share_common
+from arm_backend_core.tosa.passes.fuse import power_of_two
+from arm_backend_core.tosa.passes.mistakes import is_made
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
-from arm_backend_core.tosa.passes.vela_numbers import filled, is_scaled_maximum
+from arm_backend_core.tosa.passes.vela_numbers import SCALED_MAXIMUM, filled
+from arm_backend_core.tosa.passes.vela_rescales import reads_narrow
 
 #: Those whose output takes less than a table's cycle.
 _CHEAP = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
@@ -30,9 +33,11 @@ def take_always(graph: Graph, target: Target) -> None:
     if sweep(graph, target, {"RESCALE": [summed_as_read]}):
         merge_reshapes(graph, target)
         share_common(graph, target)
-    sweep(graph, target, {"RESCALE": [by_halves, with_product]})
+    sweep(graph, target, {"RESCALE": [by_halves, with_product, widened_by_product]})
     if target.family != "ethos-u85":  # whose estimate is right
-        sweep(graph, target, {"RESCALE": [bounded], "MAX_POOL2D": [bounded], "ADD": [fetched], "MUL": [fetched]})
+        if target.vela == (5, 1):
+            sweep(graph, target, {"RESCALE": [bounded], "MAX_POOL2D": [bounded]})
+        sweep(graph, target, {"ADD": [fetched], "MUL": [fetched]})
 
 
 def summed_as_read(op: Op, rewriter: Rewriter) -> Value | None:
@@ -64,10 +69,32 @@ def with_product(op: Op, rewriter: Rewriter) -> Value | None:
     One that Vela would lose too, so that ``bounded`` is of its product: 89,303 cycles for 102,252 behind MAX_POOL2D.
     """
     x, b = op.inputs[0], rewriter.build
-    lost = "scaled_maximum" in b.target.hardware.mistakes and is_scaled_maximum(op, rewriter)
+    lost = is_made(SCALED_MAXIMUM, b.target) and SCALED_MAXIMUM.find(op, rewriter)
     if not (x.dtype is DType.INT16 or lost) or op.output.dtype is DType.INT32 or op.attrs["per_channel"]:
         return None
     return _again(op, b.mul(x, filled(x, 1, x.dtype, b)), b)
+
+
+def widened_by_product(op: Op, rewriter: Rewriter) -> Value | None:
+    """A TABLE's int16 result, widened to int32 by x * 1 in place of a RESCALE, where nothing does that on its way.
+
+    [8, 512] on U55-128, with the TABLE: 15,232 cycles for 22,400 (Vela 5.1). Vela 5.2 joins the RESCALE with the one
+    before it; the TABLE then gives int32, which no NPU has, and becomes three TABLEs and three operations: 14,016 for
+    41,920 (U55-128), 7,488 for 17,184 (U85-256).
+    """
+    x, b = op.inputs[0], rewriter.build
+    scaled = producer(x, "RESCALE")
+    behind_table = scaled is not None and producer(scaled.inputs[0], "TABLE") is not None
+    plain = power_of_two(op) == 0 and op.attrs["input_zp"] == op.attrs["output_zp"] == 0
+    if not behind_table or x.dtype is not DType.INT16 or op.output.dtype is not DType.INT32 or not plain:
+        return None
+    readers = rewriter.users(op.output) or ()
+    if any(reads_narrow(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):
+        return None
+    if b.target.family == "ethos-u85" and x.shape[-1] == 1:  # a chain takes a RESCALE, and less SRAM
+        multiplier, shift = np.array([(1 << 30) + 1], np.int32), np.array([30], np.int8)  # x still, and not by 1
+        return b.emit("RESCALE", (x,), x.shape, DType.INT32, **{**op.attrs, "multiplier": multiplier, "shift": shift})
+    return b.mul(x, filled(x, 1, DType.INT16, b))
 
 
 def bounded(op: Op, rewriter: Rewriter) -> Value | None:
@@ -89,11 +116,13 @@ def bounded(op: Op, rewriter: Rewriter) -> Value | None:
 def fetched(op: Op, rewriter: Rewriter) -> Value | None:
     """With a constant for all rows that was fetched from flash before, by MAXIMUM: Vela folds what else would copy it.
 
-    Every row reads it anew: 16,384 cycles for [64, 128] of INT32 on U55-128, 10,400 with the copy.
+    Every row reads it anew: 36,864 cycles for [64, 128] of INT32 on U55-128, 30,880 with the copy (Vela 5.1). Vela 5.2,
+    which counts all four bytes of an element, estimates 86,016 and 33,284, and less with the copy from two rows on.
     """
     b = rewriter.build
+    least = 2 if b.target.vela == (5, 2) and b.target.family == "ethos-u55" else 64
     for i, constant in enumerate(op.inputs):
-        rows = constant.dtype is DType.INT32 and 1 < constant.size <= op.output.size // 64
+        rows = constant.dtype is DType.INT32 and 1 < constant.size <= op.output.size // least
         if constant.data is not None and rows and op.inputs[1 - i].data is None:
             copy = b.maximum(constant, b.const(np.full((1,) * constant.rank, constant.data.min()), DType.INT32))
             inputs = (copy, op.inputs[1]) if i == 0 else (op.inputs[0], copy)

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,7 +67,7 @@ class Prices:
 
     @cached_property
     def _name(self) -> str:
-        parts = version("ethos-u-vela"), repr(self._configuration)
+        parts = vela.version(), repr(self._configuration)
         return hashlib.blake2b("\n".join(parts).encode(), digest_size=12).hexdigest()
 
     @property

@@ -155,7 +155,7 @@ class EthosUCompileSpec(ArmCompileSpec):
 
     Raises:
         ValueError: an argument is wrong; the message names it, the reason, the allowed and the nearest value.
-        ArmBackendError: Vela is not installed.
+        ArmBackendError: Vela is not installed, or in a release that is not supported.
     """
 
     backend_id = "EthosUBackend"
@@ -172,6 +172,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         optimise: str = "performance",
     ) -> None:
         from arm_backend_core.targets import vela_config
+        from arm_backend_core.workers import vela
 
         npu = vela_config.npu(target)
         default_system, default_mode = _DEFAULTS[npu.family]
@@ -189,7 +190,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.sram_budget: int | None = None
         self.optimise = "size" if "optimize=Size" in self.configuration.options else optimise
         super().__init__(
-            Target(npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs),
+            Target(npu.name, frozenset({"INT"}), _ETHOS_U_EXTENSIONS, npu.family, npu.macs, vela=vela.installed()),
             vela_config.command_line(npu, self.system_config, self.memory_mode, flags, self.config_ini),
         )
 

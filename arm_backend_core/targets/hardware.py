@@ -290,7 +290,8 @@ _U55_LIMITS: dict[str, Limit] = {
     "TRANSPOSE_CONV2D": _transpose_conv2d,
 }
 _SHAPES = (
-    *("sliced", "sliced_rank", "column", "joined", "padded_zero", "turned_back", "returned_view", "dilated"),
+    *("sliced", "sliced_rank", "column", "joined", "padded_zero", "padded_images", "turned_back", "turned_result"),
+    *("returned_view", "dilated"),
     "unclipped",
 )
 _U55 = Hardware(
@@ -305,6 +306,7 @@ _U55 = Hardware(
     mistakes=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
         *("scaled_maximum", "channel_scales", "one_of_five", "reshaped_broadcast", "joined_table", "activation"),
+        *("rescaled_part", "joined_rescale"),
     ),
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)

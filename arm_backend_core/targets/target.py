@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from arm_backend_core.targets.hardware import HARDWARE, Hardware
+from arm_backend_core.workers.vela import Release
 
 PROFILES = ("INT", "FP")
 #: TOSA's extensions by the profile that they extend, "" for both (TOSA 1.0, section 1.4; "mxfp" of the draft of 1.1).
@@ -32,6 +33,8 @@ class Target:
         family: "tosa", "vgf" or one of ``hardware.ETHOS_U_FAMILIES``.
         macs: multiplications in a cycle, of an Ethos-U.
         version: of TOSA; what a later one added is refused.
+        vela: the release of Vela that compiles for it; None if unknown: no bug of any release is then relied on to
+            be mended.
 
     Raises:
         ValueError: an Ethos-U without ``macs``.
@@ -43,6 +46,7 @@ class Target:
     family: str = "tosa"
     macs: int | None = None
     version: tuple[int, int] = (1, 0)
+    vela: Release | None = None
 
     def __post_init__(self) -> None:
         if self.hardware.npu and not self.macs:
@@ -75,7 +79,13 @@ class Target:
 
     @classmethod
     def from_tosa_spec(
-        cls, spec: str, *, family: str = "tosa", name: str | None = None, macs: int | None = None
+        cls,
+        spec: str,
+        *,
+        family: str = "tosa",
+        name: str | None = None,
+        macs: int | None = None,
+        vela: Release | None = None,
     ) -> Target:
         """Parse ``TOSA-<version>+<profile or extension>...``, for example ``TOSA-1.0+INT+int16``.
 
@@ -103,4 +113,4 @@ class Target:
                 raise ValueError(
                     f"tosa_spec: '{spec}' lacks the profile that '{part}' extends; add it, or take '{part}' out"
                 )
-        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later)
+        return cls(name or spec, profiles, frozenset(parts) - profiles, family, macs, later, vela)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as _version_of
 from pathlib import Path
 from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
+
+#: Major and minor number of a version: what behaviour depends on.
+Release = tuple[int, int]
+#: The releases that the tests run with, as pyproject.toml has them.
+RELEASES: tuple[Release, ...] = ((5, 1), (5, 2))
+PACKAGE = "ethos-u-vela"
 
 _worker = Worker(Path(__file__).with_name("vela_process.py"))
 #: Asking for options takes milliseconds; a start-up on a loaded machine may take seconds.
@@ -65,13 +73,53 @@ def prestart() -> None:
     _worker.prestart()
 
 
+def version() -> str:
+    """The version of the installed Vela, for example ``5.2.0``.
+
+    Raises:
+        ArmBackendError: Vela is not installed.
+    """
+    try:
+        return _version_of(PACKAGE)
+    except PackageNotFoundError:
+        raise ArmBackendError(_missing(f"no package {PACKAGE}")) from None
+
+
+def installed() -> Release:
+    """The release of the installed Vela: workarounds, alternative forms and recorded figures depend on it.
+
+    Raises:
+        ArmBackendError: Vela is not installed, or in a release that is not supported. A newer one is refused too:
+            which of Vela's bugs it has is not known, and a program with one computes something else without an error.
+    """
+    text = version()
+    found = tuple(int(part) if part.isdigit() else -1 for part in text.split(".")[:2])
+    for release in RELEASES:
+        if found == release:
+            return release
+    low, high = RELEASES[0], RELEASES[-1]
+    wanted = f"{PACKAGE}>={low[0]}.{low[1]},<{high[0]}.{high[1] + 1}"
+    raise ArmBackendError(
+        f"Vela {text} is installed, and supported are {' and '.join(f'{major}.{minor}' for major, minor in RELEASES)}: "
+        f"other versions may compile graphs to wrong programs. Install one of these with: pip install '{wanted}'"
+    )
+
+
+def _missing(reason: str) -> str:
+    return (
+        f"Vela, the compiler for Ethos-U, cannot be imported ({reason}). "
+        "Install it with: pip install 'arm-recipes[ethosu]'"
+    )
+
+
 @lru_cache(maxsize=1)
 def offer() -> Offer:
     """What the installed Vela has.
 
     Raises:
-        ArmBackendError: Vela is not installed or does not start.
+        ArmBackendError: Vela is not installed, in a release that is not supported, or does not start.
     """
+    installed()
     answer = _ask("describe")
     return Offer(tuple(answer["accelerators"]), answer["config_files"])
 
@@ -108,10 +156,7 @@ def _ask(name: str, *arguments: Any) -> Any:
         if error.kind == "FlagError":
             raise RefusedFlags(error.message, tuple(error.detail[0])) from None
         if error.kind in ("ImportError", "ModuleNotFoundError"):
-            raise ArmBackendError(
-                f"Vela, the compiler for Ethos-U, cannot be imported ({error.message}). "
-                "Install it with: pip install 'arm-recipes[ethosu]'"
-            ) from None
+            raise ArmBackendError(_missing(error.message)) from None
         raise RefusedConfiguration(error.message) from None
     except WorkerDied as death:
         raise ArmBackendError(f"Vela's process {death.description}. {death.log}".strip()) from None

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.workers import vela
 from arm_recipes.firmware.folder import check_folder, write_folder
 from arm_recipes.firmware.golden import Port, by_method, checked, content, made_up, tensor
 from arm_recipes.firmware.kernels import Kernels, kernels
@@ -134,7 +135,7 @@ def gathered(source: ExportResult | Program | str | Path | bytes, samples: Any, 
 
 
 def _made_here() -> tuple[str, str]:
-    return version("ethos-u-vela"), version("executorch")
+    return vela.version(), version("executorch")
 
 
 def _of_result(result: ExportResult) -> Convert:

@@ -6,9 +6,9 @@ import contextlib
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from arm_backend_core.workers import vela
 from arm_recipes.layers import times
 from arm_recipes.sweeping.result import Figures
 
@@ -50,7 +50,7 @@ def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
     forms, which is told by its sources.
     """
     chosen = spec.configuration
-    parts = [str(_FORM), version("ethos-u-vela"), chosen.accelerator, chosen.system_config, chosen.options]
+    parts = [str(_FORM), vela.version(), chosen.accelerator, chosen.system_config, chosen.options]
     parts += [spec.optimise, str(spec.sram_budget)]
     parts += [unit.digest + f" x {unit.calls}" * (unit.calls > 1) for unit in units]
     if spec.tuning:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import tomllib
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -314,6 +315,28 @@ def test_timeout() -> None:
     with pytest.raises(CompileError, match=r"did not finish within 0.001 s"):
         compile_ethosu(flatbuffer, spec, delegate="delegate_0", locate=_nowhere, timeout=0.001)
     assert _compile(spec, conv2d()).data
+
+
+@pytest.mark.parametrize(("version", "release"), [("5.1.0", (5, 1)), ("5.2.0", (5, 2)), ("5.2.1", (5, 2))])
+def test_release_of_vela(version: str, release: vela.Release, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vela, "_version_of", lambda package: version)
+    assert vela.installed() == release
+    assert EthosUCompileSpec("ethos-u55-128").target.vela == release
+
+
+@pytest.mark.parametrize("version", ["4.5.0", "5.0.0", "5.3.0", "6.1.0", "5.10.0", "5.3rc1", "5"])
+def test_release_of_vela_that_is_not_supported(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vela, "_version_of", lambda package: version)
+    monkeypatch.setattr(vela, "offer", vela.offer.__wrapped__)
+    told = f"Vela {version} is installed, and supported are 5.1 and 5.2: .*pip install 'ethos-u-vela>=5.1,<5.3'"
+    with pytest.raises(ArmBackendError, match=told):
+        EthosUCompileSpec("ethos-u55-128")
+
+
+def test_releases_of_vela_are_those_that_are_installed() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    (major, first), (_, last) = vela.RELEASES[0], vela.RELEASES[-1]
+    assert project["optional-dependencies"]["ethosu"] == [f"{vela.PACKAGE}>={major}.{first},<{major}.{last + 1}"]
 
 
 def test_missing_vela(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

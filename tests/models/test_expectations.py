@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from arm_backend_core.workers.vela import RELEASES
 from tests.models import expectations, zoo
 
 BEFORE = {"program_bytes": 20_000, "sqnr_db": 30.0}
@@ -31,4 +34,18 @@ def test_a_figure_that_is_gone_fails() -> None:
 
 def test_the_file_has_every_model_and_recipe_and_no_other() -> None:
     recipes = [recipe.name for recipe in expectations.GATED]
-    assert {model: list(known) for model, known in expectations.recorded().items()} == dict.fromkeys(zoo.NAMES, recipes)
+    known = expectations.known()
+    assert {model: list(of_model) for model, of_model in known.items()} == dict.fromkeys(zoo.NAMES, recipes)
+    releases = [f"vela {major}.{minor}" for major, minor in RELEASES]
+    for model, recipe in itertools.product(zoo.NAMES, recipes):
+        found = [name for name, value in known[model][recipe].items() if isinstance(value, dict)]
+        assert found == (releases if recipe.startswith("ETHOSU") else []), (model, recipe)
+
+
+def test_figures_of_one_release_leave_those_of_others() -> None:
+    found = expectations.with_release({}, BEFORE, "ETHOSU_U55_INT8", (5, 2))
+    found = expectations.with_release(found, BEFORE | {"program_bytes": 1}, "ETHOSU_U55_INT8", (5, 1))
+    assert list(found) == ["sqnr_db", "vela 5.1", "vela 5.2"]
+    assert expectations.of_release(found, (5, 2)) == BEFORE
+    assert expectations.of_release(found, (5, 1)) == BEFORE | {"program_bytes": 1}
+    assert expectations.with_release(found, BEFORE, "TOSA_INT8", (5, 1)) == BEFORE

@@ -117,7 +117,7 @@ def test_figures_are_those_recorded(model: Exported, recipe: ArmRecipeType, requ
     figures = expectations.figures(model, recipe)
     if request.config.getoption("record"):
         expectations.record(model.name, recipe.name, figures)
-    assert expectations.departures(expectations.recorded()[model.name][recipe.name], figures) == []
+    assert expectations.departures(expectations.recorded(model.name, recipe.name), figures) == []
 
 
 def _share(counts: Iterable[int], found: Sequence[Difference]) -> float:

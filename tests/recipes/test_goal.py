@@ -189,3 +189,17 @@ def test_a_sweep_has_the_figures_of_an_export(exported: dict[tuple[ArmRecipeType
     assert [(row.figures.cycles, row.figures.sram_bytes) for row in rows if row.figures is not None] == [
         _figures(exported[U85, "size"])[:2]
     ]
+
+
+def test_without_cascades_where_activations_are_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U65 keeps them in DRAM; with little SRAM as their cache, a cascade leaves too little of it."""
+    arena = ["--arena-cache-size=60000"]
+    recipe = ArmRecipeType.ETHOSU_U65_INT8
+    auto = _export(recipe, extra_flags=arena)
+    fast = _export(recipe, optimise="performance", extra_flags=arena)
+    apart = _export(recipe, optimise="performance", extra_flags=[*arena, "--disable-cascading"])
+    assert _figures(apart)[0] < 0.995 * _figures(fast)[0]
+    assert auto.buffer == apart.buffer
+    assert any("compiled without cascades" in note for note in auto.report.notes)
+    monkeypatch.setattr(goal, "without_cascades", lambda _: pytest.fail("tried where nothing is spilled"))
+    _export(U85)

@@ -12,11 +12,14 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
+from arm_backend_core.workers.vela import RELEASES, Release, installed
 from tests.graphs import Body, Input
 
 _OLD = ("ethos-u55-128", "ethos-u65-256")
 _NEW = ("ethos-u85-256",)
 _SMALL = ("ethos-u55-32", "ethos-u55-64")
+_FIRST: tuple[Release, ...] = ((5, 1),)
+_SECOND: tuple[Release, ...] = ((5, 2),)
 _ALL = (*_OLD, *_NEW)
 _IMAGE, _WIDE_IMAGE = (((1, 4, 6, 8), dtype) for dtype in (DType.INT8, DType.INT16))
 #: On which NPUs programs write beyond their tensors.
@@ -26,22 +29,41 @@ DAMAGING = {
     "reversed_of_five": _NEW,
     "reversed_and_turned": _NEW,
     "averaged_images": _NEW,
+    "rescaled_part": _OLD,
+    "rescaled_part_scaled": _OLD,
+    "rescaled_parts_apart": _OLD,
 }
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A graph, the accelerators whose programs do not compute it, and those that have all its operators."""
+    """A graph, and of which NPUs which releases of Vela write programs that do not compute it.
+
+    Attributes:
+        made: accelerators whose programs are wrong.
+        accelerators: those that have all its operators.
+        releases: of Vela, of which that is so; of others the programs are right.
+    """
 
     name: str
     body: Body
     inputs: tuple[Input, ...]
-    wrong: tuple[str, ...]
+    made: tuple[str, ...]
     accelerators: tuple[str, ...] = _ALL
+    releases: tuple[Release, ...] = RELEASES
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """Accelerators for which the installed Vela's programs are wrong."""
+        return self.wrong_with(installed())
+
+    def wrong_with(self, release: Release) -> tuple[str, ...]:
+        """Accelerators for which the programs of a release of Vela are wrong."""
+        return self.made if release in self.releases else ()
 
     def damages(self, accelerator: str) -> bool:
         """Whether the program writes beyond its tensors."""
-        return accelerator in DAMAGING.get(self.name, ())
+        return accelerator in self.wrong and accelerator in DAMAGING.get(self.name, ())
 
 
 def _narrow(b: Builder, x: Value) -> Value:
@@ -431,6 +453,47 @@ def _reshaped_table(b: Builder, x: Value) -> Value:
     return b.table(b.reshape(b.reduce("REDUCE_MAX", x, 1), (2, 1, 1, 6)), np.arange(127, -129, -1))
 
 
+def _rescaled_part(b: Builder, x: Value, scale: float) -> Value:
+    return b.rescale(b.slice(x, (0, 0, 0, 1), (1, 3, 4, 5)), DType.INT32, scale)
+
+
+def _fine(b: Builder, x: Value) -> Value:
+    """Numbers that a RESCALE takes, of any."""
+    return b.arithmetic_right_shift(x, b.const(np.full((1,) * x.rank, 12), DType.INT32), round=True)
+
+
+def _rescaled_rows(b: Builder, x: Value) -> Value:
+    return b.rescale(b.slice(_fine(b, x), (0, 1, 0, 0), (1, 2, 4, 6)), DType.INT8, 1e-4)
+
+
+def _rescaled_parts(b: Builder, x: Value) -> Value:
+    """Two, of scales that no ADD does."""
+    first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
+    return b.add(b.rescale(first, DType.INT32, 0.3), b.rescale(second, DType.INT32, 0.7))
+
+
+def _summed_parts(b: Builder, x: Value) -> Value:
+    """Two, which an ADD reads without their RESCALEs; and one, which a REDUCE_SUM does."""
+    first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
+    total = b.add(b.rescale(first, DType.INT32, 1.0), b.rescale(second, DType.INT32, 1.0))
+    along = b.reduce("REDUCE_SUM", b.rescale(first, DType.INT32, 1.0), 2)
+    return b.rescale(b.add(total, along), DType.INT8, 0.05)
+
+
+def _joined_rescale(b: Builder, x: Value) -> Value:
+    beside = b.const(np.arange(36).reshape(1, 3, 4, 3), DType.INT8)
+    return b.concat([beside, b.rescale(_fine(b, x), DType.INT8, 1e-4)], 3)
+
+
+def _padded_rescale(b: Builder, x: Value) -> Value:
+    return b.pad(b.rescale(x, DType.INT32, 3.0), ((0, 0), (1, 0), (0, 0), (2, 0)), 5)
+
+
+def _joined_scaled(b: Builder, x: Value) -> Value:
+    """A RESCALE that is first in what it writes, and one that the convolution before does."""
+    return b.concat([b.rescale(_fine(b, b.rescale(x, DType.INT32, 1e4)), DType.INT8, 0.1), _mixed(b, x)], 3)
+
+
 def _unclipped(b: Builder, x: Value, scale: float) -> Value:
     wide = b.rescale(x, DType.INT32, 1.0)
     clipped = b.rescale(b.mul(wide, b.const(np.full((1,) * x.rank, 1000), DType.INT32)), DType.INT16, 1.0)
@@ -499,10 +562,16 @@ MISTAKES = (
     Mistake("chained_cast", _narrow_in_chain, (((2, 8), DType.INT8),), _NEW, _NEW),
     Mistake("chained_casts", _widened_again, (((2, 8), DType.INT8),), _ALL),
     Mistake("unequal_scales", _difference, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _OLD),
-    Mistake("scaled_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 0.7), (_IMAGE,), _OLD),
-    Mistake("scaled_wide_maximum", lambda b, x: b.rescale(_pooled(b, x), x.dtype, 0.7), (_WIDE_IMAGE,), _OLD),
-    Mistake("scaled_peaks", _scaled_peaks, (_IMAGE,), _OLD),
-    Mistake("scaled_twice", _scaled_twice, (_IMAGE,), _OLD),
+    Mistake("scaled_maximum", lambda b, x: b.rescale(_pooled(b, x), DType.INT8, 0.7), (_IMAGE,), _OLD, releases=_FIRST),
+    Mistake(
+        "scaled_wide_maximum",
+        lambda b, x: b.rescale(_pooled(b, x), x.dtype, 0.7),
+        (_WIDE_IMAGE,),
+        _OLD,
+        releases=_FIRST,
+    ),
+    Mistake("scaled_peaks", _scaled_peaks, (_IMAGE,), _OLD, releases=_FIRST),
+    Mistake("scaled_twice", _scaled_twice, (_IMAGE,), _OLD, releases=_FIRST),
     Mistake("channel_scales", partial(_channel_scales, pooled=False), (_IMAGE,), _OLD),
     Mistake("channel_scales_of_maxima", partial(_channel_scales, pooled=True), (_IMAGE,), _OLD),
     Mistake("reduce_min", _minimum, (((2, 3, 4), DType.INT8),), _OLD),
@@ -525,7 +594,7 @@ MISTAKES = (
     Mistake("joined_maximum", _joined_maximum, (((1, 3, 4, 6), DType.INT8),), _ALL),
     Mistake("joined_multiplied", _joined_multiplied, (((1, 2, 2, 2), DType.INT8),), _ALL),
     Mistake("padded_zero", _padded, (((1, 4, 4, 1), DType.INT8),), _ALL),
-    Mistake("padded_images", _padded_images, (((2, 6, 1), DType.INT8),), _ALL),
+    Mistake("padded_images", _padded_images, (((2, 6, 1), DType.INT8),), _ALL, releases=_FIRST),
     Mistake("sliced_of_five", _sliced_of_five, (((6, 3, 5), DType.INT8), ((4, 1, 2, 1, 1), DType.INT8)), _ALL),
     Mistake("reversed_of_five", _reversed_of_five, (((3, 8, 1, 1), DType.INT8),), _NEW, _NEW),
     Mistake("reversed_and_turned", _reversed_and_turned, (((11, 16, 1, 12), DType.INT8),), _NEW, _NEW),
@@ -535,14 +604,23 @@ MISTAKES = (
         "reshaped_broadcast", _reshaped_broadcast, (((4, 3, 1, 5), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD
     ),
     Mistake("reshaped_again", _reshaped_again, (((60,), DType.INT32), ((4, 1, 3, 5), DType.INT32)), _OLD),
-    Mistake("activation", lambda b, x: _reversed(b, _mixed(b, x)), (((2, 3, 5, 6), DType.INT8),), _ALL),
+    Mistake(
+        "activation",
+        lambda b, x: _reversed(b, _mixed(b, x)),
+        (((2, 3, 5, 6), DType.INT8),),
+        _ALL,
+        releases=_FIRST,
+    ),
     Mistake(
         "activation_of_a_view",
         lambda b, x: _reversed(b, b.reshape(_twice(b, x), (3, 2, 4, 10))),
         (((24, 10), DType.INT8),),
         _ALL,
+        releases=_FIRST,
     ),
-    Mistake("turned_back", _turned_back, (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)), _ALL),
+    Mistake(
+        "turned_back", _turned_back, (((1, 1, 36, 5), DType.INT8), ((9, 4, 16), DType.INT8)), _ALL, releases=_FIRST
+    ),
     Mistake(
         "turned_back_and_returned",
         _turned_back_and_returned,
@@ -561,7 +639,7 @@ MISTAKES = (
         (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
     ),
-    Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL),
+    Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL, releases=_FIRST),
     Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
     Mistake("returned_reshape_of_reshape", _returned_reshape_of_reshape, (((9, 3, 2), DType.INT8),), _ALL),
     Mistake("returned_source", _returned_source, (((4, 3), DType.INT8),), _ALL),
@@ -595,8 +673,20 @@ MISTAKES = (
     Mistake("equal_depthwise_weights", _equal_depthwise, (((1, 3, 4, 2), DType.INT8),), _ALL),
     Mistake("unreached", _unreached, (((1, 3, 4, 2), DType.INT8),) * 2, _OLD),
     Mistake("padding_alone", _padding_alone, (((1, 2, 1, 1), DType.INT8),), _ALL),
-    Mistake("reshaped_activation", _reshaped_activation, (((2, 4), DType.INT8),), _ALL),
-    Mistake("reshaped_table", _reshaped_table, (((3, 5, 4), DType.INT8),), _ALL),
+    Mistake("reshaped_activation", _reshaped_activation, (((2, 4), DType.INT8),), _ALL, releases=_FIRST),
+    Mistake("reshaped_table", _reshaped_table, (((3, 5, 4), DType.INT8),), _ALL, releases=_FIRST),
+    Mistake("rescaled_part", partial(_rescaled_part, scale=1.0), (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake(
+        "rescaled_part_scaled",
+        partial(_rescaled_part, scale=3.7),
+        (((1, 3, 4, 6), DType.INT16),),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Mistake("rescaled_rows", _rescaled_rows, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
+    Mistake("rescaled_parts_apart", _rescaled_parts, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake("joined_rescale", _joined_rescale, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
+    Mistake("joined_rescale_padded", _padded_rescale, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),
@@ -620,6 +710,8 @@ UNWRITTEN = (
 
 #: Beside some of the above: what Vela compiles right, and no pass need write otherwise.
 RIGHT = (
+    Mistake("summed_parts", _summed_parts, (((1, 3, 4, 6), DType.INT8),), ()),
+    Mistake("joined_scaled", _joined_scaled, (((1, 3, 4, 6), DType.INT8),), ()),
     Mistake(
         "number_of_five",
         lambda b, x: b.maximum(x, b.const([[[[[31]]]]], DType.INT32)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from arm_backend_core.tosa.passes import vela
 from arm_backend_core.tosa.passes.mistakes import Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.tosa.passes.vela import MISTAKES, avoid_mistakes, check_mistakes, check_names, find_mistakes
+from arm_backend_core.workers.vela import RELEASES, Release
 from tests import graphs
 from tests.graphs import family
 from tests.runtime import vela_mistakes
@@ -41,26 +43,34 @@ def _always(op: Op, rewriter: Rewriter) -> bool:
     return True
 
 
+@pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("row", vela_mistakes.MISTAKES, ids=lambda row: row.name)
-def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_mistakes.Mistake) -> None:
+def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_mistakes.Mistake, release: Release) -> None:
     for accelerator in row.accelerators:
-        target, graph = family(accelerator), graphs.graph(row.body, *row.inputs)
+        target, graph = family(accelerator, release), graphs.graph(row.body, *row.inputs)
         graph.remove_dead()
         found = find_mistakes(graph, target)
-        assert bool(found) == (accelerator in row.wrong), (accelerator, found)
+        assert bool(found) == (accelerator in row.wrong_with(release)), (accelerator, found)
         avoid_mistakes(graph, target)
         graph.verify()
         check_mistakes(graph, target)
 
 
-def test_every_mistake_has_a_graph() -> None:
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_mistake_has_a_graph(release: Release) -> None:
     found: set[str] = set()
     for row in vela_mistakes.MISTAKES:
-        for accelerator in row.wrong:
+        for accelerator in row.wrong_with(release):
             graph = graphs.graph(row.body, *row.inputs)
             graph.remove_dead()
-            found |= {mistake.name for mistake in find_mistakes(graph, family(accelerator))}
-    assert found == {mistake.name for mistake in MISTAKES}
+            found |= {mistake.name for mistake in find_mistakes(graph, family(accelerator, release))}
+    assert found == {mistake.name for mistake in MISTAKES if release in mistake.releases}
+
+
+def test_of_a_release_that_is_not_known_all_is_found() -> None:
+    for row in (row for row in vela_mistakes.MISTAKES if row.name in ("activation", "rescaled_part")):
+        graph = graphs.graph(row.body, *row.inputs)
+        assert {mistake.name for mistake in find_mistakes(graph, replace(U55, vela=None))} == {row.name}
 
 
 def test_check_names_what_is_left() -> None:

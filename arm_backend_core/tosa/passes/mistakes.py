@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
+from arm_backend_core.workers.vela import RELEASES, Release
 
 Found = TypeVar("Found")
 
@@ -28,6 +29,7 @@ class Mistake(Generic[Found]):
             It reads the graph and writes nothing.
         rewrite: gives the value that replaces the operator's result, equal to the bit, of what ``find`` gave.
         late: it is rewritten where nothing but late ones is left, because others may end it on their way.
+        releases: of the compiler, that make it.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Mistake(Generic[Found]):
     find: Callable[[Op, Rewriter], Found | None]
     rewrite: Callable[[Op, Found, Rewriter], Value]
     late: bool = False
+    releases: tuple[Release, ...] = RELEASES
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,18 @@ class GraphMistake(Generic[Found]):
         name: as in ``Hardware.mistakes`` and ``docs/vela.md``.
         find: all that the compiler gets wrong; nothing behind ``rewrite``.
         rewrite: changes the graph in place.
+        releases: of the compiler, that make it.
     """
 
     name: str
     find: Callable[[Graph, Target], Sequence[Found]]
     rewrite: Callable[[Graph, Target, Sequence[Found]], None]
+    releases: tuple[Release, ...] = RELEASES
 
 
 AnyMistake = Mistake[Any] | GraphMistake[Any]
+
+
+def is_made(mistake: AnyMistake, target: Target) -> bool:
+    """Whether the compiler of ``target`` makes it; of a release that is not known, any release's."""
+    return mistake.name in target.hardware.mistakes and (target.vela is None or target.vela in mistake.releases)

@@ -1,4 +1,4 @@
-"""Ethos-U: forms that Vela 5.1 compiles to something else, in forms that it compiles right (``docs/vela.md``).
+"""Ethos-U: forms that Vela compiles to something else, in forms that it compiles right (``docs/vela.md``).
 
 ``Hardware.mistakes`` names those that a family meets; the names are checked when this module is imported. Nothing here
 changes a bit of a result. Where a copy helps it is here; ``vela_numbers``, ``vela_shapes`` and ``vela_tables`` have the
@@ -21,10 +21,10 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes import vela_numbers, vela_shapes, vela_tables
+from arm_backend_core.tosa.passes import vela_numbers, vela_rescales, vela_shapes, vela_tables
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.merge import alike
-from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mistake
+from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mistake, is_made
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer, sweep
 from arm_backend_core.tosa.passes.vela_numbers import copied, copy_where
 
@@ -81,7 +81,7 @@ def check_mistakes(graph: Graph, target: Target) -> None:
 
 def _made_by(target: Target) -> list[AnyMistake]:
     """Those that the compiler makes for ``target``, by priority."""
-    return [mistake for mistake in MISTAKES if mistake.name in target.hardware.mistakes]
+    return [mistake for mistake in MISTAKES if is_made(mistake, target)]
 
 
 def _rewrite(graph: Graph, target: Target, *, late: bool) -> None:
@@ -240,10 +240,19 @@ def _is_misplaced_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
-    """Vela makes PAD with 0 a convolution's own: it is with ``input_zp``, and behind a RESHAPE of one image alone."""
+    """Vela makes PAD with 0 a convolution's own, which is with ``input_zp``."""
+    return op.attrs["input_zp"] != 0 and _is_padded_before(op, value)
+
+
+def _is_padded_before(op: Op, value: Value) -> bool:
     source = producer(past(value, "RESHAPE"), "PAD")
-    zeros = source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
-    return zeros and (op.attrs["input_zp"] != 0 or (value.shape[0] > 1 and source is not value.producer))
+    return source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
+
+
+def _becomes_padding_of_images(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """Behind a RESHAPE, Vela makes a PAD the convolution's own for one image alone."""
+    several = value.shape[0] > 1 and value.producer is not None and value.producer.kind == "RESHAPE"
+    return several and _is_padded_before(op, value)
 
 
 def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -308,10 +317,12 @@ MISTAKES: tuple[AnyMistake, ...] = (
     vela_shapes.DILATED,
     copy_where("sliced", (*_APART, *(ELEMENTWISE - UNARY)), _forgets_slice),
     *vela_numbers.MISTAKES,
+    *vela_rescales.MISTAKES,
     copy_where("column", (*_REDUCTIONS, "ARGMAX"), _is_column),
     copy_where("joined", ("CONCAT", "PAD"), _is_misplaced),
     copy_where("joined_table", ("TABLE", "CLAMP"), _is_misplaced_table),
     copy_where("padded_zero", _WINDOWS, _becomes_padding),
+    copy_where("padded_images", _WINDOWS, _becomes_padding_of_images, releases=((5, 1),)),
     copy_where("reshaped_select", ("SELECT",), _read_reshaped),
     copy_where("reshaped_broadcast", tuple(ELEMENTWISE - UNARY), _broadcast_reshaped),
     copy_where("turned_table", ("TABLE", "CLAMP"), _is_second_table),

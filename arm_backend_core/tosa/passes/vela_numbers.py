@@ -17,6 +17,7 @@ from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
+from arm_backend_core.workers.vela import RELEASES, Release
 
 
 def filled(x: Value, number: int, dtype: DType, b: Builder) -> Value:
@@ -35,9 +36,14 @@ def copied(x: Value, b: Builder) -> Value:
     return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
 
 
-def copy_where(name: str, kinds: tuple[str, ...], test: Callable[[Op, Value, Rewriter], bool]) -> Mistake[list[int]]:
+def copy_where(
+    name: str,
+    kinds: tuple[str, ...],
+    test: Callable[[Op, Value, Rewriter], bool],
+    releases: tuple[Release, ...] = RELEASES,
+) -> Mistake[list[int]]:
     """A mistake at each operand of which ``test`` is true of an operator: the operator reads a copy."""
-    return Mistake(name, kinds, partial(_operands_where, test), _copy_operands)
+    return Mistake(name, kinds, partial(_operands_where, test), _copy_operands, releases=releases)
 
 
 def _operands_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> list[int]:
@@ -131,7 +137,7 @@ def _complement(x: Value, b: Builder) -> Value:
     return b.rescale(b.sub(ones, b.rescale(x, DType.INT32, 1.0)), x.dtype, 1.0)
 
 
-def is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
+def _is_scaled_maximum(op: Op, rewriter: Rewriter) -> bool:
     """RESCALE that Vela does with the maximum before it, which U55 and U65 do not scale: it is lost.
 
     To the same type, and nothing else reads the maximum.
@@ -326,6 +332,7 @@ def _reach_padding(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Va
     return rewriter.build.emit(op.kind, (x, taps, bias), op.output.shape, op.output.dtype, **attrs)
 
 
+SCALED_MAXIMUM = Mistake("scaled_maximum", ("RESCALE",), _is_scaled_maximum, _scale_product, releases=((5, 1),))
 #: By priority: of two mistakes at one operator, the first is rewritten first.
 MISTAKES: tuple[AnyMistake, ...] = (
     GraphMistake("equal_weights", _equal_weights, _tell_weights_apart),
@@ -337,7 +344,7 @@ MISTAKES: tuple[AnyMistake, ...] = (
     Mistake("narrowing_cast", ("CAST",), _saturated_bits, _wrap_cast),
     Mistake("chained_cast", ("CAST",), _bits_saturated_in_chain, _wrap_cast),
     copy_where("clamped_cast", ("CLAMP",), _is_clamped_cast),
-    Mistake("scaled_maximum", ("RESCALE",), is_scaled_maximum, _scale_product),
+    SCALED_MAXIMUM,
     Mistake("channel_scales", ("RESCALE",), _has_channel_scales, _scale_product),
     Mistake("unequal_scales", ("RESCALE",), _unequal_scales, _level_scales),
     Mistake("one_of_five", tuple(ELEMENTWISE - UNARY), _is_one_of_five, _four_dimensions),

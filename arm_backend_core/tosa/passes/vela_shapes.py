@@ -54,17 +54,22 @@ def _copy_part(op: Op, found: bool, rewriter: Rewriter) -> Value:
     return rewriter.build.reshape(copied(op.inputs[0], rewriter.build), op.output.shape)
 
 
-def _is_turned_back(op: Op, rewriter: Rewriter) -> bool:
+def _is_turned_back(op: Op, rewriter: Rewriter, *, result: bool) -> bool:
     """TRANSPOSE before a MATMUL or a REDUCE_SUM, which Vela does by a TRANSPOSE that undoes this one.
 
-    It removes both; the operator before gets the shape behind a RESHAPE, and what the program returns of it is lost.
+    It removes both. The operator before gets the shape behind a RESHAPE.
+
+    Args:
+        result: of a ``result`` of the program, which is lost; else of what it does not return.
     """
     x, perms = op.inputs[0], list(op.attrs["perms"])
     own, last = producer(x, "RESHAPE"), x.rank - 1
     source = own.inputs[0] if own else x
     readers = [rewriter.users(value) for value in (x, source)]
     returned = any(read is None or any(reader.kind == "IDENTITY" for reader in read) for read in readers)
-    if (past(source, "RESCALE").producer is None and not returned) or perms != [*range(last - 1), last, last - 1]:
+    if returned != result or perms != [*range(last - 1), last, last - 1]:
+        return False
+    if past(source, "RESCALE").producer is None and not returned:
         return False
     alone = x.shape[0] == 1 if x.rank == 4 else returned and source.shape == (1, *x.shape)
     undone = [kind for kind, does in (("MATMUL", alone), ("REDUCE_SUM", x.rank == 3)) if does]
@@ -123,8 +128,11 @@ def _has_empty_part(op: Op, image: Sequence[int], padding: Sequence[int]) -> boo
 DILATED = Mistake("dilated", ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D"), _is_dilated_beyond, _pad_dilated)
 MISTAKES: tuple[AnyMistake, ...] = (
     Mistake("sliced_rank", ("RESHAPE",), _is_part_of_other_rank, _copy_part),
-    Mistake("turned_back", ("TRANSPOSE",), _is_turned_back, _copy_turned_back),
+    Mistake("turned_result", ("TRANSPOSE",), partial(_is_turned_back, result=True), _copy_turned_back),
+    Mistake(
+        "turned_back", ("TRANSPOSE",), partial(_is_turned_back, result=False), _copy_turned_back, releases=((5, 1),)
+    ),
     Mistake("reversed", ("REVERSE",), _flat_reversed, _reverse_in_three),
     Mistake("sliced_growth", ("RESHAPE",), partial(_is_part_of_other_rank, of_one=True), _copy_part),
-    Mistake("activation", ("TABLE", "CLAMP"), _is_activation_of_images, _flat_activation, late=True),
+    Mistake("activation", ("TABLE", "CLAMP"), _is_activation_of_images, _flat_activation, True, ((5, 1),)),
 )
