@@ -35,8 +35,8 @@ VELA_TESTS := tests/backends/test_ethosu.py tests/models tests/recipes/test_goal
   tests/runtime/test_ethosu.py tests/runtime/test_ethosu_emulator.py tests/runtime/test_ethosu_watch.py \
   tests/runtime/test_ethosu_weights.py tests/runtime/test_forms.py tests/targets tests/tosa/test_hardware_passes.py \
   tests/tosa/test_legality.py tests/tosa/test_workarounds.py
-ONE_JOB := tests/backends/test_ethosu.py tests/targets
-vela = $(if $(1),PYTHONPATH=build/vela-$(1):$(PYTHONPATH))
+ONE_JOB := tests/backends/test_ethosu.py tests/runtime/test_ethosu_emulator.py::test_mistakes_of_vela tests/targets
+vela = $(if $(1),PYTHONPATH=$(CURDIR)/build/vela-$(1))
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -99,7 +99,8 @@ $(BIN)/python:
 	  $(PYTHON) -m pip --python $(BIN)/python install $(PIP_ARGS) pip; }
 
 build/vela-%: | $(READY_TEST)
-	$(PIP) install --quiet --progress-bar off $(PIP_ARGS) --no-deps --target $@ 'ethos-u-vela==$*.*'
+	$(PIP) install --quiet --progress-bar off $(PIP_ARGS) --no-deps --target $@ 'ethos-u-vela==$*.*' || \
+	  { rm -rf $@; false; }
 
 $(READY): pyproject.toml Makefile | $(BIN)/python
 	@scripts/install_pytorch.sh $(BIN)/python $(PIP_ARGS)
