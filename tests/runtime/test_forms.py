@@ -45,8 +45,10 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value
 from arm_backend_core.tosa.passes import finish
 from arm_backend_core.tosa.serialize import serialize
+from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied, WorkerError
 from arm_recipes import ArmRecipeType, ExportRecipe, export
+from tests.graphs import family, graph, npu_cycles
 from tests.runtime.ethosu_emulator import Emulator, read_payload
 
 SPECS = [EthosUCompileSpec(name) for name in ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")]
@@ -705,3 +707,30 @@ def test_a_form_that_fails_ends_no_export(monkeypatch: pytest.MonkeyPatch) -> No
     result = export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), [(x,)])
     assert any("cascades of small ones' raised IndexError: of channels" in note for note in result.report.notes)
     assert len(result.report.delegates) == 1
+
+
+def _widened_table(b: Builder, x: Value) -> Value:
+    narrow = b.rescale(b.table(x, np.arange(-256, 257) * 100), DType.INT16, 1 / 128)
+    return b.logical_left_shift(b.rescale(narrow, DType.INT32, 1.0), b.const([[3]], DType.INT32))
+
+
+@pytest.mark.parametrize("accelerator", ["ethos-u55-128", "ethos-u85-256"])
+@pytest.mark.parametrize("width", [512, 1])
+def test_tables_are_widened_as_the_npu_does(accelerator: str, width: int) -> None:
+    """The same bits, and fewer cycles; a column on U85 as many with Vela 5.1."""
+    target = family(accelerator)
+    before, after = (graph(_widened_table, ((8, width), DType.INT16)) for _ in range(2))
+    take_always(after, target)
+    after.remove_dead()
+    x = np.random.default_rng(0).integers(-(2**15), 2**15, (8, width)).astype(np.int16)
+    assert np.array_equal(*(reference.run(serialize(g), [x])[0] for g in (before, after)))
+    cycles = [npu_cycles(accelerator.rpartition("-")[0], serialize(g)) for g in (before, after)]
+    assert cycles[1] < cycles[0] or (width == 1 and cycles[1] <= cycles[0])
+
+
+@pytest.mark.parametrize(("release", "clamps"), [((5, 1), 1), ((5, 2), 0)])
+def test_bounds_are_for_the_estimate_of_one_release(release: vela.Release, clamps: int) -> None:
+    written = graph(lambda b, x: b.max_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0)), ((1, 4, 4, 8), DType.INT8))
+    take_always(written, family("ethos-u55-128", release))
+    written.remove_dead()
+    assert [op.kind for op in written.ops].count("CLAMP") == clamps
