@@ -829,12 +829,15 @@ EARLY = [
     Mistake(
         "square_at_first", partial(_square, perms=(1, 2, 0, 3), shape=(7, 3, 21)), (((7, 7, 3, 3), DType.INT8),), _OLD
     ),
-    Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW),
-    Mistake("read_part_and_whole", _read_part_and_whole, (((64, 64), DType.INT32),), _NEW),
-    Mistake("read_rescaled_blocks", _read_rescaled, (((1000,), DType.INT8),), _NEW),
-    Mistake("read_halves", _read_halves, (((64, 64), DType.INT32),), _ALL),
-    Mistake("read_rescaled", _read_rescaled, (((180,), DType.INT8),), _OLD),
-    Mistake("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _ALL),
-    Mistake("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _ALL),
+    Mistake("read_twice", _read_twice, (((10, 8), DType.INT32),), _NEW, releases=_FIRST),
+    Mistake("read_part_and_whole", _read_part_and_whole, (((64, 64), DType.INT32),), _NEW, releases=_FIRST),
+    Mistake("read_rescaled_blocks", _read_rescaled, (((1000,), DType.INT8),), _NEW, releases=_FIRST),
+    Mistake("read_halves", _read_halves, (((64, 64), DType.INT32),), _OLD),
+    Mistake("read_halves", _read_halves, (((64, 64), DType.INT32),), _NEW, releases=_FIRST),
+    Mistake("read_rescaled", _read_rescaled, (((180,), DType.INT8),), _OLD, releases=_FIRST),
+    Mistake("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _OLD),
+    Mistake("read_joined", _read_joined, (((1, 64), DType.INT32),) * 2, _NEW, releases=_FIRST),
+    Mistake("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _OLD),
+    Mistake("read_tiled", _read_tiled, (((20, 1), DType.INT8),), _NEW, releases=_FIRST),
     Mistake("turned_images", _turned_images, (((32, 16), DType.INT8),), _OLD),
 ]
