@@ -3,7 +3,7 @@
 The two operations before a DMA ("kernels") may still be under way, and Vela mistakes where parts of tensors are. The
 smallest NPUs lose tables in each kernel without one, and Vela passes over some of these. Constants are left to it.
 A kernel may begin before the last blocks of the one before are written (BLOCKDEP): none does that reads these in
-another way than as whole rows of the same tensor, and no RESIZE, which Vela takes to read as far as it writes.
+another way than as whole rows of the same tensor, no chain, and no RESIZE, which for Vela reads as far as it writes.
 """
 
 from collections import defaultdict
@@ -46,9 +46,8 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
             maps = MAPS[: 3 if number == _ELEMENTWISE else 2]
             kernels = [*kernels[-1:], list(_kernel(registers, maps))]
             apart = new and any(npu.is_chained(registers[precision]) for *_, precision, _ in maps)
-            late = number == _RESIZE or (
-                len(kernels) > 1 and not apart and _reads_otherwise(registers, kernels, written)
-            )
+            # Vela 5.2 has chains begin early too, by what each of their operations reads; 5.1 has none do that.
+            late = number == _RESIZE or apart or (len(kernels) > 1 and _reads_otherwise(registers, kernels, written))
             if changed != (late and registers[_BLOCKDEP] > 0):
                 changed = not changed
                 put(*encoded(_BLOCKDEP, 0 if changed else registers[_BLOCKDEP]))
