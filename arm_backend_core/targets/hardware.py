@@ -291,8 +291,7 @@ _U55_LIMITS: dict[str, Limit] = {
 }
 _SHAPES = (
     *("sliced", "sliced_rank", "column", "joined", "padded_zero", "padded_images", "turned_back", "turned_result"),
-    *("returned_view", "dilated"),
-    "unclipped",
+    *("returned_view", "dilated", "unclipped", "joined_again"),
 )
 _U55 = Hardware(
     lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE, "GATHER", "SCATTER", "INTDIV")),

@@ -489,6 +489,25 @@ def _padded_rescale(b: Builder, x: Value) -> Value:
     return b.pad(b.rescale(x, DType.INT32, 3.0), ((0, 0), (1, 0), (0, 0), (2, 0)), 5)
 
 
+def _twice_over(b: Builder, x: Value) -> Value:
+    return b.concat([x, x], 1)
+
+
+def _padded_again(b: Builder, x: Value) -> Value:
+    return b.pad(b.rescale(_twice_over(b, x), DType.INT8, 0.7), ((0, 0), (0, 1), (0, 0), (0, 2)), 5)
+
+
+def _concatenated_again(b: Builder, x: Value) -> Value:
+    return b.concat([x, b.rescale(b.reshape(b.tile(x, (1, 1, 1, 2)), (1, 6, 4, 6)), DType.INT8, 0.7, 3, -4)], 1)
+
+
+def _scaled_join(b: Builder, x: Value, *, last: bool = False) -> Value:
+    """Before a RESHAPE; or of a RESHAPE, as the first operand of another CONCAT."""
+    joined = _twice_over(b, x)
+    scaled = b.rescale(b.reshape(joined, (1, 6, 4, 6)) if last else joined, DType.INT8, 0.7)
+    return b.concat([scaled, x], 1) if last else b.pad(b.reshape(scaled, (1, 4, 6, 6)), ((0, 0), (1, 0)) * 2, 5)
+
+
 def _joined_scaled(b: Builder, x: Value) -> Value:
     """A RESCALE that is first in what it writes, and one that the convolution before does."""
     return b.concat([b.rescale(_fine(b, b.rescale(x, DType.INT32, 1e4)), DType.INT8, 0.1), _mixed(b, x)], 3)
@@ -685,6 +704,29 @@ MISTAKES = (
     ),
     Mistake("rescaled_rows", _rescaled_rows, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
     Mistake("rescaled_parts_apart", _rescaled_parts, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake(
+        "rescaled_join",
+        lambda b, x: b.rescale(_twice_over(b, x), DType.INT32, 3.0),
+        (((1, 3, 4, 6), DType.INT8),),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Mistake(
+        "rescaled_tiles",
+        lambda b, x: b.rescale(b.reshape(b.tile(x, (1, 2, 1, 1)), (144,)), DType.INT8, 1e-7),
+        (((1, 3, 4, 6), DType.INT32),),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Mistake(
+        "rescaled_pad",
+        lambda b, x: b.rescale(b.pad(x, ((0, 0), (1, 0), (0, 0), (2, 0)), 5), DType.INT32, 1.0),
+        (((1, 3, 4, 6), DType.INT16),),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Mistake("joined_again", _padded_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
+    Mistake("joined_again_tiled", _concatenated_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
     Mistake("joined_rescale", _joined_rescale, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
     Mistake("joined_rescale_padded", _padded_rescale, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
@@ -694,7 +736,7 @@ MISTAKES = (
 )
 #: What no lowering writes, so that no pass need look for it.
 UNWRITTEN = (
-    Mistake("strided_images", _strided_images, (((2, 1, 5, 1), DType.INT8),), _ALL),
+    Mistake("strided_images", _strided_images, (((2, 1, 5, 1), DType.INT8),), _ALL, releases=_FIRST),
     Mistake("padded_depth", _padded_depth, (((1, 3, 4, 3, 1), DType.INT8),), _OLD, _OLD),
     Mistake(
         "narrow_shift",
@@ -712,6 +754,8 @@ UNWRITTEN = (
 RIGHT = (
     Mistake("summed_parts", _summed_parts, (((1, 3, 4, 6), DType.INT8),), ()),
     Mistake("joined_scaled", _joined_scaled, (((1, 3, 4, 6), DType.INT8),), ()),
+    Mistake("scaled_join", _scaled_join, (((1, 3, 4, 6), DType.INT8),), ()),
+    Mistake("scaled_join_first", partial(_scaled_join, last=True), (((1, 3, 4, 6), DType.INT8),), ()),
     Mistake(
         "number_of_five",
         lambda b, x: b.maximum(x, b.const([[[[[31]]]]], DType.INT32)),

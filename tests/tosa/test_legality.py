@@ -15,6 +15,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.legality import op_refusal, refusal
 from arm_backend_core.tosa.serialize import serialize
+from arm_backend_core.workers.vela import installed
 from tests.graphs import Body, Input, compiles, family, graph
 
 BOOL, I8, I16, I32, I48 = DType.BOOL, DType.INT8, DType.INT16, DType.INT32, DType.INT48
@@ -217,10 +218,13 @@ def _convolutions() -> Iterator[Case]:
             ("ethos-u85",),
         )
         for depth in (1, 3):
+            # Vela 5.2 takes int16, on U55 and U65 too; the core writes no CONV3D.
+            stricter = _OLD if dtype is I16 and depth == 1 and installed() > (5, 1) else ()
             yield Case(
                 f"CONV3D {dtype.value} {depth}",
                 lambda b, x, d=depth: _conv3d(b, x, _constant((8, d, 3, 3, 4))),
                 (((1, 4, 6, 6, 4), dtype),),
+                stricter,
             )
         product: Body = lambda b, x, y: b.rescale(b.matmul(x, y), I8, 0.01)  # noqa: E731
         yield Case(f"MATMUL {dtype.value}", product, (((2, 16, 8), dtype), ((2, 8, 16), dtype)))

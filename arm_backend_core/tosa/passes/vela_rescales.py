@@ -1,7 +1,8 @@
-"""RESCALEs to or from 32 bits of which Vela 5.2 forgets what part of a tensor they read or write (U55, U65) (``vela``).
+"""RESCALEs of which Vela 5.2 forgets what part of a tensor they read or write (``vela``).
 
-These NPUs compute such a RESCALE as a MUL, behind a widening ADD where it reads int8 or int16, unless an operator does
-it on its way. 5.2 moves SLICE, CONCAT and PAD into it before it writes these, which it gives the whole tensor.
+U55 and U65 compute a RESCALE to or from 32 bits as a MUL, behind a widening ADD where it reads int8 or int16, unless an
+operator does it on its way. 5.2 moves SLICE, CONCAT, PAD and TILE into it before it writes these, which it gives the
+whole tensor. On all NPUs it joins a CONCAT or TILE, a RESCALE and the CONCAT or PAD behind, and writes one part.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ _SCALING = (
     *("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TABLE", "TRANSPOSE_CONV2D"),
 )
 _ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
+#: Operators that write their operands as parts of a tensor.
+_JOINS = ("CONCAT", "PAD", "TILE")
 
 
 def _is_in_32_bits(op: Op) -> bool:
@@ -28,14 +31,34 @@ def _is_in_32_bits(op: Op) -> bool:
 
 
 def _reads_part(op: Op, rewriter: Rewriter) -> bool:
-    """Whether a RESCALE reads a SLICE, past RESHAPEs that add or drop dimensions of size 1, and is one of its own."""
+    """Whether a RESCALE of its own reads a SLICE, past RESHAPEs that add or drop dimensions of size 1, or a join."""
+    if not _is_in_32_bits(op):
+        return False
     part = op.inputs[0]
     while (view := producer(part, "RESHAPE")) is not None and alike(part.shape, view.inputs[0].shape):
         part = view.inputs[0]
-    if not _is_in_32_bits(op) or producer(part, "SLICE") is None:
+    if producer(part, "SLICE") is None and _join(op, rewriter) is None:
         return False
     readers = rewriter.users(op.output)
     return not readers or not all(reads_narrow(reader) for reader in readers)
+
+
+def _join(op: Op, rewriter: Rewriter) -> Op | None:
+    """The CONCAT, PAD or TILE whose result a RESCALE alone reads, also past RESHAPEs."""
+    value = op.inputs[0]
+    while rewriter.single_use(value) and (view := producer(value, "RESHAPE")) is not None:
+        value = view.inputs[0]
+    join = value.producer
+    return join if join is not None and join.kind in _JOINS and rewriter.single_use(value) else None
+
+
+def _joins_again(op: Op, rewriter: Rewriter) -> bool:
+    """Whether a RESCALE has a CONCAT or TILE before it and, as its only reader, PAD or a CONCAT that is not first."""
+    join, readers = _join(op, rewriter), rewriter.users(op.output)
+    if join is None or join.kind == "PAD" or readers is None or len(readers) != 1:
+        return False
+    reader = readers[0]
+    return reader.kind == "PAD" or (reader.kind == "CONCAT" and op.output is not reader.inputs[0])
 
 
 def reads_narrow(op: Op) -> bool:
@@ -48,14 +71,14 @@ def reads_narrow(op: Op) -> bool:
 
 
 def _copy_read(op: Op, found: bool, rewriter: Rewriter) -> Value:
-    """The RESCALE of x * 1, which is int32 already: then all that is left where it is by 1."""
+    """The RESCALE of x * 1, which is int32 already: then all that is left where it is by 1 to int32."""
     b, part, attrs = rewriter.build, op.inputs[0], op.attrs
-    if part.dtype not in _NARROW or attrs["input_zp"] != 0 or op.output.dtype is not DType.INT32:
+    if part.dtype not in _NARROW or attrs["input_zp"] != 0:
         return b.emit("RESCALE", (copied(part, b),), op.output.shape, op.output.dtype, **attrs)
     wide = b.mul(part, filled(part, 1, part.dtype, b))
-    if power_of_two(op) == 0 and attrs["output_zp"] == 0:
+    if power_of_two(op) == 0 and attrs["output_zp"] == 0 and op.output.dtype is DType.INT32:
         return wide
-    return b.emit("RESCALE", (wide,), op.output.shape, DType.INT32, **attrs)
+    return b.emit("RESCALE", (wide,), op.output.shape, op.output.dtype, **attrs)
 
 
 def _is_written_whole(reader: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -80,5 +103,6 @@ def _scales(op: Op | None, rewriter: Rewriter) -> bool:
 
 MISTAKES: tuple[AnyMistake, ...] = (
     Mistake("rescaled_part", ("RESCALE",), _reads_part, _copy_read, releases=((5, 2),)),
+    Mistake("joined_again", ("RESCALE",), _joins_again, _copy_read, releases=((5, 2),)),
     copy_where("joined_rescale", ("CONCAT", "PAD"), _is_written_whole, releases=((5, 2),)),
 )
