@@ -22,6 +22,7 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
+from arm_backend_core.workers.vela import installed
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
 from arm_recipes.runtime.ethosu_payload import read_parts
@@ -136,7 +137,7 @@ def test_findings_are_counted_and_change_nothing(emulator: Emulator) -> None:
     for place in waits:
         payload = _with(payload, place, _NOTHING)
     assert np.array_equal(_run(emulator, payload, fails=UNWRITTEN), right)
-    assert emulator.figures.hazards == len(waits) > 5
+    assert emulator.figures.hazards == len(waits) == {(5, 1): 10, (5, 2): 14}[installed()]
 
 
 def test_inputs_that_are_not_there(emulator: Emulator) -> None:
