@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.metadata import version
 
 import numpy as np
 
+from arm_backend_core.workers.vela import installed
 from tests.tflite.network import Network, Operator
 
 #: A result is another; Vela ends with an error; the operator is left to the CPU; an operation may begin too early.
@@ -43,8 +43,7 @@ class Deviation:
 
     def is_mended(self) -> bool:
         """Whether the installed Vela does it right."""
-        major, minor = version("ethos-u-vela").split(".")[:2]
-        return self.mended is not None and (int(major), int(minor)) >= self.mended
+        return self.mended is not None and installed() >= self.mended
 
 
 def deviations(net: Network, core: str) -> list[Deviation]:
