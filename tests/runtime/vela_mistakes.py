@@ -32,6 +32,8 @@ DAMAGING = {
     "rescaled_part": _OLD,
     "rescaled_part_scaled": _OLD,
     "rescaled_parts_apart": _OLD,
+    "rescaled_part_for_two": _OLD,
+    "rescaled_part_beside_result": _OLD,
 }
 
 
@@ -313,6 +315,18 @@ def _turned_back_input(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return b.emit("IDENTITY", (x,), x.shape, x.dtype), product
 
 
+def _turned_back_view(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """What is returned is another RESHAPE of the same."""
+    rows = _twice(b, x)
+    turned = b.transpose(b.reshape(rows, (1, 9, 4, 16)), (0, 1, 3, 2))
+    return b.reshape(rows, (24, 24)), b.matmul(y, b.reshape(turned, (9, 16, 4)))
+
+
+def _summed_view(b: Builder, x: Value) -> tuple[Value, ...]:
+    turned = b.transpose(b.reshape(x, (9, 4, 16)), (0, 2, 1))
+    return b.reshape(x, (9, 64)), b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1)
+
+
 def _turned_to_sum(b: Builder, x: Value) -> Value:
     turned = b.transpose(b.reshape(_mixed(b, x), (9, 4, 16)), (0, 2, 1))
     return b.rescale(b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1), DType.INT8, 0.1)
@@ -478,6 +492,33 @@ def _summed_parts(b: Builder, x: Value) -> Value:
     total = b.add(b.rescale(first, DType.INT32, 1.0), b.rescale(second, DType.INT32, 1.0))
     along = b.reduce("REDUCE_SUM", b.rescale(first, DType.INT32, 1.0), 2)
     return b.rescale(b.add(total, along), DType.INT8, 0.05)
+
+
+def _rescaled_for_two(b: Builder, x: Value) -> tuple[Value, ...]:
+    """One RESCALE for an ADD and a REDUCE_SUM."""
+    part, other = (b.rescale(b.slice(x, (0, 0, 0, i), (1, 3, 4, 5)), DType.INT32, 1.0) for i in (1, 0))
+    return b.add(part, other), b.reduce("REDUCE_SUM", part, 2)
+
+
+def _rescaled_beside_result(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """The ADD's other operand is returned too, so that it is int32."""
+    other = b.rescale(y, DType.INT32, 1.0)
+    return b.add(_rescaled_part(b, x, 1.0), other), other
+
+
+def _rescaled_for_arithmetic(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """One RESCALE for two operators on elements."""
+    part, other = _rescaled_part(b, x, 1.0), b.rescale(y, DType.INT32, 1.0)
+    return b.add(part, other), b.mul(other, part)
+
+
+def _joined_channel_scales(b: Builder, x: Value, *, wide: bool) -> Value:
+    """Of int8, or of the sums of two convolutions."""
+    parts = [x, x]
+    if wide:
+        weights = [b.const(np.full((6, 1, 1, 6), weight), DType.INT8) for weight in (2, 3)]
+        parts = [b.conv2d(x, weight, b.const([0] * 6, DType.INT32), pad=(0, 0, 0, 0)) for weight in weights]
+    return b.rescale(b.concat(parts, 3), DType.INT8, np.linspace(0.1, 0.9, 12), 0 if wide else 3, 4)
 
 
 def _joined_rescale(b: Builder, x: Value) -> Value:
@@ -658,6 +699,13 @@ MISTAKES = (
         (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
     ),
+    Mistake(
+        "turned_back_view",
+        _turned_back_view,
+        (((576,), DType.INT8), ((9, 4, 16), DType.INT8)),
+        _ALL,
+    ),
+    Mistake("summed_view", _summed_view, (((576,), DType.INT8),), _ALL),
     Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL, releases=_FIRST),
     Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
     Mistake("returned_reshape_of_reshape", _returned_reshape_of_reshape, (((9, 3, 2), DType.INT8),), _ALL),
@@ -704,6 +752,14 @@ MISTAKES = (
     ),
     Mistake("rescaled_rows", _rescaled_rows, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
     Mistake("rescaled_parts_apart", _rescaled_parts, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake("rescaled_part_for_two", _rescaled_for_two, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake(
+        "rescaled_part_beside_result",
+        _rescaled_beside_result,
+        (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT8)),
+        _OLD,
+        releases=_SECOND,
+    ),
     Mistake(
         "rescaled_join",
         lambda b, x: b.rescale(_twice_over(b, x), DType.INT32, 3.0),
@@ -727,6 +783,21 @@ MISTAKES = (
     ),
     Mistake("joined_again", _padded_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
     Mistake("joined_again_tiled", _concatenated_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
+    Mistake(
+        "joined_channel_scales",
+        partial(_joined_channel_scales, wide=False),
+        (((1, 3, 4, 6), DType.INT8),),
+        _NEW,
+        _NEW,
+        _SECOND,
+    ),
+    Mistake(
+        "joined_channel_scales_of_sums",
+        partial(_joined_channel_scales, wide=True),
+        (((1, 3, 4, 6), DType.INT8),),
+        _ALL,
+        releases=_SECOND,
+    ),
     Mistake("joined_rescale", _joined_rescale, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
     Mistake("joined_rescale_padded", _padded_rescale, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
@@ -753,6 +824,12 @@ UNWRITTEN = (
 #: Beside some of the above: what Vela compiles right, and no pass need write otherwise.
 RIGHT = (
     Mistake("summed_parts", _summed_parts, (((1, 3, 4, 6), DType.INT8),), ()),
+    Mistake(
+        "rescaled_for_arithmetic",
+        _rescaled_for_arithmetic,
+        (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT8)),
+        (),
+    ),
     Mistake("joined_scaled", _joined_scaled, (((1, 3, 4, 6), DType.INT8),), ()),
     Mistake("scaled_join", _scaled_join, (((1, 3, 4, 6), DType.INT8),), ()),
     Mistake("scaled_join_first", partial(_scaled_join, last=True), (((1, 3, 4, 6), DType.INT8),), ()),

@@ -40,7 +40,7 @@ def _reads_part(op: Op, rewriter: Rewriter) -> bool:
     if producer(part, "SLICE") is None and _join(op, rewriter) is None:
         return False
     readers = rewriter.users(op.output)
-    return not readers or not all(reads_narrow(reader) for reader in readers)
+    return not readers or not all(_reads_without(reader, rewriter) for reader in readers)
 
 
 def _join(op: Op, rewriter: Rewriter) -> Op | None:
@@ -53,8 +53,13 @@ def _join(op: Op, rewriter: Rewriter) -> Op | None:
 
 
 def _joins_again(op: Op, rewriter: Rewriter) -> bool:
-    """Whether a RESCALE has a CONCAT or TILE before it and, as its only reader, PAD or a CONCAT that is not first."""
+    """Whether a RESCALE has a CONCAT or TILE before it and, as its only reader, PAD or a CONCAT that is not first.
+
+    Or has a scale for each channel: those of the parts' channels are the first ones, whatever channels these become.
+    """
     join, readers = _join(op, rewriter), rewriter.users(op.output)
+    if join is not None and op.attrs["per_channel"]:
+        return True
     if join is None or join.kind == "PAD" or readers is None or len(readers) != 1:
         return False
     reader = readers[0]
@@ -68,6 +73,16 @@ def reads_narrow(op: Op) -> bool:
     binary = op.kind in _ARITHMETIC and len(terms) == 2
     plain = all(term is not None and power_of_two(term) == 0 for term in terms)
     return (op.kind == "REDUCE_SUM" or binary) and plain and len(kinds) == 1 and kinds <= {*_NARROW}
+
+
+def _reads_without(op: Op, rewriter: Rewriter) -> bool:
+    """Whether it does so here: of RESCALEs that others read too, Vela repeats those that arithmetic alone reads."""
+    return reads_narrow(op) and all(_is_repeated(value, rewriter) for value in op.inputs)
+
+
+def _is_repeated(value: Value, rewriter: Rewriter) -> bool:
+    readers = rewriter.users(value)
+    return readers is not None and (len(readers) == 1 or all(reader.kind in _ARITHMETIC for reader in readers))
 
 
 def _copy_read(op: Op, found: bool, rewriter: Rewriter) -> Value:
@@ -98,7 +113,7 @@ def _scales(op: Op | None, rewriter: Rewriter) -> bool:
     if op is None or not rewriter.single_use(op.output):
         return False
     narrow = op.kind in _ARITHMETIC and all(value.dtype in _NARROW for value in op.inputs)
-    return op.kind in _SCALING or narrow or reads_narrow(op)
+    return op.kind in _SCALING or narrow or _reads_without(op, rewriter)
 
 
 MISTAKES: tuple[AnyMistake, ...] = (
