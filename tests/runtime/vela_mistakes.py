@@ -33,6 +33,7 @@ DAMAGING = {
     "rescaled_part_scaled": _OLD,
     "rescaled_parts_apart": _OLD,
     "rescaled_part_for_two": _OLD,
+    "rescaled_parts": _OLD,
     "rescaled_part_beside_result": _OLD,
 }
 
@@ -521,6 +522,44 @@ def _joined_channel_scales(b: Builder, x: Value, *, wide: bool) -> Value:
     return b.rescale(b.concat(parts, 3), DType.INT8, np.linspace(0.1, 0.9, 12), 0 if wide else 3, 4)
 
 
+def _for_two_parts(b: Builder, x: Value, scale: float, shape: tuple[int, ...]) -> tuple[Value, ...]:
+    """One RESCALE, of whose rows two parts are read."""
+    rows, (height, width) = b.reshape(b.rescale(x, DType.INT32, scale), shape), shape[-2:]
+    parts = [b.slice(rows, (0,) * (len(shape) - 2) + (i, 0), (*shape[:-2], height - 1, width)) for i in (0, 1)]
+    numbers = [b.const(np.full((1,) * len(shape), number), DType.INT32) for number in (7, 9)]
+    return tuple(b.add(part, number) for part, number in zip(parts, numbers, strict=True))
+
+
+def _chosen(b: Builder, x: Value, y: Value) -> Value:
+    large = b.compare("GREATER", b.cast(x, DType.INT32), b.const(np.full((1,) * x.rank, 5), DType.INT32))
+    return b.rescale(b.select(large, x, y), DType.INT32, 2.0)
+
+
+def _read_by_one(b: Builder, x: Value, kind: str) -> Value:
+    return b.emit(kind, (b.rescale(x, DType.INT32, 3.0),), x.shape, DType.INT32)
+
+
+def _product_rescaled(b: Builder, x: Value, first: float, second: float, dtype: DType, zero_point: int) -> Value:
+    product = b.mul(x, b.const(np.full((1,) * x.rank, 3), DType.INT8))
+    return b.rescale(b.rescale(product, DType.INT8, first), dtype, second, 0, zero_point)
+
+
+def _channels_moved(b: Builder, x: Value) -> Value:
+    """Of sums that int8 cannot hold."""
+    weight, bias = b.const(np.full((3, 1, 1, 6), 3), DType.INT8), b.const([0] * 3, DType.INT32)
+    wide = b.conv2d(x, weight, bias, pad=(0, 0, 0, 0))
+    return b.rescale(b.rescale(wide, DType.INT8, 0.5), DType.INT8, 1.0, 0, 5)
+
+
+def _peaks_apart(b: Builder, x: Value) -> Value:
+    """Windows of a stride over 3 are operations of their own."""
+    return b.rescale(b.max_pool2d(x, (4, 4), (4, 4), (0, 0, 0, 0)), DType.INT32, 3.0)
+
+
+def _joined_upsampling(b: Builder, x: Value) -> Value:
+    return b.concat([b.const(np.zeros((1, 5, 6, 5)), DType.INT8), _transpose_convolution(b, x, 1)], 0)
+
+
 def _joined_rescale(b: Builder, x: Value) -> Value:
     beside = b.const(np.arange(36).reshape(1, 3, 4, 3), DType.INT8)
     return b.concat([beside, b.rescale(_fine(b, x), DType.INT8, 1e-4)], 3)
@@ -781,6 +820,44 @@ MISTAKES = (
         _OLD,
         releases=_SECOND,
     ),
+    Mistake(
+        "rescaled_parts",
+        partial(_for_two_parts, scale=3.0, shape=(1, 3, 4, 6)),
+        (((1, 3, 4, 6), DType.INT8),),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Mistake(
+        "reshaped_parts",
+        partial(_for_two_parts, scale=3.0, shape=(12, 6)),
+        (((1, 3, 4, 6), DType.INT8),),
+        _NEW,
+        _NEW,
+        _SECOND,
+    ),
+    Mistake(
+        "clipped_product",
+        partial(_product_rescaled, first=1.0, second=128.0, dtype=DType.INT16, zero_point=0),
+        (((1, 3, 4, 6), DType.INT8),),
+        _ALL,
+    ),
+    Mistake(
+        "clipped_rescale", lambda b, x: b.rescale(_pooled(b, x), DType.INT32, 3.0), (_IMAGE,), _NEW, releases=_SECOND
+    ),
+    Mistake("clipped_choice", _chosen, (_IMAGE, _IMAGE), _NEW, _NEW, _SECOND),
+    *(
+        Mistake(f"rescaled_{kind.lower()}", partial(_read_by_one, kind=kind), (_IMAGE,), _NEW)
+        for kind in ("ABS", "CLZ")
+    ),
+    Mistake("rescaled_peaks", _peaks_apart, (((1, 8, 8, 4), DType.INT8),), _ALL, releases=_SECOND),
+    Mistake(
+        "unclipped_scaled",
+        partial(_product_rescaled, first=1.0, second=0.7, dtype=DType.INT8, zero_point=0),
+        (((1, 3, 4, 6), DType.INT8),),
+        _ALL,
+    ),
+    Mistake("unclipped_move", _channels_moved, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
+    Mistake("joined_upsampling", _joined_upsampling, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake("joined_again", _padded_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
     Mistake("joined_again_tiled", _concatenated_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
     Mistake(
@@ -828,6 +905,18 @@ RIGHT = (
         "rescaled_for_arithmetic",
         _rescaled_for_arithmetic,
         (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT8)),
+        (),
+    ),
+    Mistake(
+        "strided_sums",
+        lambda b, x: b.rescale(_convolution(b, x, pad=(0, 0, 0, 0), stride=(4, 4)), DType.INT32, 1.0),
+        (((1, 11, 11, 4), DType.INT8),),
+        (),
+    ),
+    Mistake(
+        "widened_average",
+        lambda b, x: b.rescale(b.avg_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0)), DType.INT32, 3.0),
+        (_IMAGE,),
         (),
     ),
     Mistake("joined_scaled", _joined_scaled, (((1, 3, 4, 6), DType.INT8),), ()),
