@@ -34,6 +34,7 @@ DAMAGING = {
     "rescaled_parts_apart": _OLD,
     "rescaled_part_for_two": _OLD,
     "rescaled_parts": _OLD,
+    "rescaled_part_beside_rescale": _OLD,
     "rescaled_part_beside_result": _OLD,
 }
 
@@ -507,6 +508,11 @@ def _rescaled_beside_result(b: Builder, x: Value, y: Value) -> tuple[Value, ...]
     return b.add(_rescaled_part(b, x, 1.0), other), other
 
 
+def _rescaled_beside_rescale(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """As the next, but the other's RESCALE becomes one with that before it."""
+    return _rescaled_for_arithmetic(b, x, b.rescale(y, DType.INT8, 1e-7))
+
+
 def _rescaled_for_arithmetic(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     """One RESCALE for two operators on elements."""
     part, other = _rescaled_part(b, x, 1.0), b.rescale(y, DType.INT32, 1.0)
@@ -796,6 +802,13 @@ MISTAKES = (
         "rescaled_part_beside_result",
         _rescaled_beside_result,
         (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT8)),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Mistake(
+        "rescaled_part_beside_rescale",
+        _rescaled_beside_rescale,
+        (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT32)),
         _OLD,
         releases=_SECOND,
     ),

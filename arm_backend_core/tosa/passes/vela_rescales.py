@@ -29,6 +29,8 @@ _SCALING = (
 _ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
 #: Operators that write their operands as parts of a tensor.
 _JOINS = ("CONCAT", "PAD", "TILE")
+#: Those that become part of no RESCALE.
+_MOVES = (*_JOINS, "GATHER", "IDENTITY", "REVERSE", "SCATTER", "SLICE", "TRANSPOSE")
 _ONE_OPERAND = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
 #: Operators for each of which Vela repeats a RESCALE.
 _REPEATED = frozenset({*_ARITHMETIC, *_ONE_OPERAND} - {"SELECT"})
@@ -160,8 +162,22 @@ def _copy_written(op: Op, found: bool, rewriter: Rewriter) -> Value:
 
 
 def _reads_without(op: Op, rewriter: Rewriter) -> bool:
-    """Whether it does so here: of RESCALEs that others read too, Vela repeats those that arithmetic alone reads."""
-    return reads_narrow(op) and all(_is_repeated(value, rewriter) for value in op.inputs)
+    """Whether it does so here: of RESCALEs that others read too, Vela repeats those that arithmetic alone reads.
+
+    But before it repeats one, it gives the others to the operators before them.
+    """
+    if not reads_narrow(op) or not all(_is_repeated(value, rewriter) for value in op.inputs):
+        return False
+    alone = all(rewriter.single_use(value) for value in op.inputs)
+    return alone or not any(_is_given_back(value, rewriter) for value in op.inputs)
+
+
+def _is_given_back(value: Value, rewriter: Rewriter) -> bool:
+    """Whether an operator that moves nothing gives what the RESCALE of ``value`` alone reads, past RESHAPEs."""
+    x = value.producer.inputs[0] if value.producer is not None else value
+    while rewriter.single_use(x) and (view := producer(x, "RESHAPE")) is not None:
+        x = view.inputs[0]
+    return rewriter.single_use(x) and x.producer is not None and x.producer.kind not in _MOVES
 
 
 def _is_repeated(value: Value, rewriter: Rewriter) -> bool:
