@@ -253,8 +253,10 @@ def _keep_clip(op: Op, found: bool, rewriter: Rewriter) -> Value:
 
 
 def _widened(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
+    """Whether such a RESCALE reads it; on U55 and U65 one that scales is joined with what it alone reads."""
+    joined = scaled and (rewriter.single_use(value) or rewriter.build.target.family == "ethos-u85")
     for op in rewriter.users(value) or ():
-        if op.kind == "RESCALE" and (power_of_two(op) == 0 or scaled) and op.output.dtype.bytes >= value.dtype.bytes:
+        if op.kind == "RESCALE" and (power_of_two(op) == 0 or joined) and op.output.dtype.bytes >= value.dtype.bytes:
             return True
         if op.kind in ("CONCAT", "RESHAPE") and _widened(op.output, rewriter, scaled=scaled):
             return True
