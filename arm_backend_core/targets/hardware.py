@@ -291,7 +291,8 @@ _U55_LIMITS: dict[str, Limit] = {
 }
 _SHAPES = (
     *("sliced", "sliced_rank", "column", "joined", "padded_zero", "padded_images", "turned_back", "turned_result"),
-    *("returned_view", "dilated", "unclipped", "joined_again"),
+    *("returned_view", "dilated", "unclipped", "unclipped_scaled", "unclipped_move", "joined_again"),
+    *("clipped_rescale", "reshaped_parts"),
 )
 _U55 = Hardware(
     lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE, "GATHER", "SCATTER", "INTDIV")),
@@ -305,7 +306,7 @@ _U55 = Hardware(
     mistakes=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
         *("scaled_maximum", "channel_scales", "one_of_five", "reshaped_broadcast", "joined_table", "activation"),
-        *("rescaled_part", "joined_rescale"),
+        *("rescaled_part", "rescaled_parts", "joined_rescale", "joined_upsampling"),
     ),
     forgotten=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
@@ -321,7 +322,15 @@ _U85 = Hardware(
     slow_weights=256,
     mistakes=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
-        *("turned_table", "two_tables", "activation", "sliced_growth", "unclipped_scaled", "chained_cast"),
+        *(
+            "turned_table",
+            "two_tables",
+            "activation",
+            "sliced_growth",
+            "unclipped_scaled",
+            "chained_cast",
+            "rescaled_once",
+        ),
     ),
     forgotten=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE

@@ -32,6 +32,10 @@ DAMAGING = {
     "rescaled_part": _OLD,
     "rescaled_part_scaled": _OLD,
     "rescaled_parts_apart": _OLD,
+    "rescaled_part_for_two": _OLD,
+    "rescaled_parts": _OLD,
+    "rescaled_part_beside_rescale": _OLD,
+    "rescaled_part_beside_result": _OLD,
 }
 
 
@@ -313,6 +317,18 @@ def _turned_back_input(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     return b.emit("IDENTITY", (x,), x.shape, x.dtype), product
 
 
+def _turned_back_view(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """What is returned is another RESHAPE of the same."""
+    rows = _twice(b, x)
+    turned = b.transpose(b.reshape(rows, (1, 9, 4, 16)), (0, 1, 3, 2))
+    return b.reshape(rows, (24, 24)), b.matmul(y, b.reshape(turned, (9, 16, 4)))
+
+
+def _summed_view(b: Builder, x: Value) -> tuple[Value, ...]:
+    turned = b.transpose(b.reshape(x, (9, 4, 16)), (0, 2, 1))
+    return b.reshape(x, (9, 64)), b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1)
+
+
 def _turned_to_sum(b: Builder, x: Value) -> Value:
     turned = b.transpose(b.reshape(_mixed(b, x), (9, 4, 16)), (0, 2, 1))
     return b.rescale(b.reduce("REDUCE_SUM", b.rescale(turned, DType.INT32, 1.0), 1), DType.INT8, 0.1)
@@ -478,6 +494,76 @@ def _summed_parts(b: Builder, x: Value) -> Value:
     total = b.add(b.rescale(first, DType.INT32, 1.0), b.rescale(second, DType.INT32, 1.0))
     along = b.reduce("REDUCE_SUM", b.rescale(first, DType.INT32, 1.0), 2)
     return b.rescale(b.add(total, along), DType.INT8, 0.05)
+
+
+def _rescaled_for_two(b: Builder, x: Value) -> tuple[Value, ...]:
+    """One RESCALE for an ADD and a REDUCE_SUM."""
+    part, other = (b.rescale(b.slice(x, (0, 0, 0, i), (1, 3, 4, 5)), DType.INT32, 1.0) for i in (1, 0))
+    return b.add(part, other), b.reduce("REDUCE_SUM", part, 2)
+
+
+def _rescaled_beside_result(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """The ADD's other operand is returned too, so that it is int32."""
+    other = b.rescale(y, DType.INT32, 1.0)
+    return b.add(_rescaled_part(b, x, 1.0), other), other
+
+
+def _rescaled_beside_rescale(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """As the next, but the other's RESCALE becomes one with that before it."""
+    return _rescaled_for_arithmetic(b, x, b.rescale(y, DType.INT8, 1e-7))
+
+
+def _rescaled_for_arithmetic(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """One RESCALE for two operators on elements."""
+    part, other = _rescaled_part(b, x, 1.0), b.rescale(y, DType.INT32, 1.0)
+    return b.add(part, other), b.mul(other, part)
+
+
+def _joined_channel_scales(b: Builder, x: Value, *, wide: bool) -> Value:
+    """Of int8, or of the sums of two convolutions."""
+    parts = [x, x]
+    if wide:
+        weights = [b.const(np.full((6, 1, 1, 6), weight), DType.INT8) for weight in (2, 3)]
+        parts = [b.conv2d(x, weight, b.const([0] * 6, DType.INT32), pad=(0, 0, 0, 0)) for weight in weights]
+    return b.rescale(b.concat(parts, 3), DType.INT8, np.linspace(0.1, 0.9, 12), 0 if wide else 3, 4)
+
+
+def _for_two_parts(b: Builder, x: Value, scale: float, shape: tuple[int, ...]) -> tuple[Value, ...]:
+    """One RESCALE, of whose rows two parts are read."""
+    rows, (height, width) = b.reshape(b.rescale(x, DType.INT32, scale), shape), shape[-2:]
+    parts = [b.slice(rows, (0,) * (len(shape) - 2) + (i, 0), (*shape[:-2], height - 1, width)) for i in (0, 1)]
+    numbers = [b.const(np.full((1,) * len(shape), number), DType.INT32) for number in (7, 9)]
+    return tuple(b.add(part, number) for part, number in zip(parts, numbers, strict=True))
+
+
+def _chosen(b: Builder, x: Value, y: Value) -> Value:
+    large = b.compare("GREATER", b.cast(x, DType.INT32), b.const(np.full((1,) * x.rank, 5), DType.INT32))
+    return b.rescale(b.select(large, x, y), DType.INT32, 2.0)
+
+
+def _read_by_one(b: Builder, x: Value, kind: str) -> Value:
+    return b.emit(kind, (b.rescale(x, DType.INT32, 3.0),), x.shape, DType.INT32)
+
+
+def _product_rescaled(b: Builder, x: Value, first: float, second: float, dtype: DType, zero_point: int) -> Value:
+    product = b.mul(x, b.const(np.full((1,) * x.rank, 3), DType.INT8))
+    return b.rescale(b.rescale(product, DType.INT8, first), dtype, second, 0, zero_point)
+
+
+def _channels_moved(b: Builder, x: Value) -> Value:
+    """Of sums that int8 cannot hold."""
+    weight, bias = b.const(np.full((3, 1, 1, 6), 3), DType.INT8), b.const([0] * 3, DType.INT32)
+    wide = b.conv2d(x, weight, bias, pad=(0, 0, 0, 0))
+    return b.rescale(b.rescale(wide, DType.INT8, 0.5), DType.INT8, 1.0, 0, 5)
+
+
+def _peaks_apart(b: Builder, x: Value) -> Value:
+    """Windows of a stride over 3 are operations of their own."""
+    return b.rescale(b.max_pool2d(x, (4, 4), (4, 4), (0, 0, 0, 0)), DType.INT32, 3.0)
+
+
+def _joined_upsampling(b: Builder, x: Value) -> Value:
+    return b.concat([b.const(np.zeros((1, 5, 6, 5)), DType.INT8), _transpose_convolution(b, x, 1)], 0)
 
 
 def _joined_rescale(b: Builder, x: Value) -> Value:
@@ -658,6 +744,13 @@ MISTAKES = (
         (((1, 9, 4, 16), DType.INT8), ((9, 4, 16), DType.INT8)),
         _ALL,
     ),
+    Mistake(
+        "turned_back_view",
+        _turned_back_view,
+        (((576,), DType.INT8), ((9, 4, 16), DType.INT8)),
+        _ALL,
+    ),
+    Mistake("summed_view", _summed_view, (((576,), DType.INT8),), _ALL),
     Mistake("turned_to_sum", _turned_to_sum, (((1, 1, 36, 5), DType.INT8),), _ALL, releases=_FIRST),
     Mistake("returned_reshape", _returned_reshape, (((4, 4, 1, 18), DType.INT8),), _ALL),
     Mistake("returned_reshape_of_reshape", _returned_reshape_of_reshape, (((9, 3, 2), DType.INT8),), _ALL),
@@ -704,6 +797,21 @@ MISTAKES = (
     ),
     Mistake("rescaled_rows", _rescaled_rows, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
     Mistake("rescaled_parts_apart", _rescaled_parts, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake("rescaled_part_for_two", _rescaled_for_two, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake(
+        "rescaled_part_beside_result",
+        _rescaled_beside_result,
+        (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT8)),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Mistake(
+        "rescaled_part_beside_rescale",
+        _rescaled_beside_rescale,
+        (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT32)),
+        _OLD,
+        releases=_SECOND,
+    ),
     Mistake(
         "rescaled_join",
         lambda b, x: b.rescale(_twice_over(b, x), DType.INT32, 3.0),
@@ -725,8 +833,61 @@ MISTAKES = (
         _OLD,
         releases=_SECOND,
     ),
+    Mistake(
+        "rescaled_parts",
+        partial(_for_two_parts, scale=3.0, shape=(1, 3, 4, 6)),
+        (((1, 3, 4, 6), DType.INT8),),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Mistake(
+        "reshaped_parts",
+        partial(_for_two_parts, scale=3.0, shape=(12, 6)),
+        (((1, 3, 4, 6), DType.INT8),),
+        _NEW,
+        _NEW,
+        _SECOND,
+    ),
+    Mistake(
+        "clipped_product",
+        partial(_product_rescaled, first=1.0, second=128.0, dtype=DType.INT16, zero_point=0),
+        (((1, 3, 4, 6), DType.INT8),),
+        _ALL,
+    ),
+    Mistake(
+        "clipped_rescale", lambda b, x: b.rescale(_pooled(b, x), DType.INT32, 3.0), (_IMAGE,), _NEW, releases=_SECOND
+    ),
+    Mistake("clipped_choice", _chosen, (_IMAGE, _IMAGE), _NEW, _NEW, _SECOND),
+    *(
+        Mistake(f"rescaled_{kind.lower()}", partial(_read_by_one, kind=kind), (_IMAGE,), _NEW)
+        for kind in ("ABS", "CLZ")
+    ),
+    Mistake("rescaled_peaks", _peaks_apart, (((1, 8, 8, 4), DType.INT8),), _ALL, releases=_SECOND),
+    Mistake(
+        "unclipped_scaled",
+        partial(_product_rescaled, first=1.0, second=0.7, dtype=DType.INT8, zero_point=0),
+        (((1, 3, 4, 6), DType.INT8),),
+        _ALL,
+    ),
+    Mistake("unclipped_move", _channels_moved, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
+    Mistake("joined_upsampling", _joined_upsampling, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake("joined_again", _padded_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
     Mistake("joined_again_tiled", _concatenated_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
+    Mistake(
+        "joined_channel_scales",
+        partial(_joined_channel_scales, wide=False),
+        (((1, 3, 4, 6), DType.INT8),),
+        _NEW,
+        _NEW,
+        _SECOND,
+    ),
+    Mistake(
+        "joined_channel_scales_of_sums",
+        partial(_joined_channel_scales, wide=True),
+        (((1, 3, 4, 6), DType.INT8),),
+        _ALL,
+        releases=_SECOND,
+    ),
     Mistake("joined_rescale", _joined_rescale, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
     Mistake("joined_rescale_padded", _padded_rescale, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
@@ -753,6 +914,24 @@ UNWRITTEN = (
 #: Beside some of the above: what Vela compiles right, and no pass need write otherwise.
 RIGHT = (
     Mistake("summed_parts", _summed_parts, (((1, 3, 4, 6), DType.INT8),), ()),
+    Mistake(
+        "rescaled_for_arithmetic",
+        _rescaled_for_arithmetic,
+        (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT8)),
+        (),
+    ),
+    Mistake(
+        "strided_sums",
+        lambda b, x: b.rescale(_convolution(b, x, pad=(0, 0, 0, 0), stride=(4, 4)), DType.INT32, 1.0),
+        (((1, 11, 11, 4), DType.INT8),),
+        (),
+    ),
+    Mistake(
+        "widened_average",
+        lambda b, x: b.rescale(b.avg_pool2d(x, (2, 2), (2, 2), (0, 0, 0, 0)), DType.INT32, 3.0),
+        (_IMAGE,),
+        (),
+    ),
     Mistake("joined_scaled", _joined_scaled, (((1, 3, 4, 6), DType.INT8),), ()),
     Mistake("scaled_join", _scaled_join, (((1, 3, 4, 6), DType.INT8),), ()),
     Mistake("scaled_join_first", partial(_scaled_join, last=True), (((1, 3, 4, 6), DType.INT8),), ()),

@@ -229,6 +229,12 @@ def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     return forgotten and (reshaped if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not reshaped)
 
 
+def _is_misplaced_upsampling(reader: Op, value: Value, rewriter: Rewriter) -> bool:
+    """The same of a TRANSPOSE_CONV2D, which Vela takes apart by the rows and columns between those of its operand."""
+    op = producer(past(value, "RESCALE", "RESHAPE"), "TRANSPOSE_CONV2D")
+    return op is not None and rewriter.single_use(value)
+
+
 def _is_misplaced_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """A TRANSPOSE that does a TABLE or CLAMP too does not write into part of a larger tensor.
 
@@ -320,6 +326,7 @@ MISTAKES: tuple[AnyMistake, ...] = (
     *vela_rescales.MISTAKES,
     copy_where("column", (*_REDUCTIONS, "ARGMAX"), _is_column),
     copy_where("joined", ("CONCAT", "PAD"), _is_misplaced),
+    copy_where("joined_upsampling", ("CONCAT", "PAD"), _is_misplaced_upsampling, releases=((5, 2),)),
     copy_where("joined_table", ("TABLE", "CLAMP"), _is_misplaced_table),
     copy_where("padded_zero", _WINDOWS, _becomes_padding),
     copy_where("padded_images", _WINDOWS, _becomes_padding_of_images, releases=((5, 1),)),

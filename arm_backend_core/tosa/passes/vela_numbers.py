@@ -235,7 +235,7 @@ def _scaled(term: Op, factor: int, b: Builder) -> Value:
 
 
 def _is_unclipped(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
-    """RESCALE by 1 to fewer bits that one by 1 widens again: Vela takes both for nothing.
+    """RESCALE by 1 to fewer bits, and one by 1 to as many or more: Vela takes both for nothing.
 
     Args:
         scaled: one by any number.
@@ -253,12 +253,23 @@ def _keep_clip(op: Op, found: bool, rewriter: Rewriter) -> Value:
 
 
 def _widened(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
+    """Whether such a RESCALE reads it; on U55 and U65 one that scales is joined with what it alone reads."""
+    joined = scaled and (rewriter.single_use(value) or rewriter.build.target.family == "ethos-u85")
     for op in rewriter.users(value) or ():
-        if op.kind == "RESCALE" and op.output.dtype.bytes > value.dtype.bytes and (scaled or power_of_two(op) == 0):
+        if op.kind == "RESCALE" and (power_of_two(op) == 0 or joined) and op.output.dtype.bytes >= value.dtype.bytes:
             return True
-        if op.kind == "RESHAPE" and _widened(op.output, rewriter, scaled=scaled):
+        if op.kind in ("CONCAT", "RESHAPE") and _widened(op.output, rewriter, scaled=scaled):
             return True
     return False
+
+
+def _is_moved(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE by 1 to another zero point, behind one by any number to as few bits: Vela clips once, at the end."""
+    before = producer(past(op.inputs[0], "RESHAPE"), "RESCALE")
+    if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or power_of_two(op) != 0:
+        return False
+    narrower = before.inputs[0].dtype.bytes > before.output.dtype.bytes == op.output.dtype.bytes
+    return narrower and not (_is_plain(before) and _fits(before.inputs[0], before.output.dtype))
 
 
 def _is_one_of_five(op: Op, rewriter: Rewriter) -> bool:
@@ -339,6 +350,7 @@ MISTAKES: tuple[AnyMistake, ...] = (
     # Before the scales and tables that are copied from:
     Mistake("unclipped", ("RESCALE",), _is_unclipped, _keep_clip),
     Mistake("unclipped_scaled", ("RESCALE",), partial(_is_unclipped, scaled=True), _keep_clip),
+    Mistake("unclipped_move", ("RESCALE",), _is_moved, _keep_clip, releases=((5, 2),)),
     Mistake("unreached", ("TRANSPOSE_CONV2D",), _unreached, _reach_padding),
     Mistake("reduce_min", ("REDUCE_MIN",), lambda op, rewriter: True, _complement_minimum),
     Mistake("narrowing_cast", ("CAST",), _saturated_bits, _wrap_cast),

@@ -60,13 +60,12 @@ def _is_turned_back(op: Op, rewriter: Rewriter, *, result: bool) -> bool:
     It removes both. The operator before gets the shape behind a RESHAPE.
 
     Args:
-        result: of a ``result`` of the program, which is lost; else of what it does not return.
+        result: of a ``result`` of the program or what it returns a RESHAPE of, which is lost; else of any other.
     """
     x, perms = op.inputs[0], list(op.attrs["perms"])
     own, last = producer(x, "RESHAPE"), x.rank - 1
     source = own.inputs[0] if own else x
-    readers = [rewriter.users(value) for value in (x, source)]
-    returned = any(read is None or any(reader.kind == "IDENTITY" for reader in read) for read in readers)
+    returned = _is_returned(past(source, "RESHAPE"), rewriter)
     if returned != result or perms != [*range(last - 1), last, last - 1]:
         return False
     if past(source, "RESCALE").producer is None and not returned:
@@ -75,6 +74,15 @@ def _is_turned_back(op: Op, rewriter: Rewriter, *, result: bool) -> bool:
     undone = [kind for kind, does in (("MATMUL", alone), ("REDUCE_SUM", x.rank == 3)) if does]
     same = _own(source.shape) == _own(x.shape) and not returned
     return not same and any(rewriter.feeds(op.output, kind) for kind in undone)
+
+
+def _is_returned(value: Value, rewriter: Rewriter) -> bool:
+    """Whether the program returns the value or a RESHAPE of it; an input as an IDENTITY, as the last pass has it."""
+    readers = rewriter.users(value)
+    if readers is None:
+        return True
+    views = (reader for reader in readers if reader.kind in ("IDENTITY", "RESHAPE"))
+    return any(view.kind == "IDENTITY" or _is_returned(view.output, rewriter) for view in views)
 
 
 def _copy_turned_back(op: Op, found: bool, rewriter: Rewriter) -> Value:
