@@ -214,11 +214,14 @@ def _level_scales(op: Op, found: _Sum, rewriter: Rewriter) -> Value:
 
 
 def _whole_scales(total: Op, rewriter: Rewriter) -> tuple[list[Op], list[int]] | None:
-    """The RESCALEs before ADD or SUB and their numbers, where Vela fuses these and gets them wrong."""
-    terms, factors = [], []
+    """The RESCALEs before ADD or SUB and their numbers, where Vela fuses these and gets them wrong.
+
+    Vela 5.1 fuses a RESCALE with its only reader; 5.2 repeats one for each of its readers.
+    """
+    terms, factors, alone = [], [], rewriter.build.target.vela == (5, 1)
     for value in total.inputs:
         term = producer(value, "RESCALE")
-        if term is None or term.attrs["per_channel"] or not rewriter.single_use(value):
+        if term is None or term.attrs["per_channel"] or (alone and not rewriter.single_use(value)):
             return None
         multiplier, shift = int(term.attrs["multiplier"][0]), int(term.attrs["shift"][0])
         if multiplier % (1 << shift) or multiplier >> shift >= 1 << 15:
