@@ -103,11 +103,17 @@ def _is_for_parts(op: Op, rewriter: Rewriter, *, reshaped: bool) -> bool:
     parts = [passed for _, passed in readers if "SLICE" in passed]
     if len(readers) < 2 or not parts or (op.output.dtype in _NARROW and _scales(op.inputs[0].producer, rewriter)):
         return False
-    if any(reader.kind not in _REPEATED for reader, _ in readers):
+    if any(reader.kind not in _REPEATED and not _is_rescale_by_one(reader) for reader, _ in readers):
         return False
     if reshaped:
         return any("RESHAPE" in passed for passed in parts)
-    return _is_in_32_bits(op) and not all(reads_narrow(reader) for reader, _ in readers)
+    widens = op.output.dtype is DType.INT32
+    return _is_in_32_bits(op) and not (widens and all(reads_narrow(reader) for reader, _ in readers))
+
+
+def _is_rescale_by_one(op: Op) -> bool:
+    """Which Vela leaves to the operators that read it."""
+    return op.kind == "RESCALE" and power_of_two(op) == 0
 
 
 def _readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
