@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError
@@ -14,10 +15,13 @@ from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 
 #: Major and minor number of a version: what behaviour depends on.
 Release = tuple[int, int]
-#: The releases that the tests run with, as pyproject.toml has them.
+#: The releases that are known: of another one it is not known which graphs it compiles to something else.
 RELEASES: tuple[Release, ...] = ((5, 1), (5, 2))
+#: The one that pyproject.toml installs and all tests pass with.
+RECOMMENDED: Release = (5, 1)
 PACKAGE = "ethos-u-vela"
 
+_logger = logging.getLogger(__name__)
 _worker = Worker(Path(__file__).with_name("vela_process.py"))
 #: Asking for options takes milliseconds; a start-up on a loaded machine may take seconds.
 _QUESTION_SECONDS = 120.0
@@ -94,14 +98,27 @@ def installed() -> Release:
     """
     text = version()
     found = tuple(int(part) if part.isdigit() else -1 for part in text.split(".")[:2])
+    major, minor = RECOMMENDED
+    remedy = f"pip install '{PACKAGE}>={major}.{minor},<{major}.{minor + 1}'"
     for release in RELEASES:
         if found == release:
+            if release != RECOMMENDED:
+                _warn_of_release(text, remedy)
             return release
-    low, high = RELEASES[0], RELEASES[-1]
-    wanted = f"{PACKAGE}>={low[0]}.{low[1]},<{high[0]}.{high[1] + 1}"
     raise ArmBackendError(
         f"Vela {text} is installed, and supported are {' and '.join(f'{major}.{minor}' for major, minor in RELEASES)}: "
-        f"other versions may compile graphs to wrong programs. Install one of these with: pip install '{wanted}'"
+        f"other versions may compile graphs to wrong programs. Install one of these with: {remedy}"
+    )
+
+
+@lru_cache
+def _warn_of_release(text: str, remedy: str) -> None:
+    """Once in a process."""
+    _logger.warning(
+        "Vela %s is installed, of which not all bugs are known: check results with verify=True, or install the release "
+        "that all tests pass with: %s",
+        text,
+        remedy,
     )
 
 
