@@ -121,11 +121,14 @@ def test_figures_equal_those_of_the_command_line(target: str, tmp_path: Path) ->
     assert round(figures.flash_bytes / 1024, 2) == flash
     assert round(figures.weight_bytes / 1024, 2) == printed("NPU Encoded Weights Size")
     assert figures.inference_seconds == figures.total_cycles / (printed("Accelerator clock") * 1e6)
-    assert figures.npu_operators == 1
-    layer = figures.layers[0]
-    assert (layer.operator, layer.npu_cycles, layer.macs) == ("Conv2D", figures.npu_cycles, figures.macs)
+    # Vela 5.2 copies the input to SRAM where it is in DRAM.
+    copied = target == "ethos-u65-512" and vela.installed() > (5, 1)
+    assert [layer.npu_operator for layer in figures.layers] == ["MemoryCopy"] * copied + ["Conv2D"]
+    assert figures.npu_operators == len(figures.layers)
+    assert sum(layer.npu_cycles for layer in figures.layers) == figures.npu_cycles
+    assert sum(layer.macs for layer in figures.layers) == figures.macs
     # Operators 0 to 3 of the flatbuffer are the convolution's constants.
-    assert layer.index == 4
+    assert {(layer.operator, layer.index) for layer in figures.layers} == {("Conv2D", 4)}
 
 
 def test_sram_limit() -> None:

@@ -33,7 +33,6 @@ DAMAGING = {
     "rescaled_part_scaled": _OLD,
     "rescaled_parts_apart": _OLD,
     "rescaled_part_for_two": _OLD,
-    "rescaled_parts": _OLD,
     "rescaled_part_beside_rescale": _OLD,
     "rescaled_part_beside_result": _OLD,
 }
