@@ -74,7 +74,7 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **rest: Any) -> tuple[
 
 
 def _spills(figures: VelaFigures, spec: EthosUCompileSpec) -> bool:
-    """Whether activations lie in DRAM and use SRAM as a cache of which little is left: else Vela cascades nothing."""
+    """Whether activations are in DRAM and more than half of the SRAM cache is used: else Vela builds no cascades."""
     limit = figures.sram_limit or 0
     return spec.configuration.arena_on_second_port and 2 * figures.sram_bytes > limit
 

@@ -119,7 +119,7 @@ def run(graph: Graph, target: Target, forms: Pass = lambda graph, target: None) 
 
 
 def finish(graph: Graph, target: Target, checker: StageChecker | None = None) -> None:
-    """What is left to do when all forms are chosen."""
+    """Run the passes that follow the choice of alternatives."""
     _apply(LAST_PASSES, graph, target, checker)
 
 

@@ -36,7 +36,7 @@ _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D
 
 
 def avoid_mistakes(graph: Graph, target: Target) -> None:
-    """Rewrite what the compiler of ``target`` gets wrong until nothing of it is left.
+    """Apply the workarounds for ``target``'s compiler until no predicate matches.
 
     Raises:
         AssertionError: mistakes are left, because workarounds undo each other or the target refuses one.
