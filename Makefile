@@ -1,6 +1,6 @@
 # make demo   train, export and check a small network: the main job, end to end
 # make test   formatting, types and tests; which lines of the core no test ran
-#             (make test VELA=5.2: with that release of Vela; make record VELA=5.2 likewise)
+#             (make test VELA=5.1: with that release of Vela; make record VELA=5.1 likewise)
 # make record the figures that the tests hold the zoo's models to, written anew
 #
 # Both work on a fresh clone with Python 3.11 and pip. The environment lives in .venv and is reused until
@@ -28,9 +28,9 @@ DEBIAN_TEST := cmake clang libclang-rt-dev gcc-arm-none-eabi libnewlib-arm-none-
 
 # The release of Vela that tests and records are of: by default that of the environment. Another one is installed beside
 # it, without a whole environment, and found first. What depends on it is named here once: make verify runs this with
-# the newer release, and make test a small part of it.
+# the older release, and make test a small part of it.
 VELA ?=
-NEWER := 5.2
+OLDER := 5.1
 VELA_TESTS := tests/backends/test_ethosu.py tests/models tests/recipes/test_goal.py tests/recipes/test_vela_options.py \
   tests/runtime/test_ethosu.py tests/runtime/test_ethosu_emulator.py tests/runtime/test_ethosu_watch.py \
   tests/runtime/test_ethosu_weights.py tests/runtime/test_forms.py tests/targets tests/tosa/test_hardware_passes.py \
@@ -49,9 +49,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 demo: debian $(READY)
 	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
 
-test: debian-test lint $(VELA:%=build/vela-%) build/vela-$(NEWER)
+test: debian-test lint $(VELA:%=build/vela-%) build/vela-$(OLDER)
 	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q --line-coverage
-	$(call vela,$(NEWER)) timeout 120 $(BIN)/python -m pytest -n $(WORKERS) -q $(ONE_JOB)
+	$(call vela,$(OLDER)) timeout 120 $(BIN)/python -m pytest -n $(WORKERS) -q $(ONE_JOB)
 
 record: $(READY_TEST) $(VELA:%=build/vela-%)
 	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record
@@ -64,9 +64,9 @@ fuzz: debian $(READY_TEST)
 	  $(if $(TARGET),--target $(TARGET)) --record build/fuzz/$(REVISION)
 
 # With GOLDEN=folder also programs that others made, with their results: see tests/golden.py.
-verify: debian-test $(READY_TEST) build/vela-$(NEWER)
+verify: debian-test $(READY_TEST) build/vela-$(OLDER)
 	$(if $(GOLDEN),$(BIN)/python -m tests.golden $(GOLDEN))
-	$(call vela,$(NEWER)) $(BIN)/python -m pytest -n $(WORKERS) -q $(VELA_TESTS)
+	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q $(VELA_TESTS)
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/runtime/test_ethosu_emulator.py --verify
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/tflite --verify
 	$(BIN)/python -m tests.tosa.conformance --record build/conformance/$(REVISION)

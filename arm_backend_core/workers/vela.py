@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError
@@ -17,11 +16,8 @@ from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
 Release = tuple[int, int]
 #: The releases that are known: of another one it is not known which graphs it compiles to something else.
 RELEASES: tuple[Release, ...] = ((5, 1), (5, 2))
-#: The one that pyproject.toml installs and all tests pass with.
-RECOMMENDED: Release = (5, 1)
 PACKAGE = "ethos-u-vela"
 
-_logger = logging.getLogger(__name__)
 _worker = Worker(Path(__file__).with_name("vela_process.py"))
 #: Asking for options takes milliseconds; a start-up on a loaded machine may take seconds.
 _QUESTION_SECONDS = 120.0
@@ -98,27 +94,14 @@ def installed() -> Release:
     """
     text = version()
     found = tuple(int(part) if part.isdigit() else -1 for part in text.split(".")[:2])
-    major, minor = RECOMMENDED
-    remedy = f"pip install '{PACKAGE}>={major}.{minor},<{major}.{minor + 1}'"
     for release in RELEASES:
         if found == release:
-            if release != RECOMMENDED:
-                _warn_of_release(text, remedy)
             return release
+    (major, minor), (last_major, last_minor) = min(RELEASES), max(RELEASES)
     raise ArmBackendError(
         f"Vela {text} is installed, and supported are {' and '.join(f'{major}.{minor}' for major, minor in RELEASES)}: "
-        f"other versions may compile graphs to wrong programs. Install one of these with: {remedy}"
-    )
-
-
-@lru_cache
-def _warn_of_release(text: str, remedy: str) -> None:
-    """Once in a process."""
-    _logger.warning(
-        "Vela %s is installed, of which not all bugs are known: check results with verify=True, or install the release "
-        "that all tests pass with: %s",
-        text,
-        remedy,
+        "other versions may compile graphs to wrong programs. Install one of these with: "
+        f"pip install '{PACKAGE}>={major}.{minor},<{last_major}.{last_minor + 1}'"
     )
 
 

@@ -331,27 +331,18 @@ def test_release_of_vela(version: str, release: vela.Release, monkeypatch: pytes
 def test_release_of_vela_that_is_not_supported(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vela, "_version_of", lambda package: version)
     monkeypatch.setattr(vela, "offer", vela.offer.__wrapped__)
-    told = f"Vela {version} is installed, and supported are 5.1 and 5.2: .*pip install 'ethos-u-vela>=5.1,<5.2'"
+    told = f"Vela {version} is installed, and supported are 5.1 and 5.2: .*pip install 'ethos-u-vela>=5.1,<5.3'"
     with pytest.raises(ArmBackendError, match=told):
         EthosUCompileSpec("ethos-u55-128")
 
 
-def test_a_release_of_vela_with_unknown_bugs_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    vela._warn_of_release.cache_clear()
-    monkeypatch.setattr(vela, "_version_of", lambda package: "5.2.0")
-    assert vela.installed() == vela.installed() == (5, 2)
-    assert [record.message.partition(":")[0] for record in caplog.records] == [
-        "Vela 5.2.0 is installed, of which not all bugs are known"
-    ]
-
-
-def test_the_recommended_release_of_vela_is_installed() -> None:
+def test_the_supported_releases_of_vela_are_those_that_pip_installs() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    major, minor = vela.RECOMMENDED
-    assert vela.RECOMMENDED in vela.RELEASES
-    assert project["optional-dependencies"]["ethosu"] == [f"{vela.PACKAGE}>={major}.{minor},<{major}.{minor + 1}"]
+    (major, minor), (last_major, last_minor) = min(vela.RELEASES), max(vela.RELEASES)
+    wanted = f"{vela.PACKAGE}>={major}.{minor},<{last_major}.{last_minor + 1}"
+    extras = project["optional-dependencies"]
+    assert extras["ethosu"] == [wanted]
+    assert f"{vela.PACKAGE}>={last_major}.{last_minor}" in extras["demo"]
 
 
 def test_missing_vela(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from arm_backend_core import events
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
+from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
@@ -24,14 +26,14 @@ from arm_backend_core.tosa.passes.vela import avoid_mistakes
 from arm_backend_core.tosa.serialize import serialize
 from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.fuzz.oracle import quantized
-from tests.graphs import family, graph, program
+from tests.graphs import Input, family, graph, program
 from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case
-from tests.runtime import mistake_pairs
+from tests.runtime import mistake_pairs, rescale_graphs
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
-from tests.runtime.ethosu_emulator import Emulator, payloads, random_inputs, read_payload
+from tests.runtime.ethosu_emulator import Array, Emulator, payloads, random_inputs, read_payload
 from tests.runtime.vela_mistakes import MISTAKES, PARTS, RIGHT, UNWRITTEN, Mistake, part
 
 #: The NPUs of the recipes.
@@ -114,17 +116,22 @@ def test_models(model: str, profile: str, emulator: Emulator) -> None:
             assert _equal(emulator, made, payload), accelerator
 
 
-def _samples(mistake: Mistake) -> list[np.ndarray[Any, Any]]:
+def _samples(tensors: Iterable[Input]) -> list[np.ndarray[Any, Any]]:
     generator = np.random.default_rng(0)
     bits = (0, 1)
-    ranges = [(x, dtype.numpy, *(bits if dtype is DType.BOOL else dtype.range)) for x, dtype in mistake.inputs]
+    ranges = [(x, dtype.numpy, *(bits if dtype is DType.BOOL else dtype.range)) for x, dtype in tensors]
     return [generator.integers(low, high + 1, shape).astype(dtype) for shape, dtype, low, high in ranges]
 
 
 def _runs_right(emulator: Emulator, flatbuffer: bytes, accelerator: str, mistake: Mistake) -> bool:
     """Whether the program of ``flatbuffer`` computes what the graph of ``mistake`` does."""
-    inputs = _samples(mistake)
+    inputs = _samples(mistake.inputs)
     expected = reference.run(program(mistake.body, *mistake.inputs), inputs)
+    return _gives(emulator, flatbuffer, accelerator, inputs, expected)
+
+
+def _gives(emulator: Emulator, flatbuffer: bytes, accelerator: str, inputs: list[Array], expected: list[Array]) -> bool:
+    """Whether the program of ``flatbuffer`` gives this."""
     payload = compile_ethosu(flatbuffer, EthosUCompileSpec(accelerator), delegate="", locate=lambda _: None)
     shapes = [(array.dtype.name, array.shape) for array in expected]
     if len(read_payload(payload.data).outputs) != len(shapes):  # a result is lost
@@ -174,6 +181,25 @@ def test_mistakes_beside_each_other(accelerator: str, emulator: Emulator, pytest
         if not _runs_right(emulator, serialize(written), accelerator, pair):
             wrong.append(f"{seed}: {pair.name}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("accelerator", _ACCELERATORS)
+def test_rescales_and_their_neighbours(accelerator: str, emulator: Emulator, pytestconfig: pytest.Config) -> None:
+    wrong, executed = [], 0
+    for seed in range(3000 if pytestconfig.getoption("verify") else 60):
+        drawn = rescale_graphs.draw(seed, family(accelerator))
+        inputs = _samples((value.shape, value.dtype) for value in drawn.inputs)
+        try:
+            expected = reference.run(serialize(drawn), inputs)
+        except ArmBackendError:  # values are beyond what a RESCALE takes, where TOSA leaves its result open
+            continue
+        avoid_mistakes(drawn, family(accelerator))
+        drawn.remove_dead()
+        executed += 1
+        if not _gives(emulator, serialize(drawn), accelerator, inputs, expected):
+            wrong.append(seed)
+    assert wrong == []
+    assert executed > 50
 
 
 @pytest.mark.parametrize("name", PARTS)

@@ -35,6 +35,9 @@ DAMAGING = {
     "rescaled_part_for_two": _OLD,
     "rescaled_part_beside_rescale": _OLD,
     "rescaled_part_beside_result": _OLD,
+    "rescaled_part_again": _OLD,
+    "reshaped_casts": _OLD,
+    "reshaped_terms": _OLD,
 }
 
 
@@ -565,6 +568,103 @@ def _joined_upsampling(b: Builder, x: Value) -> Value:
     return b.concat([b.const(np.zeros((1, 5, 6, 5)), DType.INT8), _transpose_convolution(b, x, 1)], 0)
 
 
+def _cast_parts(b: Builder, x: Value) -> Value:
+    """One RESCALE, of which two CASTs read a part."""
+    part = b.slice(b.rescale(_fine(b, x), DType.INT8, 1e-4), (0, 1, 0, 0), (1, 2, 4, 6))
+    return b.add(b.cast(part, DType.INT32), b.cast(part, DType.INT32))
+
+
+def _reshaped_casts(b: Builder, x: Value) -> Value:
+    rows = b.reshape(b.rescale(_fine(b, x), DType.INT8, 1e-4), (6, 12))
+    return b.add(b.cast(rows, DType.INT32), b.cast(rows, DType.INT32))
+
+
+def _reshaped_terms(b: Builder, x: Value) -> tuple[Value, ...]:
+    """One RESCALE, of a RESHAPE of which another reads, which an ADD and a MUL read."""
+    rows = b.rescale(b.reshape(b.rescale(_fine(b, x), DType.INT8, 1e-4), (6, 12)), DType.INT32, 1.0)
+    number = b.const([[7]], DType.INT32)
+    return b.add(rows, rows), b.mul(rows, number)
+
+
+def _padded_twice(b: Builder, x: Value) -> Value:
+    first = b.pad(x, ((0, 0), (1, 1), (0, 1), (0, 1)), 0)
+    return b.pad(b.rescale(first, DType.INT8, 0.6, 0, 5), ((1, 0), (0, 1), (0, 0), (0, 0)), 0)
+
+
+def _padded_lookup(b: Builder, x: Value) -> Value:
+    """A TABLE of int8 does no RESCALE."""
+    found = b.table(x, np.arange(127, -129, -1).astype(np.int8))
+    return b.pad(b.rescale(found, DType.INT32, 0.6), ((1, 0), (1, 1), (1, 1), (1, 1)), 0)
+
+
+def _bits_scaled(b: Builder, x: Value) -> Value:
+    scaled = b.rescale(x, DType.INT8, 0.6)
+    return b.bitwise("BITWISE_AND", scaled, b.const(np.full((1,) * x.rank, 7), DType.INT8))
+
+
+def _zeros_counted(b: Builder, x: Value) -> Value:
+    """Two RESCALEs that become one."""
+    scaled = b.rescale(b.rescale(x, DType.INT16, 128.0), DType.INT32, 1.0)
+    return b.emit("CLZ", (scaled,), x.shape, DType.INT32)
+
+
+def _cast_rescaled(b: Builder, x: Value) -> Value:
+    return b.rescale(b.cast(x, DType.INT32), DType.INT8, 1.0)
+
+
+def _chosen_scaled(b: Builder, x: Value, condition: Value) -> Value:
+    return b.select(condition, b.rescale(x, DType.INT8, 0.6), b.const(np.full((1,) * x.rank, 3), DType.INT8))
+
+
+def _peaks_widened(b: Builder, x: Value) -> Value:
+    peaks = _pooled(b, b.rescale(x, DType.INT8, 1.0, 0, 5))
+    return b.rescale(b.rescale(peaks, DType.INT16, 1.0), DType.INT16, 128.0)
+
+
+def _narrowed_cast(b: Builder, x: Value) -> Value:
+    """Sums, of which the CAST keeps the low bits, as it is written for narrow integers."""
+    places = b.const(np.full((1,) * x.rank, 16), DType.INT32)
+    low = b.arithmetic_right_shift(b.logical_left_shift(x, places), places, round=True)
+    return b.rescale(b.cast(low, DType.INT16), DType.INT8, 1.0, 0, 5)
+
+
+def _moved_past_widening(b: Builder, x: Value) -> Value:
+    narrow = b.rescale(_fine(b, x), DType.INT8, 1e-3)
+    return b.rescale(b.rescale(narrow, DType.INT32, 1.0), DType.INT8, 1.0, 0, 5)
+
+
+def _product_turned(b: Builder, x: Value) -> Value:
+    """A TRANSPOSE that moves nothing."""
+    narrow = b.rescale(b.matmul(x, b.const(np.full((1, 4, 1), 9), DType.INT8)), DType.INT8, 1.0)
+    return b.rescale(b.transpose(narrow, (0, 2, 1)), DType.INT16, 256.0)
+
+
+def _rescaled_part_again(b: Builder, x: Value) -> Value:
+    """Two RESCALEs that become one."""
+    return b.rescale(b.rescale(b.slice(x, (0, 0, 0, 1), (1, 3, 4, 5)), DType.INT8, 1.0), DType.INT32, 0.5)
+
+
+def _rescaled_join_again(b: Builder, x: Value) -> Value:
+    return b.rescale(b.rescale(_twice_over(b, x), DType.INT8, 1.0), DType.INT32, 0.5)
+
+
+def _turned_difference(b: Builder, x: Value) -> Value:
+    """A TRANSPOSE that moves nothing."""
+    difference = b.sub(b.rescale(x, DType.INT32, 3.0), b.rescale(x, DType.INT32, 1.0))
+    return b.rescale(b.transpose(difference, (1, 2, 3, 0)), DType.INT16, 2.0**-6)
+
+
+def _least_narrowed(b: Builder, x: Value) -> Value:
+    term = b.rescale(b.rescale(x, DType.INT8, 3.0), DType.INT32, 1.0)
+    return b.minimum(term, term)
+
+
+def _summed_after_two(b: Builder, x: Value) -> Value:
+    """Terms of scales 2 and 1, the first by two RESCALEs that become one."""
+    double = b.rescale(b.rescale(x, DType.INT16, 2.0), DType.INT32, 1.0)
+    return b.rescale(b.add(double, b.rescale(x, DType.INT32, 1.0)), DType.INT8, 0.2)
+
+
 def _joined_rescale(b: Builder, x: Value) -> Value:
     beside = b.const(np.arange(36).reshape(1, 3, 4, 3), DType.INT8)
     return b.concat([beside, b.rescale(_fine(b, x), DType.INT8, 1e-4)], 3)
@@ -889,6 +989,31 @@ MISTAKES = (
     ),
     Mistake("joined_rescale", _joined_rescale, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
     Mistake("joined_rescale_padded", _padded_rescale, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake("rescaled_part_again", _rescaled_part_again, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake("rescaled_join_again", _rescaled_join_again, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake("unequal_scales_turned", _turned_difference, (((1, 2, 3, 4), DType.INT16),), _OLD),
+    Mistake("unequal_scales_after_two", _summed_after_two, (((1, 2, 3, 4), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake("unclipped_term", _least_narrowed, (((1, 2, 3, 4), DType.INT16),), _NEW, releases=_SECOND),
+    Mistake("rescaled_parts_of_casts", _cast_parts, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
+    Mistake("reshaped_casts", _reshaped_casts, (((1, 3, 4, 6), DType.INT32),), _ALL, releases=_SECOND),
+    Mistake("reshaped_terms", _reshaped_terms, (((1, 3, 4, 6), DType.INT32),), _ALL, releases=_SECOND),
+    Mistake("joined_again_padded", _padded_twice, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
+    Mistake("joined_rescale_of_table", _padded_lookup, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake("rescaled_bits", _bits_scaled, (_IMAGE,), _NEW, _NEW),
+    Mistake("rescaled_once_again", _zeros_counted, (_IMAGE,), _NEW),
+    Mistake("rescaled_wider_cast", _cast_rescaled, (_WIDE_IMAGE,), _NEW),
+    Mistake("rescaled_choice", _chosen_scaled, (_IMAGE, (_IMAGE[0], DType.BOOL)), _NEW, _NEW, _SECOND),
+    Mistake("clipped_peaks_widened", _peaks_widened, (_WIDE_IMAGE,), _NEW, releases=_SECOND),
+    Mistake(
+        "chained_cast_reshaped",
+        lambda b, x: b.emit("BITWISE_NOT", (b.reshape(b.cast(x, DType.INT8), (1, 24)),), (1, 24), DType.INT8),
+        (((1, 2, 3, 4), DType.INT32),),
+        _NEW,
+        _NEW,
+    ),
+    Mistake("rescaled_cast", _narrowed_cast, (((2, 3, 4), DType.INT32),), _NEW),
+    Mistake("unclipped_move_past_widening", _moved_past_widening, (((2, 3, 4), DType.INT32),), _ALL, releases=_SECOND),
+    Mistake("unclipped_turned", _product_turned, (((1, 5, 4), DType.INT8),), _ALL),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),
     Mistake("returned_mask", _returned_mask, (((2, 4), DType.INT32), ((2, 4), DType.INT32)), _NEW, _NEW),
     Mistake("two_tables", _tables, (((2, 8), DType.INT16), ((2, 8), DType.INT16)), _NEW),

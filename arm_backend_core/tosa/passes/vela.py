@@ -267,8 +267,16 @@ def _read_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     while (view := producer(views[-1], "RESHAPE")) is not None:
         views.append(view.inputs[0])
         own.add(view)
-    readers = {reader for view in views for reader in rewriter.users(view) or () if reader.kind == "RESHAPE"}
+    readers = {reader for view in views for reader in rewriter.users(view) or () if _is_view(reader)}
     return rewriter.users(views[-1]) is None or not readers <= own
+
+
+def _is_view(op: Op) -> bool:
+    """RESHAPE, or TRANSPOSE that moves dimensions of size 1 alone."""
+    if op.kind != "TRANSPOSE":
+        return op.kind == "RESHAPE"
+    longer = [axis for axis in op.attrs["perms"] if op.inputs[0].shape[axis] > 1]
+    return longer == sorted(longer)
 
 
 def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:

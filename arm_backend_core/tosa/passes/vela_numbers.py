@@ -19,6 +19,9 @@ from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mist
 from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
 from arm_backend_core.workers.vela import RELEASES, Release
 
+#: Operators that Vela may do with, or write by, what is before or behind them.
+MOVEMENTS = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANSPOSE")
+
 
 def filled(x: Value, number: int, dtype: DType, b: Builder) -> Value:
     """One number that broadcasts to ``x``."""
@@ -64,7 +67,10 @@ def _saturated_bits(op: Op, rewriter: Rewriter) -> int | None:
 
 def _bits_saturated_in_chain(op: Op, rewriter: Rewriter) -> int | None:
     """The same where one operation alone reads it, in whose chain it saturates; a CLAMP is done with the CAST."""
-    readers = {user.kind for user in rewriter.users(op.output) or ()}
+    result = op.output
+    while (users := rewriter.users(result)) and len(users) == 1 and users[0].kind == "RESHAPE":
+        result = users[0].output
+    readers = {user.kind for user in users or ()}
     chained = len(readers) == 1 and readers <= {*ELEMENTWISE, "CAST"} - {"CLAMP"}
     return _saturated_bits(op, rewriter) if chained else None
 
@@ -125,6 +131,12 @@ def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return cast is not None and cast.inputs[0].dtype.range[1] > cast.output.dtype.range[1]
 
 
+def _is_unclipped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """RESCALE behind a CAST, to fewer bits than the CAST reads: it is done with the CAST, which clips nothing."""
+    cast = producer(past(value, *MOVEMENTS), "CAST")
+    return cast is not None and op.output.dtype.bytes < cast.inputs[0].dtype.bytes
+
+
 def _complement_minimum(op: Op, found: bool, rewriter: Rewriter) -> Value:
     """min(x) as ~max(~x), ~x = -1 - x: what Vela makes of it, which forgets shapes on the way back."""
     b = rewriter.build
@@ -182,26 +194,35 @@ def _unequal_scales(op: Op, rewriter: Rewriter) -> _Sum | None:
     """RESCALE(RESCALE(x) +- RESCALE(y)) by different whole numbers, both less than 2**15.
 
     The NPU scales one operand, by any number, and shifts the other by 14 bits (int16) or 19 (int8): right by chance
-    where the larger number is 2 to the power of these.
+    where the larger number is 2 to the power of these. Also past RESHAPE and TRANSPOSE, which Vela may
+    remove.
     """
-    total = op.inputs[0].producer
-    if total is None or total.kind not in ("ADD", "SUB") or not rewriter.single_use(op.inputs[0]):
+    x = op.inputs[0]
+    while rewriter.single_use(x) and x.producer is not None and x.producer.kind in ("RESHAPE", "TRANSPOSE"):
+        x = x.producer.inputs[0]
+    total = x.producer
+    if total is None or total.kind not in ("ADD", "SUB") or not rewriter.single_use(x):
         return None
-    found = _whole_scales(total, rewriter)
-    if found is None or op.attrs["per_channel"] or op.output.dtype not in (DType.INT8, DType.INT16):
+    if op.attrs["per_channel"] or op.output.dtype not in (DType.INT8, DType.INT16):
         return None
-    shifted = 14 if found[0][0].inputs[0].dtype is DType.INT16 else 19
-    right = max(found[1]) == 1 << shifted
-    return None if right else _Sum(total, *found, shifted + 1 - max(found[1]).bit_length())
+    for joined in (False, True):
+        found = _whole_scales(total, rewriter, joined=joined)
+        if found is not None and len({*found[1]}) > 1:
+            shifted = 14 if found[0][0].inputs[0].dtype is DType.INT16 else 19
+            if max(found[1]) != 1 << shifted:
+                return _Sum(total, *found, shifted + 1 - max(found[1]).bit_length())
+    return None
 
 
 def _level_scales(op: Op, found: _Sum, rewriter: Rewriter) -> Value:
     """All three scales times a power of two, where the larger number is one: the sum stays within 31 bits.
 
-    Else Vela must not fuse them: one operand is multiplied by its number.
+    Else Vela must not fuse them: one operand is multiplied by its number, or the sum copied that is moved first.
     """
     total, terms, factors, up = found.total, found.terms, found.factors, found.up
     b, attrs, large = rewriter.build, dict(op.attrs), max(factors)
+    if op.inputs[0] is not total.output:
+        return b.emit("RESCALE", (copied(op.inputs[0], b),), op.output.shape, op.output.dtype, **attrs)
     shift = np.asarray(attrs["shift"]) + up
     if large & (large - 1) == 0 and shift[0] <= 62 and attrs["rounding_mode"] == "SINGLE_ROUND":
         attrs["shift"] = shift.astype(np.int8)
@@ -213,14 +234,19 @@ def _level_scales(op: Op, found: _Sum, rewriter: Rewriter) -> Value:
     return b.emit("RESCALE", (result,), op.output.shape, op.output.dtype, **attrs)
 
 
-def _whole_scales(total: Op, rewriter: Rewriter) -> tuple[list[Op], list[int]] | None:
-    """The RESCALEs before ADD or SUB and their numbers, where Vela fuses these and gets them wrong.
+def _whole_scales(total: Op, rewriter: Rewriter, *, joined: bool) -> tuple[list[Op], list[int]] | None:
+    """The RESCALEs before ADD or SUB and their numbers, where U55 and U65 can do these on their way.
 
-    Vela 5.1 fuses a RESCALE with its only reader; 5.2 repeats one for each of its readers.
+    Vela 5.1 fuses a RESCALE with its only reader; 5.2 repeats one for each of its readers, and makes one of two.
+
+    Args:
+        joined: of two, the first.
     """
     terms, factors, alone = [], [], rewriter.build.target.vela == (5, 1)
     for value in total.inputs:
         term = producer(value, "RESCALE")
+        if term is not None and joined and not alone:
+            term = _joined(term, rewriter)
         if term is None or term.attrs["per_channel"] or (alone and not rewriter.single_use(value)):
             return None
         multiplier, shift = int(term.attrs["multiplier"][0]), int(term.attrs["shift"][0])
@@ -230,7 +256,17 @@ def _whole_scales(total: Op, rewriter: Rewriter) -> tuple[list[Op], list[int]] |
         factors.append(multiplier >> shift)
     kinds = {term.inputs[0].dtype for term in terms}
     fused = len(kinds) == 1 and kinds <= {DType.INT8, DType.INT16}
-    return (terms, factors) if fused and factors[0] != factors[1] else None
+    return (terms, factors) if fused else None
+
+
+def _joined(term: Op, rewriter: Rewriter) -> Op:
+    """Of RESCALEs that become one, all but the first by 1, the first."""
+    while _is_plain(term) and rewriter.single_use(term.inputs[0]):
+        before = producer(term.inputs[0], "RESCALE")
+        if before is None:
+            break
+        term = before
+    return term
 
 
 def _scaled(term: Op, factor: int, b: Builder) -> Value:
@@ -256,19 +292,25 @@ def _keep_clip(op: Op, found: bool, rewriter: Rewriter) -> Value:
 
 
 def _widened(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
-    """Whether such a RESCALE reads it; on U55 and U65 one that scales is joined with what it alone reads."""
+    """Whether such a RESCALE reads it, past movements, of which Vela removes some.
+
+    On U55 and U65 one that scales is joined with what it alone reads.
+    """
     joined = scaled and (rewriter.single_use(value) or rewriter.build.target.family == "ethos-u85")
     for op in rewriter.users(value) or ():
         if op.kind == "RESCALE" and (power_of_two(op) == 0 or joined) and op.output.dtype.bytes >= value.dtype.bytes:
             return True
-        if op.kind in ("CONCAT", "RESHAPE") and _widened(op.output, rewriter, scaled=scaled):
+        if op.kind in MOVEMENTS and _widened(op.output, rewriter, scaled=scaled):
             return True
     return False
 
 
 def _is_moved(op: Op, rewriter: Rewriter) -> bool:
     """RESCALE by 1 to another zero point, behind one by any number to as few bits: Vela clips once, at the end."""
-    before = producer(past(op.inputs[0], "RESHAPE"), "RESCALE")
+    x = past(op.inputs[0], "RESHAPE")
+    while (wider := producer(x, "RESCALE")) is not None and _is_plain(wider) and wider.output.dtype is DType.INT32:
+        x = past(wider.inputs[0], "RESHAPE")
+    before = producer(x, "RESCALE")
     if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or power_of_two(op) != 0:
         return False
     narrower = before.inputs[0].dtype.bytes > before.output.dtype.bytes == op.output.dtype.bytes
@@ -359,6 +401,7 @@ MISTAKES: tuple[AnyMistake, ...] = (
     Mistake("narrowing_cast", ("CAST",), _saturated_bits, _wrap_cast),
     Mistake("chained_cast", ("CAST",), _bits_saturated_in_chain, _wrap_cast),
     copy_where("clamped_cast", ("CLAMP",), _is_clamped_cast),
+    copy_where("rescaled_cast", ("RESCALE",), _is_unclipped_cast),
     SCALED_MAXIMUM,
     Mistake("channel_scales", ("RESCALE",), _has_channel_scales, _scale_product),
     Mistake("unequal_scales", ("RESCALE",), _unequal_scales, _level_scales),

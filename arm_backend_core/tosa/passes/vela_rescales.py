@@ -7,7 +7,7 @@ whole tensor. On all NPUs it joins a CONCAT or TILE, a RESCALE and the CONCAT or
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -18,22 +18,22 @@ from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.merge import alike
 from arm_backend_core.tosa.passes.mistakes import AnyMistake, Mistake
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
-from arm_backend_core.tosa.passes.vela_numbers import copied, copy_where, filled
+from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
+from arm_backend_core.tosa.passes.vela_numbers import MOVEMENTS, copied, copy_where, filled
 
 _NARROW = (DType.INT8, DType.INT16)
 #: Operators that do the RESCALE of their result, whatever its scales.
-_SCALING = (
-    *("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TABLE", "TRANSPOSE_CONV2D"),
-)
+_SCALING = (*("AVG_POOL2D", "CONV2D", "CONV3D", "DEPTHWISE_CONV2D", "MATMUL", "REDUCE_SUM", "TRANSPOSE_CONV2D"),)
 _ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
 #: Operators that write their operands as parts of a tensor.
 _JOINS = ("CONCAT", "PAD", "TILE")
 #: Those that become part of no RESCALE.
 _MOVES = (*_JOINS, "GATHER", "IDENTITY", "REVERSE", "SCATTER", "SLICE", "TRANSPOSE")
 _ONE_OPERAND = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
-#: Operators for each of which Vela repeats a RESCALE.
-_REPEATED = frozenset({*_ARITHMETIC, *_ONE_OPERAND} - {"SELECT"})
+#: Operators that have no scale of their operands, also where Vela gives them one.
+_UNSCALED = (*_ONE_OPERAND, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
+#: Operators for each of which Vela repeats a RESCALE; it makes an ADD of a CAST first.
+_REPEATED = frozenset({*_ARITHMETIC, *_ONE_OPERAND, "CAST"} - {"SELECT"})
 #: Operators of which Vela clips a RESCALE to the range of their own type.
 _CLIPPED = (_ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
 
@@ -47,7 +47,7 @@ def _reads_part(op: Op, rewriter: Rewriter) -> bool:
     if not _is_in_32_bits(op):
         return False
     part = op.inputs[0]
-    while (view := producer(part, "RESHAPE")) is not None and alike(part.shape, view.inputs[0].shape):
+    while (view := part.producer) is not None and (_is_same_shape(view) or _is_joined(view, op, rewriter)):
         part = view.inputs[0]
     if producer(part, "SLICE") is None and _join(op, rewriter) is None:
         return False
@@ -55,10 +55,24 @@ def _reads_part(op: Op, rewriter: Rewriter) -> bool:
     return not readers or not all(_reads_without(reader, rewriter) for reader in readers)
 
 
+def _is_same_shape(op: Op) -> bool:
+    return op.kind == "RESHAPE" and alike(op.output.shape, op.inputs[0].shape)
+
+
+def _is_joined(before: Op, op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela makes one RESCALE of two, of which one is by 1."""
+    return before.kind == "RESCALE" and rewriter.single_use(before.output) and 0 in map(power_of_two, (before, op))
+
+
 def _join(op: Op, rewriter: Rewriter) -> Op | None:
-    """The CONCAT, PAD or TILE, or the pool that Vela takes apart, whose result a RESCALE alone reads, past RESHAPEs."""
+    """The CONCAT, PAD or TILE, or the pool that Vela takes apart, whose result a RESCALE alone reads.
+
+    Past RESHAPEs and RESCALEs that become one with it.
+    """
     value = op.inputs[0]
-    while rewriter.single_use(value) and (view := producer(value, "RESHAPE")) is not None:
+    while rewriter.single_use(value) and (view := value.producer) is not None:
+        if view.kind != "RESHAPE" and not _is_joined(view, op, rewriter):
+            break
         value = view.inputs[0]
     join = value.producer
     if join is None or not rewriter.single_use(value):
@@ -68,14 +82,14 @@ def _join(op: Op, rewriter: Rewriter) -> Op | None:
 
 
 def _joins_again(op: Op, rewriter: Rewriter) -> bool:
-    """Whether a RESCALE has a CONCAT or TILE before it and, as its only reader, PAD or a CONCAT that is not first.
+    """Whether a RESCALE has a CONCAT, PAD or TILE before it and, as its only reader, PAD or a CONCAT that is not first.
 
     Or has a scale for each channel: those of the parts' channels are the first ones, whatever channels these become.
     """
     join, readers = _join(op, rewriter), rewriter.users(op.output)
     if join is not None and op.attrs["per_channel"]:
         return True
-    if join is None or join.kind not in ("CONCAT", "TILE") or readers is None or len(readers) != 1:
+    if join is None or join.kind not in _JOINS or readers is None or len(readers) != 1:
         return False
     reader = readers[0]
     return reader.kind == "PAD" or (reader.kind == "CONCAT" and op.output is not reader.inputs[0])
@@ -90,53 +104,100 @@ def reads_narrow(op: Op) -> bool:
     return (op.kind == "REDUCE_SUM" or binary) and plain and len(kinds) == 1 and kinds <= {*_NARROW}
 
 
-def _is_for_parts(op: Op, rewriter: Rewriter, *, reshaped: bool) -> bool:
-    """Whether Vela repeats a RESCALE for several readers, of which one reads a SLICE of it.
+def _is_repeated_for_parts(op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela repeats a RESCALE of its own for several readers, of which one reads a SLICE of it."""
+    readers = _repeated_for(op, rewriter)
+    return any("SLICE" in passed for _, passed in readers) and _is_in_32_bits(op) and not _is_read_narrow(op, readers)
 
-    Unless the operator before does it.
 
-    Args:
-        reshaped: a SLICE of a RESHAPE, whose place each counts in the shape before; else any, by an operation that
-            no reader does on its way.
+def _is_repeated_reshaped(op: Op, rewriter: Rewriter) -> bool:
+    """Whether it repeats one for several readers, of which one reads a RESHAPE of it.
+
+    Each repeated RESCALE takes the shape of its reader, and reads that of before; one that a reader does on its way
+    reads the reader's, but the place of a SLICE is that in the shape before.
     """
-    readers = list(_readers(op.output, rewriter, frozenset()))
-    parts = [passed for _, passed in readers if "SLICE" in passed]
-    if len(readers) < 2 or not parts or (op.output.dtype in _NARROW and _scales(op.inputs[0].producer, rewriter)):
-        return False
-    if any(reader.kind not in _REPEATED and not _is_rescale_by_one(reader) for reader, _ in readers):
-        return False
-    if reshaped:
-        return any("RESHAPE" in passed for passed in parts)
-    widens = op.output.dtype is DType.INT32
-    return _is_in_32_bits(op) and not (widens and all(reads_narrow(reader) for reader, _ in readers))
+    readers = _repeated_for(op, rewriter)
+    if any({"SLICE", "RESHAPE"} <= passed for _, passed in readers):
+        return True
+    return any("RESHAPE" in passed for _, passed in readers) and not _is_read_narrow(op, readers)
 
 
-def _is_rescale_by_one(op: Op) -> bool:
-    """Which Vela leaves to the operators that read it."""
-    return op.kind == "RESCALE" and power_of_two(op) == 0
+def _repeated_for(op: Op, rewriter: Rewriter) -> list[tuple[Op, frozenset[str]]]:
+    """The readers for each of which Vela repeats a RESCALE; none where the operator before does it."""
+    if op.output.dtype in _NARROW and _is_given_scale(op, rewriter):
+        return []
+    readers = list(_last_readers(op.output, rewriter, frozenset()))
+    repeated = all(reader.kind in _REPEATED or _is_left_to_readers(reader, rewriter) for reader, _ in readers)
+    return readers if repeated and len(readers) > 1 else []
+
+
+def _last_readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
+    """``_readers``, and of a RESCALE that is left to several those in its place."""
+    for reader, between in _readers(value, rewriter, passed):
+        later = list(_last_readers(reader.output, rewriter, between)) if _is_left_to_readers(reader, rewriter) else []
+        yield from later if len(later) > 1 else [(reader, between)]
+
+
+def _is_read_narrow(op: Op, readers: Iterable[tuple[Op, frozenset[str]]]) -> bool:
+    """Whether all do it on their way."""
+    return op.output.dtype is DType.INT32 and all(reads_narrow(reader) for reader, _ in readers)
+
+
+def _is_left_to_readers(op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela may have the operators that read a RESCALE do it, which then read what it reads."""
+    if op.kind != "RESCALE":
+        return False
+    readers = [reader for reader, _ in _readers(op.output, rewriter, frozenset())]
+    return power_of_two(op) == 0 or (bool(readers) and all(reader.kind in _REPEATED for reader in readers))
 
 
 def _readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """What reads the value past RESHAPE and SLICE, and which of them are between."""
+    """What reads the value past RESHAPE and SLICE, and which are between; not RESHAPEs that add or drop sizes of 1."""
     for reader in rewriter.users(value) or ():
         if reader.kind in ("RESHAPE", "SLICE"):
-            yield from _readers(reader.output, rewriter, passed | {reader.kind})
+            same = reader.kind == "RESHAPE" and alike(reader.output.shape, value.shape)
+            yield from _readers(reader.output, rewriter, passed if same else passed | {reader.kind})
         else:
             yield reader, passed
 
 
 def _is_clipped(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE to more bits by more than 1 that the operator before does: it clips the result to the fewer bits."""
+    """RESCALE to more bits by more than 1 that the operator before does: it clips the result to the fewer bits.
+
+    Or one by more than 1 behind one by 1 to more bits.
+    """
     x = op.inputs[0]
-    if op.output.dtype.bytes <= x.dtype.bytes or op.attrs["input_zp"] or not _grows(op):
+    if op.attrs["input_zp"] or not _grows(op):
         return False
-    while rewriter.single_use(x) and (before := producer(x, "RESHAPE")) is not None:
+    while rewriter.single_use(x) and (before := _passed(x)) is not None:
         x = before.inputs[0]
-    if x.producer is None or not rewriter.single_use(x):
+    if x.producer is None or not rewriter.single_use(x) or op.output.dtype.bytes <= x.dtype.bytes:
         return False
     sources = x.producer.inputs if x.producer.kind == "CONCAT" else [x]
     lost = [source.producer for source in sources if _has_no_scale(source.producer)]
     return any(one is not None and (one.kind != "MAX_POOL2D" or _clips_maxima(rewriter)) for one in lost)
+
+
+def _passed(value: Value) -> Op | None:
+    """What moves elements alone, or RESCALE by 1 to more bits, which gives ``value``."""
+    op = value.producer
+    if op is None or (op.kind in MOVEMENTS and op.kind != "CONCAT"):
+        return op
+    widens = op.output.dtype.bytes > op.inputs[0].dtype.bytes
+    return op if op.kind == "RESCALE" and power_of_two(op) == 0 and not op.attrs["input_zp"] and widens else None
+
+
+def _is_left_unclipped(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE of int16 to int8, and one by 1 to more that arithmetic reads: Vela leaves both to that, unclipped."""
+    if (op.inputs[0].dtype, op.output.dtype) != (DType.INT16, DType.INT8):
+        return False
+    wider = [reader for reader, _ in _readers(op.output, rewriter, frozenset()) if reader.kind == "RESCALE"]
+    return any(
+        power_of_two(one) == 0
+        and one.output.dtype.bytes > one.inputs[0].dtype.bytes
+        and _is_read_by((*_REPEATED,), one, rewriter)
+        for one in wider
+    )
 
 
 def _has_no_scale(op: Op | None) -> bool:
@@ -154,11 +215,17 @@ def _grows(op: Op) -> bool:
     return bool(scales.max() > 1)
 
 
-def _is_of_one_operand(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE that Vela leaves to ABS, CLZ or the like behind it, which have no scale."""
-    return power_of_two(op) != 0 and any(
-        reader.kind in _ONE_OPERAND for reader, _ in _readers(op.output, rewriter, frozenset())
-    )
+def _is_of_no_scale(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
+    """RESCALE of int8 or int16 that Vela leaves to ABS, BITWISE_AND or the like behind it, which have no scale."""
+    joined = {op.inputs[0].dtype, past(op.inputs[0], "RESCALE", "RESHAPE").dtype}
+    return power_of_two(op) != 0 and not joined.isdisjoint(_NARROW) and _is_read_by(kinds, op, rewriter)
+
+
+def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
+    """Whether an operator of these kinds reads a RESCALE, also past those by 1, which become one with it."""
+    readers = [reader for reader, _ in _readers(op.output, rewriter, frozenset())]
+    joined = [reader for reader in readers if reader.kind == "RESCALE" and power_of_two(reader) == 0]
+    return any(reader.kind in kinds for reader in readers) or any(_is_read_by(kinds, one, rewriter) for one in joined)
 
 
 def _copy_written(op: Op, found: bool, rewriter: Rewriter) -> Value:
@@ -172,10 +239,34 @@ def _reads_without(op: Op, rewriter: Rewriter) -> bool:
 
     But before it repeats one, it gives the others to the operators before them.
     """
+    if _reads_scaled(op, rewriter):
+        return True
     if not reads_narrow(op) or not all(_is_repeated(value, rewriter) for value in op.inputs):
         return False
     alone = all(rewriter.single_use(value) for value in op.inputs)
     return alone or not any(_is_given_back(value, rewriter) for value in op.inputs)
+
+
+def _reads_scaled(op: Op, rewriter: Rewriter) -> bool:
+    """ADD or SUB on U55 and U65 that does the RESCALEs of both operands and, with them, the one of its result."""
+    if op.kind not in ("ADD", "SUB") or rewriter.build.target.family == "ethos-u85":
+        return False
+    match rewriter.users(op.output):
+        case [Op(kind="RESCALE", attrs={"per_channel": False, "input_zp": 0}, output=result)]:
+            alone = all(rewriter.single_use(value) for value in op.inputs)
+            return alone and result.dtype in _NARROW and _can_scale([value.producer for value in op.inputs])
+    return False
+
+
+def _can_scale(terms: list[Op | None]) -> bool:
+    """Whether an ADD scales the operands so: both by 16-bit numbers, or one by any and the other, more, by shifts."""
+    rescales = [term for term in terms if term is not None and term.kind == "RESCALE" and not term.attrs["per_channel"]]
+    kinds = {rescale.inputs[0].dtype for rescale in rescales}
+    if len(rescales) != 2 or len(kinds) != 1 or not kinds <= {*_NARROW}:
+        return False
+    scales = [int(rescale.attrs["multiplier"][0]) / 2.0 ** int(rescale.attrs["shift"][0]) for rescale in rescales]
+    shifted = 2.0**14 if DType.INT16 in kinds else 2.0**19
+    return all(scale.is_integer() and scale < 1 << 15 for scale in scales) or max(scales) == shifted
 
 
 def _is_given_back(value: Value, rewriter: Rewriter) -> bool:
@@ -211,22 +302,30 @@ def _is_written_whole(reader: Op, value: Value, rewriter: Rewriter) -> bool:
         return False
     if reader.kind == "PAD" and not any(reader.attrs["padding"][::2]):
         return False
-    return not _scales(scaled.inputs[0].producer, rewriter)
+    return not _is_given_scale(scaled, rewriter)
 
 
-def _scales(op: Op | None, rewriter: Rewriter) -> bool:
-    """Whether an operator does the RESCALE of its result."""
-    if op is None or not rewriter.single_use(op.output):
+def _is_given_scale(rescale: Op, rewriter: Rewriter) -> bool:
+    """Whether the operator before does a RESCALE."""
+    op = rescale.inputs[0].producer
+    if op is None or rescale.attrs["input_zp"] or not rewriter.single_use(op.output):
         return False
     narrow = op.kind in _ARITHMETIC and all(value.dtype in _NARROW for value in op.inputs)
+    if op.kind == "TABLE":
+        return {op.inputs[0].dtype, rescale.output.dtype} == {DType.INT16}
     return op.kind in _SCALING or narrow or _reads_without(op, rewriter)
 
 
 MISTAKES: tuple[AnyMistake, ...] = (
-    Mistake("rescaled_once", ("RESCALE",), _is_of_one_operand, _copy_written),
+    Mistake("rescaled_once", ("RESCALE",), partial(_is_of_no_scale, kinds=_UNSCALED), _copy_written),
+    # Of which it makes bitwise operators:
+    Mistake(
+        "rescaled_choice", ("RESCALE",), partial(_is_of_no_scale, kinds=("SELECT",)), _copy_written, releases=((5, 2),)
+    ),
+    Mistake("unclipped_term", ("RESCALE",), _is_left_unclipped, _copy_written, releases=((5, 2),)),
     Mistake("clipped_rescale", ("RESCALE",), _is_clipped, _copy_read, releases=((5, 2),)),
-    Mistake("reshaped_parts", ("RESCALE",), partial(_is_for_parts, reshaped=True), _copy_written, releases=((5, 2),)),
-    Mistake("rescaled_parts", ("RESCALE",), partial(_is_for_parts, reshaped=False), _copy_written, releases=((5, 2),)),
+    Mistake("reshaped_parts", ("RESCALE",), _is_repeated_reshaped, _copy_written, releases=((5, 2),)),
+    Mistake("rescaled_parts", ("RESCALE",), _is_repeated_for_parts, _copy_written, releases=((5, 2),)),
     Mistake("rescaled_part", ("RESCALE",), _reads_part, _copy_read, releases=((5, 2),)),
     Mistake("joined_again", ("RESCALE",), _joins_again, _copy_read, releases=((5, 2),)),
     copy_where("joined_rescale", ("CONCAT", "PAD"), _is_written_whole, releases=((5, 2),)),

@@ -1,0 +1,160 @@
+"""Random small graphs of RESCALEs and their neighbours: arithmetic, CASTs, windows and operators that move elements.
+
+Most of what Vela 5.2 gets wrong is how it joins these (``docs/vela.md``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from arm_backend_core.dtype import DType
+from arm_backend_core.errors import Unsupported
+from arm_backend_core.targets.target import Target
+from arm_backend_core.tosa.builder import Builder
+from arm_backend_core.tosa.graph import Graph, Value
+from tests.graphs import graph
+
+_SHAPE = (1, 2, 3, 4)
+_TYPES = (DType.INT8, DType.INT8, DType.INT16, DType.INT32)
+_MOST_ELEMENTS = 400
+#: Scales, of which the result of a RESCALE covers its type without all of it being clipped.
+_SCALES = {
+    (DType.INT32, DType.INT8): (2.0**-24, 1.0, 1e-7, 2.0**-6),
+    (DType.INT32, DType.INT16): (2.0**-16, 1.0, 1e-4),
+    (DType.INT32, DType.INT32): (1.0, 0.5),
+}
+_OTHER_SCALES = (1.0, 1.0, 3.0, 0.6, 2.0**-6)
+_Write = Callable[[Builder, Value, Value, random.Random], Value]
+
+
+def draw(seed: int, target: Target) -> Graph:
+    """Graph number ``seed``, of operators that the target has; the same one at every call."""
+    rng = random.Random(seed)
+    while True:
+        inputs = tuple((_SHAPE, rng.choice(_TYPES)) for _ in range(rng.randint(1, 2)))
+        drawn = graph(lambda b, *values: _body(b, values, rng), *inputs, target=target)
+        drawn.remove_dead()
+        if drawn.ops and drawn.users().keys() >= set(drawn.inputs):
+            return drawn
+
+
+def _body(b: Builder, inputs: tuple[Value, ...], rng: random.Random) -> tuple[Value, ...]:
+    """The values that no operator reads, of two to six operators, most of which read the one before."""
+    values, read = list(inputs), set[Value]()
+    for _ in range(rng.randint(2, 6)):
+        x = values[-1] if rng.random() < 0.6 else rng.choice(values)
+        equal = [value for value in values if value.dtype is x.dtype and value.shape == x.shape]
+        y = rng.choice(equal) if rng.random() < 0.6 else _number(b, x, rng.choice((1, 3, 7)))
+        write = rng.choice((_rescaled, rng.choice(_MOVES), rng.choice(_WIDE if x.dtype is DType.INT32 else _NARROW)))
+        try:
+            made = write(b, x, y, rng)
+        except Unsupported:  # another type, rank or size
+            continue
+        if made.size <= _MOST_ELEMENTS:
+            values.append(made)
+            read |= {x, y}
+    results = tuple(value for value in values if value not in read and value not in inputs)
+    return results or (b.rescale(inputs[0], DType.INT8, 0.5),)
+
+
+def _number(b: Builder, x: Value, number: int, dtype: DType | None = None) -> Value:
+    return b.const(np.full((1,) * x.rank, number), dtype or x.dtype)
+
+
+def _shifted(b: Builder, x: Value, places: int) -> Value:
+    return b.arithmetic_right_shift(x, _number(b, x, places), round=True)
+
+
+def _rescaled(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    dtype = rng.choice(_TYPES[1:])
+    wide = x.dtype is DType.INT32
+    if wide and (dtype is DType.INT32 or rng.random() < 0.5):
+        x = _shifted(b, x, 2)  # the RESCALE takes no larger values
+    zero_points = [rng.choice((0, 0, 0, 5)) if kind is DType.INT8 else 0 for kind in (x.dtype, dtype)]
+    return b.rescale(x, dtype, rng.choice(_SCALES.get((x.dtype, dtype), _OTHER_SCALES)), *zero_points)
+
+
+def _reshaped(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    flat = [(rows, x.size // rows) for rows in range(1, x.size + 1) if x.size % rows == 0]
+    return b.reshape(x, rng.choice([(x.size,), (1, *x.shape), x.shape[1:] if x.shape[0] == 1 else x.shape, *flat]))
+
+
+def _sliced(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    size = [rng.randint(max(1, length - 1), length) for length in x.shape]
+    return b.slice(x, [rng.randint(0, length - part) for length, part in zip(x.shape, size, strict=True)], size)
+
+
+def _turned(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    return b.transpose(x, rng.sample(range(x.rank), x.rank))
+
+
+def _padded(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    return b.pad(x, [(rng.randint(0, 1), rng.randint(0, 1)) for _ in x.shape], 0)
+
+
+def _terms(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    """Sum or difference of two narrow tensors in 32 bits, mostly rescaled."""
+    first = rng.choice((1.0, 4.0, 0.5, 3.0))
+    wide = b.rescale(x, DType.INT32, first), b.rescale(y, DType.INT32, rng.choice((first, 1.0, 0.7)))
+    total = rng.choice((b.add, b.sub))(*wide)
+    return b.rescale(total, x.dtype, rng.choice((1.0, 0.3, 0.25))) if rng.random() < 0.6 else total
+
+
+def _looked_up(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    if x.dtype is DType.INT8:
+        return b.table(x, np.arange(127, -129, -1).astype(np.int8))
+    return b.rescale(b.table(x, (np.arange(513) * 60 - 15000).astype(np.int16)), DType.INT16, 2.0**-7)
+
+
+def _convolved(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    channels = _image(x).shape[3]
+    weight = np.arange(channels * channels).reshape(channels, 1, 1, channels) % 19 - 9
+    wide = b.conv2d(x, b.const(weight, DType.INT8), b.const([3] * channels, DType.INT32), pad=(0, 0, 0, 0))
+    return b.rescale(wide, DType.INT8, 0.02) if rng.random() < 0.6 else wide
+
+
+def _pooled(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    return rng.choice((b.max_pool2d, b.avg_pool2d))(_image(x), (1, 2), (1, 1), (0, 0, 0, 0))
+
+
+def _chosen(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
+    if "SELECT" in b.target.hardware.lacks:  # an earlier pass writes arithmetic
+        raise Unsupported("no SELECT")
+    return b.select(b.compare("GREATER", b.cast(x, DType.INT32), _number(b, x, 5, DType.INT32)), x, y)
+
+
+def _image(x: Value) -> Value:
+    if x.rank != 4 or x.dtype is not DType.INT8 or x.shape[2] < 2:
+        raise Unsupported("no image")
+    return x
+
+
+_MOVES: tuple[_Write, ...] = (
+    *(_reshaped, _reshaped, _sliced, _sliced, _turned, _padded),
+    lambda b, x, y, rng: b.concat([x, x], rng.randrange(x.rank)),
+    lambda b, x, y, rng: b.tile(x, [rng.choice((1, 1, 2)) for _ in x.shape]),
+    lambda b, x, y, rng: b.reverse(x, rng.randrange(x.rank)),
+)
+_BOTH: tuple[_Write, ...] = (
+    lambda b, x, y, rng: b.cast(x, rng.choice([dtype for dtype in _TYPES[1:] if dtype is not x.dtype])),
+    lambda b, x, y, rng: b.bitwise(rng.choice(("BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")), x, y),
+    _chosen,
+)
+_NARROW: tuple[_Write, ...] = (
+    *(*_BOTH, _terms, _terms, _looked_up, _convolved, _pooled),
+    lambda b, x, y, rng: b.mul(x, y),
+    lambda b, x, y, rng: b.reduce("REDUCE_MAX", x, rng.randrange(x.rank)),
+    lambda b, x, y, rng: b.clamp(x, -20, 90),
+)
+_WIDE: tuple[_Write, ...] = (
+    *_BOTH,
+    lambda b, x, y, rng: b.mul(_shifted(b, x, 20), _shifted(b, y, 20)),
+    lambda b, x, y, rng: rng.choice((b.add, b.sub))(_shifted(b, x, 2), _shifted(b, y, 2)),
+    lambda b, x, y, rng: rng.choice((b.maximum, b.minimum))(x, y),
+    lambda b, x, y, rng: _shifted(b, x, rng.choice((1, 5, 12))),
+    lambda b, x, y, rng: b.emit(rng.choice(("ABS", "CLZ")), (x,), x.shape, x.dtype),
+    lambda b, x, y, rng: b.reduce("REDUCE_SUM", _shifted(b, x, 4), rng.randrange(x.rank)),
+)
