@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from arm_backend_core.nodes import is_dequantize, is_quantize
 from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
 from arm_backend_core.tosa import passes
+from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType, ExportResult, export
 from arm_recipes.stages.post_training import Observed
 from tests.models.keyword_spotter import KeywordSpotter
@@ -21,13 +22,20 @@ from tests.ops.cases import Recurrent, Unrolled
 from tests.ops.runner import spec
 
 
-@pytest.mark.parametrize(
-    ("recipe", "most_bytes", "most_cycles"),
-    # Weights are 63 KB; the rest are commands, which Ethos-U has for each step. Steps of their own scales, int8
-    # throughout, took 446 KB and 309,460 cycles, 414 KB and 3,466,957 (98% of these read weights from flash).
-    [(ArmRecipeType.ETHOSU_U85_INT8, 136_000, 171_000), (ArmRecipeType.ETHOSU_U55_INT8, 147_000, 580_000)],
-)
-def test_keyword_spotter(recipe: ArmRecipeType, most_bytes: int, most_cycles: int) -> None:
+@pytest.mark.parametrize("recipe", [ArmRecipeType.ETHOSU_U85_INT8, ArmRecipeType.ETHOSU_U55_INT8])
+def test_keyword_spotter(recipe: ArmRecipeType) -> None:
+    """Weights are 63 KB; the rest are commands, which Ethos-U has for each step.
+
+    Steps of their own scales, int8 throughout, took 446 KB and 309,460 cycles, 414 KB and 3,466,957 (98% of these read
+    weights from flash), with Vela 5.1. Vela 5.2 makes the same commands for U85 and counts more for int32 in SRAM; for
+    U55 it fuses other RESCALEs, so that more of them are operations.
+    """
+    most_bytes, most_cycles = {
+        ("ETHOSU_U85_INT8", (5, 1)): (136_000, 171_000),
+        ("ETHOSU_U85_INT8", (5, 2)): (136_000, 178_000),
+        ("ETHOSU_U55_INT8", (5, 1)): (147_000, 580_000),
+        ("ETHOSU_U55_INT8", (5, 2)): (155_000, 580_000),
+    }[recipe.name, vela.installed()]
     torch.manual_seed(0)
     samples = [(torch.randn(1, 49, 10),) for _ in range(2)]
     result = export(KeywordSpotter().eval(), ExportRecipe.get_recipe(recipe), samples)

@@ -20,6 +20,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.passes import run as optimise
 from arm_backend_core.tosa.serialize import serialize
+from arm_backend_core.workers import vela
 from tests.graphs import family, graph, npu_cycles, program, validate
 
 Array = np.ndarray[Any, Any]
@@ -351,7 +352,10 @@ def test_softmax_is_cheap() -> None:
 
 
 def test_layer_norm_of_int16_is_cheap() -> None:
-    """Cycles an element on Ethos-U55-128: 11 for [1, 32, 128]; scaling the sum by an operation of its own takes 12."""
+    """Cycles an element on Ethos-U55-128: 11 for [1, 32, 128]; scaling the sum by an operation of its own takes 12.
+
+    Vela 5.2, which counts all four bytes of an int32 element, estimates 11.75.
+    """
     q, out = spread(8.0, I16), params(8 / 32767, 0, I16)
     weight, bias = np.random.default_rng(0).normal(size=(2, 128))
 
@@ -360,4 +364,5 @@ def test_layer_norm_of_int16_is_cheap() -> None:
 
     written = graph(lower, ((1, 32, 128), I16), target=U55)
     optimise(written, U55)
-    assert npu_cycles("ethos-u55", serialize(written)) < 11 * 32 * 128
+    most = 11 if vela.installed() == (5, 1) else 12
+    assert npu_cycles("ethos-u55", serialize(written)) < most * 32 * 128

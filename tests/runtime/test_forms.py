@@ -423,8 +423,10 @@ def test_rows_of_int16_are_halved_where_int32_holds_the_sums(size: int, number: 
     assert after.cycles < 0.8 * before.cycles if is_taken else after == before
 
 
-@pytest.mark.parametrize(("rows", "is_taken"), [(64, True), (16, False)])
-def test_constants_of_many_rows_are_fetched_once(rows: int, is_taken: bool) -> None:
+@pytest.mark.parametrize("rows", [64, 16])
+def test_constants_of_many_rows_are_fetched_once(rows: int) -> None:
+    """For few rows by the estimate of Vela 5.2 alone, which counts all four bytes of an element."""
+    is_taken = rows == 64 or vela.installed() > (5, 1)
     graphs = []
     for form in (lambda graph, target: None, take_always):
         case = Case(5, SPECS[0])
@@ -437,7 +439,7 @@ def test_constants_of_many_rows_are_fetched_once(rows: int, is_taken: bool) -> N
 
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.INT16])
 def test_scales_of_maxima_are_products(dtype: DType, emulator: Emulator) -> None:
-    """Not lost, and with the bounds that Vela's estimate wants."""
+    """Not lost on U55 and U65 with Vela 5.1, and with the bounds that its estimate wants."""
     graphs = []
     for spec in SPECS:
         case = Case(5, spec)
@@ -446,7 +448,8 @@ def test_scales_of_maxima_are_products(dtype: DType, emulator: Emulator) -> None
         graphs.append(case.check(None, emulator))
     bounded = ["MAX_POOL2D", "CLAMP", "MUL", "RESCALE", "CLAMP"]
     kept = ["MAX_POOL2D", "RESCALE"] if dtype is DType.INT8 else ["MAX_POOL2D", "MUL", "RESCALE"]
-    assert graphs == [kept if spec.target.family == "ethos-u85" else bounded for spec in SPECS]
+    is_lost = vela.installed() == (5, 1)
+    assert graphs == [bounded if is_lost and spec.target.family != "ethos-u85" else kept for spec in SPECS]
 
 
 @pytest.mark.parametrize(("size", "is_taken"), [(144, True), (160, False)])
@@ -614,18 +617,19 @@ def test_what_was_padded_and_dilated_is_neither(spec: EthosUCompileSpec) -> None
 
 
 def test_bounds_change_estimates_and_no_command() -> None:
-    made = []
+    """Those of Vela 5.1: 5.2 estimates the same without them."""
+    is_older, made = vela.installed() == (5, 1), []
     for bounds in (False, True):
         case = Case(3, SPECS[0])
         case.graph.outputs = [case.conv(case.input(1, 28, 28, 16), 96)]
         if bounds:
             take_always(case.graph, SPECS[0].target)
-        assert ("CLAMP" in [op.kind for op in case.graph.ops]) == bounds
+        assert ("CLAMP" in [op.kind for op in case.graph.ops]) == (bounds and is_older)
         made.append(compile_ethosu(serialize(case.graph), SPECS[0], delegate="", locate=lambda _: None))
     assert made[0].data == made[1].data
     assert made[0].vela is not None
     assert made[1].vela is not None
-    assert made[1].vela.total_cycles < made[0].vela.total_cycles
+    assert (made[1].vela.total_cycles < made[0].vela.total_cycles) == is_older
 
 
 class _Pools(torch.nn.Module):
