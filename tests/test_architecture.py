@@ -37,7 +37,7 @@ LINES_PER_WORKAROUND = 40
 
 They are counted apart: their number grows with Vela's mistakes, not with the operators."""
 
-WORKAROUNDS = ("mistakes", "vela", "vela_numbers", "vela_shapes", "vela_tables")
+WORKAROUNDS = ("mistakes", "vela", "vela_numbers", "vela_rescales", "vela_shapes", "vela_tables")
 """Modules of ``tosa/passes`` that hold them."""
 
 LAYERS = (

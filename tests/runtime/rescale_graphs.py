@@ -96,11 +96,11 @@ def _padded(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 
 
 def _terms(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
-    """Sum or difference of two narrow tensors in 32 bits, mostly rescaled."""
-    first = rng.choice((1.0, 4.0, 0.5, 3.0))
-    wide = b.rescale(x, DType.INT32, first), b.rescale(y, DType.INT32, rng.choice((first, 1.0, 0.7)))
-    total = rng.choice((b.add, b.sub))(*wide)
-    return b.rescale(total, x.dtype, rng.choice((1.0, 0.3, 0.25))) if rng.random() < 0.6 else total
+    """Sum or difference of two narrow tensors in 32 bits, mostly rescaled; at times shifted, as quantized sums are."""
+    first = rng.choice((1.0, 4.0, 0.5, 3.0, 2.0**14 if x.dtype is DType.INT16 else 2.0**19))
+    second = rng.choice((first, 0.7 * first, 1.0, 0.7))
+    total = rng.choice((b.add, b.sub))(b.rescale(x, DType.INT32, first), b.rescale(y, DType.INT32, second))
+    return b.rescale(total, x.dtype, rng.choice((1.0, 0.3, 0.25)) / max(first, 1.0)) if rng.random() < 0.6 else total
 
 
 def _looked_up(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:

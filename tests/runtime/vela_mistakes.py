@@ -490,6 +490,12 @@ def _rescaled_parts(b: Builder, x: Value) -> Value:
     return b.add(b.rescale(first, DType.INT32, 0.3), b.rescale(second, DType.INT32, 0.7))
 
 
+def _shifted_parts(b: Builder, x: Value, y: Value) -> Value:
+    """Two of the same scale, of which an ADD that shifts its operands does neither."""
+    total = b.add(b.rescale(b.tile(x, (1, 1, 1, 8)), DType.INT32, 2.0**19), b.rescale(y, DType.INT32, 2.0**19))
+    return b.rescale(total, DType.INT8, 2.0**-20)
+
+
 def _summed_parts(b: Builder, x: Value) -> Value:
     """Two, which an ADD reads without their RESCALEs; and one, which a REDUCE_SUM does."""
     first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
@@ -896,6 +902,13 @@ MISTAKES = (
     ),
     Mistake("rescaled_rows", _rescaled_rows, (((1, 3, 4, 6), DType.INT32),), _OLD, releases=_SECOND),
     Mistake("rescaled_parts_apart", _rescaled_parts, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
+    Mistake(
+        "rescaled_parts_shifted",
+        _shifted_parts,
+        (((1, 1, 3, 1), DType.INT8), ((1, 1, 3, 8), DType.INT8)),
+        _OLD,
+        releases=_SECOND,
+    ),
     Mistake("rescaled_part_for_two", _rescaled_for_two, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake(
         "rescaled_part_beside_result",

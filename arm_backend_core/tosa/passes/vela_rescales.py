@@ -259,14 +259,15 @@ def _reads_scaled(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _can_scale(terms: list[Op | None]) -> bool:
-    """Whether an ADD scales the operands so: both by 16-bit numbers, or one by any and the other, more, by shifts."""
+    """Whether an ADD scales the operands so: both by 16-bit numbers, or the larger by shifts and the other by any."""
     rescales = [term for term in terms if term is not None and term.kind == "RESCALE" and not term.attrs["per_channel"]]
     kinds = {rescale.inputs[0].dtype for rescale in rescales}
     if len(rescales) != 2 or len(kinds) != 1 or not kinds <= {*_NARROW}:
         return False
     scales = [int(rescale.attrs["multiplier"][0]) / 2.0 ** int(rescale.attrs["shift"][0]) for rescale in rescales]
     shifted = 2.0**14 if DType.INT16 in kinds else 2.0**19
-    return all(scale.is_integer() and scale < 1 << 15 for scale in scales) or max(scales) == shifted
+    small = all(scale.is_integer() and scale < 1 << 15 for scale in scales)
+    return small or (max(scales) == shifted and scales[0] != scales[1])
 
 
 def _is_given_back(value: Value, rewriter: Rewriter) -> bool:
