@@ -34,7 +34,7 @@ OLDER := 5.1
 VELA_TESTS := tests/backends/test_ethosu.py tests/models tests/recipes/test_goal.py tests/recipes/test_vela_options.py \
   tests/runtime/test_ethosu.py tests/runtime/test_ethosu_emulator.py tests/runtime/test_ethosu_watch.py \
   tests/runtime/test_ethosu_weights.py tests/runtime/test_forms.py tests/targets tests/tosa/test_hardware_passes.py \
-  tests/tosa/test_legality.py tests/tosa/test_workarounds.py
+  tests/tosa/test_legality.py tests/tosa/test_workarounds.py tests/ops/test_ops.py
 ONE_JOB := tests/backends/test_ethosu.py tests/runtime/test_ethosu_emulator.py::test_mistakes_of_vela tests/targets
 vela = $(if $(1),PYTHONPATH=$(CURDIR)/build/vela-$(1))
 
@@ -67,7 +67,7 @@ fuzz: debian $(READY_TEST)
 verify: debian-test $(READY_TEST) build/vela-$(OLDER)
 	$(if $(GOLDEN),$(BIN)/python -m tests.golden $(GOLDEN))
 	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q $(VELA_TESTS)
-	$(BIN)/python -m pytest -n $(WORKERS) -q tests/runtime/test_ethosu_emulator.py --verify
+	$(BIN)/python -m pytest -n $(WORKERS) -q tests/ops/test_ops.py tests/runtime/test_ethosu_emulator.py --verify
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/tflite --verify
 	$(BIN)/python -m tests.tosa.conformance --record build/conformance/$(REVISION)
 	$(BIN)/python -m tests.fuzz --verify --seed $(SEED) --workers $(WORKERS) --record build/fuzz/$(REVISION)

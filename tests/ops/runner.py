@@ -166,10 +166,10 @@ class Lowered:
         assert any(re.search(pattern, reason) for reason in reasons), f"'{pattern}' not in {reasons}"
 
 
-def lower(program: ExportedProgram, target: str) -> Lowered:
+def lower(program: ExportedProgram, target: str | ArmCompileSpec) -> Lowered:
     """Delegate a copy of ``program``."""
     with events.record() as log:
-        return Lowered(delegate(program, spec(target)), log)
+        return Lowered(delegate(program, spec(target) if isinstance(target, str) else target), log)
 
 
 def flat(result: Any) -> list[torch.Tensor]:

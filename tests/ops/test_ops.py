@@ -1,4 +1,4 @@
-"""Every operator on every target: one runner, a row of ``cases`` each."""
+"""Every operator on every target: one runner, a row of ``cases`` each. Programs for Ethos-U are executed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import torch.nn.functional as F
 
 from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.delegate import delegate
+from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from tests.graphs import validate
 from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case, Lowered
+from tests.runtime.ethosu_emulator import Emulator, compiled
+
+#: NPUs that rows name as such.
+_NAMED = {"ethos-u55-128": "u55", "ethos-u85-256": "u85"}
 
 
 def _delegated(case: Case, lowered: Lowered, target: str) -> bool:
@@ -45,7 +50,7 @@ def test_float(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("case", "profile"), _rows("int8", "a16w8"))
-def test_quantized(case: Case, profile: str) -> None:
+def test_quantized(case: Case, profile: str, accelerators: tuple[str, ...], emulator: Emulator) -> None:
     inputs = case.sample()
     module = runner.quantized(case, wide=profile == "a16w8")
     program = runner.export(module, inputs)
@@ -58,9 +63,12 @@ def test_quantized(case: Case, profile: str) -> None:
         steps = case.wide_steps if profile == "a16w8" else case.steps
         runner.check_steps(lowered.run(inputs), expected, scales, steps, error)
         validate(lowered.log.delegates[0].tosa, "TOSA-1.0+INT+int16+int4+doubleround+inexactround")
-    if profile == "int8":
-        for target in ("u55", "u85"):
-            _delegated(case, runner.lower(program, target), target)
+    for accelerator in accelerators:
+        lowered = runner.lower(program, EthosUCompileSpec(accelerator))
+        if profile == "int8" and accelerator in _NAMED:
+            _delegated(case, lowered, _NAMED[accelerator])
+        for made, payload in compiled(lowered):
+            assert emulator.gives_what_tosa_does(made, payload), accelerator
 
 
 def test_bf16_matrix_product() -> None:

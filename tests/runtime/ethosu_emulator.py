@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,12 +13,18 @@ import numpy as np
 from torch.export import ExportedProgram
 
 from arm_backend_core import events
+from arm_backend_core.tosa import reference
 from arm_recipes.runtime.ethosu_abi import FINDINGS, Figures, declared
 from arm_recipes.runtime.ethosu_payload import EthosUTensor, read_parts
 from arm_recipes.runtime.ethosu_stream import Stream
+from tests.ops.runner import Lowered
 from tests.runtime.building import RUNTIME, compile_cpp
 
 Array = np.ndarray[Any, Any]
+#: The NPUs of the recipes.
+ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
+#: What ``--verify`` adds: other numbers of MACs have other blocks, weight orders and, at 512, two cores.
+OTHERS = ("ethos-u55-32", "ethos-u55-256", "ethos-u65-512", "ethos-u85-128", "ethos-u85-2048")
 #: Bytes of fast scratch that Vela may use where a memory mode has any: the payload does not tell how many it does.
 _FAST_SCRATCH = 4 << 20
 
@@ -96,6 +103,19 @@ class Emulator:
             np.frombuffer(data.tobytes(), result.dtype).reshape(result.shape)
             for data, result in zip(written, results, strict=True)
         ]
+
+    def gives_what_tosa_does(self, delegate: events.Delegate, payload: bytes) -> bool:
+        """Whether the program and the TOSA reference model compute the same of random numbers."""
+        inputs = random_inputs(delegate, seed=0)
+        expected = reference.run(delegate.tosa, inputs)
+        results = self.run(read_payload(payload), inputs, [(array.dtype.name, array.shape) for array in expected])
+        return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
+
+
+def compiled(lowered: Lowered) -> list[tuple[events.Delegate, bytes]]:
+    """Delegates with their payloads."""
+    by_checksum = {zlib.crc32(payload).to_bytes(4, "little"): payload for payload in payloads(lowered.program)}
+    return [(made, by_checksum[made.checksum]) for made in lowered.log.delegates]
 
 
 def payloads(program: ExportedProgram) -> Iterator[bytes]:

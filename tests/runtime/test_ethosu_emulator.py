@@ -1,21 +1,20 @@
-"""The emulator against the TOSA reference model: every row of the operator tests, as Vela compiles it."""
+"""The emulator against the TOSA reference model: whole models, Vela's mistakes, random graphs and damaged programs.
+
+``tests/ops/test_ops.py`` has every operator.
+"""
 
 from __future__ import annotations
 
 import re
 import struct
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from torch.export import ExportedProgram
 
-from arm_backend_core import events
 from arm_backend_core.backends.ethosu import compile_ethosu
-from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
@@ -30,16 +29,11 @@ from tests.graphs import Input, family, graph, program
 from tests.models import zoo
 from tests.ops import runner
 from tests.ops.cases import CASES
-from tests.ops.runner import Case
 from tests.runtime import mistake_pairs, rescale_graphs
 from tests.runtime.building import RUNTIME, SANITIZERS, compile_cpp, run
-from tests.runtime.ethosu_emulator import Array, Emulator, payloads, random_inputs, read_payload
+from tests.runtime.ethosu_emulator import ACCELERATORS, Array, Emulator, compiled, read_payload
 from tests.runtime.vela_mistakes import MISTAKES, PARTS, RIGHT, UNWRITTEN, Mistake, part
 
-#: The NPUs of the recipes.
-_ACCELERATORS = ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")
-#: What ``--verify`` adds: other numbers of MACs have other blocks, weight orders and, at 512, two cores.
-_OTHERS = ("ethos-u55-32", "ethos-u55-256", "ethos-u65-512", "ethos-u85-128", "ethos-u85-2048")
 _MODELS = ("mobilenet_v3_small", "tiny_vit")
 
 
@@ -49,46 +43,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         whole = metafunc.config.getoption("verify")
         metafunc.parametrize("model", zoo.NAMES if whole else _MODELS)
         metafunc.parametrize("profile", ["int8", "a16w8"] if whole else ["int8"])
-
-
-@pytest.fixture(scope="session")
-def accelerators(pytestconfig: pytest.Config) -> tuple[str, ...]:
-    return (*_ACCELERATORS, *_OTHERS) if pytestconfig.getoption("verify") else _ACCELERATORS
-
-
-def _program(case: Case, profile: str) -> ExportedProgram:
-    return runner.export(runner.quantized(case, wide=profile == "a16w8"), case.sample())
-
-
-def _compiled(program: ExportedProgram, accelerator: str) -> list[tuple[events.Delegate, bytes]]:
-    """Delegates with their payloads."""
-    with events.record() as log:
-        compiled = delegate(program, EthosUCompileSpec(accelerator))
-    by_checksum = {zlib.crc32(payload).to_bytes(4, "little"): payload for payload in payloads(compiled)}
-    return [(made, by_checksum[made.checksum]) for made in log.delegates]
-
-
-def _equal(emulator: Emulator, made: events.Delegate, payload: bytes) -> bool:
-    inputs = random_inputs(made, seed=0)
-    expected = reference.run(made.tosa, inputs)
-    results = emulator.run(read_payload(payload), inputs, [(array.dtype.name, array.shape) for array in expected])
-    return all(np.array_equal(ours, theirs) for ours, theirs in zip(results, expected, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("case", "profile"),
-    [
-        pytest.param(case, profile, id=f"{case.name}-{profile}")
-        for case in CASES
-        for profile in ("int8", "a16w8")
-        if profile in case.profiles
-    ],
-)
-def test_operators(case: Case, profile: str, accelerators: tuple[str, ...], emulator: Emulator) -> None:
-    program = _program(case, profile)
-    for accelerator in accelerators:
-        for made, payload in _compiled(program, accelerator):
-            assert _equal(emulator, made, payload), accelerator
 
 
 def _convolution(b: Builder, x: Value) -> Value:
@@ -109,11 +63,11 @@ def test_direct_drive(flags: list[str], emulator: Emulator) -> None:
 def test_models(model: str, profile: str, emulator: Emulator) -> None:
     entry = zoo.build(model, 2)
     captured = quantized(runner.export(entry.model, entry.samples[0]), entry.samples, wide=profile == "a16w8")
-    for accelerator in _ACCELERATORS:
-        delegates = _compiled(captured, accelerator)
+    for accelerator in ACCELERATORS:
+        delegates = compiled(runner.lower(captured, EthosUCompileSpec(accelerator)))
         assert delegates, accelerator
         for made, payload in delegates:
-            assert _equal(emulator, made, payload), accelerator
+            assert emulator.gives_what_tosa_does(made, payload), accelerator
 
 
 def _samples(tensors: Iterable[Input]) -> list[np.ndarray[Any, Any]]:
@@ -169,7 +123,7 @@ def test_the_core_avoids_mistakes(mistake: Mistake, emulator: Emulator) -> None:
             assert flatbuffer == program(mistake.body, *mistake.inputs), accelerator
 
 
-@pytest.mark.parametrize("accelerator", _ACCELERATORS)
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
 def test_mistakes_beside_each_other(accelerator: str, emulator: Emulator, pytestconfig: pytest.Config) -> None:
     """Graphs with two mistakes, of which neither workaround hides the other."""
     wrong = []
@@ -183,7 +137,7 @@ def test_mistakes_beside_each_other(accelerator: str, emulator: Emulator, pytest
     assert wrong == []
 
 
-@pytest.mark.parametrize("accelerator", _ACCELERATORS)
+@pytest.mark.parametrize("accelerator", ACCELERATORS)
 def test_rescales_and_their_neighbours(accelerator: str, emulator: Emulator, pytestconfig: pytest.Config) -> None:
     wrong, executed = [], 0
     for seed in range(3000 if pytestconfig.getoption("verify") else 60):
@@ -208,7 +162,7 @@ def test_parts_are_read_and_written(name: str, emulator: Emulator) -> None:
     for axis in range(4):
         for batches in (1, 2):
             mistake = part(name, axis, batches)
-            for accelerator in _ACCELERATORS:
+            for accelerator in ACCELERATORS:
                 where = f"axis {axis}, {batches} images, {accelerator}"
                 assert _runs_right(emulator, _avoided(mistake, accelerator), accelerator, mistake), where
 
@@ -217,7 +171,8 @@ def test_parts_are_read_and_written(name: str, emulator: Emulator) -> None:
 def convolution() -> bytes:
     """A payload with weights, scales and feature maps."""
     case = next(case for case in CASES if case.name == "conv2d")
-    ((_, payload),) = _compiled(_program(case, "int8"), "ethos-u55-128")
+    captured = runner.export(runner.quantized(case, wide=False), case.sample())
+    ((_, payload),) = compiled(runner.lower(captured, "u55"))
     return payload
 
 
