@@ -23,7 +23,7 @@ REVISION = $(shell git describe --always --dirty)
 # chromium-common; Debian 12's own is 1.3), a compiler for the plugin of ExecuTorch's runtime; for the tests, those of
 # the device backends, and a board to run them on.
 DEBIAN := g++ mesa-vulkan-drivers chromium-common
-DEBIAN_TEST := cmake clang libclang-rt-dev gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib \
+DEBIAN_TEST := ccache cmake clang libclang-rt-dev gcc-arm-none-eabi libnewlib-arm-none-eabi libstdc++-arm-none-eabi-newlib \
   qemu-system-arm chromium
 
 # The release of Vela that tests and records are of: by default that of the environment. Another one is installed beside
@@ -67,6 +67,7 @@ fuzz: debian $(READY_TEST)
 verify: debian-test $(READY_TEST) build/vela-$(OLDER)
 	$(if $(GOLDEN),$(BIN)/python -m tests.golden $(GOLDEN))
 	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q $(VELA_TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) -q -m verify --verify
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/ops/test_ops.py tests/runtime/test_ethosu_emulator.py --verify
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/tflite --verify
 	$(BIN)/python -m tests.tosa.conformance --record build/conformance/$(REVISION)

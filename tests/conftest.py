@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 # Read once, when the native libraries are loaded: before torch and numpy are imported. Two workers on two
 # cores with a thread pool each would only wait for one another.
@@ -10,6 +13,16 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_variable, "1")
 os.environ.setdefault("ARM_BACKEND_CORE_STRICT", "1")  # a fault of the compiler is an error here, no refusal
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the transformers models are built from configurations alone
+
+if shutil.which("ccache"):  # workers, tests and later runs compile the same C++, most of them in a folder of their own
+    for _variable, _value in {
+        "CCACHE_DIR": str(Path(__file__).parents[1] / "build/ccache"),
+        "CCACHE_BASEDIR": tempfile.gettempdir(),
+        "CCACHE_NOHASHDIR": "1",
+        "CMAKE_C_COMPILER_LAUNCHER": "ccache",
+        "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
+    }.items():
+        os.environ.setdefault(_variable, _value)
 
 import random
 
@@ -31,6 +44,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("line_coverage"):
         config.pluginmanager.register(LineCoverage())
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is marked ``verify`` takes ``--verify``."""
+    if not config.getoption("verify"):
+        left_out = {item for item in items if item.get_closest_marker("verify")}
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)

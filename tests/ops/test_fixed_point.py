@@ -22,6 +22,7 @@ from arm_backend_core.tosa.passes import run as optimise
 from arm_backend_core.tosa.serialize import serialize
 from arm_backend_core.workers import vela
 from tests.graphs import family, graph, npu_cycles, program, validate
+from tests.verified import some_of
 
 Array = np.ndarray[Any, Any]
 I8, I16, I32 = DType.INT8, DType.INT16, DType.INT32
@@ -109,9 +110,7 @@ def float_softmax(x: Array, axis: int) -> Array:
     return e / e.sum(axis, keepdims=True)
 
 
-@pytest.mark.parametrize("dtype", [I8, I16])
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("span", RANGES)
+@pytest.mark.parametrize(("n", "dtype", "span"), some_of(LENGTHS, [I8, I16], RANGES))
 def test_softmax_int8(n: int, dtype: DType, span: float) -> None:
     q, out, x = spread(span, dtype), params(1 / 256, -128, I8), rows(n, dtype)
     error = execute(lambda b, v: fixed_point.softmax(b, v, q, 1, out), x, dtype) - out.quantize(
@@ -121,9 +120,7 @@ def test_softmax_int8(n: int, dtype: DType, span: float) -> None:
     assert np.mean(error == 0) > 0.98
 
 
-@pytest.mark.parametrize("dtype", [I8, I16])
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("span", RANGES)
+@pytest.mark.parametrize(("n", "dtype", "span"), some_of(LENGTHS, [I8, I16], RANGES))
 def test_softmax_int16(n: int, dtype: DType, span: float) -> None:
     q, out, x = spread(span, dtype), params(2.0**-15, 0, I16), rows(n, dtype)
     error = np.abs(
@@ -167,11 +164,10 @@ def float_norm(x: Array, axes: tuple[int, ...], eps: float, *, centre: bool) -> 
     return c / np.sqrt((c * c).mean(axes, keepdims=True) + eps)
 
 
-@pytest.mark.parametrize("centre", [True, False])
-@pytest.mark.parametrize("dtype", [I8, I16])
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("span", [0.01, 8.0, 1000.0])
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(
+    ("n", "dtype", "span", "affine", "centre"),
+    some_of(LENGTHS, [I8, I16], [0.01, 8.0, 1000.0], [True, False], [True, False]),
+)
 def test_norm(n: int, dtype: DType, span: float, affine: bool, centre: bool) -> None:
     rng = np.random.default_rng(1)
     q, x = spread(span, dtype), rows(n, dtype)

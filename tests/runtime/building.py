@@ -66,6 +66,12 @@ def require(tool: str, package: str) -> str:
     return path
 
 
+def launcher() -> list[str]:
+    """What compilers are started by: ``ccache``, if it is installed, as workers and later runs compile the same."""
+    found = shutil.which("ccache")
+    return [found] if found else []
+
+
 def compile_cpp(
     output: Path,
     sources: Sequence[Path],
@@ -74,9 +80,16 @@ def compile_cpp(
     compiler: str = "g++",
     link: Sequence[str] = (),
 ) -> Path:
-    """Compile and link ``sources`` with our warnings into ``output``; ``flags`` decide of what kind it is."""
+    """Compile and link ``sources`` with our warnings into ``output``; ``flags`` decide of what kind it is.
+
+    Each source by itself, which is what ``ccache`` keeps; no two have the same name.
+    """
     tool = require(
         compiler, {"clang++-14": "clang-14", "arm-none-eabi-g++": "gcc-arm-none-eabi"}.get(compiler, compiler)
     )
-    run([tool, "-std=c++17", *WARNINGS, f"-I{RUNTIME}", *flags, "-o", str(output), *map(str, sources), *link])
+    command = [tool, "-std=c++17", *WARNINGS, f"-I{RUNTIME}", *flags]
+    objects = [output.with_name(f"{output.name}.{source.stem}.o") for source in sources]
+    for source, compiled in zip(sources, objects, strict=True):
+        run([*launcher(), *command, "-c", "-o", str(compiled), str(source)])
+    run([*command, "-o", str(output), *map(str, objects), *link])
     return output
