@@ -80,7 +80,7 @@ def compile_cpp(
     compiler: str = "g++",
     link: Sequence[str] = (),
 ) -> Path:
-    """Compile and link ``sources`` with our warnings into ``output``; ``flags`` decide of what kind it is.
+    """Compile and link ``sources`` with our warnings into ``output``; ``link`` has what linking alone takes.
 
     Each source by itself, which is what ``ccache`` keeps; no two have the same name.
     """

@@ -50,8 +50,8 @@ def read_payload(data: bytes) -> Payload:
 def build(directory: Path) -> Path:
     """Compile the emulator into a shared library."""
     sources = sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))
-    flags = ["-std=c++17", "-O3", "-shared", "-fPIC", "-fvisibility=hidden", f"-I{RUNTIME}"]
-    return compile_cpp(directory / "libethosu_emulator.so", sources, flags)
+    flags = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", f"-I{RUNTIME}"]
+    return compile_cpp(directory / "libethosu_emulator.so", sources, flags, link=["-shared"])
 
 
 def _of_size(tensor: EthosUTensor, nbytes: int) -> EthosUTensor:

@@ -114,7 +114,9 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     output = tmp_path_factory.mktemp("reader") / "reader.so"
-    return Reader(ctypes.CDLL(str(compile_cpp(output, _SOURCES, ["-O2", "-shared", "-fPIC", "-fvisibility=hidden"]))))
+    return Reader(
+        ctypes.CDLL(str(compile_cpp(output, _SOURCES, ["-O2", "-fPIC", "-fvisibility=hidden"], link=["-shared"])))
+    )
 
 
 # --- payloads by hand ---
