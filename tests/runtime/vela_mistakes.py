@@ -490,6 +490,17 @@ def _rescaled_parts(b: Builder, x: Value) -> Value:
     return b.add(b.rescale(first, DType.INT32, 0.3), b.rescale(second, DType.INT32, 0.7))
 
 
+def _repeated_ones(b: Builder, x: Value) -> Value:
+    """A RESCALE that one operator reads twice, in a shape without the dimension of size 1."""
+    rows = b.reshape(b.rescale(x, DType.INT32, 0.5), x.shape[1:])
+    return b.minimum(rows, rows)
+
+
+def _shifted_cast(b: Builder, x: Value) -> Value:
+    """From -133 to 122."""
+    return b.cast(b.rescale(x, DType.INT32, 1.0, 5), DType.INT8)
+
+
 def _shifted_parts(b: Builder, x: Value, y: Value) -> Value:
     """Two of the same scale, of which an ADD that shifts its operands does neither."""
     total = b.add(b.rescale(b.tile(x, (1, 1, 1, 8)), DType.INT32, 2.0**19), b.rescale(y, DType.INT32, 2.0**19))
@@ -1025,6 +1036,8 @@ MISTAKES = (
         _NEW,
     ),
     Mistake("rescaled_cast", _narrowed_cast, (((2, 3, 4), DType.INT32),), _NEW),
+    Mistake("shifted_cast", _shifted_cast, (((1, 8, 8, 4), DType.INT8),), _NEW, _NEW),
+    Mistake("reshaped_ones", _repeated_ones, (((1, 2, 3, 4), DType.INT16),), _OLD, releases=_SECOND),
     Mistake("unclipped_move_past_widening", _moved_past_widening, (((2, 3, 4), DType.INT32),), _ALL, releases=_SECOND),
     Mistake("unclipped_turned", _product_turned, (((1, 5, 4), DType.INT8),), _ALL),
     Mistake("reshaped_select", _reshaped_select, (((80,), DType.INT16),), _NEW, _NEW),

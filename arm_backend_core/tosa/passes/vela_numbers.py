@@ -137,6 +137,13 @@ def _is_unclipped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
     return cast is not None and op.output.dtype.bytes < cast.inputs[0].dtype.bytes
 
 
+def _is_shifted_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
+    """CAST to fewer bits behind a RESCALE by 1 with an input zero point: they become one, which is clipped."""
+    rescale = producer(past(value, *MOVEMENTS), "RESCALE")
+    narrows = op.output.dtype.bytes < value.dtype.bytes
+    return narrows and rescale is not None and bool(rescale.attrs["input_zp"]) and power_of_two(rescale) == 0
+
+
 def _complement_minimum(op: Op, found: bool, rewriter: Rewriter) -> Value:
     """min(x) as ~max(~x), ~x = -1 - x: what Vela makes of it, which forgets shapes on the way back."""
     b = rewriter.build
@@ -402,6 +409,7 @@ MISTAKES: tuple[AnyMistake, ...] = (
     Mistake("chained_cast", ("CAST",), _bits_saturated_in_chain, _wrap_cast),
     copy_where("clamped_cast", ("CLAMP",), _is_clamped_cast),
     copy_where("rescaled_cast", ("RESCALE",), _is_unclipped_cast),
+    copy_where("shifted_cast", ("CAST",), _is_shifted_cast),
     SCALED_MAXIMUM,
     Mistake("channel_scales", ("RESCALE",), _has_channel_scales, _scale_product),
     Mistake("unequal_scales", ("RESCALE",), _unequal_scales, _level_scales),

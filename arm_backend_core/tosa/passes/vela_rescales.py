@@ -152,10 +152,11 @@ def _is_left_to_readers(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterator[tuple[Op, frozenset[str]]]:
-    """What reads the value past RESHAPE and SLICE, and which are between; not RESHAPEs that add or drop sizes of 1."""
+    """What reads the value past RESHAPE and SLICE, and which are between; on U85 not RESHAPEs of sizes of 1 alone."""
     for reader in rewriter.users(value) or ():
         if reader.kind in ("RESHAPE", "SLICE"):
-            same = reader.kind == "RESHAPE" and alike(reader.output.shape, value.shape)
+            ones = reader.kind == "RESHAPE" and alike(reader.output.shape, value.shape)
+            same = ones and rewriter.build.target.family == "ethos-u85"
             yield from _readers(reader.output, rewriter, passed if same else passed | {reader.kind})
         else:
             yield reader, passed
