@@ -16,7 +16,7 @@ from tests.graphs import validate
 from tests.models import expectations, quantized_reference, zoo
 from tests.models.exported import Exported, precision, sqnr, tosa_spec
 from tests.models.quantized_reference import Difference
-from tests.verified import later
+from tests.verify_only import mark_verify
 
 R = ArmRecipeType
 INT8 = [recipe for recipe in R if precision(recipe) == "INT8"]
@@ -92,7 +92,7 @@ def test_tosa_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipe
     assert torch.equal(model.output(recipe, 0), model.expected(recipe, 0))
 
 
-@pytest.mark.parametrize("recipe", [R.VGF_FP, R.VGF_INT8, *later([R.VGF_A16W8])], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", [R.VGF_FP, R.VGF_INT8, *mark_verify([R.VGF_A16W8])], ids=lambda recipe: recipe.name)
 def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
     (output,) = load(model.result(recipe).buffer).run(*model.held_out[0])
     expected = model.expected(recipe, 0)

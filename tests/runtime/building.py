@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -66,12 +67,6 @@ def require(tool: str, package: str) -> str:
     return path
 
 
-def launcher() -> list[str]:
-    """What compilers are started by: ``ccache``, if it is installed, as workers and later runs compile the same."""
-    found = shutil.which("ccache")
-    return [found] if found else []
-
-
 def compile_cpp(
     output: Path,
     sources: Sequence[Path],
@@ -89,7 +84,9 @@ def compile_cpp(
     )
     command = [tool, "-std=c++17", *WARNINGS, f"-I{RUNTIME}", *flags]
     objects = [output.with_name(f"{output.name}.{source.stem}.o") for source in sources]
+    # As CMake's builds: ``tests/conftest.py`` decides.
+    launcher = os.environ.get("CMAKE_CXX_COMPILER_LAUNCHER", "").split()
     for source, compiled in zip(sources, objects, strict=True):
-        run([*launcher(), *command, "-c", "-o", str(compiled), str(source)])
+        run([*launcher, *command, "-c", "-o", str(compiled), str(source)])
     run([*command, "-o", str(output), *map(str, objects), *link])
     return output

@@ -50,7 +50,7 @@ from arm_backend_core.workers.worker import WorkerDied, WorkerError
 from arm_recipes import ArmRecipeType, ExportRecipe, export
 from tests.graphs import family, graph, npu_cycles
 from tests.runtime.ethosu_emulator import Emulator, read_payload
-from tests.verified import later
+from tests.verify_only import mark_verify
 
 SPECS = [EthosUCompileSpec(name) for name in ("ethos-u55-128", "ethos-u65-256", "ethos-u85-256")]
 
@@ -392,7 +392,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
 ]
 
 
-@pytest.mark.parametrize("seed", [*range(6), *later(range(6, 18))])
+@pytest.mark.parametrize("seed", [*range(6), *mark_verify(range(6, 18))])
 @pytest.mark.parametrize(("form", "draw"), [pytest.param(*row[1:], id=row[0]) for row in FAMILIES])
 def test_forms_are_equal_to_the_bit(
     form: Form | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator

@@ -19,7 +19,7 @@ from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mist
 from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
 from arm_backend_core.workers.vela import RELEASES, Release
 
-#: Operators that Vela may do with, or write by, what is before or behind them.
+#: Operators that move elements and change no value. Vela may fuse them with their producer or consumer.
 MOVEMENTS = ("CONCAT", "IDENTITY", "PAD", "RESHAPE", "SLICE", "TILE", "TRANSPOSE")
 
 
@@ -201,8 +201,7 @@ def _unequal_scales(op: Op, rewriter: Rewriter) -> _Sum | None:
     """RESCALE(RESCALE(x) +- RESCALE(y)) by different whole numbers, both less than 2**15.
 
     The NPU scales one operand, by any number, and shifts the other by 14 bits (int16) or 19 (int8): right by chance
-    where the larger number is 2 to the power of these. Also past RESHAPE and TRANSPOSE, which Vela may
-    remove.
+    where the larger number is 2 to the power of these. RESHAPE and TRANSPOSE, which Vela may remove, are skipped.
     """
     x = op.inputs[0]
     while rewriter.single_use(x) and x.producer is not None and x.producer.kind in ("RESHAPE", "TRANSPOSE"):
