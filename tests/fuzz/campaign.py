@@ -102,7 +102,10 @@ def make_small(verdict: Verdict, target: str, seed: int, seconds: float) -> None
 
 
 def serve(target: str, seed: int, seconds: float) -> None:
-    """Read indices from the standard input and answer each with a line of JSON."""
+    """Read indices from the standard input and answer each with a line of JSON.
+
+    A failure is answered before it is made small too: PyTorch's ``lstm`` crashes on operands that do not match, say.
+    """
     seen: Counter[tuple[str, str]] = Counter()
     for line in sys.stdin:
         signal.alarm(LIMIT)  # kills the process, also where native code does not return
@@ -110,6 +113,7 @@ def serve(target: str, seed: int, seconds: float) -> None:
         if verdict.kind not in ("right", "undefined"):
             seen[verdict.kind, verdict.cause] += 1
             if seconds and seen[verdict.kind, verdict.cause] <= _SHRUNK:
+                print(_UNSHRUNK + json.dumps(asdict(verdict)), file=_ANSWERS, flush=True)
                 signal.alarm(LIMIT + int(10 * seconds))
                 make_small(verdict, target, seed, seconds)
         signal.alarm(0)
@@ -117,6 +121,8 @@ def serve(target: str, seed: int, seconds: float) -> None:
 
 
 _ANSWERS = sys.stdout
+#: Begins the line of a failure that is not made small yet; another line follows.
+_UNSHRUNK = "not small yet: "
 
 
 # -- the parent --------------------------------------------------------------------------------------------------
@@ -194,12 +200,18 @@ class Campaign:
 def _ask(child: subprocess.Popen[str], index: int) -> Verdict:
     assert child.stdin is not None
     assert child.stdout is not None
+    failure = ""
     try:
         print(index, file=child.stdin, flush=True)
         line = child.stdout.readline()
+        if line.startswith(_UNSHRUNK):
+            failure, line = line.removeprefix(_UNSHRUNK), child.stdout.readline()
     except OSError:
         line = ""
-    if line.startswith("{"):
+    if not line.startswith("{"):
+        child.wait()
+        line = failure
+    if line:
         return Verdict(**json.loads(line))
     code = child.wait()
     cause = f"did not finish in {LIMIT} s" if code == -signal.SIGALRM else f"the process ended with {code}"

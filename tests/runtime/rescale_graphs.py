@@ -100,7 +100,10 @@ def _terms(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
     first = rng.choice((1.0, 4.0, 0.5, 3.0, 2.0**14 if x.dtype is DType.INT16 else 2.0**19))
     second = rng.choice((first, 0.7 * first, 1.0, 0.7))
     total = rng.choice((b.add, b.sub))(b.rescale(x, DType.INT32, first), b.rescale(y, DType.INT32, second))
-    return b.rescale(total, x.dtype, rng.choice((1.0, 0.3, 0.25)) / max(first, 1.0)) if rng.random() < 0.6 else total
+    if rng.random() < 0.4:
+        return total
+    result = b.rescale(total, x.dtype, rng.choice((1.0, 0.3, 0.25)) / max(first, 1.0))
+    return b.rescale(result, DType.INT32, 1.0) if rng.random() < 0.3 else result
 
 
 def _looked_up(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:

@@ -490,6 +490,13 @@ def _rescaled_parts(b: Builder, x: Value) -> Value:
     return b.add(b.rescale(first, DType.INT32, 0.3), b.rescale(second, DType.INT32, 0.7))
 
 
+def _widened_difference(b: Builder, x: Value) -> Value:
+    """The RESCALE of the result becomes one with that to 32 bits, so that the SUB does neither its own nor the parts'."""
+    first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
+    difference = b.sub(b.rescale(first, DType.INT32, 2.0**14), b.rescale(second, DType.INT32, 9000.3))
+    return b.rescale(b.rescale(difference, DType.INT16, 2.0**-15), DType.INT32, 1.0)
+
+
 def _repeated_ones(b: Builder, x: Value) -> Value:
     """A RESCALE that one operator reads twice, in a shape without the dimension of size 1."""
     rows = b.reshape(b.rescale(x, DType.INT32, 0.5), x.shape[1:])
@@ -919,6 +926,9 @@ MISTAKES = (
         (((1, 1, 3, 1), DType.INT8), ((1, 1, 3, 8), DType.INT8)),
         _OLD,
         releases=_SECOND,
+    ),
+    Mistake(
+        "rescaled_part_widened", _widened_difference, (((1, 3, 4, 6), DType.INT16),), _OLD, releases=_SECOND
     ),
     Mistake("rescaled_part_for_two", _rescaled_for_two, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake(

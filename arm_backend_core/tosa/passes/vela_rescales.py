@@ -7,7 +7,7 @@ whole tensor. On all NPUs it joins a CONCAT or TILE, a RESCALE and the CONCAT or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -253,9 +253,32 @@ def _reads_scaled(op: Op, rewriter: Rewriter) -> bool:
     if op.kind not in ("ADD", "SUB") or rewriter.build.target.family == "ethos-u85":
         return False
     match rewriter.users(op.output):
-        case [Op(kind="RESCALE", attrs={"per_channel": False, "input_zp": 0}, output=result)]:
+        case [Op(kind="RESCALE", attrs={"per_channel": False, "input_zp": 0}, output=result) as rescale]:
+            narrow = result.dtype in _NARROW and not _is_widened(rescale, rewriter)
             alone = all(rewriter.single_use(value) for value in op.inputs)
-            return alone and result.dtype in _NARROW and _can_scale([value.producer for value in op.inputs])
+            return alone and narrow and _can_scale([value.producer for value in op.inputs])
+    return False
+
+
+def _is_widened(op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela makes one RESCALE to int32 of this one and the one by 1 behind it, which no reader does."""
+    result = op.output
+    while rewriter.single_use(result):
+        (reader,) = rewriter.users(result) or ()
+        if reader.kind == "RESCALE" and _is_joined(op, reader, rewriter):
+            wide = reader.output.dtype is DType.INT32
+            return wide and not _does_rescales(rewriter.users(reader.output) or (), rewriter)
+        if reader.kind != "RESHAPE":
+            return False
+        result = reader.output
+    return False
+
+
+def _does_rescales(readers: Sequence[Op], rewriter: Rewriter) -> bool:
+    """Whether the only reader does the RESCALEs by 1 of all its operands, which nothing else reads."""
+    match readers:
+        case [reader]:
+            return reads_narrow(reader) and all(rewriter.single_use(value) for value in reader.inputs)
     return False
 
 
