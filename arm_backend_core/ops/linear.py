@@ -80,22 +80,26 @@ def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
 def _split_product(cx: Context, a: Int, b: Int) -> Value:
     """An int16 product by four int8 ones, for hardware without the former (Ethos-U55 and U65).
 
-    x = r * high + low, r = 258, high = round(x / r), |low| <= 129. So a @ b = r**2 (ah @ bh) + r (ah @ bl + al @ bh) +
-    al @ bl. Low parts of 128 and 129 saturate to 127, an error of 2 in 2**16 for one value in a hundred.
-    The partial sums are brought to one scale before they are added: 2**-14 of the result's step, or as much coarser as
-    keeps the largest possible sum of K products below 2**29.
+    x = 256 * high + low, high = floor(x / 256), and low, from 0 to 255, has the zero point -128. So a @ b =
+    2**16 (ah @ bh) + 256 (ah @ bl + al @ bh) + al @ bl. The partial sums are brought to one scale before they are
+    added: 2**-14 of the result's step, or as much coarser as keeps the largest possible sum of K products below 2**29.
     """
-    radix = 258
+    radix = 256
 
     def parts(x: Int) -> tuple[Int, Int]:
-        high = x.in_steps_of(1.0).rescale(DType.INT8, 1 / radix, saturate=True)
-        whole = high.in_steps_of(1.0).rescale(DType.INT32, float(radix)).in_steps_of(1.0)
-        rest = (x.in_steps_of(1.0).rescale(DType.INT32, 1.0) - whole).within(-radix, radix)
-        return high, rest.rescale(DType.INT8, 1.0, saturate=True)
+        """Three operations on U55: two sums of int16 that do the RESCALEs beside them, and a product."""
+        x = x.in_steps_of(1.0)
+        half = Int.const(cx.b, np.full((1, 1, x.shape[-1]), radix // 2), DType.INT16)  # one element would be folded
+        high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)  # half up
+        steps = (high * 64).rescale(DType.INT16, 4.0).in_steps_of(x.scale)
+        own = 2.0**14  # RESCALEs of x that were equal would become one, which no sum does
+        rest = x.rescale(DType.INT32, own) - steps.rescale(DType.INT32, own)
+        low = cx.b.rescale(rest.value, DType.INT8, 1 / own, 0, DType.INT8.range[0])
+        return high, Int(cx.b, low, 0, radix - 1, zero_point=DType.INT8.range[0])
 
     (a_high, a_low), (b_high, b_low) = parts(a), parts(b)
     k, scale = a.shape[-1], a.scale * b.scale
-    step = max(float(cx.q.scale) * 2.0**-14, scale * k * 2.0 ** (30 - 29))
+    step = max(float(cx.q.scale) * 2.0**-14, scale * (k + 1) * 2.0 ** (30 - 29))  # a RESCALE takes no 2**29
 
     if step > float(cx.q.scale):
         raise Unsupported(
@@ -104,7 +108,7 @@ def _split_product(cx: Context, a: Int, b: Int) -> Value:
         )
 
     def product(left: Int, right: Int, weight: int) -> Int:
-        sums = cx.b.matmul(left.value, right.value)
+        sums = cx.b.matmul(left.value, right.value, (left.zero_point, right.zero_point))
         peak = left.peak * right.peak * k
         whole = Int(cx.b, sums, -peak, peak, scale * weight)
         return whole.rescale(DType.INT32, whole.scale / step).in_steps_of(step)

@@ -83,8 +83,15 @@ def _reshaped(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 
 
 def _sliced(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
-    size = [rng.randint(max(1, length - 1), length) for length in x.shape]
-    return b.slice(x, [rng.randint(0, length - part) for length, part in zip(x.shape, size, strict=True)], size)
+    return _parts(b, (x,), rng)[0]
+
+
+def _parts(b: Builder, values: tuple[Value, ...], rng: random.Random) -> list[Value]:
+    """Of tensors of one shape parts of one size, each with a place of its own."""
+    shape = values[0].shape
+    size = [rng.randint(max(1, length - 1), length) for length in shape]
+    room = [length - part for length, part in zip(shape, size, strict=True)]
+    return [b.slice(value, [rng.randint(0, most) for most in room], size) for value in values]
 
 
 def _turned(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
@@ -97,6 +104,8 @@ def _padded(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 
 def _terms(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
     """Sum or difference of two narrow tensors in 32 bits, mostly rescaled; at times shifted, as quantized sums are."""
+    if x.shape == y.shape and rng.random() < 0.3:
+        x, y = _parts(b, (x, y), rng)
     first = rng.choice((1.0, 4.0, 0.5, 3.0, 2.0**14 if x.dtype is DType.INT16 else 2.0**19))
     second = rng.choice((first, 0.7 * first, 1.0, 0.7))
     total = rng.choice((b.add, b.sub))(b.rescale(x, DType.INT32, first), b.rescale(y, DType.INT32, second))

@@ -491,7 +491,7 @@ def _rescaled_parts(b: Builder, x: Value) -> Value:
 
 
 def _widened_difference(b: Builder, x: Value) -> Value:
-    """The RESCALE of the result becomes one with that to 32 bits, so that the SUB does neither its own nor the parts'."""
+    """The RESCALE of the result becomes one with that to 32 bits, so the SUB does none, not even those of the parts."""
     first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
     difference = b.sub(b.rescale(first, DType.INT32, 2.0**14), b.rescale(second, DType.INT32, 9000.3))
     return b.rescale(b.rescale(difference, DType.INT16, 2.0**-15), DType.INT32, 1.0)
@@ -927,9 +927,7 @@ MISTAKES = (
         _OLD,
         releases=_SECOND,
     ),
-    Mistake(
-        "rescaled_part_widened", _widened_difference, (((1, 3, 4, 6), DType.INT16),), _OLD, releases=_SECOND
-    ),
+    Mistake("rescaled_part_widened", _widened_difference, (((1, 3, 4, 6), DType.INT16),), _OLD, releases=_SECOND),
     Mistake("rescaled_part_for_two", _rescaled_for_two, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake(
         "rescaled_part_beside_result",
