@@ -329,7 +329,7 @@ _U85 = Hardware(
             "sliced_growth",
             "unclipped_scaled",
             "chained_cast",
-            *("rescaled_once", "rescaled_choice", "rescaled_cast", "shifted_cast", "unclipped_term"),
+            *("rescaled_once", "rescaled_choice", "rescaled_cast", "shifted_cast", "unclipped_term", "long_scale"),
         ),
     ),
     forgotten=partial(

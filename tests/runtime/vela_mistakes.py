@@ -31,6 +31,7 @@ DAMAGING = {
     "averaged_images": _NEW,
     "rescaled_part": _OLD,
     "rescaled_part_scaled": _OLD,
+    "rescaled_part_widened": _OLD,
     "rescaled_parts_apart": _OLD,
     "rescaled_part_for_two": _OLD,
     "rescaled_part_beside_rescale": _OLD,
@@ -495,6 +496,18 @@ def _widened_difference(b: Builder, x: Value) -> Value:
     first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
     difference = b.sub(b.rescale(first, DType.INT32, 2.0**14), b.rescale(second, DType.INT32, 9000.3))
     return b.rescale(b.rescale(difference, DType.INT16, 2.0**-15), DType.INT32, 1.0)
+
+
+def _clipped_sums(b: Builder, x: Value) -> Value:
+    """Of int48, by 1."""
+    weight = b.const(np.arange(16).reshape(4, 1, 1, 4) * 30 - 100, DType.INT8)
+    sums = b.conv2d(x, weight, b.const([5000, 3, 2, 1], DType.INT48), pad=(0, 0, 0, 0))
+    return b.rescale(sums, DType.INT16, 1.0)
+
+
+def _long_scale(b: Builder, x: Value) -> Value:
+    """A multiplier of 31 bits behind int48."""
+    return b.rescale(_clipped_sums(b, x), DType.INT8, 0.012)
 
 
 def _repeated_ones(b: Builder, x: Value) -> Value:
@@ -1000,6 +1013,12 @@ MISTAKES = (
         (((1, 3, 4, 6), DType.INT8),),
         _ALL,
     ),
+    Mistake(
+        "unclipped_sums",
+        lambda b, x: b.rescale(_clipped_sums(b, x), DType.INT32, 3.0),
+        (((1, 2, 3, 4), DType.INT16),),
+        _ALL,
+    ),
     Mistake("unclipped_move", _channels_moved, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
     Mistake("joined_upsampling", _joined_upsampling, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake("joined_again", _padded_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
@@ -1045,6 +1064,7 @@ MISTAKES = (
     ),
     Mistake("rescaled_cast", _narrowed_cast, (((2, 3, 4), DType.INT32),), _NEW),
     Mistake("shifted_cast", _shifted_cast, (((1, 8, 8, 4), DType.INT8),), _NEW, _NEW),
+    Mistake("long_scale", _long_scale, (((1, 2, 3, 4), DType.INT16),), _NEW, _NEW),
     Mistake("reshaped_ones", _repeated_ones, (((1, 2, 3, 4), DType.INT16),), _OLD, releases=_SECOND),
     Mistake("unclipped_move_past_widening", _moved_past_widening, (((2, 3, 4), DType.INT32),), _ALL, releases=_SECOND),
     Mistake("unclipped_turned", _product_turned, (((1, 5, 4), DType.INT8),), _ALL),

@@ -24,8 +24,14 @@ class Rewriter:
 
     def single_use(self, value: Value) -> bool:
         """Whether exactly one operator reads ``value``; False when that is not known in this sweep."""
-        users = self.users(value)
-        return users is not None and len(users) == 1
+        return self.only_user(value) is not None
+
+    def only_user(self, value: Value) -> Op | None:
+        """The operator that reads ``value``, where no other does and that is known."""
+        match self.users(value):
+            case [reader]:
+                return reader
+        return None
 
     def feeds(self, value: Value, kind: str, through: Sequence[str] = ("RESHAPE", "RESCALE")) -> bool:
         """Whether a ``kind`` reads the value, as it is or past operators of the kinds ``through``."""

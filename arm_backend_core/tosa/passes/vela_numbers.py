@@ -39,6 +39,12 @@ def copied(x: Value, b: Builder) -> Value:
     return product if x.dtype is DType.INT32 else b.rescale(product, x.dtype, 1.0)
 
 
+def copy_result(op: Op, found: bool, rewriter: Rewriter) -> Value:
+    """The operator's result is copied."""
+    b = rewriter.build
+    return copied(b.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs), b)
+
+
 def copy_where(
     name: str,
     kinds: tuple[str, ...],
@@ -292,7 +298,12 @@ def _is_unclipped(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
 
 
 def _keep_clip(op: Op, found: bool, rewriter: Rewriter) -> Value:
-    """By 1 + 2**-30: round(x * (1 + 2**-30)) is x below 2**29, and what is beyond is clipped."""
+    """By 1 + 2**-30: round(x * (1 + 2**-30)) is x below 2**29, and what is beyond is clipped.
+
+    A RESCALE of int48 has multipliers of 15 bits; its result is copied.
+    """
+    if op.inputs[0].dtype is DType.INT48:
+        return copy_result(op, found, rewriter)
     attrs = {**op.attrs, "multiplier": np.array([(1 << 30) + 1], np.int32), "shift": np.array([30], np.int8)}
     return rewriter.build.emit("RESCALE", op.inputs, op.output.shape, op.output.dtype, **attrs)
 
@@ -308,6 +319,23 @@ def _widened(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
             return True
         if op.kind in MOVEMENTS and _widened(op.output, rewriter, scaled=scaled):
             return True
+    return False
+
+
+def _is_of_long_scale(op: Op, rewriter: Rewriter) -> bool:
+    """RESCALE of int48 by 1, which Vela makes one with that behind it, whose multiplier has more than 15 bits.
+
+    What scales int48 has no more.
+    """
+    if op.inputs[0].dtype is not DType.INT48 or power_of_two(op) != 0:
+        return False
+    result = op.output
+    while (reader := rewriter.only_user(result)) is not None:
+        if reader.kind == "RESCALE" and power_of_two(reader) != 0:
+            return bool(np.any(np.asarray(reader.attrs["multiplier"]) & 0xFFFF))
+        if reader.kind not in ("RESCALE", "RESHAPE"):
+            return False
+        result = reader.output
     return False
 
 
@@ -402,6 +430,7 @@ MISTAKES: tuple[AnyMistake, ...] = (
     Mistake("unclipped", ("RESCALE",), _is_unclipped, _keep_clip),
     Mistake("unclipped_scaled", ("RESCALE",), partial(_is_unclipped, scaled=True), _keep_clip),
     Mistake("unclipped_move", ("RESCALE",), _is_moved, _keep_clip, releases=((5, 2),)),
+    Mistake("long_scale", ("RESCALE",), _is_of_long_scale, copy_result),
     Mistake("unreached", ("TRANSPOSE_CONV2D",), _unreached, _reach_padding),
     Mistake("reduce_min", ("REDUCE_MIN",), lambda op, rewriter: True, _complement_minimum),
     Mistake("narrowing_cast", ("CAST",), _saturated_bits, _wrap_cast),

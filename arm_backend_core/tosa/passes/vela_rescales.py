@@ -7,7 +7,7 @@ whole tensor. On all NPUs it joins a CONCAT or TILE, a RESCALE and the CONCAT or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.merge import alike
 from arm_backend_core.tosa.passes.mistakes import AnyMistake, Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
-from arm_backend_core.tosa.passes.vela_numbers import MOVEMENTS, copied, copy_where, filled
+from arm_backend_core.tosa.passes.vela_numbers import MOVEMENTS, copied, copy_result, copy_where, filled
 
 _NARROW = (DType.INT8, DType.INT16)
 #: Operators that do the RESCALE of their result, whatever its scales.
@@ -229,12 +229,6 @@ def _is_read_by(kinds: tuple[str, ...], op: Op, rewriter: Rewriter) -> bool:
     return any(reader.kind in kinds for reader in readers) or any(_is_read_by(kinds, one, rewriter) for one in joined)
 
 
-def _copy_written(op: Op, found: bool, rewriter: Rewriter) -> Value:
-    """The result is copied."""
-    b = rewriter.build
-    return copied(b.emit("RESCALE", op.inputs, op.output.shape, op.output.dtype, **op.attrs), b)
-
-
 def _reads_without(op: Op, rewriter: Rewriter) -> bool:
     """Whether it does so here: of RESCALEs that others read too, Vela repeats those that arithmetic alone reads.
 
@@ -263,23 +257,19 @@ def _reads_scaled(op: Op, rewriter: Rewriter) -> bool:
 def _is_widened(op: Op, rewriter: Rewriter) -> bool:
     """Whether Vela makes one RESCALE to int32 of this one and the one by 1 behind it, which no reader does."""
     result = op.output
-    while rewriter.single_use(result):
-        (reader,) = rewriter.users(result) or ()
+    while (reader := rewriter.only_user(result)) is not None:
         if reader.kind == "RESCALE" and _is_joined(op, reader, rewriter):
             wide = reader.output.dtype is DType.INT32
-            return wide and not _does_rescales(rewriter.users(reader.output) or (), rewriter)
+            return wide and not _does_rescales(rewriter.only_user(reader.output), rewriter)
         if reader.kind != "RESHAPE":
             return False
         result = reader.output
     return False
 
 
-def _does_rescales(readers: Sequence[Op], rewriter: Rewriter) -> bool:
-    """Whether the only reader does the RESCALEs by 1 of all its operands, which nothing else reads."""
-    match readers:
-        case [reader]:
-            return reads_narrow(reader) and all(rewriter.single_use(value) for value in reader.inputs)
-    return False
+def _does_rescales(op: Op | None, rewriter: Rewriter) -> bool:
+    """Whether an operator does the RESCALEs by 1 of all its operands, which nothing else reads."""
+    return op is not None and reads_narrow(op) and all(rewriter.single_use(value) for value in op.inputs)
 
 
 def _can_scale(terms: list[Op | None]) -> bool:
@@ -342,15 +332,15 @@ def _is_given_scale(rescale: Op, rewriter: Rewriter) -> bool:
 
 
 MISTAKES: tuple[AnyMistake, ...] = (
-    Mistake("rescaled_once", ("RESCALE",), partial(_is_of_no_scale, kinds=_UNSCALED), _copy_written),
+    Mistake("rescaled_once", ("RESCALE",), partial(_is_of_no_scale, kinds=_UNSCALED), copy_result),
     # Of which it makes bitwise operators:
     Mistake(
-        "rescaled_choice", ("RESCALE",), partial(_is_of_no_scale, kinds=("SELECT",)), _copy_written, releases=((5, 2),)
+        "rescaled_choice", ("RESCALE",), partial(_is_of_no_scale, kinds=("SELECT",)), copy_result, releases=((5, 2),)
     ),
-    Mistake("unclipped_term", ("RESCALE",), _is_left_unclipped, _copy_written, releases=((5, 2),)),
+    Mistake("unclipped_term", ("RESCALE",), _is_left_unclipped, copy_result, releases=((5, 2),)),
     Mistake("clipped_rescale", ("RESCALE",), _is_clipped, _copy_read, releases=((5, 2),)),
-    Mistake("reshaped_parts", ("RESCALE",), _is_repeated_reshaped, _copy_written, releases=((5, 2),)),
-    Mistake("rescaled_parts", ("RESCALE",), _is_repeated_for_parts, _copy_written, releases=((5, 2),)),
+    Mistake("reshaped_parts", ("RESCALE",), _is_repeated_reshaped, copy_result, releases=((5, 2),)),
+    Mistake("rescaled_parts", ("RESCALE",), _is_repeated_for_parts, copy_result, releases=((5, 2),)),
     Mistake("rescaled_part", ("RESCALE",), _reads_part, _copy_read, releases=((5, 2),)),
     Mistake("joined_again", ("RESCALE",), _joins_again, _copy_read, releases=((5, 2),)),
     copy_where("joined_rescale", ("CONCAT", "PAD"), _is_written_whole, releases=((5, 2),)),
