@@ -498,6 +498,13 @@ def _widened_difference(b: Builder, x: Value) -> Value:
     return b.rescale(b.rescale(difference, DType.INT16, 2.0**-15), DType.INT32, 1.0)
 
 
+def _reshaped_choice(b: Builder, x: Value) -> Value:
+    """A RESCALE whose RESHAPE a SELECT and its comparison read."""
+    rows = b.reshape(b.rescale(x, DType.INT8, 1e-7), (2, 12))
+    above = b.compare("GREATER", b.cast(rows, DType.INT32), b.const(np.full((1, 1), 5), DType.INT32))
+    return b.select(above, rows, b.const(np.full((1, 1), 7), DType.INT8))
+
+
 def _clipped_sums(b: Builder, x: Value) -> Value:
     """Of int48, by 1."""
     weight = b.const(np.arange(16).reshape(4, 1, 1, 4) * 30 - 100, DType.INT8)
@@ -550,6 +557,13 @@ def _rescaled_beside_result(b: Builder, x: Value, y: Value) -> tuple[Value, ...]
 def _rescaled_beside_rescale(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
     """As the next, but the other's RESCALE becomes one with that before it."""
     return _rescaled_for_arithmetic(b, x, b.rescale(y, DType.INT8, 1e-7))
+
+
+def _rescaled_join_beside_shared(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
+    """Of two RESCALEs that a MUL does, another operator reads one too, and a CONCAT takes the other first."""
+    shared = b.rescale(b.const(np.arange(5).reshape(1, 1, 1, 5), DType.INT8), DType.INT32, 1.0)
+    joined = b.concat([b.slice(x, (0, 0, 0, start), (1, 3, 4, size)) for start, size in ((0, 2), (3, 3))], 3)
+    return b.mul(b.rescale(joined, DType.INT32, 1.0), shared), b.mul(_fine(b, y), shared)
 
 
 def _rescaled_for_arithmetic(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
@@ -950,6 +964,13 @@ MISTAKES = (
         releases=_SECOND,
     ),
     Mistake(
+        "rescaled_join_beside_shared",
+        _rescaled_join_beside_shared,
+        (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT32)),
+        _OLD,
+        releases=_SECOND,
+    ),
+    Mistake(
         "rescaled_part_beside_rescale",
         _rescaled_beside_rescale,
         (((1, 3, 4, 6), DType.INT8), ((1, 3, 4, 5), DType.INT32)),
@@ -1065,6 +1086,7 @@ MISTAKES = (
     Mistake("rescaled_cast", _narrowed_cast, (((2, 3, 4), DType.INT32),), _NEW),
     Mistake("shifted_cast", _shifted_cast, (((1, 8, 8, 4), DType.INT8),), _NEW, _NEW),
     Mistake("long_scale", _long_scale, (((1, 2, 3, 4), DType.INT16),), _NEW, _NEW),
+    Mistake("reshaped_choice", _reshaped_choice, (((1, 2, 3, 4), DType.INT32),), _NEW, _NEW, releases=_SECOND),
     Mistake("reshaped_ones", _repeated_ones, (((1, 2, 3, 4), DType.INT16),), _OLD, releases=_SECOND),
     Mistake("unclipped_move_past_widening", _moved_past_widening, (((2, 3, 4), DType.INT32),), _ALL, releases=_SECOND),
     Mistake("unclipped_turned", _product_turned, (((1, 5, 4), DType.INT8),), _ALL),

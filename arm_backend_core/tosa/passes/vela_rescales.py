@@ -28,12 +28,12 @@ _ARITHMETIC = frozenset(ELEMENTWISE - UNARY)
 #: Operators that write their operands as parts of a tensor.
 _JOINS = ("CONCAT", "PAD", "TILE")
 #: Those that become part of no RESCALE.
-_MOVES = (*_JOINS, "GATHER", "IDENTITY", "REVERSE", "SCATTER", "SLICE", "TRANSPOSE")
+_MOVES = ("GATHER", "IDENTITY", "REVERSE", "SCATTER", "SLICE", "TRANSPOSE")
 _ONE_OPERAND = ("ABS", "BITWISE_NOT", "CLZ", "LOGICAL_NOT", "NEGATE")
 #: Operators that have no scale of their operands, also where Vela gives them one.
 _UNSCALED = (*_ONE_OPERAND, "BITWISE_AND", "BITWISE_OR", "BITWISE_XOR")
 #: Operators for each of which Vela repeats a RESCALE; it makes an ADD of a CAST first.
-_REPEATED = frozenset({*_ARITHMETIC, *_ONE_OPERAND, "CAST"} - {"SELECT"})
+_REPEATED = frozenset({*_ARITHMETIC, *_ONE_OPERAND, "CAST"})
 #: Operators of which Vela clips a RESCALE to the range of their own type.
 _CLIPPED = (_ARITHMETIC - {"INTDIV"}) | {"BITWISE_NOT", "CAST", "MAX_POOL2D", "RESIZE", "SELECT"}
 
@@ -285,7 +285,7 @@ def _can_scale(terms: list[Op | None]) -> bool:
 
 
 def _is_given_back(value: Value, rewriter: Rewriter) -> bool:
-    """Whether an operator that moves nothing gives what the RESCALE of ``value`` alone reads, past RESHAPEs."""
+    """Whether Vela gives a RESCALE to what writes its operand, which it alone reads, or to what writes parts of it."""
     x = value.producer.inputs[0] if value.producer is not None else value
     while rewriter.single_use(x) and (view := producer(x, "RESHAPE")) is not None:
         x = view.inputs[0]
