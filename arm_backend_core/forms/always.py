@@ -91,7 +91,7 @@ def widened_by_product(op: Op, rewriter: Rewriter) -> Value | None:
     readers = rewriter.users(op.output) or ()
     if any(reads_narrow(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):
         return None
-    if b.target.family == "ethos-u85" and x.shape[-1] == 1:  # a chain takes a RESCALE, and less SRAM
+    if b.target.family == "ethos-u85" and (1, *x.shape)[-1] == 1:  # a chain takes a RESCALE, and less SRAM
         multiplier, shift = np.array([(1 << 30) + 1], np.int32), np.array([30], np.int8)  # x still, and not by 1
         return b.emit("RESCALE", (x,), x.shape, DType.INT32, **{**op.attrs, "multiplier": multiplier, "shift": shift})
     return b.mul(x, filled(x, 1, DType.INT16, b))

@@ -28,7 +28,7 @@ from arm_recipes.runtime.ethosu_abi import HAZARD, UNWRITTEN
 from arm_recipes.runtime.ethosu_payload import read_parts
 from arm_recipes.runtime.ethosu_stream import StreamError
 from arm_recipes.runtime.vela_program import VelaProgram
-from tests.graphs import program
+from tests.graphs import Body, program
 from tests.runtime.ethosu_emulator import Emulator, Payload, read_payload
 from tests.runtime.tflite_models import depthwise
 from tests.runtime.vela_mistakes import EARLY, Mistake
@@ -397,14 +397,34 @@ def _resized(b: Builder, x: Value) -> Value:
     return b.resize(pooled, (118, 16), (3, 1, 4, 16), (0, 0), (0, -12), "NEAREST")
 
 
-@pytest.mark.parametrize("flags", [[], ["--cop-format=COP2"]], ids=["COP1", "COP2"])
-def test_a_resize_that_vela_lets_begin_too_early(
-    flags: list[str], emulator: Emulator, monkeypatch: pytest.MonkeyPatch
+def _sparse(b: Builder, x: Value) -> Value:
+    """Every second column and row, behind an operation of several blocks."""
+    pooled = b.max_pool2d(x, (3, 3), (1, 1), (1, 1, 1, 1))
+    rows, columns = ((length + 1) // 2 * 2 - 1 for length in x.shape[1:3])
+    return b.max_pool2d(b.slice(pooled, (0, 0, 0, 0), (1, rows, columns, 8)), (1, 1), (2, 2), (0, 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("body", "shape", "accelerator", "flags"),
+    [
+        (_resized, (1, 40, 64, 8), "ethos-u85-2048", []),
+        (_resized, (1, 40, 64, 8), "ethos-u85-2048", ["--cop-format=COP2"]),
+        (_sparse, (1, 40, 64, 8), "ethos-u85-256", []),
+        (_sparse, (1, 16, 30, 8), "ethos-u55-128", []),
+    ],
+)
+def test_an_operation_that_vela_lets_begin_too_early(
+    body: Body,
+    shape: tuple[int, ...],
+    accelerator: str,
+    flags: list[str],
+    emulator: Emulator,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    flatbuffer = program(_resized, ((1, 40, 64, 8), DType.INT8))
-    inputs = [np.random.default_rng(0).integers(-128, 128, (1, 40, 64, 8)).astype(np.int8)]
+    flatbuffer = program(body, (shape, DType.INT8))
+    inputs = [np.random.default_rng(0).integers(-128, 128, shape).astype(np.int8)]
     (expected,) = reference.run(flatbuffer, inputs)
-    spec = EthosUCompileSpec("ethos-u85-2048", extra_flags=flags)
+    spec = EthosUCompileSpec(accelerator, extra_flags=flags)
 
     def payload() -> Payload:
         return read_payload(compile_ethosu(flatbuffer, spec, delegate="", locate=lambda _: None).data)
@@ -414,7 +434,7 @@ def test_a_resize_that_vela_lets_begin_too_early(
     assert np.array_equal(result, expected)
     monkeypatch.setattr(ethosu, "with_waits", lambda stream: (stream, []))
     velas = payload()
-    with pytest.raises(StreamError, match=r"NPU_OP_RESIZE at byte .* has written it: BLOCKDEP is too large"):
+    with pytest.raises(StreamError, match=r"NPU_OP_\w+ at byte .* has written it: BLOCKDEP is too large"):
         emulator.run(velas, inputs, [("int8", expected.shape)])
     assert len(ours.commands) == len(velas.commands) + 4
 
