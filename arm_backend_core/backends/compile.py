@@ -17,6 +17,7 @@ def compile_payload(
     delegate: str,
     locate: Locate,
     unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    inputs: Sequence[int] | None = None,
     results: Sequence[int] | None = None,
 ) -> Payload:
     """Compile a TOSA 1.0 flatbuffer as ``spec`` says; for the TOSA target it is the payload itself.
@@ -25,7 +26,8 @@ def compile_payload(
         delegate: its name in the program, for errors and files.
         locate: finds the ATen operator and source line that a compiler's message is about.
         unread: elements, and bytes of each, of the inputs that no operator reads, by their number.
-        results: bytes of each result, to be compared with what the compiler says; None compares nothing.
+        inputs: bytes of each input, to be compared with what the compiler says; None compares nothing.
+        results: the same of the results.
 
     Raises:
         CompileError: the compiler refused the flatbuffer or died on it.
@@ -33,7 +35,9 @@ def compile_payload(
     if isinstance(spec, EthosUCompileSpec):
         from arm_backend_core.backends.ethosu import compile_ethosu
 
-        return compile_ethosu(flatbuffer, spec, delegate=delegate, locate=locate, unread=unread, results=results)
+        return compile_ethosu(
+            flatbuffer, spec, delegate=delegate, locate=locate, unread=unread, inputs=inputs, results=results
+        )
     if isinstance(spec, VgfCompileSpec):
         from arm_backend_core.backends.vgf import compile_vgf
 

@@ -39,6 +39,7 @@ def compile_ethosu(
     delegate: str,
     locate: Locate,
     unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
+    inputs: Sequence[int] | None = None,
     results: Sequence[int] | None = None,
     timeout: float | None = 1800.0,
     ask: Callable[[bytes, vela.Configuration, float | None], tuple[Any, str]] | None = None,
@@ -50,12 +51,13 @@ def compile_ethosu(
         locate: finds the operator that Vela's message is about.
         unread: see ``compile_payload``. Vela leaves these inputs out; in the payload they lie behind the others, as
             ExecuTorch's own runtime writes them too. Direct Drive has buffers for inputs: there they have no place.
-        results: see ``compile_payload``.
+        inputs, results: see ``compile_payload``.
         timeout: seconds after which Vela is stopped; None never.
         ask: gives Vela's answer and what it printed, where it is known already.
 
     Raises:
-        CompileError: Vela refused the flatbuffer, crashed on it, took too long, lost a result, or writes beyond one.
+        CompileError: Vela refused the flatbuffer, crashed on it, took too long, lost an input or a result, or writes
+            beyond one.
     """
     directory = spec.get_intermediate_path()
 
@@ -70,11 +72,12 @@ def compile_ethosu(
         raise failed(f"Vela {death.description} while compiling for {spec.accelerator}", death.log) from None
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
-    written = [prod(shape) * size for shape, size, *_ in answer["outputs"]]
-    if results is not None and written != list(results):
-        reason = f"Vela wrote a program with results of {written} bytes, not {list(results)}; report the flatbuffer"
-        raise failed(reason, log)
     _place_unread(answer, unread)
+    for name, wanted in (("inputs", inputs), ("outputs", results)):
+        sizes = [prod(shape) * size for shape, size, *_ in answer[name]]
+        if wanted is not None and sizes != list(wanted):
+            reason = f"Vela wrote a program with {name} of {sizes} bytes, not {list(wanted)}; report the flatbuffer"
+            raise failed(reason, log)
     keep_weights(answer, spec.configuration)
     answer["command_stream"], waits = with_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))

@@ -25,6 +25,7 @@ from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError, CompileError
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
+from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Origin, Value
 from arm_backend_core.workers import vela
 from tests.backends.tosa_programs import add, conv2d
@@ -267,11 +268,25 @@ def test_refusal_names_the_operator() -> None:
     assert Path(caught.value.artifact or "").read_bytes() == flatbuffer
 
 
+def test_a_lost_input_is_an_error() -> None:
+    """Of an image of which no window has an element Vela writes a program without that input."""
+
+    def body(b: Builder, x: Value, y: Value) -> Value:
+        weight, bias = b.const(np.ones((4, 1, 1, 3)), DType.INT8), b.const([1] * 4, DType.INT32)
+        sums = b.conv2d(x, weight, bias, pad=(2, 1, 0, 0), stride=(3, 1), dilation=(1, 2))
+        return b.concat([b.rescale(sums, DType.INT8, 0.25), y], 3)
+
+    flatbuffer = program(body, ((2, 1, 6, 3), DType.INT8), ((2, 2, 6, 4), DType.INT8))
+    spec = EthosUCompileSpec("ethos-u85-256")
+    with pytest.raises(CompileError, match=r"inputs of \[96\] bytes, not \[36, 96\]"):
+        compile_payload(spec, flatbuffer, delegate="delegate_0", locate=_nowhere, inputs=[36, 96])
+
+
 def test_a_lost_result_is_an_error() -> None:
     """Of this graph Vela writes a program with one result fewer (docs/vela.md, turned_back)."""
     mistake = next(mistake for mistake in MISTAKES if mistake.name == "turned_back_input")
     flatbuffer = program(mistake.body, *mistake.inputs)
-    with pytest.raises(CompileError, match=r"results of \[576\] bytes, not \[576, 108\]") as caught:
+    with pytest.raises(CompileError, match=r"outputs of \[576\] bytes, not \[576, 108\]") as caught:
         compile_payload(
             EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=_nowhere, results=[576, 108]
         )

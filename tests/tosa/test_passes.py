@@ -171,6 +171,18 @@ def test_folding_does_not_inflate_constants() -> None:
     assert check(net, net.b.concat([x, tiled], 1), passes=simplify) == ["TILE", "CONCAT"]
 
 
+@pytest.mark.parametrize(("dtype", "bias"), [(DType.INT8, DType.INT32), (DType.INT16, DType.INT48), (DType.FP32,) * 2])
+def test_a_convolution_of_padding_alone_is_its_bias(dtype: DType, bias: DType) -> None:
+    """The rows of a window of one begin at -2 and 1, those of the image are 0 to 0."""
+    net = Net()
+    x, y = net.input(2, 1, 6, 3, dtype=dtype), net.input(2, 2, 6, 4, dtype=dtype)
+    weight = net.random((4, 1, 1, 3), dtype if dtype.is_float else DType.INT8)
+    zps = (3, 0) if dtype is DType.INT8 else (0, 0)
+    sums = net.b.conv2d(x, weight, net.random((4,), bias), pad=(2, 1, 0, 0), stride=(3, 1), zps=zps)
+    scaled = sums if dtype.is_float else net.b.rescale(sums, dtype, 0.25)
+    assert check(net, net.b.concat([scaled, y], 3), passes=simplify) == ["CONCAT"]
+
+
 def test_equal_operators_are_shared() -> None:
     net = Net()
     x = net.input(2, 6)

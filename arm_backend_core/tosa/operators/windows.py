@@ -38,6 +38,11 @@ class Axis(NamedTuple):
         """How far the window can move."""
         return self.size + self.before + self.after - (self.kernel - 1) * self.dilation - 1
 
+    def meets(self, position: int) -> bool:
+        """Whether an element of the window at a position lies in what it moves along, not in padding."""
+        first = position * self.stride - self.before
+        return any(0 <= first + tap * self.dilation < self.size for tap in range(self.kernel))
+
 
 def window_axes(op: Op) -> list[Axis]:
     """Height and width (before them the depth, for CONV3D) of a convolution or pool, with its window."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import OPERATORS, evaluate
+from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule
 
 #: A constant may grow past its operands up to this many bytes: storage is flash on an Ethos-U.
@@ -35,4 +38,16 @@ def _merges(op: Op, rewriter: Rewriter) -> bool:
     return op.output.size > 1 and bool(others) and all(others)
 
 
+def only_padding(op: Op, rewriter: Rewriter) -> Value | None:
+    """A convolution no tap of which meets its image gives its bias; Vela leaves the image out of the program."""
+    weight, bias = op.inputs[1], op.inputs[2]
+    if bias.data is None or (op.output.dtype.is_float and (weight.data is None or not np.isfinite(weight.data).all())):
+        return None
+    if all(any(map(axis.meets, range(axis.out))) for axis in window_axes(op)):
+        return None
+    return rewriter.build.const(np.broadcast_to(bias.data, op.output.shape), op.output.dtype)
+
+
 RULES: dict[str, list[Rule]] = {kind: [fold] for kind in OPERATORS}
+for _kind in ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D"):
+    RULES[_kind].append(only_padding)
