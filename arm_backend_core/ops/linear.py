@@ -89,7 +89,7 @@ def _split_product(cx: Context, a: Int, b: Int) -> Value:
     def parts(x: Int) -> tuple[Int, Int]:
         """Three operations on U55: two sums of int16 that do the RESCALEs beside them, and a product."""
         x = x.in_steps_of(1.0)
-        half = Int.const(cx.b, np.full((1, 1, x.shape[-1]), radix // 2), DType.INT16)  # one element would be folded
+        half = x.like(radix // 2)
         high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)  # half up
         steps = (high * 64).rescale(DType.INT16, 4.0).in_steps_of(x.scale)
         own = 2.0**14  # RESCALEs of x that were equal would become one, which no sum does

@@ -14,7 +14,6 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import is_sole_reader
 from arm_backend_core.ops.images import as_image, pair, to_nchw
 from arm_backend_core.ops.indexing import take
-from arm_backend_core.ops.integers import Int
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.reduction import mean_over
 from arm_backend_core.ops.registry import Kind, op
@@ -129,9 +128,6 @@ def avg_pool(
     """TOSA divides by the number of elements inside the image; zeros that PyTorch counts are written into it."""
     spatial = 1 if "avg_pool1d" in str(cx.node.target) else 2
     image, q = as_image(cx.b, x.value, spatial + 2), x.q
-    if divisor_override is not None and q is not None and q.dtype is DType.INT8:  # finer, as means are multiplied
-        fine = Int.of(cx.b, image, q).rescale(DType.INT16, 128.0)
-        image, q = fine.value, QParams(fine.scale, 0, DType.INT16, *DType.INT16.range)
     window = _window(cx, image, spatial, kernel_size, stride, padding)
     if divisor_override is not None:
         counted = [max(pad, 0) for pad in window.pad]
@@ -145,11 +141,15 @@ def avg_pool(
     image = cx.b.pad(image, sides, q.zero_point if q else 0)
     rest = tuple(pad - amount for pad, amount in zip(window.pad, counted, strict=True))
     image, window = _cut(cx, image, replace(window, pad=rest))
-    result, factor = _average(cx, q, image, window), prod(window.kernel) / (divisor_override or prod(window.kernel))
-    if factor != 1 and q is None:
-        result = cx.b.mul(result, cx.operand(factor))
-    elif divisor_override is not None and q is not None:
-        result = cx.requantize(Tensor(result, replace(q, scale=float(q.scale) * factor)), cx.q)
+    factor = prod(window.kernel) / (divisor_override or prod(window.kernel))
+    if divisor_override is None or q is None:
+        result = _average(cx, q, image, window)
+        result = result if factor == 1 else cx.b.mul(result, cx.operand(factor))
+    elif factor < 0:
+        raise Unsupported(f"an integer mean with the divisor {divisor_override}; negate the result instead")
+    else:  # of the sum: a mean is rounded before it would be multiplied
+        scaled = replace(q, scale=float(q.scale) * factor)
+        result = window_means(cx.b, image, scaled, window.kernel, window.stride, cx.q)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)
 
 

@@ -108,7 +108,8 @@ TARGETS = {
     "ETHOSU_U55_INT8": Target("ethos-u55-128", wide=False),
     "ETHOSU_U65_INT8": Target("ethos-u65-256", wide=False),
     "ETHOSU_U85_INT8": Target("ethos-u85-256", wide=False),
-    # U55 and U65 sum products of int16 in parts, two steps off where TOSA's are one (``ops/linear``).
+    "ETHOSU_U55_A16W8": Target("ethos-u55-128", wide=True),
+    "ETHOSU_U65_A16W8": Target("ethos-u65-256", wide=True),
     "ETHOSU_U85_A16W8": Target("ethos-u85-256", wide=True),
 }
 

@@ -28,7 +28,8 @@ GRAPHS = {
     "TOSA_A16W8": 10,
     "ETHOSU_U55_INT8": 6,
     "ETHOSU_U85_INT8": 6,
-    "ETHOSU_U85_A16W8": 4,
+    "ETHOSU_U55_A16W8": 3,
+    "ETHOSU_U85_A16W8": 3,
 }
 
 

@@ -18,7 +18,7 @@ def fold(op: Op, rewriter: Rewriter) -> Value | None:
 
     A RESCALE that widens a constant for an operator on another tensor stays: on an NPU it is part of that operator,
     which takes two passes over INT32 operands (Vela 5.1, int8 [1, 512, 128] times a constant [128]: 344,064 cycles
-    against 65,536 on U55-128, 204,498 against 19,016 on U85-256). One element is folded: a chain can become a TABLE.
+    against 65,536 on U55-128, 204,498 against 19,016 on U85-256).
     """
     arrays = [value.data for value in op.inputs if value.data is not None]
     if len(arrays) != len(op.inputs) or not arrays:
@@ -32,10 +32,10 @@ def fold(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _merges(op: Op, rewriter: Rewriter) -> bool:
-    """Whether all readers of a constant of several elements have another operand that is computed."""
+    """Whether all readers of a constant have another operand that is computed."""
     readers = rewriter.users(op.output) or []
     others = [[v for v in reader.inputs if v is not op.output and v.data is None] for reader in readers]
-    return op.output.size > 1 and bool(others) and all(others)
+    return bool(others) and all(others)
 
 
 def only_padding(op: Op, rewriter: Rewriter) -> Value | None:

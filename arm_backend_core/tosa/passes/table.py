@@ -10,6 +10,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Origins, Value, together
 from arm_backend_core.tosa.operators import ELEMENTWISE, Array, evaluate
+from arm_backend_core.tosa.passes.rewrite import producer
 
 _GRID = np.arange(-128, 128).astype(np.int8)
 
@@ -55,7 +56,7 @@ class _Chains:
         """The int8 value that the result is a function of, element by element."""
         if op.kind not in ELEMENTWISE or op.attrs.get("per_channel") or op.output.dtype.is_float:
             return None
-        roots = {self._source(value) for value in op.inputs if value.data is None}
+        roots = {self._source(value) for value in op.inputs if value.data is None and not _is_number(value)}
         constants = all(value.size == 1 for value in op.inputs if value.data is not None)
         root = roots.pop() if len(roots) == 1 else None
         return root if constants and root is not None and root.shape == op.output.shape else None
@@ -105,3 +106,9 @@ class _Chains:
                 return None
             known[op.output] = np.broadcast_to(result, _GRID.shape)
         return known[chain[-1].output]
+
+
+def _is_number(value: Value) -> bool:
+    """A constant of one element, widened where it is read (``fold``)."""
+    scaled = producer(value, "RESCALE")
+    return value.size == 1 and scaled is not None and scaled.inputs[0].data is not None
