@@ -44,17 +44,21 @@ READY := $(VENV)/.ready-demo
 READY_TEST := $(VENV)/.ready-test
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test record lint format env clean debian debian-test
+.PHONY: demo test coverage record lint format env clean debian debian-test
 
 demo: debian $(READY)
 	RECIPE=$(RECIPE) MACS=$(MACS) $(BIN)/python examples/digits.py
 
 test: debian-test lint $(VELA:%=build/vela-%) build/vela-$(OLDER)
-	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q --line-coverage
+	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q
 	$(call vela,$(OLDER)) timeout 120 $(BIN)/python -m pytest -n $(WORKERS) -q $(ONE_JOB)
 
+# Which lines of the compiler core no test runs.
+coverage: debian-test $(READY_TEST) $(VELA:%=build/vela-%)
+	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q --line-coverage
+
 record: $(READY_TEST) $(VELA:%=build/vela-%)
-	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record
+	$(call vela,$(VELA)) $(BIN)/python -m pytest -n $(WORKERS) -q tests/models -k figures_are_those_recorded --record --verify
 
 # Random graphs: MINUTES of TARGET's, or what a release is checked with: the operators on eight Ethos-U NPUs, the models
 # on each recipe and damaged programs, executed (less than an hour), then large numbers of graphs (hours; taken up where
@@ -67,6 +71,7 @@ fuzz: debian $(READY_TEST)
 verify: debian-test $(READY_TEST) build/vela-$(OLDER)
 	$(if $(GOLDEN),$(BIN)/python -m tests.golden $(GOLDEN))
 	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q $(VELA_TESTS)
+	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q tests/models -m verify --verify
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m verify --verify
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/ops/test_ops.py tests/runtime/test_ethosu_emulator.py --verify
 	$(BIN)/python -m pytest -n $(WORKERS) -q tests/tflite --verify

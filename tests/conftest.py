@@ -47,7 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is marked ``verify`` takes ``--verify``."""
+    """What is marked ``verify`` takes ``--verify``; groups, which take long, come first, so that no worker waits."""
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
     if not config.getoption("verify"):
         left_out = {item for item in items if item.get_closest_marker("verify")}
         config.hook.pytest_deselected(items=left_out)

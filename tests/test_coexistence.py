@@ -15,10 +15,15 @@ _SCRIPT = """
 import {first}
 import {second}
 import torch
-from executorch.export import ExportRecipe
+from executorch.export import ExportRecipe, recipe_registry
 from executorch.export import export as export_with_executorch
 from executorch.backends.arm.recipes import ArmRecipeType as Theirs
 from arm_recipes import ArmRecipeType as Ours, export
+
+assert {{"arm", "arm_recipes"}} <= set(recipe_registry.list_backends()), recipe_registry.list_backends()
+assert list(recipe_registry.get_supported_recipes("arm")) and not isinstance(Theirs.TOSA_FP, Ours)
+assert list(recipe_registry.get_supported_recipes("arm_recipes")) == list(Ours)
+assert not {{recipe.value for recipe in Theirs}} & {{recipe.value for recipe in Ours}}
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()).eval()

@@ -73,11 +73,8 @@ def compile_ethosu(
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
     _place_unread(answer, unread)
-    for name, wanted in (("inputs", inputs), ("outputs", results)):
-        sizes = [prod(shape) * size for shape, size, *_ in answer[name]]
-        if wanted is not None and sizes != list(wanted):
-            reason = f"Vela wrote a program with {name} of {sizes} bytes, not {list(wanted)}; report the flatbuffer"
-            raise failed(reason, log)
+    if lost := _other_sizes(answer, inputs, results):
+        raise failed(f"Vela wrote a program with {lost}; report the flatbuffer", log)
     keep_weights(answer, spec.configuration)
     answer["command_stream"], waits = with_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))
@@ -93,6 +90,15 @@ def compile_ethosu(
         if log:
             artifacts["_vela.log"] = log.encode()
     return Payload(_stream(answer), figures, artifacts)
+
+
+def _other_sizes(answer: dict[str, Any], inputs: Sequence[int] | None, results: Sequence[int] | None) -> str | None:
+    """How inputs or results differ from those asked for, which are in bytes; None are not compared."""
+    for name, wanted in (("inputs", inputs), ("outputs", results)):
+        sizes = [prod(shape) * size for shape, size, *_ in answer[name]]
+        if wanted is not None and sizes != list(wanted):
+            return f"{name} of {sizes} bytes, not {list(wanted)}"
+    return None
 
 
 def _place_unread(answer: dict[str, Any], unread: Mapping[int, tuple[int, int]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,11 +54,13 @@ def test_graph(target: str, index: int) -> None:
     assert verdict.kind in ("right", "undefined"), f"{verdict.detail}\n{source}"
 
 
-@pytest.mark.parametrize("overload", [o for o in records() if str(o) not in UNDRAWN], ids=str)
-def test_every_operator_with_a_record_can_be_drawn(overload: torch._ops.OpOverload) -> None:
-    program = draw_with(str(overload), lambda d: call(overload, d), 0, integer=True)
-    assert program is not None, "give its arguments in OPERATORS (tests/fuzz/arguments.py)"
-    assert program.steps[-1].operator == str(overload)
+def test_every_operator_with_a_record_can_be_drawn() -> None:
+    missing = []
+    for overload in (o for o in records() if str(o) not in UNDRAWN):
+        program = draw_with(str(overload), partial(call, overload), 0, integer=True)
+        if program is None or program.steps[-1].operator != str(overload):
+            missing.append(str(overload))
+    assert not missing, "give their arguments in OPERATORS (tests/fuzz/arguments.py)"
 
 
 def test_every_module_and_function_can_be_drawn() -> None:

@@ -134,9 +134,9 @@ def _sliced_dilated(b: Builder, x: Value) -> Value:
 
 def _sliced_and_dilated(b: Builder, x: Value) -> Value:
     """Two mistakes at one operator: a part of an image, with fewer rows and columns than a step between taps."""
-    weight = b.const(np.arange(4 * 2 * 3).reshape(3, 2, 2, 2) - 11, DType.INT8)
+    weight = b.const(np.arange(9 * 2 * 3).reshape(3, 3, 3, 2) - 11, DType.INT8)
     part, bias = b.slice(x, (0, 1, 1, 0), (1, 3, 3, 2)), b.const([5, 6, 7], DType.INT32)
-    return b.rescale(b.conv2d(part, weight, bias, pad=(2, 2, 2, 2), dilation=(5, 5)), DType.INT8, 0.01)
+    return b.rescale(b.conv2d(part, weight, bias, pad=(6, 5, 6, 5), dilation=(5, 5)), DType.INT8, 0.01)
 
 
 def _sliced_transposed(b: Builder, x: Value) -> Value:
