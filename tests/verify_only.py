@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +13,11 @@ import pytest
 def mark_verify(values: Iterable[Any]) -> list[Any]:
     """Mark each value, so that only ``--verify`` runs it."""
     return [pytest.param(value, marks=pytest.mark.verify) for value in values]
+
+
+def is_third(name: str) -> bool:
+    """Whether ``make test`` does what takes long for the test case of this name, one in three."""
+    return zlib.crc32(name.encode()) % 3 == 0
 
 
 def select_third(*parameters: Sequence[Any]) -> list[Any]:

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 
 from arm_backend_core.workers import vela
@@ -123,12 +124,20 @@ def sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
         ValueError: there is no such file, or it is not in ini format.
     """
     path = config_path(config_ini)
+    state = path.stat()
+    names = _section_names(path, (state.st_mtime_ns, state.st_size))
+    return tuple(name.removeprefix(kind) for name in names if name.startswith(kind))
+
+
+@lru_cache(maxsize=8)
+def _section_names(path: Path, state: tuple[int, int]) -> tuple[str, ...]:
+    """All sections of a file in a ``state``, which a program with many delegates asks for again and again."""
     parser = configparser.ConfigParser()
     try:
         parser.read(path)
     except (configparser.Error, UnicodeDecodeError) as error:
         raise ValueError(f"config_ini='{path}': not a valid Vela configuration: {error}") from None
-    return tuple(name.removeprefix(kind) for name in parser.sections() if name.startswith(kind))
+    return tuple(parser.sections())
 
 
 def configure(

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 from executorch.backends.xnnpack.recipes import XNNPackRecipeType
-from executorch.export import ExportRecipe
+from executorch.export import ExportRecipe, RecipeType
 from executorch.export import export as executorch_export
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from arm_recipes import ArmRecipesWarning, export
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
 from arm_recipes.stages.calibration import Calibration
 from arm_recipes.stages.quantization import quantization_recipe
 
@@ -31,16 +31,22 @@ class Two(nn.Module):
         return self.linear(x) + y
 
 
-def _recipe(calibration: Any) -> ExportRecipe:
+def _recipe(calibration: Any, kind: RecipeType = ArmRecipeType.TOSA_INT8) -> ExportRecipe:
     # The checks belong to the recipe and not to a target, so any quantizer shows them.
-    recipe = ExportRecipe.get_recipe(XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)
+    recipe = ExportRecipe.get_recipe(kind)
     assert recipe.quantization_recipe is not None
     (quantizer,) = recipe.quantization_recipe.quantizers or []
     return dataclasses.replace(recipe, quantization_recipe=quantization_recipe(quantizer, calibration))
 
 
-def _export(calibration: Any, *, model: nn.Module | None = None, inputs: Any = ((X[:1],),)) -> Any:
-    recipe = _recipe(calibration)
+def _export(
+    calibration: Any,
+    *,
+    model: nn.Module | None = None,
+    inputs: Any = ((X[:1],),),
+    kind: RecipeType = ArmRecipeType.TOSA_INT8,
+) -> Any:
+    recipe = _recipe(calibration, kind)
     return export((model or nn.Linear(3, 2)).eval(), recipe, list(inputs))
 
 
@@ -74,7 +80,9 @@ def test_labels_of_a_data_loader_are_left_out() -> None:
 
 
 def test_calibration_sets_the_ranges() -> None:
-    narrow, wide = (_export([(X[:1] * factor,)] * 2) for factor in (1.0, 100.0))
+    """Of a quantizer that looks at nothing else."""
+    samples = ([(X[:1] * factor,)] * 2 for factor in (1.0, 100.0))
+    narrow, wide = (_export(each, kind=XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL) for each in samples)
     scales = []
     for result in (narrow, wide):
         nodes = result.exported_programs["forward"].graph.nodes
@@ -132,7 +140,7 @@ def test_two_samples_are_not() -> None:
 
 
 def test_the_checks_work_with_executorchs_own_export() -> None:
-    recipe = _recipe([(X[:1], 7)])
+    recipe = _recipe([(X[:1], 7)], XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)
     with pytest.warns(ArmRecipesWarning, match="only one sample"):
         executorch_export(nn.Linear(3, 2).eval(), [(X[:1],)], recipe)
     recipe = _recipe([(X,)])

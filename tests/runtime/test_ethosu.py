@@ -27,6 +27,7 @@ from tests.backends.tosa_programs import conv2d
 from tests.graphs import program
 from tests.recipes.models import Small, images, vectors
 from tests.runtime.host_programs import Between, Counting, small, untracked, wide
+from tests.verify_only import select_third
 
 #: The exported programs that they share are made once in a process.
 pytestmark = pytest.mark.xdist_group("host_programs")
@@ -43,8 +44,7 @@ def _equal(result: ExportResult, *inputs: Tensor) -> bool:
     return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("quantized_io", [False, True], ids=["float", "quantized"])
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(("recipe", "quantized_io"), select_third(RECIPES, [False, True]))
 def test_a_program_gives_the_numbers_of_its_tosa_graph(recipe: ArmRecipeType, quantized_io: bool) -> None:
     result = small(recipe, quantized_io=quantized_io)
     assert [delegate.backend for delegate in result.report.delegates] == ["EthosUBackend"]
