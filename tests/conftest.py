@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Read once, when the native libraries are loaded: before torch and numpy are imported. Two workers on two
 # cores with a thread pool each would only wait for one another.
@@ -31,6 +32,9 @@ import pytest
 import torch
 
 from tests.line_coverage import LineCoverage
+
+if TYPE_CHECKING:
+    from tests.runtime.ethosu_emulator import Emulator
 
 torch.set_num_threads(1)
 
@@ -60,3 +64,19 @@ def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """The Ethos-U emulator, compiled once in a process."""
+    from tests.runtime.ethosu_emulator import Emulator, build  # the core, whose lines are marked when it is imported
+
+    return Emulator(build(tmp_path_factory.mktemp("emulator")))
+
+
+@pytest.fixture(scope="session")
+def accelerators(pytestconfig: pytest.Config) -> tuple[str, ...]:
+    """The NPUs that ``make test`` has the time for, or more of them."""
+    from tests.runtime.ethosu_emulator import ACCELERATORS, OTHERS
+
+    return (*ACCELERATORS, *OTHERS) if pytestconfig.getoption("verify") else ACCELERATORS

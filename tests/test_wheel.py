@@ -104,7 +104,10 @@ def _run(command: Sequence[str], cwd: Path | None = None) -> str:
 
 
 def _clean() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Without modules and programs of the environment that runs the tests, which may be activated."""
+    programs = [path for path in os.environ["PATH"].split(os.pathsep) if path != sysconfig.get_path("scripts")]
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return others | {"PATH": os.pathsep.join(programs)}
 
 
 def test_it_holds_the_sources_of_all_backends(wheel: Path) -> None:

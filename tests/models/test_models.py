@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import pytest
 import torch
@@ -45,10 +46,16 @@ def _on(recipes: Iterable[ArmRecipeType], slow: Sequence[ArmRecipeType] = ()) ->
     return pytest.mark.parametrize(("model", "recipe"), rows, indirect=["model"])
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in zoo.NAMES])
+@lru_cache(maxsize=1)
+def _exported(name: str) -> Exported:
+    """One model after the other: its exports are made once, in one process, and dropped when the next one begins."""
+    return Exported(name)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in zoo.NAMES])
 def model(request: SubRequest) -> Exported:
-    """One model after the other: its exports are made once, in one process, and dropped after its last test."""
-    return Exported(request.param)
+    """The model whose tests run now; a fixture of the module would be made anew for each recipe."""
+    return _exported(request.param)
 
 
 @_on(expectations.GATED)
