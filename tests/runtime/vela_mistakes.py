@@ -1040,6 +1040,13 @@ MISTAKES = (
         (((1, 2, 3, 4), DType.INT16),),
         _ALL,
     ),
+    Mistake(
+        "unclipped_move_grown",
+        lambda b, x: b.rescale(b.rescale(x, DType.INT8, 3.0, 5), DType.INT8, 1.0, 0, 5),
+        (((1, 2, 3, 4), DType.INT8),),
+        _ALL,
+        releases=_SECOND,
+    ),
     Mistake("unclipped_move", _channels_moved, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),
     Mistake("joined_upsampling", _joined_upsampling, (((1, 3, 4, 6), DType.INT8),), _OLD, releases=_SECOND),
     Mistake("joined_again", _padded_again, (((1, 3, 4, 6), DType.INT8),), _ALL, releases=_SECOND),

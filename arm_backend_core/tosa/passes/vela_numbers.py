@@ -340,15 +340,27 @@ def _is_of_long_scale(op: Op, rewriter: Rewriter) -> bool:
 
 
 def _is_moved(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE by 1 to another zero point, behind one by any number to as few bits: Vela clips once, at the end."""
+    """RESCALE by 1 to another zero point, behind one to as many bits that may clip: Vela clips once, at the end."""
     x = past(op.inputs[0], "RESHAPE")
     while (wider := producer(x, "RESCALE")) is not None and _is_plain(wider) and wider.output.dtype is DType.INT32:
         x = past(wider.inputs[0], "RESHAPE")
     before = producer(x, "RESCALE")
     if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or power_of_two(op) != 0:
         return False
-    narrower = before.inputs[0].dtype.bytes > before.output.dtype.bytes == op.output.dtype.bytes
-    return narrower and not (_is_plain(before) and _fits(before.inputs[0], before.output.dtype))
+    if before.output.dtype.bytes != op.output.dtype.bytes or before.inputs[0].dtype.bytes < op.output.dtype.bytes:
+        return False
+    if before.inputs[0].dtype.bytes > op.output.dtype.bytes:
+        return not (_is_plain(before) and _fits(before.inputs[0], before.output.dtype))
+    return _grows_beyond(before)
+
+
+def _grows_beyond(op: Op) -> bool:
+    """Whether a RESCALE of what its type holds may clip."""
+    low, high = op.inputs[0].dtype.range
+    scale = float(np.max(np.asarray(op.attrs["multiplier"]) / 2.0 ** np.asarray(op.attrs["shift"])))
+    ends = [(end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"] for end in (low, high)]
+    least, most = op.output.dtype.range
+    return round(min(ends)) < least or round(max(ends)) > most
 
 
 def _is_one_of_five(op: Op, rewriter: Rewriter) -> bool:
