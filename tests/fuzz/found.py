@@ -666,4 +666,22 @@ FOUND = [
     ),
     Found("middle_of_nothing", aten.median.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
     Found("median_of_nothing", aten.nanmedian.default, (_x(0, dtype=torch.int64),), ("TOSA_INT8",)),
+    Found(
+        "divided_by_a_scalar",
+        lambda x, y: x / (y.abs() + 0.5),
+        (_x(1, 8, 7), _x()),
+        ("ETHOSU_U55_A16W8", "ETHOSU_U85_A16W8"),
+    ),
+    Found(
+        "means_with_another_divisor",
+        lambda x: aten.avg_pool2d(x, [4, 4], [3, 1], [1, 1], False, True, 3),
+        (_x(1, 4, 4, low=-5000, high=5000),),
+        ("TOSA_INT8", "ETHOSU_U55_INT8"),
+    ),
+    Found(
+        "convolution_of_padding",
+        lambda x, y: (aten.conv2d(x, torch.ones(3, 3, 1, 1), torch.ones(3), [3, 1], [2, 1], [1, 2], 1), y.exp()),
+        (_x(3, 3, 1, 8), _x(4)),
+        ("ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"),
+    ),
 ]
