@@ -165,9 +165,10 @@ def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) 
     read = graph.users().keys() | set(graph.outputs)
     unread = {i: (x.size, x.dtype.bytes) for i, x in enumerate(graph.inputs) if x not in read}
     inputs, results = ([x.size * x.dtype.bytes for x in values] for values in (graph.inputs, graph.outputs))
-    told = {"unread": unread, "inputs": inputs, "results": results}
     try:
-        return compile_best(spec, flatbuffer, delegate=part.name, locate=locate, **told)
+        return compile_best(
+            spec, flatbuffer, delegate=part.name, locate=locate, unread=unread, inputs=inputs, results=results
+        )
     except CompileError as error:
         origin = culprit(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.at(origin.operator, origin.source) from error

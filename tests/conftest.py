@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What is marked ``verify`` takes ``--verify``; groups, which take long, come first, so that no worker waits."""
+    """Deselect tests marked ``verify`` without ``--verify``. Schedule xdist groups first: they are the longest jobs."""
     items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
     if not config.getoption("verify"):
         left_out = {item for item in items if item.get_closest_marker("verify")}
@@ -69,7 +69,7 @@ def _seeds() -> None:
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     """The Ethos-U emulator, compiled once in a process."""
-    from tests.runtime.ethosu_emulator import Emulator, build  # the core, whose lines are marked when it is imported
+    from tests.runtime.ethosu_emulator import Emulator, build  # not earlier: --line-coverage instruments its imports
 
     return Emulator(build(tmp_path_factory.mktemp("emulator")))
 

@@ -15,9 +15,9 @@ def mark_verify(values: Iterable[Any]) -> list[Any]:
     return [pytest.param(value, marks=pytest.mark.verify) for value in values]
 
 
-def is_third(name: str) -> bool:
-    """Whether ``make test`` does what takes long for the test case of this name, one in three."""
-    return zlib.crc32(name.encode()) % 3 == 0
+def is_thorough(config: pytest.Config, name: str) -> bool:
+    """Whether the test case ``name`` runs its expensive checks: one in three, all of them with ``--verify``."""
+    return zlib.crc32(name.encode()) % 3 == 0 or bool(config.getoption("verify"))
 
 
 def select_third(*parameters: Sequence[Any]) -> list[Any]:

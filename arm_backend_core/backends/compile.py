@@ -26,8 +26,8 @@ def compile_payload(
         delegate: its name in the program, for errors and files.
         locate: finds the ATen operator and source line that a compiler's message is about.
         unread: elements, and bytes of each, of the inputs that no operator reads, by their number.
-        inputs: bytes of each input, to be compared with what the compiler says; None compares nothing.
-        results: the same of the results.
+        inputs: bytes of each input. The compiled program's inputs must have these sizes; None is not checked.
+        results: bytes of each result, checked in the same way.
 
     Raises:
         CompileError: the compiler refused the flatbuffer or died on it.

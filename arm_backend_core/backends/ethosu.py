@@ -73,8 +73,8 @@ def compile_ethosu(
     if log:
         _logger.info("Vela on delegate '%s':\n%s", delegate, log)
     _place_unread(answer, unread)
-    if lost := _other_sizes(answer, inputs, results):
-        raise failed(f"Vela wrote a program with {lost}; report the flatbuffer", log)
+    if mismatch := _size_mismatch(answer, inputs, results):
+        raise failed(f"Vela wrote a program with {mismatch}; report the flatbuffer", log)
     keep_weights(answer, spec.configuration)
     answer["command_stream"], waits = with_waits(answer["command_stream"])
     figures = _figures(answer, spec, _layers(answer["tables"], waits))
@@ -92,12 +92,12 @@ def compile_ethosu(
     return Payload(_stream(answer), figures, artifacts)
 
 
-def _other_sizes(answer: dict[str, Any], inputs: Sequence[int] | None, results: Sequence[int] | None) -> str | None:
-    """How inputs or results differ from those asked for, which are in bytes; None are not compared."""
-    for name, wanted in (("inputs", inputs), ("outputs", results)):
-        sizes = [prod(shape) * size for shape, size, *_ in answer[name]]
-        if wanted is not None and sizes != list(wanted):
-            return f"{name} of {sizes} bytes, not {list(wanted)}"
+def _size_mismatch(answer: dict[str, Any], inputs: Sequence[int] | None, results: Sequence[int] | None) -> str | None:
+    """How the program's inputs or results differ from the expected sizes in bytes; None is not compared."""
+    for name, tensors, expected in (("inputs", answer["inputs"], inputs), ("results", answer["outputs"], results)):
+        sizes = [prod(shape) * size for shape, size, *_ in tensors]
+        if expected is not None and sizes != list(expected):
+            return f"{name} of {sizes} bytes, not {list(expected)}"
     return None
 
 

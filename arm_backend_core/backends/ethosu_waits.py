@@ -3,8 +3,8 @@
 The two operations before a DMA ("kernels") may still be under way, and Vela mistakes where parts of tensors are. The
 smallest NPUs lose tables in each kernel without one, and Vela passes over some of these. Constants are left to it.
 A kernel may begin before the last blocks of the one before are written (BLOCKDEP): none does that reads these in
-another way than as whole rows of the same tensor, or passes over columns or rows of them, which for Vela then lie
-closer; no chain, and no RESIZE, which for Vela reads as far as it writes.
+another way than as whole rows of the same tensor, no kernel that reads them with a stride larger than its window
+(Vela assumes adjacent windows), no chain, and no RESIZE, which for Vela reads as far as it writes.
 """
 
 from collections import defaultdict
@@ -51,8 +51,8 @@ def with_waits(stream: bytes) -> tuple[bytes, list[int]]:
             # Vela 5.2 has chains begin early too, by what each of their operations reads; 5.1 has none do that.
             late = number == _RESIZE or apart
             if len(kernels) > 1 and not late:
-                sparse = number != _ELEMENTWISE and _reads_some(registers)
-                late = _reads_otherwise(registers, kernels, () if sparse else written)
+                has_gaps = number != _ELEMENTWISE and _stride_exceeds_kernel(registers)
+                late = _reads_otherwise(registers, kernels, written, has_gaps=has_gaps)
             if changed != (late and registers[_BLOCKDEP] > 0):
                 changed = not changed
                 put(*encoded(_BLOCKDEP, 0 if changed else registers[_BLOCKDEP]))
@@ -79,15 +79,17 @@ def _map(registers: dict[int, int], places: tuple[int, ...]) -> tuple[int, ...]:
     return (*(registers[key] for key in (base, x + 1, x, x + 2)), *sizes)
 
 
-def _reads_some(registers: dict[int, int]) -> bool:
-    """Whether strides are larger than the kernel, both less one."""
+def _stride_exceeds_kernel(registers: dict[int, int]) -> bool:
+    """Whether windows have gaps between them, in columns or rows. Registers hold stride and kernel size minus one."""
     strides = registers[_STRIDES] >> 32
     x, y = ((strides >> low & 1) + 2 * (strides >> high & 1) for low, high in ((0, 6), (1, 9)))
     return x > registers[_KERNEL_WIDTH] >> 32 or y > registers[_KERNEL_HEIGHT] >> 32
 
 
-def _reads_otherwise(registers: dict[int, int], kernels: list[list[_Span]], written: tuple[int, ...]) -> bool:
-    """Whether a kernel reads what the one before has written, and not whole rows of it; none are ``written`` as ().
+def _reads_otherwise(
+    registers: dict[int, int], kernels: list[list[_Span]], written: tuple[int, ...], *, has_gaps: bool
+) -> bool:
+    """Whether a kernel reads what the one before has written, and not whole rows of it, or with gaps between windows.
 
     Two operands next to each other may be of one tensor: Vela looks at one of them.
     """
@@ -96,8 +98,8 @@ def _reads_otherwise(registers: dict[int, int], kernels: list[list[_Span]], writ
     beside = len(sources) > 1 and _meet(sources[0], sources[1], apart=1)
     for places, source in zip(MAPS[::2], sources, strict=False):
         first, row, *others = _map(registers, places)
-        rows = bool(written) and [row, *others] == [*written[1:]] and not (first - written[0]) % (row or 1)
-        if _meet(source, target) and (beside or not rows):
+        rows = [row, *others] == [*written[1:]] and not (first - written[0]) % (row or 1)
+        if _meet(source, target) and (beside or has_gaps or not rows):
             return True
     return False
 

@@ -87,19 +87,20 @@ def _split_product(cx: Context, a: Int, b: Int) -> Value:
     radix = 256
 
     def parts(x: Int) -> tuple[Int, Int]:
-        """Three operations on U55: two sums of int16 that do the RESCALEs beside them, and a product."""
+        """High and low byte, in three NPU operations: SUB, MUL and SUB of int16 with their RESCALEs fused."""
         x = x.in_steps_of(1.0)
         half = x.like(radix // 2)
-        high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)  # half up
-        steps = (high * 64).rescale(DType.INT16, 4.0).in_steps_of(x.scale)
-        own = 2.0**14  # RESCALEs of x that were equal would become one, which no sum does
-        rest = x.rescale(DType.INT32, own) - steps.rescale(DType.INT32, own)
-        low = cx.b.rescale(rest.value, DType.INT8, 1 / own, 0, DType.INT8.range[0])
+        # RESCALE rounds half up, so that (x - 128) / 256 becomes floor(x / 256).
+        high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)
+        high_part = (high * 64).rescale(DType.INT16, 4.0).in_steps_of(x.scale)  # 256 * high
+        scale = 2.0**14  # another one than above: Vela fuses no RESCALE that two operators share
+        rest = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
+        low = cx.b.rescale(rest.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
         return high, Int(cx.b, low, 0, radix - 1, zero_point=DType.INT8.range[0])
 
     (a_high, a_low), (b_high, b_low) = parts(a), parts(b)
     k, scale = a.shape[-1], a.scale * b.scale
-    step = max(float(cx.q.scale) * 2.0**-14, scale * (k + 1) * 2.0 ** (30 - 29))  # a RESCALE takes no 2**29
+    step = max(float(cx.q.scale) * 2.0**-14, scale * (k + 1) * 2.0 ** (30 - 29))  # below 2**29, as RESCALE requires
 
     if step > float(cx.q.scale):
         raise Unsupported(

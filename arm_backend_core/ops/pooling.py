@@ -146,8 +146,8 @@ def avg_pool(
         result = _average(cx, q, image, window)
         result = result if factor == 1 else cx.b.mul(result, cx.operand(factor))
     elif factor < 0:
-        raise Unsupported(f"an integer mean with the divisor {divisor_override}; negate the result instead")
-    else:  # of the sum: a mean is rounded before it would be multiplied
+        raise Unsupported(f"integers have no divisor_override={divisor_override}; use its magnitude, negate the result")
+    else:  # from the sum, so that rounding happens once
         scaled = replace(q, scale=float(q.scale) * factor)
         result = window_means(cx.b, image, scaled, window.kernel, window.stride, cx.q)
     return cx.b.reshape(to_nchw(cx.b, result), cx.shape)

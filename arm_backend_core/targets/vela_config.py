@@ -131,7 +131,7 @@ def sections(config_ini: str | os.PathLike[str], kind: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def _section_names(path: Path, state: tuple[int, int]) -> tuple[str, ...]:
-    """All sections of a file in a ``state``, which a program with many delegates asks for again and again."""
+    """Names of all sections; cached until ``state`` (modification time, size) changes, as every export reads them."""
     parser = configparser.ConfigParser()
     try:
         parser.read(path)

@@ -269,7 +269,7 @@ def test_refusal_names_the_operator() -> None:
 
 
 def test_a_lost_input_is_an_error() -> None:
-    """Of an image of which no window has an element Vela writes a program without that input."""
+    """The convolution's windows cover padding only, so Vela leaves its input out of the program."""
 
     def body(b: Builder, x: Value, y: Value) -> Value:
         weight, bias = b.const(np.ones((4, 1, 1, 3)), DType.INT8), b.const([1] * 4, DType.INT32)
@@ -286,7 +286,7 @@ def test_a_lost_result_is_an_error() -> None:
     """Of this graph Vela writes a program with one result fewer (docs/vela.md, turned_back)."""
     mistake = next(mistake for mistake in MISTAKES if mistake.name == "turned_back_input")
     flatbuffer = program(mistake.body, *mistake.inputs)
-    with pytest.raises(CompileError, match=r"outputs of \[576\] bytes, not \[576, 108\]") as caught:
+    with pytest.raises(CompileError, match=r"results of \[576\] bytes, not \[576, 108\]") as caught:
         compile_payload(
             EthosUCompileSpec("ethos-u55-128"), flatbuffer, delegate="delegate_0", locate=_nowhere, results=[576, 108]
         )

@@ -104,7 +104,8 @@ def make_small(verdict: Verdict, target: str, seed: int, seconds: float) -> None
 def serve(target: str, seed: int, seconds: float) -> None:
     """Read indices from the standard input and answer each with a line of JSON.
 
-    A failure is answered before it is made small too: PyTorch's ``lstm`` crashes on operands that do not match, say.
+    A failure is written once before it is shrunk, and once after, because PyTorch may crash on a smaller program
+    (``lstm`` with operands of inconsistent sizes).
     """
     seen: Counter[tuple[str, str]] = Counter()
     for line in sys.stdin:
@@ -121,8 +122,8 @@ def serve(target: str, seed: int, seconds: float) -> None:
 
 
 _ANSWERS = sys.stdout
-#: Begins the line of a failure that is not made small yet; another line follows.
-_UNSHRUNK = "not small yet: "
+#: Prefix of a failure that is not shrunk yet; the shrunk one follows.
+_UNSHRUNK = "not shrunk: "
 
 
 # -- the parent --------------------------------------------------------------------------------------------------
@@ -208,12 +209,11 @@ def _ask(child: subprocess.Popen[str], index: int) -> Verdict:
             failure, line = line.removeprefix(_UNSHRUNK), child.stdout.readline()
     except OSError:
         line = ""
-    if not line.startswith("{"):
-        child.wait()
-        line = failure
-    if line:
+    if line.startswith("{"):
         return Verdict(**json.loads(line))
     code = child.wait()
+    if failure:
+        return Verdict(**json.loads(failure))
     cause = f"did not finish in {LIMIT} s" if code == -signal.SIGALRM else f"the process ended with {code}"
     return Verdict(index, "crashed", cause)
 

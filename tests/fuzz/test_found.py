@@ -8,14 +8,14 @@ import pytest
 
 from tests.fuzz import oracle
 from tests.fuzz.found import FOUND, Found
-from tests.verify_only import is_third
+from tests.verify_only import is_thorough
 
 
 @pytest.mark.parametrize(
     ("found", "target"), [pytest.param(f, t, id=f"{f.name}-{t}") for f in FOUND for t in f.targets]
 )
 def test_found(found: Found, target: str, pytestconfig: pytest.Config) -> None:
-    thorough = is_third(f"{found.name}-{target}") or bool(pytestconfig.getoption("verify"))
+    thorough = is_thorough(pytestconfig, f"{found.name}-{target}")
 
     def check() -> None:
         oracle.check(found.module(), found.samples(), target, again=thorough, validated=thorough)

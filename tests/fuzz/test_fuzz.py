@@ -30,7 +30,7 @@ GRAPHS = {
     "ETHOSU_U55_INT8": 6,
     "ETHOSU_U85_INT8": 6,
     "ETHOSU_U55_A16W8": 3,
-    "ETHOSU_U85_A16W8": 3,
+    "ETHOSU_U85_A16W8": 4,
 }
 
 

@@ -29,13 +29,14 @@ ON_CPU = {
 }
 
 
-#: Of these ``make test`` exports every model; of each other precision, or of INT8 on the other targets, every third.
+#: ``make test`` exports every model with these recipes, and with the others the models whose index modulo 3 is the
+#: number of the precision.
 _ALWAYS = (R.TOSA_INT8, R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8)
 _THIRDS = {"INT8": 0, "A16W8": 0, "FP": 1, "A8W4": 2}
 
 
-def _on(recipes: Iterable[ArmRecipeType], slow: Sequence[ArmRecipeType] = ()) -> pytest.MarkDecorator:
-    """Each model on each recipe; only ``--verify`` runs what ``_ALWAYS`` and ``_THIRDS`` leave out and what is slow."""
+def _parametrize_exports(recipes: Iterable[ArmRecipeType], slow: Sequence[ArmRecipeType] = ()) -> pytest.MarkDecorator:
+    """Parametrize a test with each model and recipe; ``--verify`` runs all pairs, ``make test`` the chosen ones."""
 
     def marks(name: str, recipe: ArmRecipeType) -> list[pytest.MarkDecorator]:
         chosen = recipe in _ALWAYS or zoo.NAMES.index(name) % 3 == _THIRDS[precision(recipe)]
@@ -48,17 +49,17 @@ def _on(recipes: Iterable[ArmRecipeType], slow: Sequence[ArmRecipeType] = ()) ->
 
 @lru_cache(maxsize=1)
 def _exported(name: str) -> Exported:
-    """One model after the other: its exports are made once, in one process, and dropped when the next one begins."""
+    """Cache the exports of one model; xdist groups run all tests of a model in one process, one after the other."""
     return Exported(name)
 
 
 @pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in zoo.NAMES])
 def model(request: SubRequest) -> Exported:
-    """The model whose tests run now; a fixture of the module would be made anew for each recipe."""
+    """The model under test. pytest would set up a module-scoped fixture anew for each recipe."""
     return _exported(request.param)
 
 
-@_on(expectations.GATED)
+@_parametrize_exports(expectations.GATED)
 def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmRecipeType) -> None:
     result = model.result(recipe)
     found = {operator.operator: operator.reason for operator in result.report.cpu}
@@ -73,7 +74,7 @@ def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmR
     validate(delegate.tosa, tosa_spec(recipe))
 
 
-@_on([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])
+@_parametrize_exports([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])
 def test_cycles_by_layer_are_velas_total(model: Exported, recipe: ArmRecipeType) -> None:
     report = model.result(recipe).report
     (delegate,) = report.delegates
@@ -93,7 +94,7 @@ def test_cycles_by_layer_are_velas_total(model: Exported, recipe: ArmRecipeType)
     assert weighted <= computing
 
 
-@_on([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])
+@_parametrize_exports([R.ETHOSU_U55_INT8, R.ETHOSU_U85_INT8])
 def test_memory_over_time_ends_in_velas_peak(model: Exported, recipe: ArmRecipeType) -> None:
     report = model.result(recipe).report
     (delegate,), (used,) = report.delegates, report.memory
@@ -104,18 +105,18 @@ def test_memory_over_time_ends_in_velas_peak(model: Exported, recipe: ArmRecipeT
     assert all(tensor.kind == "input" or ".py:" in tensor.source for tensor in used.peak)
 
 
-@_on([R.TOSA_FP, R.VGF_FP])
+@_parametrize_exports([R.TOSA_FP, R.VGF_FP])
 def test_float_is_eager_pytorchs(model: Exported, recipe: ArmRecipeType) -> None:
     error = (model.output(recipe, 0) - model.eager[0]).abs().max()
     assert error < 1e-4 * model.eager[0].abs().max()
 
 
-@_on([R.TOSA_FP, R.TOSA_INT8, R.TOSA_A8W4, R.TOSA_A16W8])
+@_parametrize_exports([R.TOSA_FP, R.TOSA_INT8, R.TOSA_A8W4, R.TOSA_A16W8])
 def test_tosa_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
     assert torch.equal(model.output(recipe, 0), model.expected(recipe, 0))
 
 
-@_on([R.VGF_FP, R.VGF_INT8, R.VGF_A16W8], slow=[R.VGF_A16W8])  # on the CPU's driver
+@_parametrize_exports([R.VGF_FP, R.VGF_INT8, R.VGF_A16W8], slow=[R.VGF_A16W8])  # on the CPU's driver
 def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeType) -> None:
     (output,) = load(model.result(recipe).buffer).run(*model.held_out[0])
     expected = model.expected(recipe, 0)
@@ -126,7 +127,7 @@ def test_vgf_programs_in_executorchs_runtime(model: Exported, recipe: ArmRecipeT
         assert torch.equal(output, model.output(ArmRecipeType[f"TOSA_{precision(recipe)}"], 0))
 
 
-@_on([R.TOSA_INT8, R.TOSA_A16W8])
+@_parametrize_exports([R.TOSA_INT8, R.TOSA_A16W8])
 def test_signal_to_noise_is_the_quantized_graphs(model: Exported, recipe: ArmRecipeType) -> None:
     theirs = sqnr(model.eager, [model.exact(recipe, i) for i in range(len(model.held_out))])
     # tiny_vit makes much of any noise, and its graph is lucky with these 16 samples: with a hundredth of a step of
@@ -136,7 +137,7 @@ def test_signal_to_noise_is_the_quantized_graphs(model: Exported, recipe: ArmRec
     assert model.sqnr(recipe) >= theirs - loss, f"PyTorch's quantized graph in float64 has {theirs:.2f} dB"
 
 
-@_on(expectations.GATED)
+@_parametrize_exports(expectations.GATED)
 def test_figures_are_those_recorded(model: Exported, recipe: ArmRecipeType, request: SubRequest) -> None:
     figures = expectations.figures(model, recipe)
     if request.config.getoption("record"):
@@ -170,7 +171,7 @@ def _of_softmax(model: Exported, found: Sequence[Difference]) -> list[Difference
     return [tensor for tensor in found if "softmax" in str(nodes[tensor.node].args[0].target)]
 
 
-@_on([R.TOSA_A16W8])
+@_parametrize_exports([R.TOSA_A16W8])
 def test_a16w8_operators_are_at_most_a_step_from_pytorchs(model: Exported, recipe: ArmRecipeType) -> None:
     found = model.judgement(recipe, 0).differences
     # Where a TABLE of 513 points crosses the corner of a hardswish, and where the mean of a large feature map rounds
@@ -209,12 +210,12 @@ def test_an_output_two_steps_off_is_seen(model: Exported, steps: int) -> None:
     assert _steps_apart(model, [single]) > 1.01
 
 
-@_on([*(r for r in INT8 if r is not R.TOSA_INT8), R.ETHOSU_U85_A8W4])
+@_parametrize_exports([*(r for r in INT8 if r is not R.TOSA_INT8), R.ETHOSU_U85_A8W4])
 def test_int8_is_bit_equal_on_every_target(model: Exported, recipe: ArmRecipeType) -> None:
     assert torch.equal(model.output(recipe, 0), model.output(ArmRecipeType[f"TOSA_{precision(recipe)}"], 0))
 
 
-@_on([r for r in A16W8 if r is not R.TOSA_A16W8])
+@_parametrize_exports([r for r in A16W8 if r is not R.TOSA_A16W8])
 def test_a16w8_is_as_good_on_every_target(model: Exported, recipe: ArmRecipeType) -> None:
     """A U55 has no MATMUL of int16, and works with its high and low bytes."""
     ours, tosa = (sqnr(model.eager[:1], [model.output(r, 0)]) for r in (recipe, R.TOSA_A16W8))

@@ -16,7 +16,7 @@ from tests.ops import runner
 from tests.ops.cases import CASES
 from tests.ops.runner import Case, Lowered
 from tests.runtime.ethosu_emulator import Emulator, compiled
-from tests.verify_only import is_third
+from tests.verify_only import is_thorough
 
 #: NPUs that rows name as such.
 _NAMED = {"ethos-u55-128": "u55", "ethos-u85-256": "u85"}
@@ -43,8 +43,8 @@ def _rows(*profiles: str) -> list[object]:
 
 @pytest.fixture
 def thorough(case: Case, pytestconfig: pytest.Config) -> bool:
-    """Whether tosa-opt validates the row's graphs, and U65 runs them, which has the operators of U55."""
-    return is_third(case.name) or bool(pytestconfig.getoption("verify"))
+    """Whether tosa-opt validates the row's graphs and U65, which has the operators of U55, runs them too."""
+    return is_thorough(pytestconfig, case.name)
 
 
 @pytest.mark.parametrize("case", _rows("fp"))

@@ -80,7 +80,7 @@ def test_labels_of_a_data_loader_are_left_out() -> None:
 
 
 def test_calibration_sets_the_ranges() -> None:
-    """Of a quantizer that looks at nothing else."""
+    """XNNPACK's quantizer: its input scale depends on the samples only, ours on the weights as well."""
     samples = ([(X[:1] * factor,)] * 2 for factor in (1.0, 100.0))
     narrow, wide = (_export(each, kind=XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL) for each in samples)
     scales = []

@@ -83,11 +83,11 @@ def _reshaped(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 
 
 def _sliced(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
-    return _parts(b, (x,), rng)[0]
+    return _slices(b, (x,), rng)[0]
 
 
-def _parts(b: Builder, values: tuple[Value, ...], rng: random.Random) -> list[Value]:
-    """Of tensors of one shape parts of one size, each with a place of its own."""
+def _slices(b: Builder, values: tuple[Value, ...], rng: random.Random) -> list[Value]:
+    """Random slices of equal size, one of each tensor; the tensors have equal shapes."""
     shape = values[0].shape
     size = [rng.randint(max(1, length - 1), length) for length in shape]
     room = [length - part for length, part in zip(shape, size, strict=True)]
@@ -105,7 +105,7 @@ def _padded(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 def _terms(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
     """Sum or difference of two narrow tensors in 32 bits, mostly rescaled; at times shifted, as quantized sums are."""
     if x.shape == y.shape and rng.random() < 0.3:
-        x, y = _parts(b, (x, y), rng)
+        x, y = _slices(b, (x, y), rng)
     first = rng.choice((1.0, 4.0, 0.5, 3.0, 2.0**14 if x.dtype is DType.INT16 else 2.0**19))
     second = rng.choice((first, 0.7 * first, 1.0, 0.7))
     total = rng.choice((b.add, b.sub))(b.rescale(x, DType.INT32, first), b.rescale(y, DType.INT32, second))

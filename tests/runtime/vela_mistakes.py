@@ -492,28 +492,28 @@ def _rescaled_parts(b: Builder, x: Value) -> Value:
 
 
 def _widened_difference(b: Builder, x: Value) -> Value:
-    """The RESCALE of the result becomes one with that to 32 bits, so the SUB does none, not even those of the parts."""
+    """Vela merges the RESCALE of the result with the one to int32, and then fuses none into the SUB."""
     first, second = (b.slice(x, (0, 0, 0, start), (1, 3, 4, 5)) for start in (0, 1))
     difference = b.sub(b.rescale(first, DType.INT32, 2.0**14), b.rescale(second, DType.INT32, 9000.3))
     return b.rescale(b.rescale(difference, DType.INT16, 2.0**-15), DType.INT32, 1.0)
 
 
 def _reshaped_choice(b: Builder, x: Value) -> Value:
-    """A RESCALE whose RESHAPE a SELECT and its comparison read."""
+    """A SELECT and its comparison read a RESHAPE of a RESCALE."""
     rows = b.reshape(b.rescale(x, DType.INT8, 1e-7), (2, 12))
     above = b.compare("GREATER", b.cast(rows, DType.INT32), b.const(np.full((1, 1), 5), DType.INT32))
     return b.select(above, rows, b.const(np.full((1, 1), 7), DType.INT8))
 
 
 def _clipped_sums(b: Builder, x: Value) -> Value:
-    """Of int48, by 1."""
+    """A convolution's int48 sums, rescaled by 1, which clips."""
     weight = b.const(np.arange(16).reshape(4, 1, 1, 4) * 30 - 100, DType.INT8)
     sums = b.conv2d(x, weight, b.const([5000, 3, 2, 1], DType.INT48), pad=(0, 0, 0, 0))
     return b.rescale(sums, DType.INT16, 1.0)
 
 
 def _long_scale(b: Builder, x: Value) -> Value:
-    """A multiplier of 31 bits behind int48."""
+    """A RESCALE with a multiplier of 31 bits follows."""
     return b.rescale(_clipped_sums(b, x), DType.INT8, 0.012)
 
 
@@ -560,7 +560,7 @@ def _rescaled_beside_rescale(b: Builder, x: Value, y: Value) -> tuple[Value, ...
 
 
 def _rescaled_join_beside_shared(b: Builder, x: Value, y: Value) -> tuple[Value, ...]:
-    """Of two RESCALEs that a MUL does, another operator reads one too, and a CONCAT takes the other first."""
+    """A MUL could fuse both RESCALEs, but shares one with another MUL, and Vela fuses the other into the CONCAT."""
     shared = b.rescale(b.const(np.arange(5).reshape(1, 1, 1, 5), DType.INT8), DType.INT32, 1.0)
     joined = b.concat([b.slice(x, (0, 0, 0, start), (1, 3, 4, size)) for start, size in ((0, 2), (3, 3))], 3)
     return b.mul(b.rescale(joined, DType.INT32, 1.0), shared), b.mul(_fine(b, y), shared)

@@ -38,8 +38,8 @@ class Axis(NamedTuple):
         """How far the window can move."""
         return self.size + self.before + self.after - (self.kernel - 1) * self.dilation - 1
 
-    def meets(self, position: int) -> bool:
-        """Whether an element of the window at a position lies in what it moves along, not in padding."""
+    def overlaps_input(self, position: int) -> bool:
+        """Whether the window at an output position has a tap inside the input, and not in padding only."""
         first = position * self.stride - self.before
         return any(0 <= first + tap * self.dilation < self.size for tap in range(self.kernel))
 

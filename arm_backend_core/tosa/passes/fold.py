@@ -32,22 +32,22 @@ def fold(op: Op, rewriter: Rewriter) -> Value | None:
 
 
 def _merges(op: Op, rewriter: Rewriter) -> bool:
-    """Whether all readers of a constant have another operand that is computed."""
+    """Whether every reader of a constant has another operand that is not constant."""
     readers = rewriter.users(op.output) or []
     others = [[v for v in reader.inputs if v is not op.output and v.data is None] for reader in readers]
     return bool(others) and all(others)
 
 
-def only_padding(op: Op, rewriter: Rewriter) -> Value | None:
-    """A convolution no tap of which meets its image gives its bias; Vela leaves the image out of the program."""
+def fold_padding_only(op: Op, rewriter: Rewriter) -> Value | None:
+    """Replace a convolution whose windows cover padding only by its bias. Vela drops the input of such a program."""
     weight, bias = op.inputs[1], op.inputs[2]
     if bias.data is None or (op.output.dtype.is_float and (weight.data is None or not np.isfinite(weight.data).all())):
         return None
-    if all(any(map(axis.meets, range(axis.out))) for axis in window_axes(op)):
+    if all(any(map(axis.overlaps_input, range(axis.out))) for axis in window_axes(op)):
         return None
     return rewriter.build.const(np.broadcast_to(bias.data, op.output.shape), op.output.dtype)
 
 
 RULES: dict[str, list[Rule]] = {kind: [fold] for kind in OPERATORS}
 for _kind in ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D"):
-    RULES[_kind].append(only_padding)
+    RULES[_kind].append(fold_padding_only)

@@ -74,6 +74,11 @@ def merge_clamp(op: Op, rewriter: Rewriter) -> Value | None:
 # -- RESCALE -------------------------------------------------------------------------------------------------
 
 
+def rescale_factors(op: Op) -> Array:
+    """The real factors of a RESCALE, multiplier * 2**-shift: [1], or [channels] if per channel."""
+    return np.asarray(op.attrs["multiplier"]) / 2.0 ** np.asarray(op.attrs["shift"])
+
+
 def power_of_two(op: Op) -> int | None:
     """k when the RESCALE computes (x - input_zp) * 2**k + output_zp exactly for k >= 0, saturation aside."""
     multiplier, shift = np.asarray(op.attrs["multiplier"]), np.asarray(op.attrs["shift"])

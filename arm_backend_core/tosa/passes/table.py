@@ -56,7 +56,7 @@ class _Chains:
         """The int8 value that the result is a function of, element by element."""
         if op.kind not in ELEMENTWISE or op.attrs.get("per_channel") or op.output.dtype.is_float:
             return None
-        roots = {self._source(value) for value in op.inputs if value.data is None and not _is_number(value)}
+        roots = {self._source(value) for value in op.inputs if value.data is None and not _is_rescaled_scalar(value)}
         constants = all(value.size == 1 for value in op.inputs if value.data is not None)
         root = roots.pop() if len(roots) == 1 else None
         return root if constants and root is not None and root.shape == op.output.shape else None
@@ -108,7 +108,7 @@ class _Chains:
         return known[chain[-1].output]
 
 
-def _is_number(value: Value) -> bool:
-    """A constant of one element, widened where it is read (``fold``)."""
+def _is_rescaled_scalar(value: Value) -> bool:
+    """Whether a value is the RESCALE of a scalar constant, which ``fold`` keeps beside its reader."""
     scaled = producer(value, "RESCALE")
     return value.size == 1 and scaled is not None and scaled.inputs[0].data is not None

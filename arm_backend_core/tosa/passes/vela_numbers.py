@@ -14,7 +14,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import power_of_two
+from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
 from arm_backend_core.tosa.passes.mistakes import AnyMistake, GraphMistake, Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
 from arm_backend_core.workers.vela import RELEASES, Release
@@ -40,7 +40,7 @@ def copied(x: Value, b: Builder) -> Value:
 
 
 def copy_result(op: Op, found: bool, rewriter: Rewriter) -> Value:
-    """The operator's result is copied."""
+    """Emit the operator again, and a copy of its result."""
     b = rewriter.build
     return copied(b.emit(op.kind, op.inputs, op.output.shape, op.output.dtype, **op.attrs), b)
 
@@ -300,7 +300,7 @@ def _is_unclipped(op: Op, rewriter: Rewriter, *, scaled: bool = False) -> bool:
 def _keep_clip(op: Op, found: bool, rewriter: Rewriter) -> Value:
     """By 1 + 2**-30: round(x * (1 + 2**-30)) is x below 2**29, and what is beyond is clipped.
 
-    A RESCALE of int48 has multipliers of 15 bits; its result is copied.
+    A RESCALE of int48 has a multiplier of 15 bits, too few for this: copy its result instead.
     """
     if op.inputs[0].dtype is DType.INT48:
         return copy_result(op, found, rewriter)
@@ -323,9 +323,9 @@ def _widened(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
 
 
 def _is_of_long_scale(op: Op, rewriter: Rewriter) -> bool:
-    """RESCALE of int48 by 1, which Vela makes one with that behind it, whose multiplier has more than 15 bits.
+    """RESCALE of int48 by 1, followed by a RESCALE whose multiplier has more than 15 bits.
 
-    What scales int48 has no more.
+    Vela merges them into one RESCALE of int48, whose multiplier has 15 bits.
     """
     if op.inputs[0].dtype is not DType.INT48 or power_of_two(op) != 0:
         return False
@@ -347,20 +347,17 @@ def _is_moved(op: Op, rewriter: Rewriter) -> bool:
     before = producer(x, "RESCALE")
     if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or power_of_two(op) != 0:
         return False
-    if before.output.dtype.bytes != op.output.dtype.bytes or before.inputs[0].dtype.bytes < op.output.dtype.bytes:
-        return False
-    if before.inputs[0].dtype.bytes > op.output.dtype.bytes:
-        return not (_is_plain(before) and _fits(before.inputs[0], before.output.dtype))
-    return _grows_beyond(before)
+    return before.inputs[0].dtype.bytes >= before.output.dtype.bytes == op.output.dtype.bytes and _may_clip(before)
 
 
-def _grows_beyond(op: Op) -> bool:
-    """Whether a RESCALE of what its type holds may clip."""
-    low, high = op.inputs[0].dtype.range
-    scale = float(np.max(np.asarray(op.attrs["multiplier"]) / 2.0 ** np.asarray(op.attrs["shift"])))
-    ends = [(end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"] for end in (low, high)]
-    least, most = op.output.dtype.range
-    return round(min(ends)) < least or round(max(ends)) > most
+def _may_clip(op: Op) -> bool:
+    """Whether a RESCALE to as many bits, or fewer, may clip; to fewer it is ruled out for RESCALEs by 1 only."""
+    source, (low, high) = op.inputs[0], op.output.dtype.range
+    if source.dtype.bytes > op.output.dtype.bytes:
+        return not (_is_plain(op) and _fits(source, op.output.dtype))
+    scale = float(rescale_factors(op).max())
+    ends = [round((end - op.attrs["input_zp"]) * scale + op.attrs["output_zp"]) for end in source.dtype.range]
+    return min(ends) < low or max(ends) > high
 
 
 def _is_one_of_five(op: Op, rewriter: Rewriter) -> bool:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-import numpy as np
-
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
-from arm_backend_core.tosa.passes.fuse import power_of_two
+from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
 from arm_backend_core.tosa.passes.merge import alike
 from arm_backend_core.tosa.passes.mistakes import AnyMistake, Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
@@ -212,8 +210,7 @@ def _clips_maxima(rewriter: Rewriter) -> bool:
 
 
 def _grows(op: Op) -> bool:
-    scales = np.asarray(op.attrs["multiplier"]) / 2.0 ** np.asarray(op.attrs["shift"])
-    return bool(scales.max() > 1)
+    return bool(rescale_factors(op).max() > 1)
 
 
 def _is_of_no_scale(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
@@ -234,12 +231,10 @@ def _reads_without(op: Op, rewriter: Rewriter) -> bool:
 
     But before it repeats one, it gives the others to the operators before them.
     """
-    if _reads_scaled(op, rewriter):
+    if _reads_scaled(op, rewriter) or _fuses_operands(op, rewriter):
         return True
-    if not reads_narrow(op) or not all(_is_repeated(value, rewriter) for value in op.inputs):
-        return False
-    alone = all(rewriter.single_use(value) for value in op.inputs)
-    return alone or not any(_is_given_back(value, rewriter) for value in op.inputs)
+    repeated = reads_narrow(op) and all(_is_repeated(value, rewriter) for value in op.inputs)
+    return repeated and not any(_is_given_back(value, rewriter) for value in op.inputs)
 
 
 def _reads_scaled(op: Op, rewriter: Rewriter) -> bool:
@@ -248,28 +243,36 @@ def _reads_scaled(op: Op, rewriter: Rewriter) -> bool:
         return False
     match rewriter.users(op.output):
         case [Op(kind="RESCALE", attrs={"per_channel": False, "input_zp": 0}, output=result) as rescale]:
-            narrow = result.dtype in _NARROW and not _is_widened(rescale, rewriter)
-            alone = all(rewriter.single_use(value) for value in op.inputs)
-            return alone and narrow and _can_scale([value.producer for value in op.inputs])
+            narrow = result.dtype in _NARROW and not _merges_to_int32(rescale, rewriter)
+            return narrow and _is_sole_reader(op, rewriter) and _can_scale([value.producer for value in op.inputs])
     return False
 
 
-def _is_widened(op: Op, rewriter: Rewriter) -> bool:
-    """Whether Vela makes one RESCALE to int32 of this one and the one by 1 behind it, which no reader does."""
+def _merges_to_int32(op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela merges a RESCALE with the RESCALE by 1 to int32 that follows it, past RESHAPEs.
+
+    It does not where an operator fuses the second one (``_fuses_operands``).
+    """
     result = op.output
     while (reader := rewriter.only_user(result)) is not None:
         if reader.kind == "RESCALE" and _is_joined(op, reader, rewriter):
-            wide = reader.output.dtype is DType.INT32
-            return wide and not _does_rescales(rewriter.only_user(reader.output), rewriter)
+            consumer = rewriter.only_user(reader.output)
+            fused = consumer is not None and _fuses_operands(consumer, rewriter)
+            return reader.output.dtype is DType.INT32 and not fused
         if reader.kind != "RESHAPE":
             return False
         result = reader.output
     return False
 
 
-def _does_rescales(op: Op | None, rewriter: Rewriter) -> bool:
-    """Whether an operator does the RESCALEs by 1 of all its operands, which nothing else reads."""
-    return op is not None and reads_narrow(op) and all(rewriter.single_use(value) for value in op.inputs)
+def _fuses_operands(op: Op, rewriter: Rewriter) -> bool:
+    """Whether Vela fuses the RESCALEs by 1 of all operands into the operator, as it is their only reader."""
+    return reads_narrow(op) and _is_sole_reader(op, rewriter)
+
+
+def _is_sole_reader(op: Op, rewriter: Rewriter) -> bool:
+    """Whether no other operator reads any operand."""
+    return all(rewriter.single_use(value) for value in op.inputs)
 
 
 def _can_scale(terms: list[Op | None]) -> bool:
@@ -278,14 +281,14 @@ def _can_scale(terms: list[Op | None]) -> bool:
     kinds = {rescale.inputs[0].dtype for rescale in rescales}
     if len(rescales) != 2 or len(kinds) != 1 or not kinds <= {*_NARROW}:
         return False
-    scales = [int(rescale.attrs["multiplier"][0]) / 2.0 ** int(rescale.attrs["shift"][0]) for rescale in rescales]
+    scales = [float(rescale_factors(rescale)[0]) for rescale in rescales]
     shifted = 2.0**14 if DType.INT16 in kinds else 2.0**19
     small = all(scale.is_integer() and scale < 1 << 15 for scale in scales)
     return small or (max(scales) == shifted and scales[0] != scales[1])
 
 
 def _is_given_back(value: Value, rewriter: Rewriter) -> bool:
-    """Whether Vela gives a RESCALE to what writes its operand, which it alone reads, or to what writes parts of it."""
+    """Whether Vela may fuse a RESCALE into the producers of its operand, of which it is the only reader."""
     x = value.producer.inputs[0] if value.producer is not None else value
     while rewriter.single_use(x) and (view := producer(x, "RESHAPE")) is not None:
         x = view.inputs[0]

@@ -8,6 +8,7 @@ from functools import partial
 from arm_backend_core.targets.exchanges import LONGEST
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
+from arm_backend_core.tosa.operators.windows import window_axes
 from arm_backend_core.tosa.passes.mistakes import AnyMistake, Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
 from arm_backend_core.tosa.passes.vela_numbers import copied
@@ -121,13 +122,10 @@ def _pad_dilated(op: Op, found: bool, rewriter: Rewriter) -> Value:
 
 def _has_empty_part(op: Op, image: Sequence[int], padding: Sequence[int]) -> bool:
     """Whether the image is smaller than a step between taps, and some row or column of results has no tap in it."""
-    kernel = op.inputs[1].shape[:2] if op.kind == "DEPTHWISE_CONV2D" else op.inputs[1].shape[1:-1]
-    sides = zip(
-        image, padding[::2], kernel, op.output.shape[1:-1], op.attrs["stride"], op.attrs["dilation"], strict=True
-    )
-    for size, pad, taps, results, stride, step in sides:
-        starts = range(-pad, results * stride - pad, stride)
-        if size < step and any(all(not 0 <= at + i * step < size for i in range(taps)) for at in starts):
+    sides = zip(window_axes(op), image, padding[::2], op.output.shape[1:-1], strict=True)
+    for axis, size, pad, results in sides:
+        inside = axis._replace(size=size, before=pad)
+        if size < axis.dilation and not all(map(inside.overlaps_input, range(results))):
             return True
     return False
 
