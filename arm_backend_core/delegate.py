@@ -11,19 +11,20 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core import events
-from arm_backend_core.aten.conditions import inline_conditions
+from arm_backend_core.alternatives.chooser import chooser
+from arm_backend_core.alternatives.size_or_speed import compile_best
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functional
+from arm_backend_core.aten.high_rank import lower_ranks
+from arm_backend_core.aten.higher_order import inline_conditions
 from arm_backend_core.aten.memory_format import settle_memory_formats
-from arm_backend_core.aten.ranks import lower_ranks
 from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.payload import Payload
-from arm_backend_core.culprit import culprit
+from arm_backend_core.bisect_failure import culprit
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, FullDelegationError, fault
-from arm_backend_core.forms.chooser import chooser
-from arm_backend_core.forms.goal import compile_best
+from arm_backend_core.insert_delegates import Compiled, Part, splice
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import drop_unread, handle_of, is_quantize, keep_reason, number, operator_name
 from arm_backend_core.ops.operands import dtype_of
@@ -38,7 +39,6 @@ from arm_backend_core.program import (
     split_dequantize,
 )
 from arm_backend_core.selection import Predicate, select
-from arm_backend_core.splice import Compiled, Part, splice
 from arm_backend_core.targets.compile_spec import ArmCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import passes, reference

@@ -20,10 +20,11 @@ from torch.fx import Node
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import PLACE, is_float, overload_of
+from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.integers import ONE
 from arm_backend_core.ops.lookup import lookup, values, wave
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.registry import Kind, Record, find
+from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value

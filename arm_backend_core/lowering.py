@@ -41,8 +41,9 @@ from arm_backend_core.nodes import (
     overload_of,
     source_line,
 )
+from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.operands import Context, Tensor, dtype_of, has_type
-from arm_backend_core.ops.registry import Kind, Record, find
+from arm_backend_core.ops.registry import Kind, Record
 from arm_backend_core.permutation import Layout, identity, inverse
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target

@@ -8,8 +8,9 @@ from collections.abc import Callable, Container
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
 from arm_backend_core.permutation import Layout, identity
@@ -319,3 +320,18 @@ def in_words(node: Node) -> str:
         return f"{'input' if node.op == 'placeholder' else 'parameter'} '{node.target}'"
     line = source_line(node)
     return f"the result of {overload_of(node.target) or node.target} ('{node.name}'{line and ', ' + line})"
+
+
+def attribute(module: GraphModule, name: str, tensor: Tensor) -> Node:
+    """A node, where the graph inserts, that reads ``tensor``; it becomes a buffer called ``name`` or similar."""
+    node = module.graph.get_attr(held(module, name, tensor))
+    node.meta["val"] = tensor
+    return node
+
+
+def held(module: GraphModule, name: str, tensor: Tensor) -> str:
+    """The name of ``tensor`` as a buffer of the module: ``name``, or similar."""
+    while hasattr(module, name):
+        name += "_"
+    module.register_buffer(name, tensor)
+    return name

@@ -6,8 +6,8 @@ are still whole, and the edge stages find only the delegates. What a target supp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Literal
 
 import executorch.kernels.quantized  # noqa: F401  (how quantize and dequantize at the boundary are emitted)
 from executorch.exir.backend.partitioner import Partitioner, PartitionResult
@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.delegate import Predicate, delegate
 from arm_backend_core.errors import ArmBackendError
+from arm_backend_core.recurrent.roll_recurrent_loops import WithLoops
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
 
@@ -25,7 +26,8 @@ class _ArmPartitioner(Partitioner):
         compile_spec: the target.
         keep_on_cpu: predicates; a node for which one holds is not delegated.
         require_full_delegation: raise ``FullDelegationError`` if an operator stays on the CPU.
-        first: what is done to a program before, given this partitioner too.
+        steps_per_call: how many steps of a recurrent layer one call of a loop's delegate computes; "auto" chooses for
+            long layers, None leaves all layers unrolled.
     """
 
     spec_class: type[ArmCompileSpec]
@@ -36,7 +38,7 @@ class _ArmPartitioner(Partitioner):
         keep_on_cpu: Sequence[Predicate] = (),
         *,
         require_full_delegation: bool = False,
-        first: Callable[[ExportedProgram, Any], ExportedProgram] | None = None,
+        steps_per_call: int | Literal["auto"] | None = None,
     ) -> None:
         super().__init__({})  # the default cannot be copied or pickled
         if not isinstance(compile_spec, self.spec_class):
@@ -47,14 +49,14 @@ class _ArmPartitioner(Partitioner):
         self.compile_spec = compile_spec
         self.keep_on_cpu = tuple(keep_on_cpu)
         self.require_full_delegation = require_full_delegation
-        self.first = first
+        self.loops = WithLoops(steps_per_call)
         self._delegated = False
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:
         """Called by ``to_edge_transform_and_lower`` on the ATen program."""
         self._delegated = True
         return delegate(
-            exported_program if self.first is None else self.first(exported_program, self),
+            self.loops.looped(exported_program, self.compile_spec, self.keep_on_cpu),
             self.compile_spec,
             keep_on_cpu=self.keep_on_cpu,
             require_full_delegation=self.require_full_delegation,

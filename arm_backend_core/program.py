@@ -5,10 +5,11 @@ from __future__ import annotations
 import builtins
 import copy
 import keyword
+from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from itertools import count
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._guards import detect_fake_mode
@@ -26,8 +27,13 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.aten.constants import attribute
-from arm_backend_core.nodes import drop_unread, evaluated, is_constant, is_dequantize, is_quantize
+from arm_backend_core.nodes import attribute, drop_unread, evaluated, is_constant, is_dequantize, is_quantize
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 Tensors = dict[str, Any]
 
@@ -199,3 +205,45 @@ def split_dequantize(program: ExportedProgram) -> None:
             with graph.inserting_before(user):
                 copy = graph.node_copy(node)
             user.replace_input_with(node, copy)
+
+
+def inputs_of(program: ExportedProgram) -> list[Node]:
+    """What a caller gives to the program, in order."""
+    held = {
+        *program.graph_signature.inputs_to_parameters,
+        *program.graph_signature.inputs_to_buffers,
+        *program.graph_signature.inputs_to_lifted_tensor_constants,
+    }
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name not in held]
+
+
+def lowered_modules(module: GraphModule) -> Iterator[LoweredBackendModule]:
+    """Delegates of all backends, those that loops call among them, in the order in which they are called first."""
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+    for node in module.graph.find_nodes(op="get_attr"):
+        found = getattr(module, str(node.target), None)
+        if isinstance(found, LoweredBackendModule):
+            yield found
+        elif isinstance(found, GraphModule):
+            yield from lowered_modules(found)
+
+
+#: Where in memory a tensor lies, and how.
+Identity = tuple[Hashable, ...]
+
+
+def identity(tensor: torch.Tensor) -> Identity:
+    """The same for two tensors that are one."""
+    memory = tensor.untyped_storage().data_ptr()
+    return (memory or id(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def written(program: ExportedProgram) -> set[str]:
+    """Buffers that a program writes: in place, or by what it returns."""
+    from arm_backend_core.nodes import is_written
+
+    signature = program.graph_signature
+    nodes = program.graph.find_nodes(op="placeholder")
+    in_place = {signature.inputs_to_buffers.get(node.name) for node in nodes if is_written(node)}
+    return {name for name in in_place if name is not None} | set(signature.buffers_to_mutate.values())

@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from arm_backend_core import events
 from arm_backend_core.errors import Fault, ModelError, Unsupported
+from arm_backend_core.insert_delegates import Part
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import (
     LOOP,
@@ -26,7 +27,6 @@ from arm_backend_core.nodes import (
 from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.program import constants_of
-from arm_backend_core.splice import Part
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Value, cut
 

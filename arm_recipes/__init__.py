@@ -12,26 +12,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
 
-    from arm_recipes.comparing.compare import compare
-    from arm_recipes.comparing.result import Comparison
-    from arm_recipes.exporting import export
+    from arm_recipes._internal.messages import ArmRecipesWarning, ExportError
+    from arm_recipes.api import export
+    from arm_recipes.comparison.compare import compare
+    from arm_recipes.comparison.result import Comparison
+    from arm_recipes.explore.sweep.result import Sweep
+    from arm_recipes.explore.sweep.sweep import sweep
+    from arm_recipes.explore.tune.result import Tuned
+    from arm_recipes.explore.tune.tune import tune
     from arm_recipes.firmware.saving import Firmware, save_firmware
-    from arm_recipes.messages import ArmRecipesWarning, ExportError
-    from arm_recipes.provider import ArmRecipeProvider
-    from arm_recipes.recipe import ArmRecipe, load_recipe
+    from arm_recipes.provider import ArmRecipeProvider, load_recipe
+    from arm_recipes.qat.prepare import prepare_qat
+    from arm_recipes.recipe.recipe import ArmRecipe
     from arm_recipes.recipe_types import ArmRecipeType
     from arm_recipes.result import ExportResult
     from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
     from arm_recipes.runtime.inspect import inspect
-    from arm_recipes.runtime.program import Program, load
+    from arm_recipes.runtime.load import load
+    from arm_recipes.runtime.program import Program
     from arm_recipes.runtime.pte import ProgramError
     from arm_recipes.runtime.vela_program import VelaProgram
-    from arm_recipes.sample import Inputs
-    from arm_recipes.sweeping.result import Sweep
-    from arm_recipes.sweeping.sweep import sweep
-    from arm_recipes.training.prepare import prepare_qat
-    from arm_recipes.tuning.result import Tuned
-    from arm_recipes.tuning.tune import tune
+    from arm_recipes.samples.sample import Inputs
 
 __all__ = [
     "ArmRecipe",
@@ -64,34 +65,34 @@ __all__ = [
 
 #: Modules that import neither PyTorch nor ExecuTorch, and those that do, by the names that are taken from them.
 _CHEAP = {
-    "ArmRecipesWarning": "messages",
-    "Comparison": "comparing.result",
-    "ExportError": "messages",
+    "ArmRecipesWarning": "_internal.messages",
+    "Comparison": "comparison.result",
+    "ExportError": "_internal.messages",
     "ExportResult": "result",
     "Program": "runtime.program",
     "ProgramError": "runtime.pte",
     "RunError": "runtime.errors",
     "RuntimeUnavailable": "runtime.errors",
-    "Sweep": "sweeping.result",
-    "Tuned": "tuning.result",
+    "Sweep": "explore.sweep.result",
+    "Tuned": "explore.tune.result",
     "VelaProgram": "runtime.vela_program",
     "inspect": "runtime.inspect",
-    "load": "runtime.program",
+    "load": "runtime.load",
 }
 _COSTLY = {
-    "ArmRecipe": "recipe",
+    "ArmRecipe": "recipe.recipe",
     "ArmRecipeProvider": "provider",
     "ArmRecipeType": "provider",
     "ExportRecipe": "provider",
     "Firmware": "firmware.saving",
-    "Inputs": "sample",
-    "compare": "comparing.compare",
-    "export": "exporting",
-    "load_recipe": "recipe",
-    "prepare_qat": "training.prepare",
+    "Inputs": "samples.sample",
+    "compare": "comparison.compare",
+    "export": "api",
+    "load_recipe": "provider",
+    "prepare_qat": "qat.prepare",
     "save_firmware": "firmware.saving",
-    "sweep": "sweeping.sweep",
-    "tune": "tuning.tune",
+    "sweep": "explore.sweep.sweep",
+    "tune": "explore.tune.tune",
 }
 
 
@@ -99,7 +100,7 @@ def __getattr__(name: str) -> Any:
     if name in _CHEAP:
         module = importlib.import_module(f"{__name__}.{_CHEAP[name]}")
     elif name in _COSTLY:
-        from arm_recipes.messages import quiet
+        from arm_recipes._internal.messages import quiet
 
         with quiet():
             importlib.import_module(f"{__name__}.provider")  # registers the recipes

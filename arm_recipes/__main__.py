@@ -2,6 +2,6 @@
 
 import sys
 
-from arm_recipes.cli import main
+from arm_recipes.cli.main import main
 
 sys.exit(main())

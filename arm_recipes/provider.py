@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, recipe_registry
 
-from arm_recipes import options, precisions
-from arm_recipes.garbage import old_objects_apart
-from arm_recipes.messages import quiet
-from arm_recipes.recipe import ArmRecipe, recipe_of
+from arm_recipes._internal.frozen_gc import old_objects_apart
+from arm_recipes._internal.messages import quiet
+from arm_recipes.recipe import options, precisions
+from arm_recipes.recipe.recipe import ArmRecipe, make_recipe, recipe_of
+from arm_recipes.recipe.saved import read_recipe
+from arm_recipes.recipe.targets import SPECS, Options
 from arm_recipes.recipe_types import BACKEND_NAME, ArmRecipeType
-from arm_recipes.targets import SPECS, Options
+
+if TYPE_CHECKING:
+    from arm_recipes.recipe_types import ArmRecipeType
 
 if TYPE_CHECKING:
     from arm_backend_core.targets.compile_spec import ArmCompileSpec
@@ -56,24 +61,24 @@ class ArmRecipeProvider(BackendRecipeProvider):
 def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kwargs: Options) -> ArmRecipe:
     from executorch.exir.capture import ExecutorchBackendConfig
 
-    from arm_backend_core import partitioner, quantizer
-    from arm_recipes.observers import OBSERVERS
-    from arm_recipes.stages import edge_manager
+    from arm_backend_core import partitioner
+    from arm_backend_core import quantization as quantizers
+    from arm_recipes.pipeline.budgets import CheckBudgets
+    from arm_recipes.recipe.observers import OBSERVERS
     from arm_recipes.stages.block_scaled import mx_recipe
-    from arm_recipes.stages.budgets import CheckBudgets
-    from arm_recipes.stages.empty_tensors import replace_empty_tensors
-    from arm_recipes.stages.loops import WithLoops
-    from arm_recipes.stages.lowering import lowering_recipe
-    from arm_recipes.stages.quantization import quantization_recipe
-    from arm_recipes.stages.runnable import CheckRunnable
-    from arm_recipes.stages.shared_weights import share_weights
+    from arm_recipes.stages.edge import edge_manager
+    from arm_recipes.stages.edge.check_kernels import CheckRunnable
+    from arm_recipes.stages.edge.empty_tensors import replace_empty_tensors
+    from arm_recipes.stages.edge.shared_weights import share_weights
+    from arm_recipes.stages.lower import lowering_recipe
+    from arm_recipes.stages.quantize import quantization_recipe
 
     target, precision = recipe_type.name.split("_")[0], recipe_type.name.rsplit("_", 1)[1]
     prefix = {"ETHOSU": "EthosU", "TOSA": "TOSA", "VGF": "Vgf"}[target]
     quantization = mx_recipe(given["mx"]) if given.get("mx") else None
     passes: list[Any] = [edge_manager.initial_state, edge_manager.whole_remainders, edge_manager.written_once]
     if precision != "FP":
-        chosen = getattr(quantizer, f"{prefix}Quantizer")(spec)
+        chosen = getattr(quantizers, f"{prefix}Quantizer")(spec)
         everywhere = precisions.of_recipe(recipe_type.name, per_channel=given["per_channel"])
         precisions.apply(chosen, everywhere, given["precisions"] or {}, OBSERVERS[given["observer"]])
         improve = options.improvements(given["improve"], recipe_type.name)
@@ -91,7 +96,7 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
     if sram or flash:
         passes.append(CheckBudgets(sram, flash, getattr(spec, "optimise", "")))
     delegating = getattr(partitioner, f"{prefix}Partitioner")(
-        spec, require_full_delegation=given["require_full_delegation"], first=WithLoops(given["steps_per_call"])
+        spec, require_full_delegation=given["require_full_delegation"], steps_per_call=given["steps_per_call"]
     )
     return recipe_of(
         recipe_type,
@@ -104,3 +109,17 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
 
 
 recipe_registry.register_backend_recipe_provider(ArmRecipeProvider())
+
+
+def load_recipe(source: str | Path | Mapping[str, Any], **options: Any) -> ArmRecipe:
+    """The recipe that ``ArmRecipe.to_dict`` or ``ArmRecipe.save`` wrote down.
+
+    Args:
+        source: a path, or the dict.
+        options: added to those that were written, or in their place: ``calibration`` for example.
+
+    Raises:
+        ValueError: it is no such thing; the message says what is wrong.
+    """
+    name, written = read_recipe(source)
+    return make_recipe(name, {**written, **options})

@@ -2,123 +2,46 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from arm_recipes.files import check_writable, write
-from arm_recipes.programs import pieces_of, with_tosa_delegates
-from arm_recipes.report import MethodReport, Report, TensorInfo
-from arm_recipes.runtime.program import Program, twin_path
-from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
+from arm_recipes._internal.files import check_writable, write
+from arm_recipes.pipeline.artifact import Artifact
+from arm_recipes.runtime.load import twin_path
+from arm_recipes.runtime.signature import sealed
+from arm_recipes.runtime.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
     from executorch.devtools import Inspector
-    from executorch.exir import ExecutorchProgramManager
-    from executorch.export import ExportRecipe
-    from torch.export import ExportedProgram
 
-    from arm_recipes.advising.result import AdviceList
-    from arm_recipes.comparing.compare import Metric
-    from arm_recipes.comparing.original import Kept
-    from arm_recipes.comparing.result import Comparison
+    from arm_recipes.comparison.compare import Metric
+    from arm_recipes.comparison.result import Comparison
+    from arm_recipes.explore.advice.result import AdviceList
     from arm_recipes.firmware.saving import Firmware
-    from arm_recipes.runtime.sized import Pad
-    from arm_recipes.runtime.trace import TracedOperation
-    from arm_recipes.sample import Inputs, Pattern
-    from arm_recipes.sizes import Sized
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What PyTorch and ExecuTorch have of an export, as ``ExportResult`` has it."""
-
-    exported_programs: dict[str, ExportedProgram]
-    executorch_program: ExecutorchProgramManager
-    kept: Kept
-
-
-class ExportResult:
-    """A program for the target, with the record of how it came about.
+class ExportResult(Artifact):
+    """What ``export`` returns: the program for the target, its report, and what can be done with both.
 
     Attributes:
         report: delegates, operators on the CPU, quantization, Vela's figures, sizes and seconds.
     """
 
-    def __init__(
-        self,
-        report: Report,
-        patterns: dict[str, Pattern],
-        out_specs: dict[str, Any],
-        sized: Mapping[str, Sized],
-        recipe: ExportRecipe | None,
-        parts: Callable[[], Parts],
-        pieces: Sequence[bytes] | None = None,
-    ) -> None:
-        """``parts``: asked when they are needed first; ``pieces``: the program's, where it is there without these."""
-        self.report = report
-        self._patterns, self._out_specs, self._sized = patterns, out_specs, sized
-        self._recipe = recipe
-        self._make, self._written = parts, pieces
-        self._program: Program | None = None
-
-    @cached_property
-    def _parts(self) -> Parts:
-        return self._make()
-
-    @property
-    def exported_programs(self) -> dict[str, ExportedProgram]:
-        """What was lowered, by method: the ATen program, quantized for INT recipes."""
-        return self._parts.exported_programs
-
-    @property
-    def executorch_program(self) -> ExecutorchProgramManager:
-        """ExecuTorch's manager of the emitted program."""
-        return self._parts.executorch_program
-
-    @property
-    def _kept(self) -> Kept:
-        return self._parts.kept
-
-    @property
-    def _pieces(self) -> Sequence[bytes]:
-        return pieces_of(self.executorch_program) if self._written is None else self._written
-
-    @cached_property
-    def buffer(self) -> bytes:
-        """The ``.pte`` file."""
-        return b"".join(sealed(self._pieces))
-
-    @property
-    def stored_bytes(self) -> int:
-        """Of the program with all that is stored beside it."""
-        beside = (
-            0 if self._written is not None else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
-        )
-        return self.report.program_bytes + beside
+    @classmethod
+    def of(cls, artifact: Artifact) -> ExportResult:
+        """The result of an export whose artifact is known."""
+        return cls(**{one.name: getattr(artifact, one.name) for one in fields(Artifact) if one.init})
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
         """Inputs of ``forward`` (others: see ``report.methods``), with their scales and zero points."""
-        return self._main.inputs
+        return self.main.inputs
 
     @property
     def outputs(self) -> tuple[TensorInfo, ...]:
         """Outputs of the same method."""
-        return self._main.outputs
-
-    @property
-    def _main(self) -> MethodReport:
-        methods = self.report.methods
-        return next((method for method in methods if method.name == "forward"), methods[0])
-
-    @property
-    def main_method(self) -> str:
-        """``forward``, or the first one where there is no such method."""
-        return self._main.name
+        return self.main.outputs
 
     def save(self, path: str | Path, *, tosa: bool = False, etrecord: bool = False, bundled: Any = None) -> Path:
         """Write the ``.pte``; an existing file is replaced only when the new one is complete.
@@ -143,13 +66,13 @@ class ExportResult:
             from arm_recipes.devtools.inspection import files
 
             beside = files(self, target.stem, etrecord, bundled)
-        write(target, *sealed(self._pieces))
+        write(target, *sealed(self.pieces))
         for name, data in beside.items():
             write(target.with_name(name), data)
-        if self._written is None:  # empty unless the recipe puts weights outside the program
+        if self.written is None:  # empty unless the recipe puts weights outside the program
             self.executorch_program.write_tensor_data_to_file(str(target.parent))
         if tosa:
-            write(twin_path(target), self._twin())
+            write(twin_path(target), self.reference_program())
         return target
 
     def save_firmware(self, folder: str | Path, samples: Any = None) -> Firmware:
@@ -169,61 +92,6 @@ class ExportResult:
         from arm_recipes.firmware.saving import save_firmware
 
         return save_firmware(self, folder, samples)
-
-    def run(
-        self,
-        *inputs: Any,
-        method: str = "forward",
-        via: Literal["tosa"] | None = None,
-        pad: Pad | None = None,
-        **keywords: Any,
-    ) -> Any:
-        """Execute the program in ExecuTorch's runtime on this machine.
-
-        TOSA delegates run on Arm's reference model, VGF ones on Vulkan, those for Ethos-U on an emulator of the NPU.
-
-        Args:
-            via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
-            pad: see ``Program.run``.
-            inputs, keywords: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
-                Numbers, strings and None must be those that the model was exported with.
-
-        Returns:
-            what the model returns; for a constant method its value, or a list of its values. What the model writes
-            into its inputs is not written into yours: ``report.notes`` tell where the program returns it.
-
-        Raises:
-            ValueError: no such method, or the inputs differ from the program's in structure, shape or dtype.
-            RunError: this machine cannot run it; the message says what it takes.
-        """
-        program = self._loaded()
-        if via == "tosa" and not program.runs_via_tosa:
-            program.twin = Program(self._twin())
-        example = next(iter(self._sized[method].methods)) if method in self._sized else method
-        tensors = self._tensors(example, inputs, keywords) if example in self._patterns else inputs
-        return self._structured(example, program.run(*tensors, method=method, via=via, pad=pad))
-
-    def _structured(self, method: str, outputs: list[Any]) -> Any:
-        """What the program returns, as the model does."""
-        if method not in self._out_specs:
-            return outputs[0] if len(outputs) == 1 else outputs
-        from torch.utils import _pytree as pytree
-
-        spec = self._out_specs[method]
-        # New values of inputs that the model writes come first.
-        return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)
-
-    def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
-        """Execute the program; yields each operation of its Ethos-U delegates with its names and what it wrote.
-
-        Args:
-            inputs, method, keywords: as for ``run``.
-
-        Raises:
-            ValueError, RunError: as ``run``.
-        """
-        tensors = self._tensors(method, inputs, keywords) if method in self._patterns else inputs
-        return self._loaded().trace(*tensors, method=method)
 
     def compare(
         self,
@@ -255,7 +123,7 @@ class ExportResult:
             ValueError: samples, labels, metric or method cannot be used, or the model has been changed since.
             RunError: this machine cannot run the program; the message says what it takes.
         """
-        from arm_recipes.comparing.compare import compare_with_model
+        from arm_recipes.comparison.compare import compare_with_model
 
         return compare_with_model(self, samples, labels, metric, method, layers, workers, progress)
 
@@ -277,7 +145,7 @@ class ExportResult:
 
         target = check_writable(path)
         name = method or self.main_method
-        dump = Method(self, name).dump(self._tensors(name, inputs, keywords))
+        dump = Method(self, name).dump(self.tensors_of_call(name, inputs, keywords))
         write(target.with_suffix(".debug.bin"), dump.debug)
         write(target, dump.etdump)
         return target
@@ -300,7 +168,7 @@ class ExportResult:
         from arm_recipes.devtools.inspection import inspector
 
         name = method or self.main_method
-        return inspector(self, self._tensors(name, inputs, keywords), name)
+        return inspector(self, self.tensors_of_call(name, inputs, keywords), name)
 
     def advice(self) -> AdviceList:
         """What would need fewer cycles or less SRAM, each change compiled by Vela; programs for Ethos-U.
@@ -311,71 +179,9 @@ class ExportResult:
         Raises:
             ValueError: the recipe is not for an Ethos-U.
         """
-        from arm_recipes.advising.advise import advise
+        from arm_recipes.explore.advice.advise import advise
 
-        return advise(self._recipe, self.report.delegates, self.exported_programs)
-
-    def _loaded(self) -> Program:
-        if self._program is None:
-            self._program = self.program()
-        return self._program
-
-    def program(self) -> Program:
-        """The program, loaded anew, so that its buffers begin with their values."""
-        program = Program(self.buffer)
-        program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
-        return program
-
-    def tensors(self, method: str, sample: Inputs) -> list[Any]:
-        """Those of a sample of the model, without what is constant in the program.
-
-        Raises:
-            ValueError: there is no such method, or the sample is not what it takes.
-        """
-        return self._tensors(method, (sample,), {})
-
-    def _tensors(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
-        """What the program takes, of what the model takes."""
-        import torch
-
-        from arm_recipes.sample import Inputs, as_inputs
-
-        if method not in self._patterns:
-            raise ValueError(f"no method '{method}'; the program has: {', '.join(self._patterns)}")
-        what = f"the call of '{method}'"
-        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs, **keywords)
-        pattern = self._patterns[method]
-        leaves = pattern.check_form(as_inputs(given, what), what)
-        pairs = zip(leaves, pattern.leaves, strict=True)
-        return [leaf for leaf, expected in pairs if isinstance(expected, torch.Tensor)]
-
-    def program_inputs(self, method: MethodReport, sample: Inputs) -> list[Any]:
-        """What ``Program.run`` takes for a sample of the model; real numbers are quantized for ``quantized_io``."""
-        import torch
-
-        pattern = self._patterns[method.name]
-        leaves = zip(pattern.flatten(sample, "a sample"), pattern.leaves, strict=True)
-        tensors = [leaf for leaf, expected in leaves if isinstance(expected, torch.Tensor)]
-        return [info.taken(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
-
-    def run_real(self, sample: Inputs) -> Any:
-        """What ``run`` gives for a sample of the only method, in real numbers with ``quantized_io`` too.
-
-        Raises:
-            ValueError, RunError: as ``run``.
-        """
-        (method,) = self.report.methods
-        outputs = self._loaded().run(*self.program_inputs(method, sample), method=method.name)
-        pairs = zip(method.outputs, outputs, strict=True)
-        return self._structured(method.name, [info.real(value) for info, value in pairs])
-
-    def _twin(self) -> bytes:
-        """The program with its delegates as TOSA graphs."""
-        tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
-        sized = {name: told.told() for name, told in self._sized.items()}
-        names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
-        graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
-        return b"".join(sealed([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))
+        return advise(self.recipe, self.report.delegates, self.exported_programs)
 
     def __repr__(self) -> str:
         return f"<ExportResult {self.report.recipe}: {self.report.program_bytes:,} bytes>"

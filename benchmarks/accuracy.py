@@ -154,8 +154,8 @@ def _by_us(model: Any, samples: list[Any], arguments: dict[str, Any]) -> tuple[C
     import torch
 
     from arm_recipes import ArmRecipeType, ExportRecipe
-    from arm_recipes.pipeline import Pipeline
-    from arm_recipes.sample import as_inputs
+    from arm_recipes.pipeline.pipeline import Pipeline
+    from arm_recipes.samples.sample import as_inputs
 
     given = {"recipe": "TOSA_INT8", **arguments}
     recipe = ExportRecipe.get_recipe(ArmRecipeType[given.pop("recipe")], **given)

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from arm_recipes import ArmRecipeType, export  # noqa: E402
-from arm_recipes.report import TensorInfo  # noqa: E402
+from arm_recipes.runtime.tensor_info import TensorInfo  # noqa: E402
 from benchmarks.compare import processor_seconds  # noqa: E402
 from tests.models.keyword_spotter import KeywordSpotter  # noqa: E402
 

@@ -32,10 +32,10 @@ _BUDGET, _DRAWS, _EACH = 1.1, 3, 6
 def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:
     """One model for one NPU."""
     from arm_recipes import ArmRecipeType, ExportRecipe, tune
-    from arm_recipes.sweeping.kept import Kept
-    from arm_recipes.sweeping.sweep import captured
-    from arm_recipes.tuning.division import divide
-    from arm_recipes.tuning.trial import Trial
+    from arm_recipes.explore.sweep.result_store import Kept
+    from arm_recipes.explore.sweep.sweep import captured
+    from arm_recipes.explore.tune.data_split import divide
+    from arm_recipes.explore.tune.evaluator import Trial
     from tests.models import zoo
 
     entry = zoo.build(name, samples=3 * _EACH)

@@ -17,8 +17,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import InternalError
 from arm_backend_core.nodes import REASON
 from arm_backend_core.ops import registry
+from arm_backend_core.ops.catalog import records
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.registry import records
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten

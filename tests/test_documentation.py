@@ -15,7 +15,7 @@ import pytest
 
 import arm_recipes
 from arm_recipes import ArmRecipeType
-from arm_recipes.options import OPTIONS
+from arm_recipes.recipe.options import OPTIONS
 
 _ROOT = Path(__file__).parents[1]
 _PAGES = sorted([_ROOT / "README.md", *(_ROOT / "docs").glob("*.md")])
@@ -70,7 +70,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     reference = (tmp_path / "site" / "reference" / "index.html").read_text()
-    assert "arm_recipes.exporting.export" in reference
+    assert "arm_recipes.api.export" in reference
 
 
 def test_every_recipe_and_option_is_named() -> None:

@@ -7,9 +7,9 @@ import torch
 
 from arm_backend_core.errors import ModelError
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_recipes.comparing.accuracy import flat_labels
-from arm_recipes.comparing.figures import Sums
-from arm_recipes.report import TensorInfo
+from arm_backend_core.quantization.diagnostics.error_metrics import Sums
+from arm_recipes.comparison.accuracy import flat_labels
+from arm_recipes.runtime.tensor_info import TensorInfo
 
 DTYPES = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
 

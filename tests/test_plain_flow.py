@@ -26,7 +26,7 @@ from arm_backend_core import events
 from arm_backend_core.errors import ArmBackendError, FullDelegationError
 from arm_backend_core.nodes import is_quantize
 from arm_backend_core.partitioner import EthosUPartitioner, TOSAPartitioner, VgfPartitioner
-from arm_backend_core.quantizer import (
+from arm_backend_core.quantization import (
     EthosUQuantizer,
     TOSAQuantizer,
     VgfQuantizer,

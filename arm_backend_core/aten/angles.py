@@ -14,8 +14,8 @@ import torch
 from torch.fx import GraphModule, Node, map_arg
 
 from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.aten.constants import Constants, attribute
-from arm_backend_core.nodes import INTERVAL, is_float, is_integer
+from arm_backend_core.aten.constants import Constants
+from arm_backend_core.nodes import INTERVAL, attribute, is_float, is_integer
 
 aten = torch.ops.aten
 _DIGIT = 4  #: bits of a digit: times a fraction of a turn it is below 2**31

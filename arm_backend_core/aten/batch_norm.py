@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.aten.constants import attribute
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.nodes import attribute
+from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
 

@@ -20,8 +20,9 @@ from arm_backend_core.aten import fourier
 from arm_backend_core.aten.fourier import SHORT_TIME, Pair
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import is_complex, is_float, is_implicit, overload_of
+from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.composites import divisor
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.ops.registry import Kind
 
 aten = torch.ops.aten
 

@@ -8,8 +8,9 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from arm_backend_core.nodes import constant_nodes, evaluated
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.nodes import attribute, constant_nodes, evaluated
+from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.registry import Kind
 
 
 class Constants:
@@ -31,21 +32,6 @@ class Constants:
         if node not in self._values:
             self._values[node] = evaluated(node, self.value)
         return self._values[node]
-
-
-def attribute(module: GraphModule, name: str, tensor: Tensor) -> Node:
-    """A node, where the graph inserts, that reads ``tensor``; it becomes a buffer called ``name`` or similar."""
-    node = module.graph.get_attr(held(module, name, tensor))
-    node.meta["val"] = tensor
-    return node
-
-
-def held(module: GraphModule, name: str, tensor: Tensor) -> str:
-    """The name of ``tensor`` as a buffer of the module: ``name``, or similar."""
-    while hasattr(module, name):
-        name += "_"
-    module.register_buffer(name, tensor)
-    return name
 
 
 def fold_weights(module: GraphModule) -> None:

@@ -24,7 +24,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten import complex_numbers
-from arm_backend_core.aten.constants import held
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
 from arm_backend_core.nodes import (
@@ -33,15 +32,16 @@ from arm_backend_core.nodes import (
     constant_nodes,
     drop_unread,
     first_result,
+    held,
     in_words,
     is_constant,
     is_implicit,
     mutates,
 )
+from arm_backend_core.ops.catalog import composite, find, records
 from arm_backend_core.ops.composites import computed_weights
 from arm_backend_core.ops.composites.arithmetic import product_of_nothing
 from arm_backend_core.ops.composites.movement import BEYOND_A_VIEW
-from arm_backend_core.ops.registry import composite, find, records
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import changes_memory, is_view, is_written, mutates, overload_of
-from arm_backend_core.ops.registry import composite
+from arm_backend_core.ops.catalog import composite
 
 aten = torch.ops.aten
 DROPOUT = tuple(

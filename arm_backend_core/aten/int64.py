@@ -17,7 +17,8 @@ from torch.fx import Node
 from arm_backend_core import events
 from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
 from arm_backend_core.nodes import INTERVAL, first_result, is_dequantize, is_float, overload_of, source_line
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.registry import Kind
 
 Interval = tuple[int, int]
 INT32: Interval = (-(1 << 31), (1 << 31) - 1)

@@ -11,7 +11,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.batch_norm import call
-from arm_backend_core.aten.constants import attribute
+from arm_backend_core.nodes import attribute
 
 aten = torch.ops.aten
 

@@ -5,15 +5,13 @@ The partitioner, the quantizer, the tests and the documentation read these recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
-
-from arm_backend_core.nodes import overload_of
 
 Rule = Callable[..., Any]
 
@@ -165,40 +163,3 @@ def made_of_foreign(name: str) -> Callable[[Rule], Rule]:
         return parts
 
     return decorate
-
-
-def find(node: torch.fx.Node) -> Record | None:
-    """The record by which a node's operator is lowered, None if it has none."""
-    record = _record(node)
-    return record if isinstance(record, Record) else None
-
-
-def moves(node: torch.fx.Node) -> bool:
-    """Whether a node's operator moves elements and computes none."""
-    record = find(node)
-    return record is not None and record.kind is Kind.SHARED
-
-
-def composite(node: torch.fx.Node) -> Composite | None:
-    """The record of what a node's operator is made of, None if it has none."""
-    record = _record(node)
-    return record if isinstance(record, Composite) else None
-
-
-def _record(node: torch.fx.Node) -> Record | Composite | None:
-    overload = overload_of(node.target) if node.op == "call_function" else None
-    if overload is None:
-        return None
-    return records().get(overload) or _MARKS.get(overload) or _FOREIGN.get(overload.name())
-
-
-def every_record() -> Mapping[OpOverload | str, Record | Composite]:
-    """Also of our own operators, and by name of those whose library may not be loaded."""
-    return dict([*records().items(), *_MARKS.items(), *_FOREIGN.items()])
-
-
-def records() -> Mapping[OpOverload, Record | Composite]:
-    """Every record by overload; loads the operator families on first use."""
-    import arm_backend_core.ops.families  # noqa: F401  (registers)
-
-    return _RECORDS

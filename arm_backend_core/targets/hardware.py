@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.targets.exchanges import LONGEST, steps
+from arm_backend_core.targets.transpose_swaps import LONGEST, steps
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Interpreter, Node
 
 from arm_backend_core.nodes import handle_of, number
 from arm_backend_core.program import copied, store_of
-from arm_recipes.programs import simplify_call
+from arm_recipes._internal.executorch_programs import simplify_call
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram

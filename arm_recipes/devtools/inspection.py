@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from arm_recipes._internal.messages import quiet
 from arm_recipes.devtools.calls import Call, calls
 from arm_recipes.devtools.etdump import buffer_bytes, check_loggable, events, log
 from arm_recipes.devtools.etrecord import etrecord, written
 from arm_recipes.devtools.graph import numbered, values
-from arm_recipes.inputs import sample_list
-from arm_recipes.messages import quiet
 from arm_recipes.runtime import plugin
-from arm_recipes.sample import Inputs, as_inputs
+from arm_recipes.samples.inputs import sample_list
+from arm_recipes.samples.sample import Inputs, as_inputs
 
 if TYPE_CHECKING:
     from executorch.devtools import ETRecord, Inspector
     from torch.export import ExportedProgram
 
-    from arm_recipes.report import MethodReport
-    from arm_recipes.result import ExportResult
+    from arm_recipes.pipeline.artifact import Artifact
+    from arm_recipes.report.record import MethodReport
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Method:
         ValueError: there is no such method, or it has no program that was lowered.
     """
 
-    def __init__(self, result: ExportResult, name: str) -> None:
+    def __init__(self, result: Artifact, name: str) -> None:
         known = {method.name: method for method in result.report.methods}
         if name not in known or name not in result.exported_programs:
             raise ValueError(f"no method '{name}'; the program has: {', '.join(known)}")
@@ -124,7 +124,7 @@ class Method:
             return MethodTestSuite(self._name, cases)
 
 
-def inspector(result: ExportResult, tensors: Sequence[torch.Tensor], method: str) -> Inspector:
+def inspector(result: Artifact, tensors: Sequence[torch.Tensor], method: str) -> Inspector:
     """ExecuTorch's Inspector of one run."""
     import tempfile
     from pathlib import Path
@@ -144,7 +144,7 @@ def inspector(result: ExportResult, tensors: Sequence[torch.Tensor], method: str
         )
 
 
-def files(result: ExportResult, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
+def files(result: Artifact, stem: str, etrecords: bool, bundled: Any) -> dict[str, bytes]:
     """Content of the files beside a program, by name.
 
     Raises:
@@ -168,7 +168,7 @@ def files(result: ExportResult, stem: str, etrecords: bool, bundled: Any) -> dic
     return found
 
 
-def _samples(result: ExportResult, bundled: Any) -> dict[str, list[list[torch.Tensor]]]:
+def _samples(result: Artifact, bundled: Any) -> dict[str, list[list[torch.Tensor]]]:
     names = [method.name for method in result.report.methods]
     by_method: Mapping[str, Any] = bundled if isinstance(bundled, Mapping) else {result.main_method: bundled}
     unknown = [name for name in by_method if name not in names]
@@ -188,7 +188,7 @@ def _samples(result: ExportResult, bundled: Any) -> dict[str, list[list[torch.Te
     return found
 
 
-def _tensors(result: ExportResult, method: str, sample: Inputs) -> list[torch.Tensor]:
+def _tensors(result: Artifact, method: str, sample: Inputs) -> list[torch.Tensor]:
     return list(result.tensors(method, sample))
 
 
@@ -203,7 +203,7 @@ def _bundling() -> Iterator[None]:
         ) from error
 
 
-def _bundle(result: ExportResult, suites: Sequence[Any]) -> bytes:
+def _bundle(result: Artifact, suites: Sequence[Any]) -> bytes:
     """The program with its samples: the one that ``save`` writes, with its seal."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer

@@ -18,7 +18,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core.nodes import first_result, is_dequantize, is_quantize
-from arm_backend_core.ops.registry import Kind, find
+from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.registry import Kind
 from arm_recipes.runtime.tosa_graph import TosaOperator
 
 #: TOSA operators that give what they read, in another order or shape.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from arm_recipes.files import check_writable, write
+from arm_recipes._internal.files import check_writable, write
 
 #: What tells of the files that the folder had from us, with their SHA-256.
 MANIFEST = "firmware.json"

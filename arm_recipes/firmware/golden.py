@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.report import TensorInfo
 from arm_recipes.runtime.pte import PteTensor
+from arm_recipes.runtime.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from arm_recipes.firmware.host_run import Case, Sizes, trial
 from arm_recipes.firmware.layout import lookup_bytes, method_bytes
-from arm_recipes.firmware.trial import Case, Sizes, trial
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.inspect import Inspection
 

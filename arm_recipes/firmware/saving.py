@@ -9,21 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.workers import vela
+from arm_recipes._internal.rendering import Section, Shown, size
 from arm_recipes.firmware.folder import check_folder, write_folder
 from arm_recipes.firmware.golden import Port, by_method, checked, content, made_up, tensor
+from arm_recipes.firmware.host_run import Case, trial
 from arm_recipes.firmware.kernels import Kernels, kernels
 from arm_recipes.firmware.pools import Pools, measure
 from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, rendered
-from arm_recipes.firmware.trial import Case, trial
-from arm_recipes.report import Section, Shown, TensorInfo, size
 from arm_recipes.runtime.build import SOURCES
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
 from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect
-from arm_recipes.runtime.program import Program, load
+from arm_recipes.runtime.load import load
+from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import PteMethod, PteTensor
+from arm_recipes.runtime.tensor_info import TensorInfo
 
 if TYPE_CHECKING:
-    from arm_recipes.result import ExportResult
+    from arm_recipes.pipeline.artifact import Artifact
 
     #: The program's tensors of one sample, given the name of the method, its ports and what errors call the sample.
     Convert = Callable[[str, Ports, Any, str], Sequence[Any]]
@@ -63,7 +65,8 @@ class Firmware(Shown):
     cases: int
     program_bytes: int
 
-    def _sections(self) -> Iterator[Section]:
+    def sections(self) -> Iterator[Section]:
+        """Headings with their lines, for text and HTML."""
         versions = self.versions
         yield (
             "Firmware",
@@ -86,9 +89,7 @@ class Firmware(Shown):
         yield f"Kernels on the CPU: {len(names)}", [(name,) for name in names] or [("none",)]
 
 
-def save_firmware(
-    source: ExportResult | Program | str | Path | bytes, folder: str | Path, samples: Any = None
-) -> Firmware:
+def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str | Path, samples: Any = None) -> Firmware:
     """Write what a firmware needs of a program for an Ethos-U; see ``ExportResult.save_firmware``.
 
     Args:
@@ -124,11 +125,11 @@ def save_firmware(
     return saved
 
 
-def gathered(source: ExportResult | Program | str | Path | bytes, samples: Any, name: str) -> Model:
+def gathered(source: Artifact | Program | str | Path | bytes, samples: Any, name: str) -> Model:
     """All that the files tell, of a program that ran in its pools; arguments and errors as ``save_firmware``."""
-    from arm_recipes.result import ExportResult
+    from arm_recipes.pipeline.artifact import Artifact
 
-    if isinstance(source, ExportResult):
+    if isinstance(source, Artifact):
         return _gathered(Program(source.buffer), samples, _of_result(source), _made_here(), name)
     program = source if isinstance(source, Program) else load(source)
     return _gathered(program, samples, _of_program, (_UNKNOWN, version("executorch")), name)
@@ -138,8 +139,8 @@ def _made_here() -> tuple[str, str]:
     return vela.version(), version("executorch")
 
 
-def _of_result(result: ExportResult) -> Convert:
-    from arm_recipes.sample import as_inputs
+def _of_result(result: Artifact) -> Convert:
+    from arm_recipes.samples.sample import as_inputs
 
     reports = {method.name: method for method in result.report.methods}
 
@@ -225,7 +226,7 @@ def _ports(method: PteMethod, inputs: Sequence[Any], outputs: Sequence[Any]) -> 
 
 
 def _cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[Case]:
-    from arm_recipes.inputs import sample_list
+    from arm_recipes.samples.inputs import sample_list
 
     names = [of.method for of in ports]
     given = by_method(samples, "forward" if "forward" in names else names[0])

@@ -10,10 +10,10 @@ from importlib.resources import files
 from itertools import chain
 
 from arm_recipes.firmware.golden import Port
+from arm_recipes.firmware.host_run import Case
 from arm_recipes.firmware.kernels import Kernels
 from arm_recipes.firmware.layout import LAYOUTS, LOADED_BYTES
 from arm_recipes.firmware.pools import CACHE_LINE, Pools
-from arm_recipes.firmware.trial import Case
 from arm_recipes.runtime.pte import dtype_number
 
 #: Bytes of an array in a line of C.

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
-from arm_backend_core.forms.kept import cache_folder
+from arm_backend_core.alternatives.disk_cache import cache_folder
 from arm_recipes.runtime.errors import RuntimeUnavailable
 
 #: C++ sources, which a wheel of this project holds too.

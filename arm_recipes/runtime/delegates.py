@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import Find
-from arm_recipes.runtime.whole import whole
+from arm_recipes.runtime.payload_parts import whole
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_recipes.report import TensorInfo
     from arm_recipes.runtime.ethosu_payload import EthosUTensor
+    from arm_recipes.runtime.tensor_info import TensorInfo
 
     Array = np.ndarray[Any, Any]
 
@@ -139,7 +139,7 @@ def _try(backend: str, payload: bytes) -> None:
 
     try:
         trial = subprocess.run(
-            [sys.executable, "-P", str(Path(__file__).with_name("trial.py")), backend],
+            [sys.executable, "-P", str(Path(__file__).with_name("sandbox.py")), backend],
             input=payload,
             env=environment(),
             capture_output=True,

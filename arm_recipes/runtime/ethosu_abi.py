@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from arm_recipes.runtime.once import once
+from arm_recipes.runtime.lazy import once
 
 REGIONS = 8
 #: Findings of the watch, as bits: bytes that are read though nothing has written them, accesses in no order.
@@ -72,6 +72,6 @@ def emulator() -> ctypes.CDLL:
     Raises:
         RuntimeUnavailable: it cannot be built or loaded.
     """
-    from arm_recipes.runtime.plugin import library
+    from arm_recipes.runtime.host_library import library
 
     return declared(library())

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
-from arm_recipes.report import Section, Shown, size
+from arm_recipes._internal.rendering import Section, Shown, size
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
+from arm_recipes.runtime.payload_parts import Find, whole
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteTensor, read
 from arm_recipes.runtime.signature import Value, signature
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
 from arm_recipes.runtime.vela_tflite import ETHOS_U, is_tflite, read_vela_tflite
-from arm_recipes.runtime.whole import Find, whole
 
 Payload = EthosUPayload | TosaPayload | VgfPayload
 _READERS: dict[str, Callable[[memoryview], Payload]] = {
@@ -80,7 +80,8 @@ class Inspection(Shown):
     constants: dict[str, tuple[object, ...]]
     named_data: dict[str, int]
 
-    def _sections(self) -> Iterator[Section]:
+    def sections(self) -> Iterator[Section]:
+        """Headings with their lines, for text and HTML."""
         # Names come from the file: whatever would move the cursor is shown escaped.
         for heading, rows in self._raw_sections():
             yield _printable(heading), [tuple(map(_printable, row)) for row in rows]

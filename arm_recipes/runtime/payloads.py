@@ -11,9 +11,9 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from arm_recipes.report import TensorInfo
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
+from arm_recipes.runtime.tensor_info import TensorInfo
 
 
 class _ModelSequenceTable:

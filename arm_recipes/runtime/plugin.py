@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from arm_recipes.runtime.delegates import BACKENDS, Delegate, prepare
 from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUTensor
-from arm_recipes.runtime.once import once
+from arm_recipes.runtime.host_library import library
+from arm_recipes.runtime.lazy import once
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_recipes.report import TensorInfo
+    from arm_recipes.runtime.tensor_info import TensorInfo
 
     Array = np.ndarray[Any, Any]
 
@@ -254,25 +255,6 @@ def _memory(tensor: Any) -> Array:
     import numpy as np
 
     return np.frombuffer((ctypes.c_char * tensor.nbytes).from_address(tensor.data), np.uint8)
-
-
-@once
-def library() -> ctypes.CDLL:
-    """The plugin: ``runtime/host`` and ``runtime/ethosu_emulator``.
-
-    Raises:
-        RuntimeUnavailable: it cannot be built or loaded.
-    """
-    # The plugin takes the runtime's symbols from the library that this import loads.
-    import executorch.extension.pybindings.portable_lib  # noqa: F401
-
-    from arm_recipes.runtime import build
-
-    path = build.plugin()
-    try:
-        return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise RuntimeUnavailable(f"The plugin for ExecuTorch's runtime cannot be loaded: {error}") from error
 
 
 @once

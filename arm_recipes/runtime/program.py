@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,85 +9,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
-from arm_recipes.messages import warn
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.calls import call_batch, checked_input, placed
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_origins import named
+from arm_recipes.runtime.padding import crop_outputs, pad_inputs
 from arm_recipes.runtime.pte import ProgramError, PteMethod, PteProgram, read
-from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, sized_methods, twin_of
-from arm_recipes.runtime.sized import Pad, SizedMethod, cut, padded
+from arm_recipes.runtime.shape_variants import Pad, SizedMethod
+from arm_recipes.runtime.signature import Signature, Value, check_seal, signature, sized_methods
 
 if TYPE_CHECKING:
     from arm_backend_core.events import Delegate
     from arm_recipes.runtime.trace import TracedOperation
 
-#: What follows the stem of a program's path in that of its TOSA twin: ``model.pte``, ``model.tosa.pte``.
-TWIN_SUFFIX = ".tosa.pte"
 #: Backends whose delegates are compiled to something else than a TOSA graph.
 _COMPILED = frozenset({"EthosUBackend", "VgfBackend", "ethos-u"})
-
-
-def load(source: str | Path | bytes, *, tosa: str | Path | bytes | None = None) -> Program:
-    """Load a program to run it on this machine.
-
-    A ``.pte`` runs in ExecuTorch's runtime: TOSA delegates on Arm's reference model, VGF ones on Vulkan, the command
-    streams of Ethos-U on an emulator of the NPU. A TFLite model that Vela compiled runs on this emulator, as a
-    ``VelaProgram``, if all of it is one operator for the NPU. What is bit-exact on the target is so here.
-
-    Args:
-        source: path or bytes of a ``.pte``, or of a ``.tflite`` that Vela compiled.
-        tosa: path or bytes of a ``.pte``'s TOSA twin (see ``ExportResult.save``), for ``run(..., via="tosa")``. By
-            default the file ``model.tosa.pte`` beside ``model.pte``, if there is one; if that is of another program,
-            there is a warning, and the program has no twin.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ProgramError: it is no program, or a damaged one (a ``ValueError``); some of a TFLite model's operators stay on
-            the CPU.
-        RunError: ``tosa`` is not the twin of this program; the emulator does not execute a TFLite model.
-    """
-    from arm_recipes.runtime.vela_tflite import is_tflite
-
-    data = _bytes(source)
-    if is_tflite(data):
-        from arm_recipes.runtime.vela_program import VelaProgram
-
-        if tosa is not None:
-            raise RunError("a TFLite model has no TOSA twin: leave tosa= out")
-        return VelaProgram(data)
-    program = Program(data)
-    if tosa is not None:
-        program.twin = _twin(data, _bytes(tosa))
-    elif isinstance(source, (str, Path)) and (beside := twin_path(source)).exists():
-        try:
-            program.twin = _twin(data, _bytes(beside))
-        except (RunError, ProgramError) as error:
-            warn(f"'{beside}' is left aside: {error}")
-    return program
-
-
-def twin_path(path: str | Path) -> Path:
-    """Where the TOSA twin of a program is kept: ``model.tosa.pte`` beside ``model.pte``."""
-    return Path(path).expanduser().with_suffix(TWIN_SUFFIX)
-
-
-def _bytes(source: str | Path | bytes) -> bytes:
-    if isinstance(source, (str, Path)):
-        return Path(source).expanduser().read_bytes()
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return bytes(source)
-    raise TypeError(f"a program is given as a path or bytes, not as {type(source).__name__}")
-
-
-def _twin(data: bytes, twin: bytes) -> Program:
-    program = Program(twin)
-    if twin_of(program.content) != hashlib.sha256(data).hexdigest():
-        raise RunError(
-            "the TOSA twin was made from another program, so it would give other results. "
-            "Save both again with save(path, tosa=True), or remove the twin"
-        )
-    return program
 
 
 class Program:
@@ -199,8 +134,8 @@ class Program:
             raise ValueError(f"'{sized.name}' takes {len(sized.inputs)} inputs, got {len(given)}")
         sizes = sized.sizes(given)
         method = sized.chosen(sizes, pad)
-        outputs = self.run(*padded(given, self.signature(method), pad), method=method)
-        return cut(outputs, sized.outputs, sizes)
+        outputs = self.run(*pad_inputs(given, self.signature(method), pad), method=method)
+        return crop_outputs(outputs, sized.outputs, sizes)
 
     def trace(self, *tensors: Any, method: str = "forward", **named: Any) -> Iterator[TracedOperation]:
         """Execute a method, then the Ethos-U delegates that ran once more: yields each of their operations.

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arm_recipes.report import TensorInfo
 from arm_recipes.runtime.pte import ProgramError, PteProgram, PteTensor
-from arm_recipes.runtime.sized import SizedMethod
+from arm_recipes.runtime.shape_variants import SizedMethod
+from arm_recipes.runtime.tensor_info import TensorInfo
 
 #: Key of the named data in which ``export`` keeps the names, as JSON. The runtime reads named data when it is asked.
 NAMES_KEY = "arm_recipes"
@@ -99,7 +99,7 @@ def stored_names(
     """What is stored: names of inputs and outputs by method; for a TOSA twin, the SHA-256 of its original.
 
     Args:
-        sized: see ``arm_recipes.sizes.Sized.told``, by the name of the method.
+        sized: see ``arm_recipes.samples.sizes.Sized.told``, by the name of the method.
     """
     sides = {
         method: {"inputs": [tensor.name for tensor in inputs], "outputs": [tensor.name for tensor in outputs]}

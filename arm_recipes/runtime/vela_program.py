@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes.report import TensorInfo
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate, EthosUFigures
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import ProgramError, PteDelegate, PteMethod, PteProgram, PteTensor
 from arm_recipes.runtime.signature import Signature
+from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.vela_tflite import ETHOS_U, VelaTflite, read_vela_tflite
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from arm_recipes.report import TensorInfo
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import SCRATCH, EthosUParts, EthosUPayload, EthosUTensor, read_header
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 from arm_recipes.runtime.pte import ProgramError
+from arm_recipes.runtime.tensor_info import TensorInfo
 
 
 class _Model:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes.runtime import vulkan
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
-from arm_recipes.runtime.once import once
+from arm_recipes.runtime.lazy import once
 from arm_recipes.runtime.payloads import read_vgf
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_recipes.report import TensorInfo
+    from arm_recipes.runtime.tensor_info import TensorInfo
 
     Array = np.ndarray[Any, Any]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arm_recipes.runtime.errors import RuntimeUnavailable
-from arm_recipes.runtime.once import once
+from arm_recipes.runtime.lazy import once
 
 #: Versions below lack what the emulation layer asks of the loader (1.3.239 fails to create a device).
 _OLDEST_LOADER = (1, 4)

@@ -15,7 +15,7 @@ from arm_backend_core.backends.compile import compile_payload
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import Worker, WorkerDied, WorkerError
-from arm_recipes.sweeping.parallel import in_parallel
+from arm_recipes._internal.parallel import in_parallel
 from tests.backends.tosa_programs import conv2d
 
 # A process with the protocol of vela_process.py that does as it is told.

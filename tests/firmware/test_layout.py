@@ -11,9 +11,9 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from torch import Tensor, nn
 from torch.export import Dim
 
+from arm_recipes.firmware.host_run import Case
 from arm_recipes.firmware.layout import method_bytes
 from arm_recipes.firmware.pools import measure
-from arm_recipes.firmware.trial import Case
 from arm_recipes.runtime.inspect import inspect
 
 pytestmark = pytest.mark.xdist_group("firmware")

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from arm_recipes import RunError
 from arm_recipes.firmware.golden import tensor
+from arm_recipes.firmware.host_run import Sizes, trial
 from arm_recipes.firmware.saving import gathered
 from arm_recipes.firmware.sources import Model, rendered
-from arm_recipes.firmware.trial import Sizes, trial
 from tests.firmware.programs import PROGRAMS, program, samples
 
 pytestmark = pytest.mark.xdist_group("firmware")

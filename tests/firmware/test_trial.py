@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from arm_recipes import RunError
+from arm_recipes.firmware.host_run import Case, Sizes, trial
 from arm_recipes.firmware.saving import gathered
-from arm_recipes.firmware.trial import Case, Sizes, trial
 from arm_recipes.runtime import build
 from tests.firmware.programs import program, samples
 from tests.runtime.building import (

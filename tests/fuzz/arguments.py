@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from arm_backend_core.ops.registry import records
+from arm_backend_core.ops.catalog import records
 from tests.fuzz.generator import ANY, BOOL, FLOATS, INTEGERS, Draw, Impossible, Make, Reference, Shape, finite
 
 Arguments = dict[str, Any]

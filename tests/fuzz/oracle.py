@@ -39,19 +39,20 @@ from arm_backend_core.backends.payload import checksum
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ArmBackendError, InternalError, ModelError
 from arm_backend_core.nodes import is_dequantize, overload_of
-from arm_backend_core.ops.registry import Record, find, records
-from arm_backend_core.quantizer import (
+from arm_backend_core.ops.catalog import find, records
+from arm_backend_core.ops.registry import Record
+from arm_backend_core.quantization import (
     TOSAQuantizer,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
+from arm_backend_core.quantization.ptq import Observed
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
 from arm_backend_core.targets.target import Target as TosaTarget
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
-from arm_recipes.stages.post_training import Observed
 from tests.graphs import tosa_opt
 from tests.models import quantized_reference
 from tests.ops.runner import export, flat

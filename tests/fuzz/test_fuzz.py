@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from arm_backend_core.ops.registry import records
+from arm_backend_core.ops.catalog import records
 from arm_backend_core.tosa import reference
 from tests.fuzz import campaign, oracle
 from tests.fuzz.arguments import UNDRAWN, call, menu

@@ -12,9 +12,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from arm_backend_core.nodes import is_dequantize, is_quantize
+from arm_backend_core.program import inputs_of
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes.programs import inputs_of
 from tests.models import quantized_reference, zoo
 from tests.models.quantized_reference import Judgement
 

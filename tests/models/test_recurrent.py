@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from arm_backend_core.nodes import is_dequantize, is_quantize
-from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantization.ptq import Observed
 from arm_backend_core.tosa import passes
 from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes.stages.post_training import Observed
 from tests.models.keyword_spotter import KeywordSpotter
 from tests.ops.cases import Recurrent, Unrolled
 from tests.ops.runner import spec

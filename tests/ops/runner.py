@@ -16,13 +16,13 @@ from torchao.quantization.pt2e.quantize_pt2e import prepare_pt2e
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
 from arm_backend_core.nodes import is_dequantize, is_quantize, overload_of
-from arm_backend_core.quantizer import (
+from arm_backend_core.quantization import (
     TOSAQuantizer,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
+from arm_backend_core.quantization.torchao_convert import converted
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
-from arm_recipes.stages.converting import converted
 
 _LIBRARY = torch.ops.quantized_decomposed
 _INT8, _INT16 = (-128, 127, torch.int8), (-32768, 32767, torch.int16)

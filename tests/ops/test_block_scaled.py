@@ -14,7 +14,8 @@ from arm_backend_core.errors import ModelError
 from arm_backend_core.ops.block_scaled import FORMATS, blocks, rounded
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 from arm_backend_core.targets.target import Target
-from arm_recipes import ArmRecipeType, ExportRecipe, export, load, options
+from arm_recipes import ArmRecipeType, ExportRecipe, export, load
+from arm_recipes.recipe import options
 from arm_recipes.stages.block_scaled import MXConfig, MXConv2d, MXLinear, is_mx_layer
 from tests.graphs import tosa_opt
 from tests.ops.runner import Calls

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.aten import decompose as decompose_module
 from arm_backend_core.delegate import delegate
-from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantization.ptq import Observed
 from arm_recipes import ArmRecipeType, export
-from arm_recipes.stages.post_training import Observed
 from tests.ops import runner
 from tests.ops.runner import Calls, Case, Input
 

@@ -18,9 +18,9 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from arm_backend_core import events
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import is_quantize
-from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantization.ptq import Observed
 from arm_recipes import ArmRecipeType, export
-from arm_recipes.stages.post_training import Observed
 from tests.graphs import validate
 from tests.ops import runner
 from tests.verify_only import select_third

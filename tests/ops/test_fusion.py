@@ -9,7 +9,7 @@ import torch
 
 from arm_backend_core.fusion import Regions
 from arm_backend_core.nodes import constant_nodes
-from arm_backend_core.ops.registry import find
+from arm_backend_core.ops.catalog import find
 from tests.ops.runner import Case, Input, check_steps, lower, output_scales, quantized
 from tests.ops.runner import export as exported
 

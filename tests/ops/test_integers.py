@@ -18,9 +18,10 @@ from torch._ops import OpOverload
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
+from arm_backend_core.ops.catalog import records
 from arm_backend_core.ops.integers import Int, aligned, of_int16
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.registry import Record, records
+from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference

@@ -14,7 +14,8 @@ from torch import nn
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import CompileError, FullDelegationError, ModelError
-from arm_backend_core.ops.registry import op, records
+from arm_backend_core.ops.catalog import records
+from arm_backend_core.ops.registry import op
 from arm_backend_core.selection import select
 from tests.ops import runner
 from tests.ops.runner import Case, Input, given, given_rows

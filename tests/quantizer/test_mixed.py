@@ -11,8 +11,8 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from arm_backend_core.quantization.diagnostics.error_metrics import Sums
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes.comparing.figures import Sums
 from tests.ops.runner import Calls
 
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
-from arm_backend_core.quantizer import (
+from arm_backend_core.quantization import (
     QuantizationConfig,
     TOSAQuantizer,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
-from arm_backend_core.quantizer.observer import (
+from arm_backend_core.quantization.observer import (
     ActivationObserver,
     HeadroomObserver,
     NotFinite,

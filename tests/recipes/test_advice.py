@@ -11,8 +11,8 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes.advising.result import Advice, AdviceList, Cost
-from arm_recipes.advising.weights import with_scales_per_tensor
+from arm_recipes.explore.advice.result import Advice, AdviceList, Cost
+from arm_recipes.explore.advice.weights import with_scales_per_tensor
 from tests.recipes.models import Small, images
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8

@@ -19,12 +19,12 @@ from executorch.backends.xnnpack.recipes import XNNPackRecipeType
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_backend_core.quantizer import get_symmetric_a16w8_quantization_config
+from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportResult, export
-from arm_recipes.caching import key
-from arm_recipes.caching.digest import Digest, Unknown
-from arm_recipes.caching.store import Damaged, Saved, Store
-from arm_recipes.cli import main
+from arm_recipes.cli.main import main
+from arm_recipes.pipeline.cache import key
+from arm_recipes.pipeline.cache.digest import Digest, Unknown
+from arm_recipes.pipeline.cache.store import Damaged, Saved, Store
 from tests.recipes.models import Small, images, run
 
 INT8 = ArmRecipeType.TOSA_INT8
@@ -150,7 +150,7 @@ def _keys(folder: Path, **options: Any) -> set[str]:
             raise Asked
 
     with pytest.MonkeyPatch.context() as patch, suppress(Asked):
-        patch.setattr("arm_recipes.caching.export.Store", Recorded)
+        patch.setattr("arm_recipes.pipeline.cache.export.Store", Recorded)
         _export(folder, **options)
     return asked
 

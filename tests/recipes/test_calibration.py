@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
-from arm_recipes.stages.calibration import Calibration
-from arm_recipes.stages.quantization import quantization_recipe
+from arm_recipes.samples.calibration import Calibration
+from arm_recipes.stages.quantize import quantization_recipe
 
 X = torch.arange(12.0).reshape(4, 3)
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from arm_backend_core.ops.registry import records
+from arm_backend_core.ops.catalog import records
 from arm_recipes import ArmRecipeType, ExportRecipe, export
-from arm_recipes.cli import main
+from arm_recipes.cli.main import main
 from tests.recipes.models import Small, Sorting, images, vectors
 
 
@@ -301,7 +301,7 @@ def test_lists_operators_from_the_records(capsys: pytest.CaptureFixture[str]) ->
 
 _ERRORS = """
 import contextlib, io, sys
-from arm_recipes.cli import main
+from arm_recipes.cli.main import main
 
 for arguments, code in {cases!r}:
     printed = io.StringIO()

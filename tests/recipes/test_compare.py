@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.fx import Interpreter
 from torch.utils.data import DataLoader, TensorDataset
 
+from arm_backend_core.quantization.diagnostics.error_metrics import decibels
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
-from arm_recipes.comparing import worker
-from arm_recipes.comparing.compare import _side
-from arm_recipes.comparing.figures import decibels
-from arm_recipes.comparing.job import Item, Job
-from arm_recipes.report import plain
+from arm_recipes._internal.rendering import plain
+from arm_recipes.comparison import worker
+from arm_recipes.comparison.compare import _side
+from arm_recipes.comparison.worker_job import Item, Job
 from arm_recipes.runtime import plugin
 from tests.recipes.models import Samples, Small, images, vectors
 from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small

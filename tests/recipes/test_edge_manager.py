@@ -10,7 +10,7 @@ from executorch.extension.pybindings import portable_lib
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipesWarning
-from arm_recipes.stages import edge_manager
+from arm_recipes.stages.edge import edge_manager
 
 Q = torch.ops.quantized_decomposed.quantize_per_tensor.default
 DQ = torch.ops.quantized_decomposed.dequantize_per_tensor.default

@@ -15,9 +15,9 @@ import arm_recipes
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.program import copied
 from arm_recipes import ArmRecipeType, ExportResult
-from arm_recipes.runtime.whole import PREFIX
-from arm_recipes.stages import equal_rows
-from arm_recipes.stages.equal_rows import arrange_rows
+from arm_recipes.runtime.payload_parts import PREFIX
+from arm_recipes.stages.edge import equal_rows
+from arm_recipes.stages.edge.equal_rows import arrange_rows
 
 WIDTH, WIDE = 128, 640
 LINEAR = torch.ops.aten.linear.default

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
 from arm_recipes import ArmRecipeType, ExportRecipe, export, prepare_qat
-from arm_recipes.stages.equalization import equalize
 
 INT8 = ArmRecipeType.TOSA_INT8
 _GAINS = 2.0 ** torch.linspace(-2.5, 2.5, 8)

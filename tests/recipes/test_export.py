@@ -22,7 +22,8 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import FullDelegationError
-from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export, pipeline
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportError, export
+from arm_recipes.pipeline import pipeline
 from tests.recipes.models import Small, Sorting, images, run, vectors
 
 INT8, FP = ArmRecipeType.TOSA_INT8, ArmRecipeType.TOSA_FP

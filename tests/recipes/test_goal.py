@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from arm_backend_core.alternatives import size_or_speed
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.errors import CompileError
-from arm_backend_core.forms import goal
 from arm_backend_core.targets.compile_spec import GOALS, EthosUCompileSpec
 from arm_backend_core.workers import vela
-from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, options, sweep
-from arm_recipes.recipe_files import read_recipe
+from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, sweep
+from arm_recipes.recipe import options
+from arm_recipes.recipe.saved import read_recipe
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 X = torch.randn(1, 3, 48, 48, generator=torch.Generator().manual_seed(0))
@@ -100,12 +101,14 @@ def test_both_at_once_are_the_same(
         return compile_tosa(*arguments)
 
     monkeypatch.setattr(vela, "compile_tosa", ask)
-    monkeypatch.setattr(goal, "_LONG", 0 if forks else 1 << 20)
+    monkeypatch.setattr(size_or_speed, "_LONG", 0 if forks else 1 << 20)
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
-    payload, chosen = goal.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
-    assert asked == ([goal.BOTH] if forks else ["compile", "compile"])
+    payload, chosen = size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
+    assert asked == ([size_or_speed.BOTH] if forks else ["compile", "compile"])
     assert (chosen.compiler_flags[0], spec.optimise) == ("--optimise=Size", "auto")
-    assert payload.data == goal.compile_best(chosen, delegate.tosa, delegate="d", locate=lambda _: None)[0].data
+    assert (
+        payload.data == size_or_speed.compile_best(chosen, delegate.tosa, delegate="d", locate=lambda _: None)[0].data
+    )
 
 
 def test_where_vela_fails_on_one_of_both(
@@ -114,13 +117,13 @@ def test_where_vela_fails_on_one_of_both(
     """The other is taken; where it is that for performance, it is an error, and Vela's process works on."""
     (delegate,) = exported[U85, "performance"].report.delegates
     spec = EthosUCompileSpec("ethos-u85-256", optimise="auto")
-    small = goal.for_size(spec)
+    small = size_or_speed.for_size(spec)
 
     def compiled() -> tuple[Payload, Any]:
-        return goal.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
+        return size_or_speed.compile_best(spec, delegate.tosa, delegate="d", locate=lambda _: None)
 
-    monkeypatch.setattr(goal, "for_size", lambda _: small)
-    monkeypatch.setattr(goal, "_LONG", 0)
+    monkeypatch.setattr(size_or_speed, "for_size", lambda _: small)
+    monkeypatch.setattr(size_or_speed, "_LONG", 0)
     right = small.configuration
     small.configuration = _without(right)
     assert compiled()[1] is spec
@@ -139,12 +142,12 @@ def _without(configuration: vela.Configuration) -> vela.Configuration:
 
 def test_small_and_very_large_programs_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[Any]()
-    monkeypatch.setattr(goal, "_tried", lambda *arguments, **_: tried.append(arguments))
+    monkeypatch.setattr(size_or_speed, "_tried", lambda *arguments, **_: tried.append(arguments))
     tiny = nn.Conv2d(3, 4, 3).eval(), [(torch.rand(1, 3, 8, 8),)]
     export(tiny[0], ExportRecipe.get_recipe(U85), tiny[1], progress=False)
     assert not tried
-    monkeypatch.setattr(goal, "_LONG", 0)
-    monkeypatch.setattr(goal, "_MOST", 0)
+    monkeypatch.setattr(size_or_speed, "_LONG", 0)
+    monkeypatch.setattr(size_or_speed, "_MOST", 0)
     _export(U85)
     assert not tried
 
@@ -201,5 +204,5 @@ def test_without_cascades_where_activations_are_spilled(monkeypatch: pytest.Monk
     assert _figures(apart)[0] < 0.995 * _figures(fast)[0]
     assert auto.buffer == apart.buffer
     assert any("compiled without cascades" in note for note in auto.report.notes)
-    monkeypatch.setattr(goal, "without_cascades", lambda _: pytest.fail("tried where nothing is spilled"))
+    monkeypatch.setattr(size_or_speed, "without_cascades", lambda _: pytest.fail("tried where nothing is spilled"))
     _export(U85)

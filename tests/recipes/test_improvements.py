@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from arm_backend_core.nodes import is_dequantize
-from arm_backend_core.quantizer import get_symmetric_quantization_config
+from arm_backend_core.quantization import get_symmetric_quantization_config
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
-from arm_recipes.stages.quantization import improvements_of
+from arm_recipes.stages.quantize import improvements_of
 
 INT8, U55, U85 = ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 Samples = list[tuple[Tensor, ...]]

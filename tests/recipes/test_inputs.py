@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Inputs, export, inputs, load, prepare_qat
-from arm_recipes.sample import Pattern, fitted
-from arm_recipes.sweeping.sweep import captured
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Inputs, export, load, prepare_qat
+from arm_recipes.explore.sweep.sweep import captured
+from arm_recipes.samples import inputs
+from arm_recipes.samples.sample import Pattern, fitted
 
 X = torch.ones(1, 3)
 

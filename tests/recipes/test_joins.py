@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export, prepare_qat
-from arm_recipes.sweeping.accuracy import sqnr
+from arm_recipes.explore.sweep.accuracy import sqnr
 
 INT8 = ArmRecipeType.TOSA_INT8
 _SAMPLES = [(torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(seed)),) for seed in range(8)]

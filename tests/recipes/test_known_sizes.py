@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
-from arm_recipes.sample import Inputs
-from arm_recipes.stages.capture import Capture
+from arm_recipes.samples.sample import Inputs
+from arm_recipes.stages.capture.capture import Capture
 from tests.ops import runner
 
 _UPPER = torch.ones(4, 4).triu(1).bool()

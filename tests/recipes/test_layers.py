@@ -14,8 +14,8 @@ from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes.layers import LayerCost, divided
-from arm_recipes.messages import BudgetError
+from arm_recipes._internal.messages import BudgetError
+from arm_recipes.report.layers import LayerCost, divided
 from tests.recipes.models import Small, images
 
 U55, U85 = ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.errors import FullDelegationError
+from arm_backend_core.recurrent.roll_recurrent_loops import steps_per_call
 from arm_recipes import ArmRecipeType, ExportResult, export, load
-from arm_recipes.stages.loops import steps_per_call
 from tests.models.keyword_spotter import KeywordSpotter
 from tests.verify_only import select_third
 

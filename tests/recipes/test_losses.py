@@ -14,7 +14,7 @@ from executorch.export import export as executorch_export
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes.messages import ArmRecipesWarning, NoisyError
+from arm_recipes._internal.messages import ArmRecipesWarning, NoisyError
 from tests.models.exported import sqnr
 from tests.ops.runner import Calls
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from arm_recipes import ArmRecipesWarning
-from arm_recipes.messages import quiet, warn
+from arm_recipes._internal.messages import quiet, warn
 
 
 def _warn_from(module: str) -> None:

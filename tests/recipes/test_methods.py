@@ -15,13 +15,13 @@ from torch import Tensor, nn
 import arm_recipes
 from arm_backend_core import selection
 from arm_recipes import ArmRecipeType, ExportResult
-from arm_recipes.programs import pieces_of
+from arm_recipes._internal.executorch_programs import pieces_of
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, EthosUPayload
 from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
+from arm_recipes.runtime.payload_parts import PREFIX, cut, whole
 from arm_recipes.runtime.program import Program
-from arm_recipes.runtime.whole import PREFIX, cut, whole
-from arm_recipes.stages.shared_weights import NotShared, Stream, shared
+from arm_recipes.stages.edge.shared_weights import NotShared, Stream, shared
 from tests.models.decoder import Prefill, Sample, decoder, prompt
 from tests.verify_only import mark_verify
 
@@ -165,7 +165,7 @@ def test_weights_are_in_the_payload_where_there_is_one_method() -> None:
 def test_via_the_tosa_graphs() -> None:
     result = _exported("ETHOSU_U85_INT8")
     ours, theirs = (result.program() for _ in range(2))
-    theirs.twin = Program(result._twin())
+    theirs.twin = Program(result.reference_program())
     sample = prompt(PROMPT)
     assert torch.equal(ours.run(*sample, method="prefill")[0], theirs.run(*sample, method="prefill", via="tosa")[0])
 

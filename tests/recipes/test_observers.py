@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from arm_backend_core.quantizer import get_symmetric_quantization_config
+from arm_backend_core.quantization import get_symmetric_quantization_config
 from arm_recipes import ArmRecipeType, ExportRecipe, export
-from arm_recipes.observers import OBSERVERS
-from arm_recipes.options import OBSERVER_NAMES
+from arm_recipes.recipe.observers import OBSERVERS
+from arm_recipes.recipe.options import OBSERVER_NAMES
 
 INT8 = ArmRecipeType.TOSA_INT8
 _SPEC: dict[str, Any] = {"dtype": torch.int8, "quant_min": -128, "quant_max": 127, "qscheme": torch.per_tensor_affine}

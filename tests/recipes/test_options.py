@@ -12,8 +12,9 @@ import torch
 from executorch.export import ExportRecipe, QuantizationRecipe
 from torch import nn
 
-from arm_recipes import ArmRecipe, ArmRecipeType, export, options
-from arm_recipes.stages.quantization import improvements_of
+from arm_recipes import ArmRecipe, ArmRecipeType, export
+from arm_recipes.recipe import options
+from arm_recipes.stages.quantize import improvements_of
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
 ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU")]

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
-from arm_recipes.page.network import network
-from arm_recipes.report import Report
+from arm_recipes.report.network import network
+from arm_recipes.report.report import Report
 
 _BROWSER = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),

@@ -19,17 +19,17 @@ from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, SharedQu
 from arm_backend_core import events
 from arm_backend_core.delegate import delegate
 from arm_backend_core.errors import ModelError
-from arm_backend_core.quantizer import (
+from arm_backend_core.quantization import (
     QuantizationConfig,
     TOSAQuantizer,
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
+    ptq,
 )
-from arm_backend_core.quantizer.annotator import ANNOTATION
+from arm_backend_core.quantization.annotator import ANNOTATION
+from arm_backend_core.quantization.ptq import Observed
 from arm_recipes import ArmRecipeType, export
-from arm_recipes.stages import post_training
-from arm_recipes.stages.post_training import Observed
 from tests.ops.runner import export as exported
 from tests.ops.runner import spec
 
@@ -270,8 +270,8 @@ def test_constants_are_quantized_by_parts(
         calls.append(args)
         return torch.as_tensor(quantize(*args))
 
-    monkeypatch.setattr(post_training, "AT_A_TIME", 10)
-    found = post_training._integers(counted, tensor, known, torch.int8)
+    monkeypatch.setattr(ptq, "AT_A_TIME", 10)
+    found = ptq._integers(counted, tensor, known, torch.int8)
     assert torch.equal(found, quantize(tensor, *known))
     assert found.stride() == tensor.stride()
     assert (len(calls) > 1) is (tensor.numel() > 10)
@@ -308,6 +308,6 @@ def test_chains_of_equal_scales_may_be_long() -> None:
         places[node] = SharedQuantizationSpec((last, node))
         last = node
     limit = sys.getrecursionlimit()
-    groups = post_training._groups(dict(reversed(places.items())))
+    groups = ptq._groups(dict(reversed(places.items())))
     assert set(groups.values()) == {groups[last]}
     assert sys.getrecursionlimit() == limit

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from arm_backend_core.quantizer import (
+from arm_backend_core.quantization import (
     TOSAQuantizer,
     get_symmetric_a8w4_quantization_config,
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
+from arm_backend_core.quantization.algorithms.bias_correction import BiasCorrection
+from arm_backend_core.quantization.ptq import Observed
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType as R
 from arm_recipes import ExportRecipe, ExportResult, export
-from arm_recipes.stages.bias import BiasCorrection
-from arm_recipes.stages.post_training import Observed
 from tests.graphs import tosa_opt
 from tests.ops.runner import export as exported
 

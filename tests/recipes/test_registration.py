@@ -10,7 +10,7 @@ from executorch.export import ExportRecipe, RecipeType, recipe_registry
 
 import arm_recipes
 from arm_recipes import ArmRecipeProvider, ArmRecipeType
-from arm_recipes.targets import SPECS
+from arm_recipes.recipe.targets import SPECS
 
 
 def _run(script: str) -> str:

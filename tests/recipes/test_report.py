@@ -9,7 +9,11 @@ import torch
 
 from arm_backend_core.backends.payload import VelaFigures
 from arm_backend_core.events import Delegate, Io
-from arm_recipes.report import CpuOperator, MethodReport, Quantization, Report, TensorInfo, size
+from arm_recipes._internal.rendering import size
+from arm_recipes.report.record import MethodReport, Quantization
+from arm_recipes.report.report import Report
+from arm_recipes.runtime.tensor_info import TensorInfo
+from arm_recipes.stages.edge.cpu_operators import CpuOperator
 
 VELA = VelaFigures(
     npu_cycles=90_000,

@@ -13,8 +13,8 @@ from executorch.export import export as executorch_export
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, RunError, export
-from arm_recipes.messages import NotRunnableError
-from arm_recipes.stages.runnable import CheckRunnable, not_runnable
+from arm_recipes._internal.messages import NotRunnableError
+from arm_recipes.stages.edge.check_kernels import CheckRunnable, not_runnable
 from tests.recipes.models import Small, Sorting, images, vectors
 
 FP, INT8 = ArmRecipeType.TOSA_FP, ArmRecipeType.TOSA_INT8

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from arm_recipes.commands.samples import Images, check_source, read_samples
-from arm_recipes.report import TensorInfo
+from arm_recipes.cli.samples import Images, check_source, read_samples
+from arm_recipes.runtime.tensor_info import TensorInfo
 
 _AS_IT_IS = Images((0.0,), (1.0,))
 _ONE = TensorInfo("x", "float32", (2, 3))

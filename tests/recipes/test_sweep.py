@@ -21,9 +21,9 @@ from arm_backend_core.targets import vela_config
 from arm_backend_core.workers import vela
 from arm_backend_core.workers.worker import WorkerDied
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, Sweep, export, sweep
-from arm_recipes.sweeping import kept
-from arm_recipes.sweeping.configurations import Configuration, configurations
-from arm_recipes.sweeping.result import Figures, Row
+from arm_recipes.explore.sweep import result_store
+from arm_recipes.explore.sweep.configurations import Configuration, configurations
+from arm_recipes.explore.sweep.rows import Figures, Row
 from tests.recipes.models import Small, Sorting, images, vectors
 
 U55, U85 = "Ethos_U55_High_End_Embedded", "Ethos_U85_SYS_DRAM_Mid"
@@ -333,16 +333,16 @@ def test_a_killed_sweep_goes_on(eight: Sweep, tmp_path: Path, monkeypatch: pytes
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Targets that a sweep in this process compiles for, from now on."""
-    from arm_recipes.sweeping import compiling
+    from arm_recipes.explore.sweep import compile
 
     compiled = []
-    work = compiling.compile_units
+    work = compile.compile_units
 
     def counting(index: int, spec: Any, *rest: Any) -> Any:
         compiled.append(spec.accelerator)
         return work(index, spec, *rest)
 
-    monkeypatch.setattr("arm_recipes.sweeping.sweep.compile_units", counting)
+    monkeypatch.setattr("arm_recipes.explore.sweep.sweep.compile_units", counting)
     return compiled
 
 
@@ -498,14 +498,14 @@ def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _killed(folder: str) -> None:
     """A sweep that is killed as soon as it has kept three configurations."""
-    keep = kept.Kept.keep
+    keep = result_store.Kept.keep
 
-    def then_die(self: kept.Kept, key: str, configuration: Configuration, figures: Figures) -> None:
+    def then_die(self: result_store.Kept, key: str, configuration: Configuration, figures: Figures) -> None:
         keep(self, key, configuration, figures)
         if len(list(Path(folder).glob("*.json"))) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    kept.Kept.keep = then_die  # type: ignore[method-assign]
+    result_store.Kept.keep = then_die  # type: ignore[method-assign]
     with joblib.parallel_config(n_jobs=1):
         sweep(Small().eval(), images(), folder=folder, **EIGHT)
 

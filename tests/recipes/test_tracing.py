@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from arm_backend_core.recurrent.traced_layers import TRACED_LAYERS
 from arm_recipes import ArmRecipeType, ExportError, ExportRecipe, export
-from arm_recipes.sample import Inputs
-from arm_recipes.stages.capture import Capture
-from arm_recipes.stages.tracing import TRACED_LAYERS, recurrent_layers_by_shape
+from arm_recipes.samples.sample import Inputs
+from arm_recipes.stages.capture.capture import Capture
+from arm_recipes.stages.capture.trace_constants import recurrent_layers_by_shape
 
 
 class _Asking(nn.Module):

@@ -15,13 +15,13 @@ from torch._subclasses import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.quantizer import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
+from arm_backend_core.quantization.fake_quant.form import Settings, Step
+from arm_backend_core.quantization.fake_quant.layers import BatchNorm, tensors_of
+from arm_backend_core.quantization.fake_quant.ranges import rounded
 from arm_recipes import ArmRecipeType, ExportError, Inputs, export, prepare_qat
-from arm_recipes.pipeline import Pipeline
-from arm_recipes.training.form import Settings, Step
-from arm_recipes.training.layers import BatchNorm, tensors_of
-from arm_recipes.training.prepared import Prepared
-from arm_recipes.training.ranges import rounded
+from arm_recipes.pipeline.pipeline import Pipeline
+from arm_recipes.qat.prepared import Prepared
 from tests.ops.runner import spec
 
 INT8 = ArmRecipeType.TOSA_INT8

@@ -19,7 +19,7 @@ from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt
 from torchao.testing.pt2e import _xnnpack_quantizer as torchaos
 
 from arm_recipes import ArmRecipeType, export, load, prepare_qat
-from arm_recipes.training.prepared import Prepared
+from arm_recipes.stages.train import FakeQuantizedModel
 from tests.recipes.models import UnevenGains
 
 
@@ -112,11 +112,11 @@ def _recipes(train: Callable[[nn.Module], None]) -> dict[str, ExportRecipe]:
 
 
 def test_an_export_trains_a_copy_of_the_model() -> None:
-    trained: list[Prepared] = []
+    trained: list[FakeQuantizedModel] = []
 
     def train(prepared: nn.Module) -> None:
         _steps(prepared)
-        assert isinstance(prepared, Prepared)
+        assert isinstance(prepared, FakeQuantizedModel)
         trained.append(prepared)
 
     samples = [(image,) for image in _images(4).split(1)]

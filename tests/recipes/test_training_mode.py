@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.nodes import constant_nodes, is_random
 from arm_recipes import ArmRecipesWarning, ArmRecipeType, ExportRecipe, export
-from arm_recipes.cli import main
-from arm_recipes.stages.training_mode import training_behavior
+from arm_recipes.cli.main import main
+from arm_recipes.stages.capture.training_mode import training_behavior
 from tests.ops.runner import Calls
 
 

@@ -13,10 +13,11 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
-from arm_recipes import ArmRecipe, ArmRecipeType, Tuned, cli, export, load_recipe, tune
-from arm_recipes.tuning import panel, path, regions, trial
-from arm_recipes.tuning.path import Choice
-from arm_recipes.tuning.regions import Region
+from arm_recipes import ArmRecipe, ArmRecipeType, Tuned, export, load_recipe, tune
+from arm_recipes.cli import main
+from arm_recipes.explore.tune import accuracy, evaluator, path, regions
+from arm_recipes.explore.tune.path import Choice
+from arm_recipes.explore.tune.regions import Region
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
 
@@ -157,10 +158,10 @@ def test_a_search_goes_on_where_it_was(tuned: Tuned, folder: Path, monkeypatch: 
     def never(*args: Any) -> Any:
         raise AssertionError("compiled again")
 
-    monkeypatch.setattr(trial, "compile_units", never)
+    monkeypatch.setattr(evaluator, "compile_units", never)
     assert tuned.verified is not None
-    rating = panel.Rating(0.0, 0.0, tuned.verified)  # of the program as it runs, which is made in any case
-    monkeypatch.setattr(panel.Panel, "rated", lambda self, outputs: rating)
+    rating = accuracy.Rating(0.0, 0.0, tuned.verified)  # of the program as it runs, which is made in any case
+    monkeypatch.setattr(accuracy.Panel, "rated", lambda self, outputs: rating)
     again = tune(Uneven().eval(), _samples(), _recipe(), budget={"cycles": 1.2}, folder=folder)
     assert again.to_dict() == tuned.to_dict()
 
@@ -355,14 +356,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     wanted = ["--samples", str(tmp_path / "samples.npz"), "--cycles", "1.2", "--save", str(tmp_path / "tuned.json")]
     np.savez(tmp_path / "others.npz", x=torch.cat([x for (x,) in _samples(4, seed=7)]).numpy())
     wanted += ["--held-out", str(tmp_path / "others.npz")]
-    assert cli.main(["tune", *base, *wanted, "--json"]) == 0
+    assert main.main(["tune", *base, *wanted, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["reached"]
     assert told["samples"] == {"calibrated": 3, "chose": 3, "judged": 4}
     assert json.loads((tmp_path / "tuned.json").read_text()) == told["recipe"]
     output = ["-o", str(tmp_path / "model.pte")]
     tuned = ["--tuned", str(tmp_path / "tuned.json"), "--calibration", str(tmp_path / "samples.npz")]
-    assert cli.main(["export", str(tmp_path / "model.pt2"), *tuned, *output]) == 0
+    assert main.main(["export", str(tmp_path / "model.pt2"), *tuned, *output]) == 0
     assert (tmp_path / "model.pte").exists()
 
 

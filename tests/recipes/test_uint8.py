@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportRecipe, export
-from arm_recipes.sample import Inputs
-from arm_recipes.stages.capture import Capture
+from arm_recipes.samples.sample import Inputs
+from arm_recipes.stages.capture.capture import Capture
 
 _MOVED: dict[str, Callable[[Tensor], Tensor]] = {
     "channels last": lambda x: x.permute(0, 2, 3, 1).float() / 255,

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from executorch.export import ExportRecipe
 
-from arm_recipes import ArmRecipeType, options
-from arm_recipes.targets import SPECS
+from arm_recipes import ArmRecipeType
+from arm_recipes.recipe import options
+from arm_recipes.recipe.targets import SPECS
 
 
 @pytest.mark.parametrize(

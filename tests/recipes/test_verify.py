@@ -14,11 +14,11 @@ import torch
 from executorch.export import ExportRecipe
 from torch import nn
 
+from arm_backend_core.alternatives import size_or_speed
 from arm_backend_core.backends.payload import Payload
-from arm_backend_core.forms import goal
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, ExportError, RuntimeUnavailable, export
-from arm_recipes.cli import main
+from arm_recipes.cli.main import main
 from arm_recipes.runtime import plugin
 from arm_recipes.runtime.ethosu_payload import read_parts
 from tests.recipes.models import Small, images, vectors
@@ -89,13 +89,13 @@ def _without_waits(payload: bytes) -> bytes:
 
 def test_right_numbers_in_no_order_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here one operation runs after the other; on a device nothing would wait for the weights."""
-    compile_payload = goal.compile_payload
+    compile_payload = size_or_speed.compile_payload
 
     def hasty(*arguments: Any, **keywords: Any) -> Payload:
         payload = compile_payload(*arguments, **keywords)
         return replace(payload, data=_without_waits(payload.data))
 
-    monkeypatch.setattr(goal, "compile_payload", hasty)
+    monkeypatch.setattr(size_or_speed, "compile_payload", hasty)
     with pytest.raises(
         ExportError,
         match=r"verify: delegate '\w+' of method 'forward' gives the right numbers here, and may give others on a "
@@ -136,8 +136,8 @@ def test_no_compiler_is_said_before_the_export(monkeypatch: pytest.MonkeyPatch) 
     def unavailable() -> None:
         raise RuntimeUnavailable("there is no compiler")
 
-    monkeypatch.setattr("arm_recipes.exporting.library", unavailable)
-    monkeypatch.setattr("arm_recipes.exporting.Pipeline", None)
+    monkeypatch.setattr("arm_recipes.pipeline.export.library", unavailable)
+    monkeypatch.setattr("arm_recipes.pipeline.export.Pipeline", None)
     with pytest.raises(RuntimeUnavailable, match="there is no compiler"):
         export(Small().eval(), ExportRecipe.get_recipe(U85), images(), verify=True)
 
@@ -165,6 +165,6 @@ def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkey
     def unavailable() -> None:
         raise RuntimeUnavailable("there is no compiler")
 
-    monkeypatch.setattr("arm_recipes.exporting.library", unavailable)
+    monkeypatch.setattr("arm_recipes.pipeline.export.library", unavailable)
     assert main(arguments) == 1
     assert "error: there is no compiler" in capsys.readouterr().err

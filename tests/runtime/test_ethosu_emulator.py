@@ -21,8 +21,8 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_backend_core.tosa.passes.vela import avoid_mistakes
 from arm_backend_core.tosa.serialize import serialize
+from arm_backend_core.tosa.vela_workarounds.catalog import avoid_mistakes
 from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.fuzz.oracle import quantized
 from tests.graphs import Input, family, graph, program

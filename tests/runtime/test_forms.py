@@ -14,31 +14,31 @@ import pytest
 import torch
 
 from arm_backend_core import delegate
+from arm_backend_core.alternatives import (
+    attention_heads,
+    attention_matmul,
+    channels,
+    chooser,
+    dilation,
+    pad_channels,
+    patches,
+    pixel_shuffle,
+    size_or_speed,
+    strided_slices,
+    transpose_split,
+    transposed_convolution,
+)
+from arm_backend_core.alternatives import cascaded_pools as pools
+from arm_backend_core.alternatives import cost_model as price
+from arm_backend_core.alternatives import pixels_as_channels as pixels
+from arm_backend_core.alternatives.always import take_always
+from arm_backend_core.alternatives.choose import Ask, Form, choose_forms
+from arm_backend_core.alternatives.cost_model import Price, Prices
+from arm_backend_core.alternatives.deferred import kept, restored
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, InternalError
-from arm_backend_core.forms import (
-    channels,
-    chooser,
-    dilation,
-    filling,
-    goal,
-    heads,
-    patches,
-    phases,
-    pixels,
-    pools,
-    price,
-    products,
-    shuffles,
-    turns,
-    upsampling,
-)
-from arm_backend_core.forms.always import take_always
-from arm_backend_core.forms.choose import Ask, Form, choose_forms
-from arm_backend_core.forms.later import kept, restored
-from arm_backend_core.forms.price import Price, Prices
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
@@ -93,7 +93,7 @@ class Case:
         arrays = [self.rng.integers(*_limits(x), x.shape).astype(x.dtype.numpy) for x in self.graph.inputs]
         expected = reference.run(serialize(self.graph), arrays)
         if form is None:
-            turns.drop_ones(self.graph, self.spec.target)
+            transpose_split.drop_ones(self.graph, self.spec.target)
             take_always(self.graph, self.spec.target)
         else:
             choose_forms(self.graph, self.spec.target, [form], drawn(self.rng))
@@ -371,19 +371,19 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
     ("pools", pools.CASCADE, _pooled),
     ("channels", channels.CHANNELS, _shuffled),
     ("dilation", dilation.DILATION, _dilated),
-    ("heads_apart", heads.SEPARATE, _attention),
-    ("heads_joined", heads.JOIN, _attention),
-    ("products", products.PRODUCTS, _attention),
-    ("turned", products.TURNED, partial(_attention, joined_by_convolution=True)),
+    ("heads_apart", attention_heads.SEPARATE, _attention),
+    ("heads_joined", attention_heads.JOIN, _attention),
+    ("products", attention_matmul.PRODUCTS, _attention),
+    ("turned", attention_matmul.TURNED, partial(_attention, joined_by_convolution=True)),
     ("pixels", pixels.PIXELS, _narrow),
-    ("upsampling", upsampling.UPSAMPLING, _upsampled),
-    ("shuffles", shuffles.SHUFFLES, _moved),
-    ("moved", shuffles.MOVED, partial(_moved, by_convolution=False)),
+    ("upsampling", transposed_convolution.UPSAMPLING, _upsampled),
+    ("shuffles", pixel_shuffle.SHUFFLES, _moved),
+    ("moved", pixel_shuffle.MOVED, partial(_moved, by_convolution=False)),
     ("patches", patches.PATCHES, _cut),
-    ("phases", phases.PHASES, _put_together),
-    ("filling", filling.FILLING, _squeezed),
-    ("transposed", turns.MERGED, _transposed),
-    ("in_steps", turns.STEPS, _transposed),
+    ("phases", strided_slices.PHASES, _put_together),
+    ("filling", pad_channels.FILLING, _squeezed),
+    ("transposed", transpose_split.MERGED, _transposed),
+    ("in_steps", transpose_split.STEPS, _transposed),
     ("without_ones", None, _transposed),
     ("sums", None, _residual),
     ("bounds", None, _bounded),
@@ -397,8 +397,8 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
 def test_forms_are_equal_to_the_bit(
     form: Form | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
 ) -> None:
-    of_u85 = form in (products.PRODUCTS, turns.MERGED, turns.STEPS)
-    case = Case(seed, SPECS[2 if of_u85 else seed % (2 if form is products.TURNED else 3)])
+    of_u85 = form in (attention_matmul.PRODUCTS, transpose_split.MERGED, transpose_split.STEPS)
+    case = Case(seed, SPECS[2 if of_u85 else seed % (2 if form is attention_matmul.TURNED else 3)])
     case.graph.outputs = draw(case)
     case.check(form, emulator)
 
@@ -457,7 +457,7 @@ def test_scales_of_maxima_are_products(dtype: DType, emulator: Emulator) -> None
 def test_blocks_of_weights_are_filled(size: int, is_taken: bool) -> None:
     """Where channels are missing: to 144 of 160 it takes a twentieth less."""
     graphs = []
-    for forms in ([], [filling.FILLING]):
+    for forms in ([], [pad_channels.FILLING]):
         case = Case(0, SPECS[0])
         weight = np.clip(np.rint(case.rng.normal(0, 45, (576, 1, 1, size))), -127, 127)
         bias = case.b.const(np.zeros(576), DType.INT32)
@@ -486,7 +486,7 @@ def _pool(size: int, spec: EthosUCompileSpec = SPECS[0]) -> Graph:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty one, of a process that knows no price yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("arm_backend_core.forms.price._known", {})
+    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._known", {})
     return tmp_path / "arm-recipes" / "prices"
 
 
@@ -497,7 +497,7 @@ def test_a_price_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(price is not None and price.cycles > 0 for price in first)
     monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", _must_not_be_called)
     assert prices.of([_pool(9), _pool(5)]) == [first[1], first[0]]
-    monkeypatch.setattr("arm_backend_core.forms.price._known", {})  # as in another process
+    monkeypatch.setattr("arm_backend_core.alternatives.cost_model._known", {})  # as in another process
     assert Prices(SPECS[0].configuration).of([_pool(5)]) == first[:1]
     assert [file.suffix for file in cache.iterdir()] == [".json"]
     with pytest.raises(AssertionError, match="asked again"):  # another NPU has prices of its own
@@ -679,7 +679,7 @@ def test_the_report_says_what_was_chosen() -> None:
 
 def test_where_vela_fails_on_chosen_forms_there_are_the_usual_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """And where it fails on these too, the first failure is told."""
-    compiled, tried = goal.compile_payload, list[bool]()
+    compiled, tried = size_or_speed.compile_payload, list[bool]()
 
     def failing(spec: EthosUCompileSpec, *arguments: Any, **keywords: Any) -> Payload:
         tried.append(spec.tuning)
@@ -687,7 +687,7 @@ def test_where_vela_fails_on_chosen_forms_there_are_the_usual_ones(monkeypatch: 
             raise CompileError(f"Vela crashed ({len(tried)})", delegate="arm_0")
         return compiled(spec, *arguments, **keywords)
 
-    monkeypatch.setattr(goal, "compile_payload", failing)
+    monkeypatch.setattr(size_or_speed, "compile_payload", failing)
     monkeypatch.setattr(delegate, "culprit", lambda *_: None)
     model, samples = torch.nn.Conv2d(3, 4, 3).eval(), [(torch.rand(1, 3, 8, 8),) for _ in range(2)]
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from arm_recipes.cli import main
-from arm_recipes.report import TensorInfo
+from arm_recipes.cli.main import main
 from arm_recipes.runtime import build, tosa_graph
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload
 from arm_recipes.runtime.inspect import DelegateInspection, inspect
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, read
+from arm_recipes.runtime.tensor_info import TensorInfo
 from arm_recipes.runtime.tosa_graph import TosaPayload, read_tosa
 from tests.runtime.pte_programs import NAMES, program, rewritten
 from tests.runtime.schemas import agree

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from arm_recipes import RunError
 from arm_recipes.runtime.program import Program
-from arm_recipes.stages.cortex_m import QUANTIZE
-from arm_recipes.stages.edge_manager import cortex_m_boundary
+from arm_recipes.stages.edge.cortex_m import QUANTIZE
+from arm_recipes.stages.edge.edge_manager import cortex_m_boundary
 
 #: The processes and the exported programs that they share are made once.
 pytestmark = pytest.mark.xdist_group("host_programs")

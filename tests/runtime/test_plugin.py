@@ -20,7 +20,7 @@ import torch
 from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, RunError, RuntimeUnavailable, load
-from arm_recipes.runtime import build, plugin
+from arm_recipes.runtime import build, host_library, plugin
 from tests.recipes.models import images
 from tests.runtime import host_children
 from tests.runtime.building import ROOT
@@ -73,7 +73,7 @@ def test_the_same_library_twice() -> None:
 
 def test_an_unknown_backend_id() -> None:
     with pytest.raises(RuntimeUnavailable, match="the plugin has no backend 'OtherBackend'"):
-        plugin._call(plugin.library().arm_host_set_executor, b"OtherBackend", None)
+        plugin._call(host_library.library().arm_host_set_executor, b"OtherBackend", None)
 
 
 # Building.

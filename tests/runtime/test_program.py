@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, RunError, export, load
-from arm_recipes.report import TensorInfo
 from arm_recipes.runtime import delegates, plugin
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import PteTensor
+from arm_recipes.runtime.tensor_info import TensorInfo
 from tests.recipes.models import Small, images, vectors
 from tests.runtime.host_programs import MIXED, Between, Counting, Mixed, methods, mixed, plain, small, untracked
 

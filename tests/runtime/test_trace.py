@@ -13,8 +13,8 @@ import torch
 from executorch.export import ExportRecipe
 from torch import Tensor, nn
 
+from arm_backend_core.alternatives import size_or_speed
 from arm_backend_core.backends.payload import Payload
-from arm_backend_core.forms import goal
 from arm_recipes import ArmRecipeType, ExportResult, export, load
 from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu import EthosUDelegate
@@ -107,13 +107,13 @@ def test_a_loaded_program_has_no_names() -> None:
 
 def test_an_error_names_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an operation that writes outside of its region, as is found while it is loaded."""
-    compile_payload = goal.compile_payload
+    compile_payload = size_or_speed.compile_payload
 
     def outside(*arguments: Any, **keywords: Any) -> Payload:
         payload = compile_payload(*arguments, **keywords)
         return replace(payload, data=_at_another_place(payload.data))
 
-    monkeypatch.setattr(goal, "compile_payload", outside)
+    monkeypatch.setattr(size_or_speed, "compile_payload", outside)
     result, x = _exported(NPUS[0])
     given = result.inputs[0].quantize(x)
     what = r"In its command stream, NPU_OP_\w+ at byte \d+: OFM takes bytes \d+ to \d+ of a region of \d+"

@@ -20,7 +20,7 @@ from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_recipes import VelaProgram, compare, inspect, load, save_firmware
-from arm_recipes.cli import main
+from arm_recipes.cli.main import main
 from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
 from arm_recipes.runtime.pte import ProgramError

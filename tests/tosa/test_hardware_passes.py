@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from arm_backend_core.alternatives.always import take_always
 from arm_backend_core.dtype import DType
-from arm_backend_core.forms.always import take_always
 from arm_backend_core.permutation import merged
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa import reference

@@ -14,10 +14,16 @@ from arm_backend_core.targets.hardware import Hardware
 from arm_backend_core.tosa import passes
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Op, Value
-from arm_backend_core.tosa.passes import vela
-from arm_backend_core.tosa.passes.mistakes import Mistake
 from arm_backend_core.tosa.passes.rewrite import Rewriter
-from arm_backend_core.tosa.passes.vela import MISTAKES, avoid_mistakes, check_mistakes, check_names, find_mistakes
+from arm_backend_core.tosa.vela_workarounds import catalog
+from arm_backend_core.tosa.vela_workarounds.catalog import (
+    MISTAKES,
+    avoid_mistakes,
+    check_mistakes,
+    check_names,
+    find_mistakes,
+)
+from arm_backend_core.tosa.vela_workarounds.workaround import Mistake
 from arm_backend_core.workers.vela import RELEASES, Release
 from tests import graphs
 from tests.graphs import family
@@ -97,13 +103,13 @@ def test_two_mistakes_at_one_operator_are_both_rewritten() -> None:
 
 
 def test_workarounds_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vela, "MISTAKES", (Mistake("sliced", ("MUL",), _always, _again),))
+    monkeypatch.setattr(catalog, "MISTAKES", (Mistake("sliced", ("MUL",), _always, _again),))
     with pytest.raises(AssertionError, match=r"left: sliced: .* = MUL"):
         avoid_mistakes(graphs.graph(_copied, X), U55)
 
 
 def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vela, "MISTAKES", (Mistake("sliced", ("MUL",), _always, _refused),))
+    monkeypatch.setattr(catalog, "MISTAKES", (Mistake("sliced", ("MUL",), _always, _refused),))
     with pytest.raises(AssertionError, match=r"sliced: .* = MUL.* cannot be written otherwise: no such operator"):
         avoid_mistakes(graphs.graph(_copied, X), U55)
 

@@ -11,7 +11,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.integers import Array, Int
 from arm_backend_core.qparams import QParams
-from arm_backend_core.targets.exchanges import LONGEST
+from arm_backend_core.targets.transpose_swaps import LONGEST
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
 

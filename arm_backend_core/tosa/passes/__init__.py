@@ -16,6 +16,7 @@ from arm_backend_core.tosa.passes.branches import write_branches
 from arm_backend_core.tosa.passes.constant_views import share_constant_bytes
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
+from arm_backend_core.tosa.passes.matmul_columns import write_columns
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
 from arm_backend_core.tosa.passes.rewrite import settle
@@ -33,9 +34,8 @@ from arm_backend_core.tosa.passes.stages import (
 )
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
-from arm_backend_core.tosa.passes.vela import avoid_mistakes, check_mistakes
-from arm_backend_core.tosa.passes.vela_columns import write_columns
-from arm_backend_core.tosa.passes.vela_tables import give_arithmetic
+from arm_backend_core.tosa.vela_workarounds.catalog import avoid_mistakes, check_mistakes
+from arm_backend_core.tosa.vela_workarounds.tables import give_arithmetic
 
 Pass = Callable[[Graph, Target], None]
 
@@ -75,7 +75,7 @@ HARDWARE_PASSES: tuple[Step, ...] = (
     Step(share_common, "several readers of one input ask for the same TRANSPOSE", COUNTED),
     Step(merge_reshapes, "the two above view images as they like, so RESHAPEs meet", COUNTED),
 )
-#: Behind the forms that are chosen by their price (``arm_backend_core.forms``), of each of which they are a part.
+#: Behind the alternatives that the cost model chooses (``arm_backend_core.alternatives``); each alternative runs them.
 LAST_PASSES = (
     Step(undo_transposes, "of forms that turn back; before two that undo each other Vela forgets a SLICE", COUNTED),
     Step(give_arithmetic, "what is there twice must not be shared again", COUNTED),

@@ -14,7 +14,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, sweep
-from arm_backend_core.tosa.passes.vela_numbers import filled
+from arm_backend_core.tosa.vela_workarounds.arithmetic import filled
 
 _LOW, _HIGH = (int(bound) for bound in DType.INT32.range)
 _NUMBERS = np.arange(-128, 128)

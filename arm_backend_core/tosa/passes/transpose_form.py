@@ -12,12 +12,12 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merged
-from arm_backend_core.targets.exchanges import LONGEST, steps, taken
 from arm_backend_core.targets.target import Target
+from arm_backend_core.targets.transpose_swaps import LONGEST, steps, taken
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer, sweep
 from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
-from arm_backend_core.tosa.passes.vela_numbers import copied
+from arm_backend_core.tosa.vela_workarounds.arithmetic import copied
 
 
 def slice_after_transposes(graph: Graph, target: Target) -> None:

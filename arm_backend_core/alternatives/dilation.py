@@ -1,0 +1,90 @@
+"""Convolutions along one dimension whose taps stand apart, and the padding before them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from arm_backend_core.alternatives.choose import Form, Part
+from arm_backend_core.dtype import DType
+from arm_backend_core.tosa.graph import Op, Value, constant
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
+
+_KINDS = ("CONV2D", "DEPTHWISE_CONV2D")
+
+
+def fold_dilation(rescale: Op, rewriter: Rewriter) -> Value | None:
+    """A convolution and what scales its result.
+
+    [N, 1, T, C] with a tap every d elements, as [N, T / d, d, C] with neighbouring taps down the columns.
+
+    Element q * d + r is in row q, column r: taps that are d apart are one below the other, and a multiple of d in
+    front is rows of padding. What is not a multiple is padded, and cut off the result. With d = 1 the padding alone
+    becomes the convolution's. All products that are not of padding, which is the zero point, are the same.
+    """
+    op = rescale.inputs[0].producer
+    if op is None or op.kind not in _KINDS:
+        return None
+    b, (x, front), weight = rewriter.build, _unpadded(op), op.inputs[1]
+    step, kernel = op.attrs["dilation"][1], weight.shape[_axis(op) + 1]
+    n, _, length, _ = op.output.shape
+    size, channels = x.shape[-2:]
+    rows = -(-length // step)  # of results
+    aligned = front % step == 0 and size % step == 0 and front < kernel * step
+    if not aligned:
+        after = (rows + kernel - 1) * step - size - front
+        if step == 1 or after < 0:
+            return None
+        x, front = b.pad(b.reshape(x, (n, size, channels)), [(0, 0), (front, after), (0, 0)], op.attrs["input_zp"]), 0
+    top = front // step
+    bottom = rows + kernel - 1 - top - x.shape[-2] // step
+    if not 0 <= bottom < kernel or (step == 1 and x.shape[-2:] == op.inputs[0].shape[-2:]) or weight.data is None:
+        return None
+    image = b.reshape(x, (n, x.shape[-2] // step, step, channels) if step > 1 else (n, 1, size, channels))
+    data = np.swapaxes(weight.data, _axis(op), _axis(op) + 1) if step > 1 else weight.data
+    pad = [top, bottom, 0, 0] if step > 1 else [0, 0, top, bottom]
+    attrs = {**op.attrs, "pad": pad, "dilation": [1, 1]}
+    shape = (n, rows, step, op.output.shape[3]) if step > 1 else op.output.shape
+    inputs = (image, constant(data, weight.dtype), op.inputs[2])
+    total = b.emit(op.kind, inputs, shape, op.output.dtype, **attrs)
+    result = b.emit("RESCALE", (total,), shape, rescale.output.dtype, **rescale.attrs)
+    result = b.reshape(result, (n, 1, rows * step, op.output.shape[3]))
+    return b.slice(result, (0, 0, 0, 0), op.output.shape)
+
+
+def _axis(op: Op) -> int:
+    """Of the weights' height."""
+    return 1 if op.kind == "CONV2D" else 0
+
+
+def _unpadded(op: Op) -> tuple[Value, int]:
+    """[.., T, C] without padding, and how much there is in front."""
+    x, front = op.inputs[0], op.attrs["pad"][2]
+    before = producer(x, "RESHAPE")
+    pad = producer(before.inputs[0] if before is not None else x, "PAD")
+    if pad is None or pad.attrs["pad_const"] != op.attrs["input_zp"] or any(op.attrs["pad"]):
+        return x, front
+    sides, source = pad.attrs["padding"], pad.inputs[0]
+    along = len(sides) - 4
+    same = source.rank > 1 and source.shape[-1] == x.shape[-1] and pad.output.shape[-2] == x.shape[-2]
+    if not same or any(amount for side, amount in enumerate(sides) if side not in (along, along + 1)):
+        return x, front
+    return source, sides[along]
+
+
+def _along_one(op: Op, rewriter: Rewriter) -> Part | None:
+    x, weight = op.inputs[:2]
+    flat = x.shape[1] == 1 and weight.shape[_axis(op)] == 1 and x.dtype in (DType.INT8, DType.INT16)
+    if not flat or max(op.attrs["stride"]) > 1:
+        return None
+    readers = rewriter.users(op.output) or []
+    if [reader.kind for reader in readers] != ["RESCALE"]:
+        return None
+    part = [op, *readers]
+    before = x.producer
+    while before is not None and before.kind in ("RESHAPE", "PAD"):
+        part.append(before)
+        before = before.inputs[0].producer
+    return Part(part, (readers,))
+
+
+DILATION = Form("convolutions along one dimension", _KINDS, fold_dilation, _along_one)

@@ -1,0 +1,1 @@
+"""Quantization algorithms, one published method or graph transformation a module."""

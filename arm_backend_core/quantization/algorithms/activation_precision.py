@@ -1,0 +1,130 @@
+"""Finer grids for three kinds of tensors, where a whole program is known: annotations change before observers are made.
+
+- The weights of attention, or of places (soft-argmax), are small where there are many, and only products read them. In
+  steps of 1/256, which hold any result of a softmax, most of what they say is lost: they get the range that calibration
+  shows.
+- What the model returns is converted to float, and an operator that ends in a RESCALE gives int16 as well as int8.
+- Real numbers times frequencies, of which sines and cosines are taken (timesteps of diffusion, positions), turn often:
+  in 256 steps of a thousand radians nothing is left of the angle. They, their source and the frequencies are int16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torchao.quantization.pt2e.quantizer import (
+    FixedQParamsQuantizationSpec,
+    QuantizationSpec,
+)
+
+from arm_backend_core.aten.constants import Constants
+from arm_backend_core.fusion import merging_reader
+from arm_backend_core.nodes import INTERVAL, is_float, overload_of
+from arm_backend_core.ops.catalog import find, moves
+from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
+from arm_backend_core.quantization.annotator import ANNOTATION
+from arm_backend_core.quantization.observer import RangeObserver
+
+_PRODUCTS = {getattr(torch.ops.aten, name).default for name in ("matmul", "bmm", "mm", "einsum")}
+_PRODUCTS |= {torch.ops.aten.mul.Tensor, torch.ops.aten.sum.dim_IntList}
+_WAVES = (torch.ops.aten.sin.default, torch.ops.aten.cos.default)
+#: Least end of a range of probabilities: steps of 2**-14, four times what the integer softmax errs by.
+_LEAST = 2.0**-6
+#: The largest of frequencies beside the smallest, from which on they are those of an embedding.
+_APART = 64.0
+
+
+class ProbabilityObserver(RangeObserver):
+    """From 0 to a quarter above the largest element, and to 1 at most."""
+
+    def _range(self, seen: Any) -> tuple[float, float]:
+        return 0.0, min(max(1.25 * seen.high, _LEAST), 1.0) if seen.count else 1.0
+
+
+def refine(graph: Graph, improve: Collection[str]) -> None:
+    """Change the annotations of an annotated graph; those of outputs that are annotated themselves are left alone.
+
+    Args:
+        improve: names of improvements, of which "angles", "attention" and "outputs" are done here.
+    """
+    if "angles" in improve:
+        _widen_angles(graph)
+    for node in graph.nodes:
+        annotation = node.meta.get(ANNOTATION)
+        spec = getattr(annotation, "output_qspec", None)
+        if annotation is None or not is_float(node) or getattr(spec, "dtype", None) is not torch.int8:
+            continue
+        if isinstance(spec, FixedQParamsQuantizationSpec):
+            if "attention" in improve and _is_unit(spec) and _weights_attention(node):
+                qscheme = torch.per_tensor_affine
+                annotation.output_qspec = QuantizationSpec(torch.int8, ProbabilityObserver, -128, 127, qscheme)
+        elif "outputs" in improve and _ends(node):
+            annotation.output_qspec = get_symmetric_a16w8_quantization_config().activation
+
+
+def _is_unit(spec: FixedQParamsQuantizationSpec) -> bool:
+    return (spec.scale, spec.zero_point) == (1 / 256, -128)
+
+
+def _weights_attention(node: Node) -> bool:
+    """Whether products and sums alone read it, or what is moved from it."""
+    moved = [user for user in node.users if moves(user)]
+    others = {overload_of(user.target) for user in node.users if user not in moved}
+    return bool(node.users) and others <= _PRODUCTS and all(map(_weights_attention, moved))
+
+
+def _ends(node: Node) -> bool:
+    """Whether the model returns it and nothing else reads it, and its operator has int16 results to give."""
+    record = find(node)
+    if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
+        return False
+    before = node.all_input_nodes[0] if node.all_input_nodes else node
+    merges = merging_reader(before) is node and getattr(find(before), "fuses", False)
+    return record.fuses or record.reads_int16 or merges
+
+
+def _widen_angles(graph: Graph) -> None:
+    waves = [node for target in _WAVES for node in graph.find_nodes(op="call_function", target=target)]
+    if not waves:
+        return
+    constants = Constants(cast(GraphModule, graph.owning_module))
+    for wave in waves:
+        *moved, angle = _before(wave)
+        if _is_embedding(angle, constants):
+            *sources, _ = _before(angle, next(x for x in angle.all_input_nodes if x not in constants))
+            for reader in (wave, *moved, angle, *sources):
+                _widen(reader, result=reader is angle)
+
+
+def _before(reader: Node, source: Node | None = None) -> Iterator[Node]:
+    """What only moves what ``reader`` reads, backwards, and what that is from."""
+    source = source or reader.all_input_nodes[0]
+    while moves(source) and len(source.all_input_nodes) == 1:
+        yield source
+        (source,) = source.all_input_nodes
+    yield source
+
+
+def _is_embedding(angle: Node, constants: Constants) -> bool:
+    """Whether it is real numbers times frequencies that are far from each other."""
+    if angle.target is not torch.ops.aten.mul.Tensor or len(angle.all_input_nodes) != 2:
+        return False
+    known = [x for x in angle.all_input_nodes if x in constants]
+    if len(known) != 1 or any(INTERVAL in x.meta for x in angle.all_input_nodes):
+        return False
+    sizes = constants.value(known[0]).abs()
+    return sizes.numel() > 1 and float(sizes.max()) >= _APART * float(sizes.min()) > 0
+
+
+def _widen(reader: Node, *, result: bool) -> None:
+    """int16 in the place of int8, in what ``reader`` reads and, if ``result``, in what it gives."""
+    annotation = reader.meta.get(ANNOTATION)
+    if annotation is None:
+        return
+    wide, read = get_symmetric_a16w8_quantization_config().activation, annotation.input_qspec_map
+    read |= {node: wide for node, spec in read.items() if getattr(spec, "dtype", None) is torch.int8}
+    if result and getattr(annotation.output_qspec, "dtype", None) is torch.int8:
+        annotation.output_qspec = wide

@@ -1,0 +1,215 @@
+"""Channels between two layers are brought to like ranges, where those differ much.
+
+A tensor has one scale for all its channels: one that a layer makes small, and the next makes large again, has few steps
+of it. Between layers with nothing but relu or pooling in between, channel j of what the first one gives is divided by
+s_j, and what the next multiplies it with is multiplied by s_j: the same function. s_j = sqrt(r_j / w_j) brings the
+range r_j of the channel and the largest weight w_j that reads it to one size (cross-layer equalization, Nagel et al.
+2019; behind a norm it is what SmoothQuant does, Xiao et al. 2022). Ranges are told from parameters: few samples say
+little of a channel's range, and what is beyond it would be clipped.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from arm_backend_core.program import constants_of, identity, store_of
+
+aten = torch.ops.aten
+#: Channels whose factors are less apart are left as they are: other steps of the same size gain nothing on average.
+_APART = 4.0
+#: Largest factor of a channel, and one over the least.
+_MOST = 64.0
+#: How far a normalized channel reaches, in standard deviations.
+_REACH = 3.0
+#: Layers: output channels come first in their weights; and the dimension of channels in what they read and give.
+_LAYERS: dict[Any, int] = {
+    aten.linear.default: -1,
+    aten.conv1d.default: 1,
+    aten.conv2d.default: 1,
+    aten.conv3d.default: 1,
+}
+#: Norms, and that dimension.
+_NORMS: dict[Any, int] = {aten.batch_norm.default: 1, aten.layer_norm.default: -1, aten.rms_norm.default: -1}
+#: What does to x / s what it does to x, but for the factor, in each channel by itself.
+_THROUGH = {
+    *(aten.relu.default, aten.relu_.default, aten.leaky_relu.default, aten.leaky_relu_.default),
+    *(aten.max_pool1d.default, aten.max_pool2d.default, aten.avg_pool1d.default, aten.avg_pool2d.default),
+    *(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default, aten.dropout.default, aten.dropout_.default),
+}
+
+
+def equalize(program: ExportedProgram, names: Collection[str] | None = None) -> None:
+    """Give a program other parameters where that is worth it; the tensors of the model stay as they are.
+
+    Args:
+        names: parameters that may be others; None for all.
+    """
+    tensors = _Tensors(program, names)
+    for node in program.graph.nodes:
+        source = _source(node, tensors)
+        readers = None if source is None else _readers(node, source.axis, tensors)
+        if source is None or not readers:
+            continue
+        columns = torch.stack([_largest(tensors.of(x.weight) * x.gain, x.columns) for x in readers]).amax(0)
+        factors = _factors(_reach(source, tensors), columns)
+        if factors is not None:
+            for parameter in (source.weight, source.bias):
+                tensors.scale(parameter, 1 / factors, 0)
+            for reader in readers:
+                tensors.scale(reader.weight, factors, reader.columns)
+
+
+def equalize_model(program: ExportedProgram, model: Mapping[str, Tensor]) -> None:
+    """Give the model itself, which is going to be trained, and its program other parameters.
+
+    Args:
+        model: its parameters and buffers by name, which the program was captured with. They are written.
+    """
+    before = {name: tensor for name, tensor in program.state_dict.items() if name in model}
+    equalize(program, before)
+    with torch.no_grad():
+        for name, tensor in before.items():
+            if program.state_dict[name] is not tensor:
+                model[name].copy_(program.state_dict[name])
+                program.state_dict[name] = tensor
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What gives a tensor, with parameters that its channels can be divided by; ``axis`` is theirs."""
+
+    weight: Node
+    bias: Node | None
+    axis: int
+    is_norm: bool
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """A layer that reads a tensor.
+
+    Attributes:
+        columns: the dimension of its weight that is the tensor's channels.
+        gain: what a batch norm behind it multiplies its output channels with.
+    """
+
+    weight: Node
+    columns: int
+    gain: Tensor
+
+
+class _Tensors:
+    """Parameters that one operator alone reads, as they are by now."""
+
+    def __init__(self, program: ExportedProgram, names: Collection[str] | None) -> None:
+        self._program, self._known = program, constants_of(program)
+        known = self._known
+        often = Counter(identity(tensor) for tensor in known.values())
+        self._names = {
+            spec.arg.name: str(spec.target)
+            for spec, node in zip(program.graph_signature.input_specs, program.graph.nodes, strict=False)
+            if node in known and len(node.users) == 1 and often[identity(known[node])] == 1
+        }
+        if names is not None:
+            self._names = {node: name for node, name in self._names.items() if name in names}
+
+    def has(self, node: Any) -> bool:
+        """Whether it is such a parameter, of float32."""
+        return isinstance(node, Node) and node.name in self._names and self.of(node).dtype is torch.float32
+
+    def of(self, node: Node) -> Tensor:
+        """Its values."""
+        name = self._names[node.name]
+        tensor: Tensor = store_of(self._program, name)[name]
+        return tensor.detach()
+
+    def gain(self, layer: Node) -> Tensor:
+        """What the batch norm that alone reads a layer multiplies its output channels with, shaped as its weight."""
+        args: Any = next(iter(layer.users)).args
+        if next(iter(layer.users)).target is not aten.batch_norm.default or len(layer.users) > 1:
+            return torch.ones(1)
+        weight, variance, eps = args[1], self._known.get(args[4]), args[7]
+        if variance is None:
+            return torch.ones(1)
+        gain = torch.rsqrt(variance.detach() + eps) * (self.of(weight).abs() if self.has(weight) else 1.0)
+        rank = cast(Any, layer.args[1]).meta["val"].dim()
+        return gain.reshape(-1, *[1] * (rank - 1))
+
+    def scale(self, node: Node | None, factors: Tensor, axis: int) -> None:
+        """Multiply it, along a dimension."""
+        if node is not None:
+            name, tensor = self._names[node.name], self.of(node)
+            shape = [-1 if i == axis else 1 for i in range(tensor.dim())]
+            scaled = tensor * factors.reshape(shape)
+            table = store_of(self._program, name)
+            if isinstance(table[name], torch.nn.Parameter):
+                scaled = torch.nn.Parameter(scaled, requires_grad=False)
+            table[name] = scaled
+
+
+def _source(node: Node, tensors: _Tensors) -> _Source | None:
+    args: Any = (*node.args, None, None, None)
+    if node.kwargs or (node.target not in _NORMS and node.target not in _LAYERS):
+        return None
+    place = 1 if node.target in _LAYERS or node.target is aten.batch_norm.default else 2
+    weight, bias = args[place], None if node.target is aten.rms_norm.default else args[place + 1]
+    if not tensors.has(weight) or not (bias is None or tensors.has(bias)):
+        return None
+    if place == 2 and len(args[1]) != 1:  # a norm over several dimensions
+        return None
+    return _Source(weight, bias, (_LAYERS | _NORMS)[node.target], node.target in _NORMS)
+
+
+def _readers(node: Node, axis: int, tensors: _Tensors) -> list[_Reader] | None:
+    """Layers that read a tensor, if nothing else does."""
+    found: list[_Reader] = []
+    for user in node.users:
+        inner: Iterable[_Reader | None] | None
+        inner = _readers(user, axis, tensors) if user.target in _THROUGH else [_reader(user, node, axis, tensors)]
+        if inner is None or None in inner:
+            return None
+        found += [reader for reader in inner if reader is not None]
+    return found
+
+
+def _reader(node: Node, source: Node, axis: int, tensors: _Tensors) -> _Reader | None:
+    weight: Any = node.args[1] if len(node.args) > 1 else None
+    own, rank = _LAYERS.get(cast(Any, node.target)), source.meta["val"].dim()
+    if own is None or own % rank != axis % rank or node.args[0] is not source or not tensors.has(weight):
+        return None
+    shape, channels = weight.meta["val"].shape, source.meta["val"].shape[axis]
+    depthwise = shape[1] == 1 and shape[0] == channels
+    if shape[1] != channels and not depthwise:
+        return None
+    return _Reader(weight, 0 if depthwise else 1, tensors.gain(node))
+
+
+def _reach(source: _Source, tensors: _Tensors) -> Tensor:
+    """How far each channel reaches, but for a factor that all have in common."""
+    if not source.is_norm:
+        return _largest(tensors.of(source.weight), 0)
+    offset = torch.zeros(1) if source.bias is None else tensors.of(source.bias)
+    return _REACH * tensors.of(source.weight).abs() + offset.abs()
+
+
+def _largest(weight: Tensor, axis: int) -> Tensor:
+    return weight.abs().movedim(axis, 0).flatten(1).amax(1)
+
+
+def _factors(reach: Tensor, columns: Tensor) -> Tensor | None:
+    """s of each channel; None where they are much the same."""
+    known = (reach > 0) & (columns > 0)
+    factors = (reach / columns)[known].sqrt()
+    if not len(factors) or float(factors.max() / factors.min()) < _APART:
+        return None
+    found = torch.ones_like(reach)
+    found[known] = (factors / factors.log().mean().exp()).clamp(1 / _MOST, _MOST)
+    return found

@@ -1,0 +1,373 @@
+"""Which tensors of a graph are quantized, decided from the operators' records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torchao.quantization.pt2e.quantizer import (
+    DerivedQuantizationSpec,
+    FixedQParamsQuantizationSpec,
+    QuantizationAnnotation,
+    QuantizationSpec,
+    QuantizationSpecBase,
+    SharedQuantizationSpec,
+)
+
+from arm_backend_core.fusion import Regions, is_term
+from arm_backend_core.nodes import (
+    INTERVAL,
+    PLACE,
+    constant_nodes,
+    in_words,
+    is_countable,
+    is_float,
+    is_state,
+    overload_of,
+)
+from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.loops import LOOP_OUT
+from arm_backend_core.ops.registry import Kind, Record
+from arm_backend_core.quantization.config import QuantizationConfig
+from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
+
+ANNOTATION = "quantization_annotation"
+#: Whose int16 results within a recurrent layer have steps of 2**-15, whatever was seen of them.
+_GATES = (torch.ops.aten.sigmoid.default, torch.ops.aten.tanh.default)
+#: int8 as real numbers.
+_BYTES = (-128.0, 128.0)
+ConfigOf = Callable[[Node], QuantizationConfig | None]
+
+
+class Annotator:
+    """Annotates one graph; ``Regions`` says which results have no parameters of their own."""
+
+    def __init__(self, graph: Graph, config_of: ConfigOf) -> None:
+        self.loops = [(node, config_of(node)) for node in graph.find_nodes(op="call_function", target=LOOP_OUT)]
+        self.nodes = [node for node in graph.nodes if node.op == "call_function" and _is_real(node)]
+        self.constants = constant_nodes(graph)
+        self.records: dict[Node, Record] = {}
+        self.configs: dict[Node, QuantizationConfig] = {}
+        self._moved: dict[Node, Node] = {}
+        for node in self.nodes:
+            record, config = find(node), config_of(node)
+            if record is None or config is None or node in self.constants or record.kind is Kind.PASSTHROUGH:
+                continue
+            sizes = [x.meta["val"].numel() for x in node.all_input_nodes if x in self.constants]
+            if record.kind is Kind.SHARED and max(sizes, default=0) >= 1 << 20:  # a table, in int16 twice its bytes
+                config = replace(config, inner=None)
+            if record.kind is not Kind.CONV or config.weight is not None:
+                self.records[node], self.configs[node] = record, config
+        self._results: dict[Node, QuantizationSpec] = {}
+
+    def _agree(self, base: Node) -> None:
+        """Functions of ``base`` that are computed as one read it alike: as the finest of them does."""
+        functions = [node for node, origin in self.regions.origin.items() if origin is base]
+        if not self.regions.interior.isdisjoint(functions):
+            finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
+            self.configs |= dict.fromkeys(functions, finest)
+
+    def _follow_readers(self, node: Node) -> None:
+        """Where configurations meet, a result is as fine as its finest reader takes it, so that it is rounded once."""
+        several = isinstance(node.meta["val"], (list, tuple))
+        users = [user for piece in node.users for user in piece.users] if several else list(node.users)
+        specs = [self.configs[user].activation for user in users if user in self.configs]
+        spec = max(specs, key=lambda spec: spec.quant_max or 0, default=self.configs[node].activation)
+        self._results[node] = self.configs[node].activation if node in self.regions.origin else spec
+        if self.records[node].kind is Kind.SHARED:
+            self.configs[node] = replace(self.configs[node], activation=spec)
+
+    def run(self) -> None:
+        """Write ``quantization_annotation`` into the nodes' metadata."""
+        states = {state: value for state, value, _ in self._writes()}
+        may_be_wide = {node for node in self.records if self.configs[node].inner is not None}
+        self.regions = Regions(self.records, self.constants, may_be_wide.__contains__, self._is_wide, states)
+        self.regions.interior |= set(filter(self._is_exact, self.records))
+        for base in dict.fromkeys(self.regions.origin.values()):
+            self._agree(base)
+        for node in reversed(self.records):
+            self._follow_readers(node)
+        for node in self.nodes:
+            annotated = node.meta.get(ANNOTATION)
+            if node in self.records and not (annotated and annotated._annotated):
+                self._annotate(node)
+        for state, value, write in self._writes():
+            self._annotate_state(state, value, write)
+        for node, config in self.loops:
+            if config is not None:
+                self._annotate_loop(node, config)
+
+    def _annotate_loop(self, node: Node, config: QuantizationConfig) -> None:
+        """What a round gives has the parameters of what it began with, and so has what is left in the end."""
+        _, then, last, _ = cast(Any, node.args)
+        inputs: dict[Node, QuantizationSpecBase | None] = {x: config.activation for x in last if is_float(x)}
+        shared = {x: SharedQuantizationSpec((x, node)) for x in inputs}
+        for y, x in zip(then, last, strict=True):
+            if x in shared:
+                inputs.setdefault(y, shared[x])
+        node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None, _annotated=True)
+        for pick in filter(is_float, node.users):
+            spec = shared[last[cast(int, pick.args[1])]]
+            pick.meta[ANNOTATION] = QuantizationAnnotation({}, spec, _annotated=True)
+
+    def _writes(self) -> list[tuple[Node, Node, Node]]:
+        """Buffer, new value, and where it is written as a whole."""
+        written = [(*node.args[:2], node) for node in self.nodes if node.target is torch.ops.aten.copy_.default]
+        return [(state, value, node) for state, value, node in written if is_state(state)]
+
+    def _annotate_state(self, state: Node, value: Node, write: Node) -> None:
+        """A buffer and what is written into it have the same parameters, so that it can be held as integers."""
+        readers = [user for user in state.users if user in self.records]
+        if readers or value in self.records:
+            spec = self._input_spec(readers[0], state) if readers else self._output_spec(value)
+            state.meta[ANNOTATION] = QuantizationAnnotation({}, spec, _annotated=True)
+            write.meta[ANNOTATION] = QuantizationAnnotation({value: SharedQuantizationSpec(state)}, _annotated=True)
+
+    # -- annotation ----------------------------------------------------------------------------------------------
+
+    def _annotate(self, node: Node) -> None:
+        record = self.records[node]
+        if record.kind is Kind.SHARED:
+            self._annotate_shared(node)
+            return
+        regions = self.regions
+        if not (node in regions.origin or node in regions.readers or regions.has_integer_rule(node)):
+            return  # stays in floating point: an integer-only target will say why
+        inputs: dict[Node, QuantizationSpecBase | None] = {
+            source: self._input_spec(node, source)
+            for source in regions.operands(node)
+            if source not in regions.interior
+        }
+        if record.kind is Kind.CONV:
+            weight = node.args[record.weight]
+            spec = self.configs[node].weight
+            if weight not in self.constants:
+                return  # a computed one has no channels that keep their scales; the lowering says what to do
+            if isinstance(weight, Node) and spec is not None:
+                inputs[weight] = spec if spec.ch_axis is None else replace(spec, ch_axis=record.weight_axis(node))
+                inputs |= self._bias_spec(node, weight)
+        output = None if node in regions.interior or not is_float(node) else self._output_spec(node)
+        node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
+
+    def _is_wide(self, node: Node) -> bool:
+        return self.configs[node].activation.dtype is torch.int16
+
+    def _is_exact(self, node: Node) -> bool:
+        """Whether an int16 product within a recurrent layer is added as it is."""
+        wide = node in self.regions.wide or self._is_wide(node)
+        return PLACE in node.meta and wide and is_term(node) and len(self.regions.operands(node)) == 2
+
+    def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
+        """int32 in steps of the accumulator, so that PyTorch's quantized graph rounds it as the target does.
+
+        With int16 activations these steps are so fine that rounding does not show, and int32 might not hold them.
+        """
+        record, config = self.records[node], self.configs[node]
+        bias = node.args[record.bias] if len(node.args) > record.bias else node.kwargs.get("bias")
+        activation = node.args[0]
+        if bias not in self.constants or not isinstance(activation, Node):
+            return {}
+        assert isinstance(bias, Node)
+        if getattr(self._input_spec(node, activation), "dtype", None) is not torch.int8:
+            return {}
+        channels = weight.meta["val"].shape[record.weight_axis(node)]
+        if bias.meta["val"].shape[0] != channels:  # a transposed convolution in groups: channels share scales
+            return {}
+        assert config.weight is not None
+        per_channel = config.weight.ch_axis is not None
+        return {
+            bias: DerivedQuantizationSpec(
+                derived_from=[(activation, node), (weight, node)],
+                derive_qparams_fn=_accumulator_scale,
+                dtype=torch.int32,
+                quant_min=-(2**31),
+                quant_max=2**31 - 1,
+                qscheme=torch.per_channel_symmetric if per_channel else torch.per_tensor_symmetric,
+                ch_axis=0 if per_channel else None,
+            )
+        }
+
+    def _input_spec(self, node: Node, source: Node) -> QuantizationSpecBase:
+        """The producer's parameters where both can have them, else int8 (or what the configuration says)."""
+        config, record = self.configs[node], self.records[node]
+        alone = record.univariate or (record.kind is Kind.SHARED and len(self.regions.operands(node)) == 1)
+        if alone and source in self.records and _interval(source) is not None:
+            return self._output_spec(source)
+        wide, place = self.regions.wide, PLACE in node.meta
+        origin = self._origin(source)
+        if place and record.kind is not Kind.CONV and PLACE in origin.meta and origin in wide:
+            return self._output_spec(origin)
+        reads_wide = self.regions.reads_wide(node) or (node in wide and record.kind is Kind.SHARED)
+        if config.inner is not None and reads_wide and (place or source in wide or source in self.constants):
+            return config.inner
+        return config.activation
+
+    def _output_spec(self, node: Node) -> QuantizationSpecBase:
+        config, record = self.configs[node], self.records[node]
+        spec = (config.inner if node in self.regions.wide else None) or self._results[node]
+        interval = _interval(node)
+        if interval is not None:
+            return _fixed_spec(spec if interval == _BYTES else config.inner or spec, *interval)
+        limits = record.fixed_range
+        if spec.dtype is torch.int16 and PLACE in node.meta:
+            if overload_of(node.target) in _GATES:
+                limits = (-1.0, 1.0)
+            elif config.inner != config.activation and all(overload_of(user.target) in _GATES for user in node.users):
+                limits = (-16.0, 16.0)  # beyond which they are even; a table of a wider range is too coarse for them
+        return spec if limits is None else _fixed_spec(spec, *limits)
+
+    def _origin(self, node: Node) -> Node:
+        """One of all tensors that have the parameters of ``node``, as data only moves between them."""
+        while node in self._moved:
+            node = self._moved[node]
+        return node
+
+    def _annotate_shared(self, node: Node) -> None:
+        """Data movement: result and operands have the first one's parameters; a cast of integers has its own."""
+        sources = self.regions.operands(node)
+        if _casts_integers(node):
+            node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
+        if not sources or not self.regions.interior.isdisjoint(sources):
+            return
+        first, *others = sources
+        shared = SharedQuantizationSpec((first, node))
+        inputs: dict[Node, QuantizationSpecBase | None] = {first: self._input_spec(node, first)}
+        for other in others:
+            if self._origin(other) is self._origin(first):  # they share already: a second way there would be a circle
+                inputs[other] = self._input_spec(node, other)
+            else:
+                inputs[other], self._moved[self._origin(other)] = shared, first
+        self._moved[node] = first
+        several = isinstance(node.meta["val"], (list, tuple))
+        node.meta[ANNOTATION] = QuantizationAnnotation(inputs, None if several else shared, _annotated=True)
+        for piece in filter(is_float, node.users) if several else ():
+            piece.meta[ANNOTATION] = QuantizationAnnotation({}, shared, _annotated=True)
+            self._moved[piece] = node
+
+
+#: Observers by the node whose result, or by the source and the reader of the operand, that they observe.
+Observers = dict[Node | tuple[Node, Node], Any]
+
+
+def share(observers: Observers) -> None:
+    """Let one observer see what is in the same place of every step of a recurrent layer."""
+
+    def place(where: Node | tuple[Node, Node]) -> Any:
+        source, node = (None, where) if isinstance(where, Node) else where
+        operand = None if source is None else node.all_input_nodes.index(source)
+        return (node.meta[PLACE], operand) if PLACE in node.meta else None
+
+    unify([observers], place)
+
+
+def unify(graphs: Sequence[Observers], place: Callable[[Node | tuple[Node, Node]], Any]) -> None:
+    """Let one observer see all tensors of the same place and type, in one graph or in several.
+
+    Args:
+        place: what tells places apart; None where nothing shares.
+    """
+    same, first = dict[Any, Any](), dict[Any, Any]()
+
+    def root(observer: Any) -> Any:
+        while observer in same:
+            observer = same[observer]
+        return observer
+
+    for where, observer in (item for observers in graphs for item in observers.items()):
+        found = place(where)
+        if found is not None:
+            one, other = root(first.setdefault((found, getattr(observer, "dtype", None)), observer)), root(observer)
+            if one is not other:
+                same[other] = one
+    for observers in graphs:
+        for where, observer in observers.items():
+            observers[where] = root(observer)
+            if hasattr(observer, "obs_or_fqs"):
+                observer.obs_or_fqs = list(map(root, observer.obs_or_fqs))
+
+
+def connect(*graphs: tuple[GraphModule, Mapping[Node | tuple[Node, Node], Any]]) -> None:
+    """Tell every observer which tensor it observes, and those of weights what their products are added to."""
+    sources: dict[RangeObserver, list[Node]] = {}
+    constants = set[Node]()
+    for model, observers in graphs:
+        constants |= constant_nodes(model.graph)
+        for place, observer in observers.items():
+            if isinstance(observer, RangeObserver):
+                sources.setdefault(observer, []).append(place if isinstance(place, Node) else place[0])
+    for observer, nodes in sources.items():
+        observer.tensor = in_words(nodes[0])
+        observer.exact, observer.whole = all(node in constants for node in nodes), all(map(_casts_integers, nodes))
+        if isinstance(observer, WeightObserver):
+            observer.accumulators.clear()
+    for model, observers in graphs:
+        for node in model.graph.nodes:
+            connect_weight(model, node, observers)
+
+
+def connect_weight(model: GraphModule, node: Node, observers: Mapping[Node | tuple[Node, Node], Any]) -> None:
+    """Tell the observer of an operator's weight what the bias is now."""
+    record = find(node)
+    if record is None or record.kind is not Kind.CONV or len(node.args) <= record.bias:
+        return
+    operands: Any = node.args
+    bias = operands[record.bias]
+    activation, weight = (observers.get((operands[place], node)) for place in (0, record.weight))
+    int8 = getattr(activation, "dtype", None) is torch.int8 and isinstance(bias, Node) and bias.op == "get_attr"
+    if int8 and isinstance(weight, WeightObserver) and isinstance(activation, RangeObserver):
+        weight.accumulates(activation, attrgetter(str(bias.target))(model))
+
+
+def _accumulator_scale(observers: list[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scale of the input times scale(s) of the weight; zero point 0."""
+    activation, weight = (observer.calculate_qparams()[0] for observer in observers)
+    scale = activation * weight
+    return scale, torch.zeros_like(scale, dtype=torch.int64)
+
+
+def _fixed_spec(spec: QuantizationSpec, low: float, high: float) -> FixedQParamsQuantizationSpec:
+    """Parameters that cover [low, high] whatever the data: int8 affine, int16 symmetric."""
+    assert spec.quant_min is not None
+    assert spec.quant_max is not None
+    steps = spec.quant_max - spec.quant_min + 1
+    scale, zero_point = max(-low, high) / (steps // 2), 0
+    if spec.dtype is not torch.int16:
+        scale = (high - low) / steps
+        zero_point = spec.quant_min - round(low / scale)
+    return FixedQParamsQuantizationSpec(
+        dtype=spec.dtype,
+        scale=scale,
+        zero_point=zero_point,
+        quant_min=spec.quant_min,
+        quant_max=spec.quant_max,
+        qscheme=torch.per_tensor_affine,
+    )
+
+
+def _casts_integers(node: Node) -> bool:
+    """Whether ``node`` gives whole numbers as real ones."""
+    record, sources = find(node), node.all_input_nodes
+    moves = record is not None and record.kind is Kind.SHARED and is_float(node)
+    return moves and bool(sources) and all(map(is_countable, sources))
+
+
+def _interval(node: Node) -> tuple[float, float] | None:
+    """What ``node`` may give if it casts whole numbers that its steps hold exactly: int8, and what is known of others.
+
+    Of other integers calibration says more: functions of int16 are tables with a point for every 128th step.
+    """
+    if not _casts_integers(node):
+        return None
+    byte = all(source.meta["val"].dtype is torch.int8 for source in node.all_input_nodes)
+    return node.meta.get(INTERVAL, _BYTES if byte else None)
+
+
+def _is_real(node: Node) -> bool:
+    """Whether ``node`` makes real numbers, or is an operator with parameters of its own (a comparison) on some."""
+    record = find(node)
+    compares = record is not None and record.kind is Kind.ELEMENTWISE and any(map(is_float, node.all_input_nodes))
+    return is_float(node) or compares

@@ -1,0 +1,1 @@
+"""Training with fake quantization: a program that rounds as the target does, differentiably."""

@@ -1,0 +1,211 @@
+"""Quantizers for ``prepare_pt2e``, configured as ExecuTorch's users know it."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, Self
+
+import torch
+from torch.fx import GraphModule, Node
+from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, Quantizer
+
+from arm_backend_core.aten.angles import reduce_angles
+from arm_backend_core.aten.batch_norm import remove_batch_norms
+from arm_backend_core.aten.constants import fold_weights
+from arm_backend_core.aten.decompose import decompose
+from arm_backend_core.aten.functionalize import functionalize
+from arm_backend_core.aten.high_rank import lower_ranks
+from arm_backend_core.aten.higher_order import inline_conditions
+from arm_backend_core.aten.int_to_float import promote
+from arm_backend_core.aten.mask_constants import bound_masks, compare_operands
+from arm_backend_core.aten.normalize import normalize_to_rms_norm
+from arm_backend_core.errors import ModelError
+from arm_backend_core.nodes import constant_nodes, drop_unread, in_words, is_float, modules_of
+from arm_backend_core.ops.catalog import find
+from arm_backend_core.ops.registry import Kind
+from arm_backend_core.quantization.annotator import ANNOTATION, Annotator, connect, share
+from arm_backend_core.quantization.config import QuantizationConfig
+from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
+
+Config = QuantizationConfig | None
+
+
+class ArmQuantizer(Quantizer):
+    """Annotates what the target runs as integers.
+
+    The most specific setting wins: module name, then module type, then global. None leaves a part in floating point.
+
+    Raises:
+        TypeError: ``compile_spec`` is for another target.
+        ValueError: the target has no integer profile.
+    """
+
+    spec_class: type[ArmCompileSpec]
+
+    def __init__(self, compile_spec: ArmCompileSpec) -> None:
+        super().__init__()
+        if not isinstance(compile_spec, self.spec_class):
+            raise TypeError(
+                f"compile_spec: {type(self).__name__} takes a {self.spec_class.__name__}, "
+                f"got {type(compile_spec).__name__}"
+            )
+        if not compile_spec.target.integer:
+            raise ValueError(f"compile_spec: {compile_spec.target.name} has no INT profile to quantize for; add '+INT'")
+        self.compile_spec = compile_spec
+        self._global: Config = None
+        self._io: Config = None
+        self._names: dict[str, Config] = {}
+        self._types: dict[type[torch.nn.Module], Config] = {}
+
+    def set_global(self, quantization_config: Config) -> Self:
+        """For every operator without a more specific setting."""
+        self._global = quantization_config
+        return self
+
+    def set_io(self, quantization_config: Config) -> Self:
+        """For the model's own inputs and outputs."""
+        self._io = quantization_config
+        return self
+
+    def set_module_name(self, module_name: str, quantization_config: Config) -> Self:
+        """For the submodule of this name (as ``named_modules()`` has it) and what is in it."""
+        self._names[module_name] = quantization_config
+        return self
+
+    def set_module_type(self, module_type: type[torch.nn.Module], quantization_config: Config) -> Self:
+        """For every submodule of this type and what is in it."""
+        self._types[module_type] = quantization_config
+        return self
+
+    def transform_for_annotation(self, model: GraphModule) -> GraphModule:
+        """Make the graph functional and break up composites that have no record; called by ``prepare_pt2e``.
+
+        Raises:
+            ModelError: it writes in place to what other tensors share, which are tensors of their own once quantized.
+        """
+        inline_conditions(model, {})
+        writing = functionalize(model.graph, write_back=True)
+        if writing is not None:
+            advice = "quantize torch.export.export(model, inputs).run_decompositions({}).module()"
+            raise ModelError(f"{in_words(writing)} writes in place to memory that other tensors share: {advice}")
+        _give_values(model)
+        fold_weights(model)
+        remove_batch_norms(model)
+        normalize_to_rms_norm(model)
+        decompose(model, quantized=True)
+        lower_ranks(model)
+        fold_weights(model)
+        reduce_angles(model)
+        compare_operands(model)
+        promote(model)
+        bound_masks(model)
+        drop_unread(model.graph)  # what these replaced
+        _give_values(model)
+        return model  # prepare_pt2e makes a module of its own from the graph
+
+    def annotate(self, model: GraphModule) -> GraphModule:
+        """Write annotations; called by ``prepare_pt2e``.
+
+        Raises:
+            ValueError: a module name or type matches nothing in the model, or an operator that is to be quantized
+                computes in another type than float32.
+        """
+        stacks = {node: modules_of(node) for node in model.graph.nodes}
+        self._check_filters(stacks)
+        constants = constant_nodes(model.graph)
+        for node in model.graph.nodes:
+            if self._config(stacks[node]) is not None and node not in constants:
+                _check_type(node)
+        self._annotate_io(model)
+        Annotator(model.graph, lambda node: self._config(stacks[node])).run()
+        return model
+
+    def validate(self, model: GraphModule) -> None:
+        """Nothing to check: the operators' records decide what is annotated."""
+
+    def prepare_obs_or_fq_callback(self, model: GraphModule, edge_or_node_to_obs_or_fq: dict[Any, Any]) -> None:
+        """Tell the observers what they observe; called by ``prepare_pt2e``."""
+        share(edge_or_node_to_obs_or_fq)
+        connect((model, edge_or_node_to_obs_or_fq))
+
+    def _config(self, modules: dict[str, Any]) -> Config:
+        for name in sorted(self._names, key=len, reverse=True):
+            if any(_inside(path, name) for path in modules):
+                return self._names[name]
+        for module_type, config in self._types.items():
+            if any(_is_type(entry, module_type) for entry in modules.values()):
+                return config
+        return self._global
+
+    def _check_filters(self, stacks: dict[Node, dict[str, Any]]) -> None:
+        for name in self._names:
+            if not any(_inside(path, name) for modules in stacks.values() for path in modules):
+                paths = sorted({path for modules in stacks.values() for path in modules if path})
+                told = f"set_module_name: the model has no module '{name}' with operators of its own"
+                raise ValueError(f"{told}. It has: {', '.join(paths)}")
+        for module_type in self._types:
+            entries = [entry for modules in stacks.values() for entry in modules.values()]
+            if not any(_is_type(entry, module_type) for entry in entries):
+                found = sorted({_type_name(entry).rsplit(".", 1)[-1] for entry in entries})
+                told = f"set_module_type: the model has no {module_type.__name__}"
+                raise ValueError(f"{told}. It has: {', '.join(found)}")
+
+    def _annotate_io(self, model: GraphModule) -> None:
+        if self._io is None:
+            return
+        for node in model.graph.nodes:
+            if node.op == "placeholder" and is_float(node):
+                node.meta[ANNOTATION] = QuantizationAnnotation({}, self._io.activation, _annotated=True)
+            elif node.op == "output":
+                inputs = {source: self._io.activation for source in node.all_input_nodes if is_float(source)}
+                node.meta[ANNOTATION] = QuantizationAnnotation(dict(inputs), _annotated=True)
+
+
+class TOSAQuantizer(ArmQuantizer):
+    """Quantizes for a ``TosaCompileSpec``."""
+
+    spec_class = TosaCompileSpec
+
+
+class EthosUQuantizer(ArmQuantizer):
+    """Quantizes for an ``EthosUCompileSpec``."""
+
+    spec_class = EthosUCompileSpec
+
+
+class VgfQuantizer(ArmQuantizer):
+    """Quantizes for a ``VgfCompileSpec``."""
+
+    spec_class = VgfCompileSpec
+
+
+def _check_type(node: Node) -> None:
+    record = find(node)
+    if record is None or record.kind is Kind.PASSTHROUGH or not is_float(node):
+        return
+    values = node.meta["val"]
+    dtype = (values[0] if isinstance(values, (list, tuple)) else values).dtype
+    if dtype is not torch.float32:
+        raise ModelError(
+            f"{in_words(node)} is {dtype}, and integer programs are quantized from torch.float32: "
+            "convert the model and its inputs with .float()"
+        )
+
+
+def _give_values(model: GraphModule) -> None:
+    """get_attr nodes made by conv and batch-norm fusion have no fake tensor: give them their own tensor's."""
+    for node in model.graph.nodes:
+        if node.op == "get_attr" and "val" not in node.meta:
+            node.meta["val"] = attrgetter(str(node.target))(model)
+
+
+def _inside(path: str, name: str) -> bool:
+    return path == name or path.startswith(name + ".")
+
+
+def _type_name(entry: Any) -> str:
+    return f"{entry.__module__}.{entry.__qualname__}" if isinstance(entry, type) else str(entry)
+
+
+def _is_type(entry: Any, module_type: type[torch.nn.Module]) -> bool:
+    return entry is module_type or _type_name(entry) == f"{module_type.__module__}.{module_type.__qualname__}"

@@ -1,0 +1,1 @@
+"""Recurrent layers: their unrolled steps, and loops over chunks of these."""

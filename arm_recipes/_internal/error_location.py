@@ -1,0 +1,133 @@
+"""Where in the user's model an exception comes from, whichever stage of an export raised it."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import executorch.exir
+import torch
+from torch import fx
+
+_OURS = Path(__file__).parents[1]
+#: Frames below these folders, and generated code such as "<eval_with_key>", are not the user's.
+_NOT_THE_USER = (
+    *(str(Path(package).parent.parent) for package in (torch.__file__, executorch.exir.__file__)),
+    *(str(_OURS), str(_OURS.with_name("arm_backend_core")), "<"),
+)
+
+_FIXED = (
+    "shapes and branches must not depend on the values of tensors: use torch.where, a mask, or a fixed number of "
+    "elements (topk)"
+)
+_PADDED = (
+    "packed sequences have sizes that depend on the lengths: run the layer on the padded batch, and take the result of "
+    "each sequence's last step, y[torch.arange(n), lengths - 1]"
+)
+#: What to do about an exception, by a part of its text.
+_ADVICE = {
+    "data-dependent": _FIXED,
+    "unbacked symbol": _FIXED,
+    "Missing out variants": "ExecuTorch cannot emit the operator: use another one",
+}
+
+
+def is_told(error: BaseException) -> bool:
+    """Whether an exception is a message of this package to the user already."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, ValueError) and bool(frames) and frames[-1].f_code.co_filename.startswith(str(_OURS))
+
+
+def describe(
+    doing: str, error: Exception, modules: Iterable[torch.nn.Module] = (), graphs: Sequence[fx.Graph] = ()
+) -> str:
+    """What failed, where, why, and what to do.
+
+    Args:
+        doing: the work that was going on.
+        modules: models whose submodules may be named.
+        graphs: searched for an operator that the exception names, if no node was at work when it was raised.
+    """
+    owner, line = _owner(error, modules)
+    text = str(error).strip()
+    advice = next((advice for part, advice in _ADVICE.items() if part in text), "")
+    node = _node(error) or _named(text, graphs)
+    if node is None and advice is _FIXED:
+        node = _first_of_computed_size(graphs)
+    where = f" in {owner}" if owner else ""
+    if node is not None:
+        from arm_backend_core.nodes import operator_name, source_line
+
+        where += f" at {operator_name(node)}" if node.op == "call_function" else ""
+        line = source_line(node) or line
+        where += f" ({line})" if line else ""
+    elif line:
+        where += f" at {line}"
+    reason = text.splitlines()[0] if text else ""
+    if _is_packed(error):
+        advice = _PADDED
+    if not advice and node is not None and _has_symbolic_shape(node):
+        advice = _FIXED
+    return f"{doing} failed{where}: {type(error).__name__}: {reason}{'; ' if advice else ''}{advice}"
+
+
+def _is_packed(error: Exception) -> bool:
+    """Whether a recurrent layer was at work on packed sequences, or these were being packed or padded."""
+    packed = torch.nn.utils.rnn.PackedSequence
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(isinstance(value, packed) for frame in frames for value in frame.f_locals.values()) or any(
+        frame.f_code.co_name in ("pack_padded_sequence", "pad_packed_sequence") for frame in frames
+    )
+
+
+def _owner(error: Exception, modules: Iterable[torch.nn.Module]) -> tuple[str, str]:
+    """The innermost submodule, and the innermost line of the user's code, that were at work."""
+    names = {id(part): name for module in modules for name, part in module.named_modules()}
+    line, owner = "", ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        module = frame.f_locals.get("self")
+        if isinstance(module, torch.nn.Module) and id(module) in names:
+            path = names[id(module)]
+            owner = f"'{path}' ({type(module).__name__})" if path else type(module).__name__
+        if not file.startswith(_NOT_THE_USER):
+            line = f"{file}:{number}"
+    return owner, line
+
+
+def _node(error: Exception) -> fx.Node | None:
+    """The node that the innermost frame with one works on, if it comes from the user's code."""
+    found = None
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        for name in ("n", "node"):
+            value = frame.f_locals.get(name)
+            if isinstance(value, fx.Node) and value.meta.get("stack_trace"):
+                found = value
+    return found
+
+
+def _has_symbolic_shape(node: fx.Node) -> bool:
+    values = [value.meta.get("val") for value in (node, *node.all_input_nodes)]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return any(not isinstance(size, int) for tensor in tensors for size in tensor.shape)
+
+
+def _first_of_computed_size(graphs: Sequence[fx.Graph]) -> fx.Node | None:
+    """The first operator of the user's with a size that depends on values."""
+    nodes = (node for graph in graphs for node in graph.nodes if node.meta.get("stack_trace"))
+    return next(filter(_has_symbolic_shape, nodes), None)
+
+
+def _named(text: str, graphs: Sequence[fx.Graph]) -> fx.Node | None:
+    """The first node whose operator the text names."""
+    from arm_backend_core.nodes import overload_of
+
+    operators = set(re.findall(r"\w+::\w+", text))
+    for graph in graphs:
+        for node in graph.nodes:
+            overload = overload_of(node.target) if node.op == "call_function" else None
+            if overload is not None and overload._schema.name in operators:
+                return node
+    return None

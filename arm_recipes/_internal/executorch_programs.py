@@ -1,0 +1,114 @@
+"""Programs as captured and as emitted; what is no public API of ExecuTorch is used here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind
+from torch.fx import Graph
+from torch.utils import _pytree as pytree
+
+from arm_backend_core.program import lowered_modules
+
+if TYPE_CHECKING:
+    from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+
+def simplify_call(program: ExportedProgram) -> None:
+    """Remove inputs that are numbers, strings or None: the graph has them as constants, and nothing reads the inputs.
+
+    The containers of inputs or outputs are forgotten where something was removed, or where they are of a class that
+    ExecuTorch cannot write down.
+    """
+    specs = program.graph_signature.input_specs
+    constants = {spec.arg.name for spec in specs if isinstance(spec.arg, ConstantArgument)}
+    top, *others = program.module_call_graph
+    assert top.signature is not None
+    signature = top.signature
+    if constants:
+        specs[:] = [spec for spec in specs if spec.arg.name not in constants]
+        for node in list(program.graph.nodes):
+            if node.op == "placeholder" and node.name in constants:
+                program.graph.erase_node(node)
+        program.graph_module.recompile()
+    if constants or not _is_written(signature.in_spec):
+        left = [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
+        flat = pytree.tree_structure((tuple(left), {}))
+        signature = replace(signature, in_spec=flat, forward_arg_names=left)
+    if not _is_written(signature.out_spec):
+        flat = pytree.tree_structure(tuple(range(signature.out_spec.num_leaves)))
+        signature = replace(signature, out_spec=flat)
+    program._module_call_graph = [replace(top, signature=signature), *others]
+
+
+def _is_written(spec: pytree.TreeSpec) -> bool:
+    try:
+        pytree.treespec_dumps(spec)
+    except NotImplementedError:
+        return False
+    return True
+
+
+def store_named_data(manager: EdgeProgramManager, key: str, data: bytes, alignment: int = 1) -> None:
+    """Put data into the program that a runtime reads only when it is asked for ``key``."""
+    manager._named_data_store.add_named_data(key, data, alignment)
+
+
+def named_data_bytes(manager: EdgeProgramManager) -> int:
+    """Of all data that is put into the program, or beside it, by name."""
+    return sum(map(len, manager._named_data_store.buffers))
+
+
+def delegates_of(manager: EdgeProgramManager, method: str) -> Iterator[LoweredBackendModule]:
+    """Our delegates of a method."""
+    for module in lowered_modules(manager.exported_program(method).graph_module):
+        if "arm_delegate" in (module.meta or {}):
+            yield module
+
+
+def restore_handles(program: ExportedProgram) -> None:
+    """Give what stays on the CPU, and others' delegates, debug handles as ours have them: ExecuTorch numbers anew."""
+    _restore(program.graph)
+    for module in lowered_modules(program.graph_module):
+        if "arm_delegate" in (module.meta or {}):
+            continue
+        ours = _restore(module.original_module.graph)
+        told = (module.meta or {}).get("debug_handle_map") or {}
+        for operation, handles in told.items():
+            told[operation] = tuple(sorted({new for handle in handles for new in ours.get(handle, ())}))
+
+
+def _restore(graph: Graph) -> dict[int, set[int]]:
+    """Returns handles of the program by what nodes had in their place."""
+    from arm_backend_core.nodes import handle_of
+
+    restored: dict[int, set[int]] = {}
+    for node in graph.nodes:
+        before, handle = node.meta.pop("debug_handle", None), handle_of(node)
+        if handle is not None:
+            node.meta["debug_handle"] = handle
+            restored.setdefault(before, set()).add(handle)
+    return restored
+
+
+def set_payload(module: LoweredBackendModule, payload: bytes, compile_specs: list[CompileSpec]) -> None:
+    """Give a delegate another payload."""
+    module._processed_bytes, module._compile_specs = payload, compile_specs
+
+
+class _Pieces(list[bytes]):
+    """A file whose content stays in the pieces that were written."""
+
+    write = list.append
+
+
+def pieces_of(manager: ExecutorchProgramManager) -> list[bytes]:
+    """The emitted program in pieces of the manager's own memory; it would keep the copy that its ``buffer`` makes."""
+    pieces = _Pieces()
+    manager.write_to_file(pieces)
+    return pieces

@@ -1,0 +1,1 @@
+"""``compare``: a program and its float model, by output and by layer."""

@@ -1,0 +1,31 @@
+"""What joblib calls in a worker process of a comparison. It imports what is costly late, to do so in silence."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from arm_recipes.comparison.worker_job import Found, Item, Runner
+
+_runners: dict[str, Runner] = {}
+
+
+def run_item(key: str, job: np.ndarray[Any, Any], item: Item) -> tuple[int, Found]:
+    """The sample's number, and what came of it.
+
+    Args:
+        key: of the job; one that the process has had already is not read again.
+        job: pickled, as an array: joblib keeps one copy of it for all tasks, in memory that they share or on a cluster.
+    """
+    from arm_recipes._internal.messages import quiet
+
+    with quiet():
+        if key not in _runners:
+            from arm_recipes.comparison.worker_job import Runner
+
+            _runners.clear()
+            _runners[key] = Runner(pickle.loads(job.tobytes()))
+        return item.index, _runners[key](item)

@@ -1,0 +1,1 @@
+"""Searches that export a model many times: configurations, precisions, advice."""

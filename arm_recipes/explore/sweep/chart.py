@@ -1,0 +1,137 @@
+"""Charts of a sweep, drawn by Plotly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from arm_recipes.explore.sweep.rows import Row, value
+
+_TITLES = {
+    "milliseconds": "time of an inference (ms)",
+    "npu_cycles": "cycles of the NPU",
+    "sram_bytes": "SRAM (bytes)",
+    "dram_bytes": "DRAM (bytes)",
+    "flash_bytes": "flash (bytes)",
+    "weight_bytes": "encoded weights (bytes)",
+}
+#: Of the points, by memory mode: colours tell the NPUs.
+_SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "star", "x", "pentagon")
+
+
+def plot_rows(
+    rows: Sequence[Row], metric: str, front: Callable[[str, str], Sequence[Row]], x: str, y: str | Sequence[str]
+) -> Any:
+    """See ``Sweep.plot``.
+
+    Args:
+        rows: those that have figures.
+        metric: what ``accuracy`` is.
+        front: gives the Pareto-optimal rows for two columns.
+    """
+    try:
+        from plotly.subplots import make_subplots
+    except ImportError as error:
+        raise ImportError("plot() needs Plotly: pip install 'arm-recipes[pictures]'") from error
+    if not rows:
+        raise ValueError("no configuration has figures, so there is nothing to draw; print the sweep for the errors")
+    columns = [y] if isinstance(y, str) else list(y)
+    for column in (x, *columns):
+        value(rows[0], column)
+    drawn = [column for column in columns if any(value(row, column) is not None for row in rows)]
+    if not drawn:
+        raise ValueError("y: no configuration has an accuracy; see the notes of the sweep")
+    figure = make_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=0.04)
+    for line, column in enumerate(drawn, 1):
+        for trace in (*_points(rows, metric, x, column), *_modes(rows), _front(front(x, column), x, column)):
+            figure.add_trace({**trace, "showlegend": line == 1}, row=line, col=1)
+        figure.update_yaxes(title_text=_title(metric, column), row=line, col=1)
+    # From the slowest NPU to the fastest there are two powers of ten.
+    figure.update_xaxes(type="log")
+    figure.update_xaxes(title_text=_title(metric, x), row=len(drawn), col=1)
+    figure.update_layout(title_text=f"{len(rows)} configurations", height=160 + 280 * len(drawn))
+    return figure
+
+
+def _points(rows: Sequence[Row], metric: str, x: str, y: str) -> list[dict[str, Any]]:
+    """A trace for each recipe and NPU."""
+    from plotly.colors import qualitative
+
+    symbols = _symbols(rows)
+    traces = []
+    for number, group in enumerate(dict.fromkeys((row.recipe, row.target) for row in rows)):
+        points = [row for row in rows if (row.recipe, row.target) == group and value(row, y) is not None]
+        precision = group[0].rsplit("_", 1)[1]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": f"{group[1]}, {precision}",
+                "legendgroup": f"{group[1]}, {precision}",
+                "x": [value(row, x) for row in points],
+                "y": [value(row, y) for row in points],
+                "text": [_hover_text(metric, row) for row in points],
+                "hoverinfo": "text",
+                "marker": {
+                    "color": qualitative.Dark24[number % len(qualitative.Dark24)],
+                    "symbol": [symbols[row.memory_mode] for row in points],
+                    "size": 9,
+                },
+            }
+        )
+    return traces
+
+
+def _symbols(rows: Sequence[Row]) -> dict[str, str]:
+    modes = dict.fromkeys(row.memory_mode for row in rows)
+    return {mode: _SYMBOLS[number % len(_SYMBOLS)] for number, mode in enumerate(modes)}
+
+
+def _modes(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Traces without a point, for the legend to tell the symbols."""
+    return [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "name": mode,
+            "legendgroup": mode,
+            "x": [None],
+            "y": [None],
+            "marker": {"color": "gray", "symbol": symbol, "size": 9},
+        }
+        for mode, symbol in _symbols(rows).items()
+    ]
+
+
+def _front(optimal: Sequence[Row], x: str, y: str) -> dict[str, Any]:
+    """Up to each time, the best there is."""
+    front = sorted((value(row, x), value(row, y)) for row in optimal if value(row, y) is not None)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": "Pareto front",
+        "legendgroup": "front",
+        "x": [point[0] for point in front],
+        "y": [point[1] for point in front],
+        "line": {"shape": "hv", "dash": "dot", "color": "gray"},
+        "hoverinfo": "skip",
+    }
+
+
+def _title(metric: str, column: str) -> str:
+    return metric if column == "accuracy" else _TITLES.get(column, column.replace("_", " "))
+
+
+def _hover_text(metric: str, row: Row) -> str:
+    figures = row.figures
+    assert figures is not None
+    lines = [
+        f"<b>{row.target}</b>, {row.recipe}",
+        f"{row.system_config}, {row.memory_mode}",
+        f"{figures.cycles:,} cycles, {figures.milliseconds:.3f} ms",
+        f"SRAM {figures.sram_bytes:,} B{' (more than granted)' if figures.sram_exceeded else ''}",
+        f"DRAM {figures.dram_bytes:,} B, flash {figures.flash_bytes:,} B",
+    ]
+    lines += [] if row.accuracy is None else [f"{metric}: {row.accuracy:.4g}"]
+    lines += [f"{row.cpu_operators} operators on the CPU, not in these figures"] if row.cpu_operators else []
+    return "<br>".join(lines)

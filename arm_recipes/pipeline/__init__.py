@@ -1,0 +1,1 @@
+"""``export``: the stages in order, several methods, the cache, verification."""

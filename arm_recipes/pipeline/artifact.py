@@ -1,0 +1,224 @@
+"""The artifact of an export: program, report and what PyTorch and ExecuTorch have of it, as data that services read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from arm_recipes._internal.executorch_programs import pieces_of
+from arm_recipes.pipeline.reference_program import with_tosa_delegates
+from arm_recipes.report.record import MethodReport
+from arm_recipes.report.report import Report
+from arm_recipes.runtime.program import Program
+from arm_recipes.runtime.signature import NAMES_KEY, sealed, stored_names
+
+if TYPE_CHECKING:
+    from executorch.exir import ExecutorchProgramManager
+    from executorch.export import ExportRecipe
+    from torch.export import ExportedProgram
+
+    from arm_recipes.pipeline.float_tensors import Kept
+    from arm_recipes.runtime.shape_variants import Pad
+    from arm_recipes.runtime.trace import TracedOperation
+    from arm_recipes.samples.sample import Inputs, Pattern
+    from arm_recipes.samples.sizes import Sized
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What PyTorch and ExecuTorch have of an export."""
+
+    exported_programs: dict[str, ExportedProgram]
+    executorch_program: ExecutorchProgramManager
+    kept: Kept
+
+
+@dataclass(eq=False, repr=False)
+class Artifact:
+    """A program for the target, with the record of how it came about.
+
+    Attributes:
+        report: delegates, operators on the CPU, quantization, Vela's figures, sizes and seconds.
+        patterns: structure, shapes and dtypes of the inputs of each method.
+        out_specs: structure of what the model of each method returns.
+        sized: methods that were exported in several sizes, by name.
+        recipe: that made it.
+        make_parts: called when the parts are first needed; an export from the cache makes them then.
+        written: the program in pieces, where it is there without the parts.
+    """
+
+    report: Report
+    patterns: dict[str, Pattern]
+    out_specs: dict[str, Any]
+    sized: Mapping[str, Sized]
+    recipe: ExportRecipe | None
+    make_parts: Callable[[], Parts]
+    written: Sequence[bytes] | None = None
+    _program: Program | None = field(default=None, init=False)
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What PyTorch and ExecuTorch have of the export."""
+        return self.make_parts()
+
+    @property
+    def exported_programs(self) -> dict[str, ExportedProgram]:
+        """What was lowered, by method: the ATen program, quantized for INT recipes."""
+        return self.parts.exported_programs
+
+    @property
+    def executorch_program(self) -> ExecutorchProgramManager:
+        """ExecuTorch's manager of the emitted program."""
+        return self.parts.executorch_program
+
+    @property
+    def kept(self) -> Kept:
+        """Float tensors of the model, for comparisons."""
+        return self.parts.kept
+
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """The program in pieces, before its checksum is written."""
+        return pieces_of(self.executorch_program) if self.written is None else self.written
+
+    @cached_property
+    def buffer(self) -> bytes:
+        """The ``.pte`` file."""
+        return b"".join(sealed(self.pieces))
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of the program with all that is stored beside it."""
+        beside = 0 if self.written is not None else sum(map(len, (self.executorch_program._tensor_data or {}).values()))
+        return self.report.program_bytes + beside
+
+    @property
+    def main(self) -> MethodReport:
+        """The report of ``main_method``."""
+        methods = self.report.methods
+        return next((method for method in methods if method.name == "forward"), methods[0])
+
+    @property
+    def main_method(self) -> str:
+        """``forward``, or the first one where there is no such method."""
+        return self.main.name
+
+    def run(
+        self,
+        *inputs: Any,
+        method: str = "forward",
+        via: Literal["tosa"] | None = None,
+        pad: Pad | None = None,
+        **keywords: Any,
+    ) -> Any:
+        """Execute the program in ExecuTorch's runtime on this machine.
+
+        TOSA delegates run on Arm's reference model, VGF ones on Vulkan, those for Ethos-U on an emulator of the NPU.
+
+        Args:
+            via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
+            pad: see ``Program.run``.
+            inputs, keywords: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
+                Numbers, strings and None must be those that the model was exported with.
+
+        Returns:
+            what the model returns; for a constant method its value, or a list of its values. What the model writes
+            into its inputs is not written into yours: ``report.notes`` tell where the program returns it.
+
+        Raises:
+            ValueError: no such method, or the inputs differ from the program's in structure, shape or dtype.
+            RunError: this machine cannot run it; the message says what it takes.
+        """
+        program = self._loaded()
+        if via == "tosa" and not program.runs_via_tosa:
+            program.twin = Program(self.reference_program())
+        example = next(iter(self.sized[method].methods)) if method in self.sized else method
+        tensors = self.tensors_of_call(example, inputs, keywords) if example in self.patterns else inputs
+        return self.structured(example, program.run(*tensors, method=method, via=via, pad=pad))
+
+    def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
+        """Execute the program; yields each operation of its Ethos-U delegates with its names and what it wrote.
+
+        Args:
+            inputs, method, keywords: as for ``run``.
+
+        Raises:
+            ValueError, RunError: as ``run``.
+        """
+        tensors = self.tensors_of_call(method, inputs, keywords) if method in self.patterns else inputs
+        return self._loaded().trace(*tensors, method=method)
+
+    def program(self) -> Program:
+        """The program, loaded anew, so that its buffers begin with their values."""
+        program = Program(self.buffer)
+        program.records = {delegate.checksum: delegate for delegate in self.report.delegates}
+        return program
+
+    def tensors(self, method: str, sample: Inputs) -> list[Any]:
+        """Those of a sample of the model, without what is constant in the program.
+
+        Raises:
+            ValueError: there is no such method, or the sample is not what it takes.
+        """
+        return self.tensors_of_call(method, (sample,), {})
+
+    def tensors_of_call(self, method: str, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
+        """What the program takes, of what the model takes."""
+        import torch
+
+        from arm_recipes.samples.sample import Inputs, as_inputs
+
+        if method not in self.patterns:
+            raise ValueError(f"no method '{method}'; the program has: {', '.join(self.patterns)}")
+        what = f"the call of '{method}'"
+        given = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Inputs) else Inputs(*inputs, **keywords)
+        pattern = self.patterns[method]
+        leaves = pattern.check_form(as_inputs(given, what), what)
+        pairs = zip(leaves, pattern.leaves, strict=True)
+        return [leaf for leaf, expected in pairs if isinstance(expected, torch.Tensor)]
+
+    def program_inputs(self, method: MethodReport, sample: Inputs) -> list[Any]:
+        """What ``Program.run`` takes for a sample of the model; real numbers are quantized for ``quantized_io``."""
+        import torch
+
+        pattern = self.patterns[method.name]
+        leaves = zip(pattern.flatten(sample, "a sample"), pattern.leaves, strict=True)
+        tensors = [leaf for leaf, expected in leaves if isinstance(expected, torch.Tensor)]
+        return [info.taken(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
+
+    def run_real(self, sample: Inputs) -> Any:
+        """What ``run`` gives for a sample of the only method, in real numbers with ``quantized_io`` too.
+
+        Raises:
+            ValueError, RunError: as ``run``.
+        """
+        (method,) = self.report.methods
+        outputs = self._loaded().run(*self.program_inputs(method, sample), method=method.name)
+        pairs = zip(method.outputs, outputs, strict=True)
+        return self.structured(method.name, [info.real(value) for info, value in pairs])
+
+    def structured(self, method: str, outputs: list[Any]) -> Any:
+        """What the program returns, as the model does."""
+        if method not in self.out_specs:
+            return outputs[0] if len(outputs) == 1 else outputs
+        from torch.utils import _pytree as pytree
+
+        spec = self.out_specs[method]
+        # New values of inputs that the model writes come first.
+        return pytree.tree_unflatten(outputs[len(outputs) - spec.num_leaves :], spec)
+
+    def reference_program(self) -> bytes:
+        """The program with its delegates as TOSA graphs."""
+        tensors = {method.name: (method.inputs, method.outputs) for method in self.report.methods}
+        sized = {name: told.told() for name, told in self.sized.items()}
+        names = stored_names(tensors, tosa_of=hashlib.sha256(self.buffer).hexdigest(), sized=sized)
+        graphs = {delegate.checksum: delegate.tosa for delegate in self.report.delegates}
+        return b"".join(sealed([with_tosa_delegates(self.executorch_program, graphs, {NAMES_KEY: names})]))
+
+    def _loaded(self) -> Program:
+        if self._program is None:
+            self._program = self.program()
+        return self._program

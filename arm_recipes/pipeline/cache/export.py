@@ -1,0 +1,158 @@
+"""One export with a cache: found there, or put there when it is done."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from executorch.export import ExportRecipe
+from torch.export import ExportedProgram
+
+from arm_recipes._internal.messages import warn
+from arm_recipes.pipeline.artifact import Artifact, Parts
+from arm_recipes.pipeline.cache.digest import Unknown
+from arm_recipes.pipeline.cache.key import ReadSamples, key_of
+from arm_recipes.pipeline.cache.store import Damaged, Saved, Store
+from arm_recipes.recipe.recipe import ArmRecipe
+from arm_recipes.samples.calibration import Calibration
+from arm_recipes.samples.sample import Pattern
+from arm_recipes.samples.sizes import Sized
+
+if TYPE_CHECKING:
+    from arm_recipes.pipeline.pipeline import Pipeline
+    from arm_recipes.samples.inputs import Examples, Model
+
+
+class CachedExport:
+    """A folder of exports, and the one that is wanted.
+
+    Attributes:
+        recipe: to export by: that of the user, but that it tells what is read of calibration data.
+        notes: for the report.
+
+    Raises:
+        ValueError: nothing can be written in the folder.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        recipe: ExportRecipe,
+        models: Mapping[str, Model],
+        examples: Examples,
+        sized: Mapping[str, Sized],
+        constant_methods: Mapping[str, Any] | None,
+    ) -> None:
+        self._store = Store(folder)
+        self._given, self._models, self._examples = recipe, models, examples
+        self._sized, self._constants = sized, constant_methods
+        self._key: str | None = None
+        self._read: frozenset[str] = frozenset()
+        self._samples: ReadSamples | None = None
+        self.recipe = self._watched(recipe)
+        self.notes: list[str] = []
+
+    def _watched(self, recipe: ExportRecipe) -> ExportRecipe:
+        quantization = recipe.quantization_recipe
+        source: Any = None if quantization is None else quantization.calibration_inputs_fn
+        if not isinstance(source, Calibration):
+            return recipe
+        self._samples = ReadSamples(source)
+        watched, own = copy.copy(recipe), copy.copy(quantization)
+        assert own is not None
+        own.calibration_inputs_fn, watched.quantization_recipe = self._samples, own
+        return watched
+
+    def find(self, pipeline: Pipeline, notes: Sequence[str], make: Callable[[], Artifact]) -> Artifact | None:
+        """What was made of the same before.
+
+        Args:
+            pipeline: captures the models.
+            notes: of the models and samples as they were given, which the report has.
+            make: exports after all, for what a cache has not.
+        """
+        start = time.perf_counter()
+        programs = pipeline.captured()
+        captured = time.perf_counter()
+        try:
+            self._key = self._key_of(programs, notes)
+            saved = self._store.read(self._key)
+        except Unknown as what:
+            self._note(f"cache_dir: this export is not kept, as {what} is not part of what the cache can tell apart")
+            return None
+        except Damaged as reason:
+            self._note(f"cache_dir: '{self._store.file(self._key or '')}' is not used, {reason}; it is written anew")
+            return None
+        if saved is None:
+            return None
+        for text in saved.warnings:
+            warn(text)
+        shapes = {method.name: [output.shape for output in method.outputs] for method in saved.report.methods}
+        for one in self._sized.values():
+            one.find_outputs({name: shapes[name] for name in one.methods})
+        note = "the program was taken from cache_dir: an earlier export made it of the same model, samples and recipe"
+        seconds = {"torch_export": captured - start, "cache": time.perf_counter() - captured}
+        report = replace(saved.report, seconds=seconds, notes=(*saved.report.notes, note), cached=True)
+        patterns = {name: Pattern.of_program(program) for name, program in programs.items()}
+        out_specs = {name: program.call_spec.out_spec for name, program in programs.items()}
+        parts = _Later(programs, make)
+        return Artifact(report, patterns, out_specs, self._sized, self._given, parts, [saved.program])
+
+    def keep(self, result: Artifact, warnings: Sequence[str]) -> None:
+        """Put an export there, unless calibration read other samples than the key was made of; adds notes to it."""
+        if self._samples is not None and self._samples.digests != self._read:
+            self._key = None
+            self._note("cache_dir: this export is not kept, as its calibration data are others each time they are read")
+        if self._key is not None:
+            self._store.write(self._key, Saved(result.report, b"".join(result.pieces), tuple(warnings)))
+        result.report = replace(result.report, notes=(*result.report.notes, *self.notes))
+
+    def _key_of(self, programs: Mapping[str, ExportedProgram], notes: Sequence[str]) -> str:
+        recipe = self.recipe
+        if not isinstance(recipe, ArmRecipe):
+            raise Unknown("a recipe that is combined, or not this package's,")
+        for option, what in (("qat", "what trains (qat)"), ("dump_dir", "what is written to dump_dir")):
+            if recipe.options.get(option) is not None:
+                raise Unknown(what)
+        if self._samples is not None:
+            for program in programs.values():
+                self._samples.read_all(Pattern.of_program(program))
+            self._read = frozenset(self._samples.digests)
+        sized = {name: one.told() for name, one in self._sized.items()}
+        more = sized, self._constants, list(notes), sorted(self._read)
+        return key_of(recipe, self._models, programs, self._examples, more)
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        warn(text)
+
+
+class _Later:
+    """Makes the parts of an export that was found, when they are asked for; the model must be as it was.
+
+    Raises:
+        ValueError: it is not.
+    """
+
+    def __init__(self, programs: Mapping[str, ExportedProgram], make: Callable[[], Artifact]) -> None:
+        self._make = make
+        self._versions = [
+            (name, tensor, tensor._version)
+            for program in programs.values()
+            for name, tensor in {**program.state_dict, **program.constants}.items()
+            if isinstance(tensor, torch.Tensor) and not tensor.is_inference()
+        ]
+
+    def __call__(self) -> Parts:
+        changed = next((name for name, tensor, version in self._versions if tensor._version != version), None)
+        if changed is not None:
+            raise ValueError(
+                f"the model has been changed since the export: '{changed}' was written, so that what a cache does not "
+                "hold cannot be made any more. Ask for it before you go on training, or export again"
+            )
+        return self._make().parts

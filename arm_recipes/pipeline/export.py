@@ -1,0 +1,123 @@
+"""The export: from a model and a recipe to the artifact, by way of the pipeline and the cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from executorch.export import ExportRecipe, RecipeType
+
+from arm_recipes._internal.frozen_gc import old_objects_apart
+from arm_recipes._internal.messages import noting, quiet, warn
+from arm_recipes.pipeline.artifact import Artifact
+from arm_recipes.pipeline.pipeline import Pipeline
+from arm_recipes.runtime.host_library import library
+from arm_recipes.samples import inputs, layouts
+from arm_recipes.samples.sizes import Sized, Sizes, expanded
+
+if TYPE_CHECKING:
+    from arm_recipes.pipeline.cache.export import CachedExport
+
+
+def run_export(
+    model: Any,
+    recipe: ExportRecipe,
+    example_inputs: Any = None,
+    *,
+    dynamic_shapes: Any = None,
+    sizes: Sizes | None = None,
+    constant_methods: dict[str, Any] | None = None,
+    strict: bool | None = None,
+    channels_last: bool = False,
+    verify: bool = False,
+    cache_dir: str | Path | None = None,
+    progress: bool = True,
+) -> Artifact:
+    """Run all that ``arm_recipes.export`` does but write the program; its arguments are described there."""
+    check_recipe(recipe)
+    if verify:
+        library()  # now: an export may take minutes
+    models = inputs.models_by_method(model)
+    example_inputs = inputs.with_loaders(example_inputs)
+    examples = inputs.examples_by_method(example_inputs, models)
+    notes = [] if sizes or dynamic_shapes else inputs.batch_notes(example_inputs, models, examples)
+    sized: dict[str, Sized] = {}
+    if sizes is not None:
+        models, examples, sized = expanded(models, examples, dynamic_shapes, sizes)
+        dynamic_shapes = None
+    if channels_last:
+        models, examples = layouts.channels_last(models, examples)
+    if _only_arm(recipe):
+        inputs.check_static(models, dynamic_shapes)
+
+    from arm_recipes.pipeline.budgets import budgets
+
+    cache = None
+    if cache_dir is not None:
+        from arm_recipes.pipeline.cache.export import CachedExport
+
+        cache = CachedExport(cache_dir, recipe, models, examples, sized, constant_methods)
+    pipeline = Pipeline(
+        recipe if cache is None else cache.recipe,
+        models,
+        examples,
+        dynamic_shapes=dynamic_shapes,
+        constant_methods=constant_methods,
+        strict=strict,
+        progress=progress,
+        sized=sized,
+    )
+    result = _run(pipeline, models, notes, cache)
+    for budget in budgets(recipe):
+        budget.check(result)
+    if verify:
+        from arm_recipes.pipeline.verify import check
+
+        check(result, examples)
+    return result
+
+
+def _run(
+    pipeline: Pipeline, models: dict[str, inputs.Model], told: list[str], cache: CachedExport | None = None
+) -> Artifact:
+    """The export itself, or what the cache has of it; ``told`` is what there is to say about its inputs."""
+    from arm_backend_core import events
+
+    notes = list(told)
+    with old_objects_apart(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
+        if training:
+            which = ", ".join(f"'{method}'" for method in training)
+            notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")
+        for note in notes:
+            warn(note)
+        if cache is not None:
+            found = cache.find(pipeline, notes, make=lambda: _run(pipeline, models, told))
+            if found is not None:
+                return found
+        with noting() as said:
+            pipeline.run()
+    result = pipeline.artifact(log.rejected, [*notes, *log.notes])
+    if cache is not None:
+        cache.keep(result, said)
+    return result
+
+
+def check_recipe(recipe: Any) -> None:
+    """Find what is no recipe.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if isinstance(recipe, RecipeType):
+        raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")
+    if not isinstance(recipe, ExportRecipe):
+        order = "the order is export(model, recipe, example_inputs)"
+        raise TypeError(f"recipe must be an ExportRecipe, got {type(recipe).__name__}; {order}")
+
+
+def _only_arm(recipe: ExportRecipe) -> bool:
+    partitioners = (recipe.lowering_recipe.partitioners if recipe.lowering_recipe else None) or []
+    if isinstance(partitioners, dict):
+        partitioners = [partitioner for group in partitioners.values() for partitioner in group]
+    modules = [type(partitioner).__module__ for partitioner in partitioners]
+    return bool(modules) and all(module.startswith("arm_backend_core.") for module in modules)

@@ -1,0 +1,401 @@
+"""Run the stages of a recipe: ExecuTorch's, with those that capture and lower the model replaced by faster ones."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import takewhile
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from executorch.exir import EdgeProgramManager
+from executorch.export import ExportRecipe, LoweringRecipe, QuantizationRecipe, StageType
+from executorch.export.stages import (
+    EdgeProgramManagerTransformStage,
+    ExecutorchStage,
+    PipelineArtifact,
+    SourceTransformStage,
+    Stage,
+    ToBackendStage,
+    ToEdgeStage,
+)
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArgument
+
+from arm_backend_core.program import inputs_of
+from arm_recipes._internal.error_location import describe, is_told
+from arm_recipes._internal.executorch_programs import pieces_of, restore_handles, simplify_call, store_named_data
+from arm_recipes._internal.messages import ExportError, warn
+from arm_recipes.pipeline.artifact import Artifact, Parts
+from arm_recipes.pipeline.float_tensors import kept
+from arm_recipes.pipeline.methods import check_state, name_state, with_shared_state
+from arm_recipes.report import record
+from arm_recipes.report.report import Report
+from arm_recipes.runtime.signature import NAMES_KEY, stored_names
+from arm_recipes.runtime.tensor_info import TensorInfo
+from arm_recipes.samples.inputs import Examples, Model
+from arm_recipes.samples.sample import Pattern
+from arm_recipes.samples.sizes import Sized
+from arm_recipes.stages.capture.capture import Capture, FastTorchExportStage
+from arm_recipes.stages.lower import FastLowerStage
+from arm_recipes.stages.quantize import FastQuantizeStage, Original
+from arm_recipes.stages.train import TrainingQuantizeStage
+
+if TYPE_CHECKING:
+    from arm_backend_core.events import Rejected
+
+
+#: What a stage does to the methods, for messages.
+_DOING = {
+    StageType.SOURCE_TRANSFORM: "transforming",
+    StageType.QUANTIZE: "quantizing",
+    StageType.TORCH_EXPORT: "capturing",
+    StageType.TO_EDGE_TRANSFORM_AND_LOWER: "lowering",
+    StageType.TO_EDGE: "lowering",
+    StageType.TO_BACKEND: "lowering",
+    StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: "preparing the boundary of",
+    StageType.TO_EXECUTORCH: "writing the program of",
+}
+
+
+class Progress:
+    """A progress bar over the stages, and one over calibration samples while they run.
+
+    Args:
+        shown: False, or a standard error that is not a terminal, shows nothing.
+    """
+
+    def __init__(self, shown: bool) -> None:
+        self.shown = shown and sys.stderr.isatty()
+        #: How many samples calibrated each method.
+        self.samples: dict[str, int] = {}
+
+    def stages(self, stages: list[StageType]) -> Iterable[StageType]:
+        """The stages, one after the other; the bar names the one that runs."""
+        if not self.shown:
+            yield from stages
+            return
+        from tqdm import tqdm
+
+        with tqdm(total=len(stages), leave=False, bar_format="{desc:<40} {n_fmt}/{total_fmt} |{bar}| {elapsed}") as bar:
+            for stage in stages:
+                bar.set_description_str(stage.value.replace("_", " "))
+                yield stage
+                bar.update()
+
+    def calibration(self, samples: Iterable[Any], method: str) -> Iterable[Any]:
+        """The samples of a method, counted."""
+        if self.shown:
+            from tqdm import tqdm
+
+            samples = tqdm(samples, desc=f"calibrating {method}", leave=False, unit="sample")
+        self.samples[method] = 0
+        for sample in samples:
+            yield sample
+            self.samples[method] += 1
+
+
+class Pipeline:
+    """One run of a recipe."""
+
+    def __init__(
+        self,
+        recipe: ExportRecipe,
+        models: Mapping[str, Model],
+        examples: Examples,
+        *,
+        dynamic_shapes: Any,
+        constant_methods: dict[str, Any] | None,
+        strict: bool | None,
+        progress: bool,
+        sized: Mapping[str, Sized] = MappingProxyType({}),
+    ) -> None:
+        self._recipe, self._models, self._sized = recipe, models, sized
+        self._progress = Progress(progress)
+        # A recipe says strict=True also when it says nothing, so only strict=False is taken at its word.
+        self._capture = Capture(strict if strict is not None or recipe.strict else False)
+        if dynamic_shapes is not None and not set(dynamic_shapes) <= set(models):
+            dynamic_shapes = {"forward": dynamic_shapes}
+        self._artifact = PipelineArtifact(
+            dict(models),
+            {
+                "example_inputs": examples,
+                "dynamic_shapes": dynamic_shapes or {},
+                "constant_methods": constant_methods,
+                "export_recipe": recipe,
+            },
+        )
+        self._shares_state = False
+        self._seconds: dict[str, float] = {}
+        self._notes: list[str] = []
+        self._programs: dict[str, ExportedProgram] = {}
+        self._graphs: dict[str, torch.fx.GraphModule] = {}
+        self._originals: dict[str, Original] = {}
+        self._losses: Mapping[str, dict[str, float]] = {}
+        self._patterns: dict[str, Pattern] = {}
+        self._out_specs: dict[str, Any] = {}
+        self._tensors: dict[str, tuple[tuple[TensorInfo, ...], tuple[TensorInfo, ...]]] = {}
+
+    def run(self) -> None:
+        """Run all stages.
+
+        Raises:
+            ValueError: the recipe lists its own stages and they do not end in a program.
+        """
+        stages = list(self._recipe.pipeline_stages or self._default_stages())
+        if stages[-1] is not StageType.TO_EXECUTORCH:
+            raise ValueError(f"recipe.pipeline_stages must end in TO_EXECUTORCH, not {stages[-1].name}")
+        for method, model in self._models.items():
+            if isinstance(model, ExportedProgram):
+                self._capture.inspect(method, model, given=True)
+        self._run_stages(stages)
+
+    def captured(self) -> dict[str, ExportedProgram]:
+        """The models as programs, which are not captured again when the stages run.
+
+        Raises:
+            ExportError: one cannot be captured.
+        """
+        examples, shapes = self._artifact.get_context("example_inputs"), self._artifact.get_context("dynamic_shapes")
+        programs = {}
+        for method, model in self._models.items():
+            if not isinstance(model, ExportedProgram):
+                model = self._capture.ahead(method, model, examples[method][0], shapes.get(method))
+            programs[method] = model
+        return programs
+
+    def quantized(self) -> tuple[dict[str, ExportedProgram], dict[str, ExportedProgram]]:
+        """Run the stages up to lowering.
+
+        Returns:
+            programs by method, as ``ExportResult.exported_programs`` has them, and as lowering takes them.
+        """
+        last = StageType.TO_EDGE_TRANSFORM_AND_LOWER
+        self._run_stages(list(takewhile(lambda kind: kind is not last, self._default_stages())))
+        return self._programs, self._artifact.data
+
+    def _run_stages(self, stages: list[StageType]) -> None:
+        for kind in self._progress.stages(stages):
+            if kind is StageType.TO_EXECUTORCH:
+                # Emitting the program edits the lowered methods in place.
+                self._snapshot(self._artifact.data)
+            stage = self._stage(kind)
+            start = time.perf_counter()
+            self._run(kind, stage)
+            self._seconds[kind.value] = time.perf_counter() - start
+            self._artifact = stage.get_artifacts()
+            if kind is StageType.SOURCE_TRANSFORM:
+                self._tell_transformed()
+            if isinstance(stage, FastQuantizeStage):
+                self._originals, self._losses = stage.originals, stage.losses
+                for note in stage.notes:
+                    self._note(note)
+            if kind is StageType.TORCH_EXPORT:
+                self._keep_programs()
+                self._warn_about_boundary()
+
+    def _run(self, kind: StageType, stage: Stage) -> None:
+        """Run a stage; whatever it raises that is no message to the user yet becomes one.
+
+        Raises:
+            ExportError: names the stage, and what of the model it was working on.
+        """
+        from arm_backend_core.errors import ArmBackendError
+
+        try:
+            stage.run(self._artifact)
+        except (ArmBackendError, ExportError):
+            raise
+        except Exception as error:
+            if is_told(error):
+                raise
+            models = [model for model in self._models.values() if isinstance(model, torch.nn.Module)]
+            captured = {name: program.graph_module for name, program in self._programs.items()}
+            graphs = [module.graph for module in (self._graphs or captured).values()]
+            methods = ", ".join(f"'{name}'" for name in self._models)
+            raise ExportError(describe(f"{_DOING[kind]} {methods}", error, models, graphs)) from error
+
+    def artifact(self, rejected: list[Rejected], notes: list[str]) -> Artifact:
+        """The program with its report; ``notes`` come before those of the stages."""
+        from arm_recipes.stages.edge.check_kernels import not_runnable
+
+        manager = self._artifact.data
+        methods = []
+        for name, graph in self._graphs.items():
+            ours, others, boundary, cpu = record.describe_graph(graph, rejected)
+            samples, losses = self._progress.samples.get(name), self._losses.get(name, {})
+            quantization = record.describe_quantization(self._programs[name], samples, losses)
+            tensors = self._tensors[name]
+            lacking = not_runnable(graph.graph)
+            methods.append(record.MethodReport(name, *tensors, ours, others, boundary, cpu, quantization, lacking))
+        report = Report(
+            recipe=self._recipe.name or "unnamed",
+            methods=tuple(methods),
+            program_bytes=sum(map(len, pieces_of(manager))),
+            seconds=self._seconds,
+            notes=(*notes, *self._capture.notes, *self._notes),
+        )
+        parts = Parts(self._programs, manager, kept(self._programs, self._originals, self._recipe))
+        return Artifact(report, self._patterns, self._out_specs, self._sized, self._recipe, lambda: parts)
+
+    def _default_stages(self) -> Iterable[StageType]:
+        quantization, lowering = self._recipe.quantization_recipe, self._recipe.lowering_recipe
+        if quantization is not None and quantization.ao_quantization_configs:
+            captured = [name for name, model in self._models.items() if isinstance(model, ExportedProgram)]
+            if captured:
+                raise ValueError(
+                    f"model: '{captured[0]}' is captured already, and the recipe exchanges layers; give the nn.Module"
+                )
+            yield StageType.SOURCE_TRANSFORM
+        if quantization is not None and quantization.quantizers:
+            yield StageType.QUANTIZE
+        yield StageType.TORCH_EXPORT
+        yield StageType.TO_EDGE_TRANSFORM_AND_LOWER
+        if lowering is not None and lowering.edge_manager_transform_passes:
+            yield StageType.EDGE_PROGRAM_MANAGER_TRANSFORM
+        yield StageType.TO_EXECUTORCH
+
+    def _stage(self, kind: StageType) -> Stage:
+        recipe = self._recipe
+        lowering = recipe.lowering_recipe or LoweringRecipe()
+        build: dict[StageType, Callable[[], Stage]] = {
+            StageType.SOURCE_TRANSFORM: lambda: SourceTransformStage(
+                recipe.quantization_recipe, in_place=recipe.source_transform_in_place
+            ),
+            StageType.QUANTIZE: lambda: TrainingQuantizeStage(
+                recipe.quantization_recipe or QuantizationRecipe(), self._capture, self._progress.calibration
+            ),
+            StageType.TORCH_EXPORT: lambda: FastTorchExportStage(recipe.aten_transform_passes, self._capture),
+            StageType.TO_EDGE_TRANSFORM_AND_LOWER: lambda: FastLowerStage.from_recipe(lowering),
+            StageType.TO_EDGE: lambda: ToEdgeStage.from_recipe(lowering),
+            StageType.EDGE_PROGRAM_MANAGER_TRANSFORM: lambda: EdgeProgramManagerTransformStage.from_recipe(lowering),
+            StageType.TO_BACKEND: lambda: ToBackendStage.from_recipe(lowering),
+            StageType.TO_EXECUTORCH: lambda: ExecutorchStage(self._backend_config()),
+        }
+        return build[kind]()
+
+    def _backend_config(self) -> Any:
+        config = self._recipe.executorch_backend_config
+        if not self._shares_state:
+            return config
+        from executorch.exir.capture import ExecutorchBackendConfig
+
+        return with_shared_state(config or ExecutorchBackendConfig())
+
+    def _keep_programs(self) -> None:
+        from arm_backend_core.nodes import number
+        from arm_backend_core.program import copied
+        from arm_recipes.stages.edge.equal_rows import arrange_rows
+
+        # Lowering edits the programs in place, and one may be the user's own.
+        self._programs = dict(self._artifact.data)
+        copies = {name: copied(program) for name, program in self._programs.items()}
+        for name, program in copies.items():
+            _check_outputs(name, program)
+            self._out_specs[name] = program.call_spec.out_spec
+            self._patterns[name] = pattern = Pattern.of_program(program)
+            for constant, value in pattern.constants.items():
+                self._notes.append(f"input '{constant}' of '{name}' is the constant {value!r} in the program")
+            simplify_call(program)
+            number(program.graph, 1)
+        self._shares_state = name_state(copies)
+        if self._shares_state:
+            arrange_rows(copies, self._recipe)
+        self._artifact = self._artifact.copy_with_new_data(copies)
+
+    def _tell_transformed(self) -> None:
+        from arm_recipes.stages.block_scaled import is_mx_recipe, left_float  # imports torchao
+
+        if not is_mx_recipe(self._recipe.quantization_recipe):
+            return
+        for name, model in self._artifact.data.items():
+            told, none = left_float(model, name)
+            self._notes += told
+            if none:
+                self._note(f"no layer of '{name}' is block-scaled, in spite of mx")
+
+    def _warn_about_boundary(self) -> None:
+        for name, program in self._programs.items():
+            nodes = {node.name: node for node in program.graph.nodes}
+            signature = program.graph_signature
+            for side, tensors in (("input", signature.user_inputs), ("output", signature.user_outputs)):
+                for index, tensor in enumerate(tensors):
+                    value = nodes[tensor].meta.get("val") if tensor in nodes else None
+                    if isinstance(value, torch.Tensor) and value.dtype in (torch.int64, torch.float64):
+                        kind = str(value.dtype).removeprefix("torch.")
+                        narrow = {"int64": "int32", "float64": "float32"}[kind]
+                        self._note(
+                            f"{side} {index} ('{tensor}') of '{name}' is {kind}, which TOSA does not have: "
+                            f"converting it costs an operator on the CPU, which {narrow} would save"
+                            + ("; its values are taken to be below 2**30" if side + kind == "inputint64" else "")
+                        )
+
+    def _note(self, text: str) -> None:
+        self._notes.append(text)
+        warn(text)
+
+    def _snapshot(self, manager: EdgeProgramManager) -> None:
+        from arm_backend_core.program import copied_module
+        from arm_recipes.stages.edge.edge_manager import outputs_of
+
+        if self._shares_state:
+            check_state({name: manager.exported_program(name) for name in manager.methods})
+        published = manager._config_methods or {}
+        for name in self._programs or sorted(manager.methods):
+            program = manager.exported_program(name)
+            restore_handles(program)
+            self._graphs[name] = copied_module(program.graph_module)
+            self._patterns.setdefault(name, Pattern.of_program(program))
+            self._out_specs.setdefault(name, program.call_spec.out_spec)
+            self._tensors[name] = (
+                _describe([(node.name, node) for node in inputs_of(program)], published, f"{name}_input"),
+                _describe(outputs_of(program), published, f"{name}_output"),
+            )
+            for index, tensor in enumerate(program.graph_signature.user_inputs_to_mutate.values()):
+                self._note(
+                    f"the model of '{name}' writes into its input '{tensor}': the program does not, "
+                    f"it returns the new value as output {index}, before what the model returns"
+                )
+        for sized in self._sized.values():
+            sized.find_outputs({name: [x.shape for x in self._tensors[name][1]] for name in sized.methods})
+        told = {name: sized.told() for name, sized in self._sized.items()}
+        store_named_data(manager, NAMES_KEY, stored_names(self._tensors, sized=told))
+
+
+def _check_outputs(method: str, program: ExportedProgram) -> None:
+    """Find results that a program cannot have.
+
+    Raises:
+        ExportError: there is one, or no tensor among them.
+    """
+    found = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    for index, value in enumerate(found):
+        if isinstance(value, ConstantArgument) and isinstance(value.value, str):
+            raise ExportError(
+                f"output {index} of '{method}' is {value.value!r} (str): a program returns tensors, numbers and None; "
+                "leave it out, or export it as constant_methods={'name': value}"
+            )
+    if not any(isinstance(value, TensorArgument) for value in found):
+        raise ExportError(f"'{method}' returns no tensor, so that there is nothing to compile; return one")
+
+
+def _describe(values: Iterable[tuple[str, Any]], published: Mapping[str, Any], prefix: str) -> tuple[TensorInfo, ...]:
+    """Inputs or outputs by name; ``published`` has what the constant methods called ``prefix`` tell of each."""
+    described = []
+    for index, (name, node) in enumerate(values):
+        value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
+        if not isinstance(value, torch.Tensor):
+            described.append(TensorInfo(name, type(value).__name__, ()))
+            continue
+        described.append(
+            TensorInfo(
+                name=name,
+                dtype=str(value.dtype).removeprefix("torch."),
+                shape=tuple(value.shape),
+                scale=published.get(f"{prefix}{index}_scale"),
+                zero_point=published.get(f"{prefix}{index}_zp"),
+            )
+        )
+    return tuple(described)

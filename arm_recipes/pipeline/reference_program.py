@@ -1,0 +1,55 @@
+"""The reference program of an export: the same program with TOSA graphs in place of compiled payloads."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from arm_recipes.runtime.payload_parts import PREFIX
+
+if TYPE_CHECKING:
+    from executorch.exir import ExecutorchProgramManager
+
+
+def with_tosa_delegates(
+    manager: ExecutorchProgramManager, graphs: Mapping[bytes, bytes], named_data: Mapping[str, bytes]
+) -> bytes:
+    """A program like that of ``manager``, with TOSA flatbuffers in place of the payloads that were made from them.
+
+    Args:
+        graphs: checksum of a payload, as its compile spec has it -> flatbuffer.
+        named_data: replaces what has the same key.
+    """
+    from executorch.exir import ExecutorchBackendConfig
+    from executorch.exir._serialize._named_data_store import NamedDataStore
+    from executorch.exir._serialize._serialize import serialize_for_executorch
+    from executorch.exir.schema import BackendDelegateInlineData
+
+    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
+    from arm_backend_core.targets.compile_spec import TosaCompileSpec
+
+    program = copy.deepcopy(manager.executorch_program)
+    for plan in program.execution_plan:
+        for delegate in plan.delegates:
+            check = next((spec.value for spec in delegate.compile_specs if spec.key == CHECKSUM_KEY), None)
+            if check is None:  # another backend's
+                continue
+            flatbuffer = graphs[bytes(check)]
+            program.backend_delegate_data[delegate.processed.index] = BackendDelegateInlineData(flatbuffer)
+            delegate.id, delegate.compile_specs = TosaCompileSpec.backend_id, [checksum(flatbuffer)]
+    store = NamedDataStore()
+    present = manager._named_data
+    if present is not None:
+        kept = {
+            key: entry
+            for key, entry in present.pte_data.items()
+            if key not in named_data and not key.startswith(PREFIX)  # the flatbuffers have their weights inside
+        }
+        store.merge_named_data_store(replace(present, pte_data=kept))
+    for key, data in named_data.items():
+        store.add_named_data(key, data)
+    emitted, named = replace(manager._emitter_output, program=program), store.get_named_data_store_output()
+    pte, _ = serialize_for_executorch(emitted, ExecutorchBackendConfig(), manager._data_serializer, named)
+    return bytes(pte)

@@ -1,0 +1,292 @@
+"""Keyword arguments of the recipes: one table of their types, allowed values and recipes, by the recipe's name."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arm_recipes.recipe import precisions
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword argument of ``ExportRecipe.get_recipe``.
+
+    Attributes:
+        group: "all", "int" (quantizing recipes), "tosa" (TOSA and VGF recipes), "tosa-fp", "ethos-u" or
+            "ethos-u85".
+        expects: the accepted values in words, for error messages and the command line.
+        problem: returns what is wrong with a value (completes "got <value>: ..."), or None.
+        default: value when the argument is not given; None means "the target's default".
+    """
+
+    name: str
+    group: str
+    expects: str
+    problem: Callable[[Any], str | None]
+    default: Any = None
+
+
+def _is_bool(value: Any) -> str | None:
+    return None if isinstance(value, bool) else "not a bool"
+
+
+def _is_bool_or_warn(value: Any) -> str | None:
+    return None if isinstance(value, bool) or value == "warn" else "none of these"
+
+
+def _is_macs(value: Any) -> str | None:
+    # bool is a subclass of int; macs=True is a mistake, not one MAC.
+    if isinstance(value, bool) or not isinstance(value, int):
+        return "not an int"
+    return None if value > 0 else "not positive"
+
+
+def _is_name(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        return "not a str"
+    return None if value.strip() else "empty"
+
+
+def _is_flags(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return f"a single str; write extra_flags=[{value!r}]"
+    if not isinstance(value, (list, tuple)) or not all(isinstance(flag, str) for flag in value):
+        return "not a list of str"
+    return None
+
+
+def _is_names(value: Any) -> str | None:
+    if isinstance(value, str):
+        return f"a single str; write extensions=[{value!r}]"
+    if value is not None and not (isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)):
+        return "not a list of str"
+    return None
+
+
+def _is_format(value: Any) -> str | None:
+    return None if value is None or value in MX_FORMATS else "none of these"
+
+
+def _is_improve(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return None
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        return "neither a bool nor a list of names"
+    unknown = [name for name in value if name not in IMPROVEMENTS + NAMED_IMPROVEMENTS]
+    return f"there is no improvement {unknown[0]!r}" if unknown else None
+
+
+def _is_observer(value: Any) -> str | None:
+    return None if value in OBSERVER_NAMES else "none of these"
+
+
+def _is_goal(value: Any) -> str | None:
+    return None if value in GOALS else "none of these"
+
+
+def improvements(value: Any, recipe: str) -> tuple[str, ...]:
+    """The names that ``improve`` stands for, with a recipe."""
+    if isinstance(value, bool):
+        usual = [name for name in IMPROVEMENTS if not (name in _DEAR and "ethos-u" in groups(recipe))]
+        return tuple(usual) if value else ()
+    return tuple(name for name in IMPROVEMENTS + NAMED_IMPROVEMENTS if name in value)
+
+
+def _is_ini(value: Any) -> str | None:
+    if value is None or isinstance(value, (str, Path)):
+        return None
+    return "not a path"
+
+
+def _is_directory(value: Any) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, (str, Path)):
+        return "not a path"
+    path = Path(value).absolute()
+    # The directory may not exist yet; nothing is created here, so ask the nearest folder that exists.
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        return f"'{existing}' is not a directory"
+    return None if os.access(existing, os.W_OK) else f"'{existing}' cannot be written"
+
+
+def _is_calibration(value: Any) -> str | None:
+    if value is None or callable(value):
+        return None
+    if _is_tensor(value):
+        return "a single tensor; write calibration=[(tensor,)]"
+    if isinstance(value, Mapping):
+        return "a dict; give samples per method to export() as example_inputs={'method': [...]}"
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        return "not iterable"
+    if isinstance(value, Sized) and len(value) == 0:
+        return "it has no samples"
+    return None
+
+
+def _is_function(value: Any) -> str | None:
+    return None if value is None or callable(value) else "not callable"
+
+
+_UNITS = {"": 1, "B": 1, "KIB": 1024, "MIB": 1024**2, "KB": 1000, "MB": 1000**2}
+
+
+def byte_count(value: int | str) -> int:
+    """Bytes that a number, or a text such as ``512KiB`` or ``1.5 MB``, stands for.
+
+    Raises:
+        ValueError: it stands for none.
+    """
+    if not isinstance(value, (int, str)) or isinstance(value, bool):
+        raise ValueError("neither an int nor a str")
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([A-Za-z]*)", str(value).strip())
+    if found is None or found[2].upper() not in _UNITS:
+        raise ValueError("not a number of bytes, of B, KiB, MiB, KB or MB")
+    count = round(float(found[1]) * _UNITS[found[2].upper()])
+    if not count:
+        raise ValueError("not positive")
+    return count
+
+
+def _is_decibels(value: Any) -> str | None:
+    if value is None:
+        return None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return None if number and value > 0 else "not a positive number"
+
+
+def _is_steps(value: Any) -> str | None:
+    return None if value is None or value == "auto" else _is_macs(value)
+
+
+def _is_budget(value: Any) -> str | None:
+    try:
+        return None if value is None or byte_count(value) else ""
+    except ValueError as problem:
+        return str(problem)
+
+
+_CALIBRATION = "an iterable (list, DataLoader, ...), or a callable returning one, of tuples of input tensors"
+
+_PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"}'
+
+_BUDGET = 'a number of bytes, or a text such as "512KiB"'
+
+#: What recipes do beyond rounding to the ranges that calibration shows: by default, and where they are named.
+IMPROVEMENTS = ("angles", "attention", "bias", "channels", "joins", "norms", "outputs", "rms_norms")
+NAMED_IMPROVEMENTS = ("rounding",)
+#: What an NPU takes more than 2 % more cycles for: there it is made where it is named.
+_DEAR = ("rms_norms",)
+
+#: Elements of blocks of 32 channels; ``arm_backend_core.ops.block_scaled`` has what they are.
+MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
+
+#: What programs for Ethos-U are compiled for: fewest cycles, least memory, or the better of both.
+GOALS = ("auto", "performance", "size")
+
+#: How ranges follow from what calibration shows; ``arm_recipes.recipe.observers`` has the classes.
+OBSERVER_NAMES = ("mse", "minmax", "percentile", "entropy")
+
+_IMPROVE = f"a bool, or a list of names of {', '.join(IMPROVEMENTS + NAMED_IMPROVEMENTS)}"
+
+OPTIONS: dict[str, Option] = {
+    option.name: option
+    for option in (
+        Option("macs", "ethos-u", "an int that the family has", _is_macs),
+        Option("system_config", "ethos-u", "the name of a [System_Config] in the .ini", _is_name),
+        Option("memory_mode", "ethos-u", "the name of a [Memory_Mode] in the .ini", _is_name),
+        Option("extra_flags", "ethos-u", "a list of Vela command line flags", _is_flags),
+        Option("config_ini", "ethos-u", "the path of a Vela .ini file", _is_ini),
+        Option("tuning", "ethos-u", "a bool", _is_bool, default=True),
+        Option("optimise", "ethos-u", f"one of {', '.join(map(repr, GOALS))}", _is_goal, default="auto"),
+        Option("sram_budget", "ethos-u", _BUDGET, _is_budget),
+        Option("flash_budget", "ethos-u", _BUDGET, _is_budget),
+        Option("direct_drive", "ethos-u85", "a bool", _is_bool, default=False),
+        Option("extensions", "tosa", 'a list of names of TOSA extensions, such as ["bf16"]', _is_names),
+        Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _is_format),
+        Option("per_channel", "int", "a bool", _is_bool, default=True),
+        Option("precisions", "int", _PRECISIONS, precisions.problem),
+        Option("calibration", "int", _CALIBRATION, _is_calibration),
+        Option("observer", "int", f"one of {', '.join(map(repr, OBSERVER_NAMES))}", _is_observer, default="mse"),
+        Option("improve", "int", _IMPROVE, _is_improve, default=True),
+        Option("qat", "int", "a function that trains the model that it is given", _is_function),
+        Option("min_sqnr", "int", "a number of dB", _is_decibels),
+        Option("quantized_io", "int", "a bool", _is_bool, default=False),
+        Option("steps_per_call", "all", 'an int, "auto", or None for all', _is_steps, default="auto"),
+        Option("require_full_delegation", "all", "a bool", _is_bool, default=False),
+        Option("require_runnable", "all", 'True, False or "warn"', _is_bool_or_warn, default="warn"),
+        Option("dump_dir", "all", "a directory for intermediate artefacts", _is_directory),
+    )
+}
+
+
+def groups(recipe: str) -> frozenset[str]:
+    """Groups of options that a recipe takes."""
+    names = {"all"}
+    if not recipe.endswith("_FP"):
+        names.add("int")
+    if recipe.startswith("ETHOSU"):
+        names.add("ethos-u")
+    else:
+        names.add("tosa")
+    if recipe == "TOSA_FP":
+        names.add("tosa-fp")
+    if recipe.startswith("ETHOSU_U85"):
+        names.add("ethos-u85")
+    return frozenset(names)
+
+
+def allowed(recipe: str) -> list[str]:
+    """Names of the options that a recipe takes, in the order of the table."""
+    return [option.name for option in OPTIONS.values() if option.group in groups(recipe)]
+
+
+def check(recipe: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of a recipe, defaults filled in.
+
+    Raises:
+        ValueError: an argument is unknown to the recipe (names the nearest one), or a value is not accepted.
+    """
+    names = allowed(recipe)
+    for name, value in given.items():
+        if name not in names:
+            raise ValueError(_unknown(recipe, name, names))
+        problem = OPTIONS[name].problem(value)
+        if problem is not None:
+            expects = OPTIONS[name].expects
+            raise ValueError(f"{recipe}: {name} must be {expects}; got {_short(value)}: {problem}")
+    return {name: given.get(name, OPTIONS[name].default) for name in names}
+
+
+def _unknown(recipe: str, name: str, names: list[str]) -> str:
+    if name in OPTIONS:
+        kinds = {"ethos-u": "Ethos-U", "ethos-u85": "Ethos-U85", "int": "quantizing", "tosa": "TOSA and VGF"}
+        kinds["tosa-fp"] = "TOSA_FP"
+        hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
+    else:
+        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+        hint = f"; did you mean '{near[0]}'?" if near else ""
+    return f"{recipe}: unknown argument '{name}'{hint} (allowed: {', '.join(names)})"
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not _is_tensor(value) else f"tensor of shape {tuple(value.shape)}"
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _is_tensor(value: Any) -> bool:
+    # Whoever has a tensor has imported PyTorch; the command line has not, and should not wait for it.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

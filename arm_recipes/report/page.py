@@ -1,0 +1,269 @@
+"""``Report.page``: one file with everything that is known of an export, which asks nothing of any network.
+
+Pictures are Plotly's, whose library is in the file. Without JavaScript the tables are there.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any, Protocol
+
+from arm_recipes._internal.files import check_writable, write
+from arm_recipes._internal.rendering import Section, as_html, size
+from arm_recipes.report.network import line, network
+
+if TYPE_CHECKING:
+    from arm_recipes.report.layers import LayerCost
+    from arm_recipes.report.memory import LiveTensor, MemoryOverTime
+    from arm_recipes.report.record import ExportRecord
+
+_LIVE = ("bytes", "what", "layer", "line")
+_LAYERS = ("layer", "line", "cycles", "share", "MACs", "MACs used", "read", "written", "bound by", "what")
+
+
+class ErrorSummary(Protocol):
+    """The error of a tensor: its signal-to-quantization-noise ratio in dB."""
+
+    @property
+    def sqnr(self) -> float:
+        """Decibels; infinite where nothing differs."""
+
+
+class LayerAccuracy(Protocol):
+    """The accuracy of one layer, as ``comparison`` measures it."""
+
+    @property
+    def name(self) -> str:
+        """Of the node in the captured program."""
+
+    @property
+    def module(self) -> str:
+        """Path of the submodule."""
+
+    @property
+    def operator(self) -> str:
+        """ATen operator."""
+
+    @property
+    def source(self) -> str:
+        """Line of the model."""
+
+    @property
+    def gap(self) -> ErrorSummary:
+        """Error of the layer's output."""
+
+    @property
+    def own(self) -> ErrorSummary | None:
+        """Error that the layer itself adds, if it is known."""
+
+
+class ComparisonRecord(Protocol):
+    """A comparison of a program with its model (``arm_recipes.comparison.result.Comparison``)."""
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+
+    @property
+    def program(self) -> str:
+        """What was compared."""
+
+    @property
+    def reference(self) -> str:
+        """What it was compared with."""
+
+    @property
+    def sqnr(self) -> float:
+        """SQNR of the outputs, dB."""
+
+    @property
+    def layers(self) -> Sequence[LayerAccuracy]:
+        """In the order of the program."""
+
+    def sections(self) -> Iterator[Section]:
+        """Headings with their lines."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page: ``save`` it, or let a notebook show it.
+
+    Attributes:
+        text: the HTML file.
+    """
+
+    text: str
+
+    def save(self, path: str | Path) -> Path:
+        """Write it.
+
+        Raises:
+            ValueError: nothing can be written at ``path``; the message says why.
+        """
+        target = check_writable(path)
+        write(target, self.text.encode())
+        return target
+
+    def _repr_html_(self) -> str:
+        # In a frame of its own: its styles and names are not the notebook's.
+        return f'<iframe srcdoc="{html.escape(self.text)}" style="width: 100%; height: 900px; border: 0"></iframe>'
+
+    def __repr__(self) -> str:
+        return f"<Page: {size(len(self.text))}>"
+
+
+def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) -> Page:
+    """See ``Report.page``."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ImportError("the page needs Plotly: pip install 'arm-recipes[pictures]'") from error
+    pairs = [(method.name, delegate) for method in report.methods for delegate in method.delegates]
+    made = [
+        network(delegate, [cost for cost in report.layers if (cost.method, cost.delegate) == (name, delegate.name)])
+        for name, delegate in pairs
+    ]
+    networks = [graph for graph in made if graph is not None]
+    data = {
+        "networks": networks,
+        "layers": [_cost(cost) for cost in report.layers],
+        "memory": [_memory(report, used) for used in report.memory],
+        "accuracy": [{"layers": [_gap(layer) for layer in told.layers]} for told in comparisons],
+    }
+    text = Template(_resource("page.html")).substitute(
+        title=html.escape(f"{report.recipe}: report"),
+        css=_resource("page.css"),
+        script=_resource("page.js"),
+        plotly=get_plotlyjs(),
+        # "</script>" in a name would end the element, and the browser reads "<!--" as the beginning of a comment.
+        data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+        cards="".join(
+            f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in _cards(report, comparisons)
+        ),
+        body="\n".join(_body(report, networks, comparisons)),
+    )
+    return Page(text)
+
+
+def _resource(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Iterator[tuple[str, str]]:
+    yield "program", size(report.program_bytes)
+    velas = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
+    if velas:
+        yield "target", velas[0].accelerator
+        yield "cycles", f"{sum(vela.total_cycles for vela in velas):,}"
+        yield "inference", f"{1e3 * sum(vela.inference_seconds for vela in velas):.3f} ms"
+        yield "SRAM at most", size(max(vela.sram_bytes for vela in velas))
+        yield "flash", size(sum(vela.flash_bytes for vela in velas))
+    yield "delegates", str(len(report.delegates))
+    yield "operators on the CPU", str(sum(operator.count for operator in report.cpu))
+    for told in comparisons:
+        yield f"SQNR of '{told.method}'", f"{told.sqnr:.1f} dB"
+    yield "export", f"{report.total_seconds:.1f} s"
+
+
+def _body(
+    report: ExportRecord, networks: Sequence[dict[str, Any]], comparisons: Sequence[ComparisonRecord]
+) -> Iterator[str]:
+    if report.layers:
+        yield _heading("Cycles by layer", "The 25 that cost most, by Vela's estimate: what waits for memory is orange.")
+        yield '<div id="costs"></div>'
+        yield _heading("Cycles by module", "Click a module to see what is in it, its head to go back.")
+        yield '<div id="modules"></div>'
+        yield f"<details><summary>All layers</summary>{_table(_LAYERS, map(_row, report.layers))}</details>"
+    for number, graph in enumerate(networks):
+        yield _heading(
+            f"Network: {graph['name']}",
+            "What goes from layer to layer, as wide as its bytes; the darker a layer, the more cycles it takes. "
+            "Click one for its facts.",
+        )
+        yield f'<div class="network" data-number="{number}"><div class="controls"></div>'
+        yield '<div class="wide"><div class="picture"></div></div><div class="facts"></div></div>'
+    for number, used in enumerate(report.memory):
+        yield _heading(
+            f"{used.memory.upper()} of {used.delegate} over time",
+            f"In use while each operation runs. The memory must have {size(used.bytes)}. Below is what lies there when "
+            "most is in use.",
+        )
+        yield f'<div id="memory{number}"></div>{_table(_LIVE, map(_live, used.peak))}'
+    for number, told in enumerate(comparisons):
+        yield _heading(f"Accuracy of '{told.method}' by layer", f"{told.program} against {told.reference}.")
+        yield f'<div id="accuracy{number}"></div>{_sections(told.sections())}'
+    yield _heading("Everything else", "")
+    yield _sections(report.sections())
+
+
+def _heading(text: str, below: str) -> str:
+    return f"<h2>{html.escape(text)}</h2>" + (f"<p>{html.escape(below)}</p>" if below else "")
+
+
+def _sections(sections: Iterable[Section]) -> str:
+    return "".join(f'<div class="wide">{as_html([section])}</div>' for section in sections)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+    body = "".join(row(cells, "td") for cells in rows)
+    return f'<div class="wide"><table>{row(head, "th")}{body}</table></div>'
+
+
+def _row(cost: LayerCost) -> tuple[str, ...]:
+    return (
+        cost.name,
+        line(cost.source),
+        f"{cost.cycles:,}",
+        f"{cost.share:.1%}",
+        f"{cost.macs:,}",
+        f"{cost.utilization:.0%}",
+        size(cost.bytes_read),
+        size(cost.bytes_written),
+        cost.bound,
+        cost.reason or ", ".join(cost.operators),
+    )
+
+
+def _cost(cost: LayerCost) -> dict[str, Any]:
+    names = ("name", "module", "kind", "cycles", "share", "utilization", "bound", "reason")
+    return {name: getattr(cost, name) for name in names} | {
+        "operators": list(cost.operators),
+        "source": line(cost.source),
+    }
+
+
+def _live(tensor: LiveTensor) -> tuple[str, ...]:
+    return size(tensor.bytes), tensor.kind, tensor.module or tensor.name, line(tensor.source)
+
+
+def _memory(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:
+    """``limit``: of the SRAM that the memory mode grants."""
+    velas = [d.vela for m in report.methods for d in m.delegates if (m.name, d.name) == (used.method, used.delegate)]
+    limit = velas[0].sram_limit if velas and velas[0] is not None and used.memory == "Sram" else None
+    moments = used.moments
+    # A limit far above would leave nothing to see.
+    shown = limit is not None and limit < 4 * used.bytes
+    return {
+        "limit": limit if shown else None,
+        "bytes": [moment.bytes for moment in moments],
+        "layers": [moment.module or moment.tensor for moment in moments],
+    }
+
+
+def _gap(layer: LayerAccuracy) -> dict[str, Any]:
+    told = {name: getattr(layer, name) for name in ("name", "module", "operator")} | {"source": line(layer.source)}
+    return told | {"sqnr": _finite(layer.gap.sqnr), "own": None if layer.own is None else _finite(layer.own.sqnr)}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

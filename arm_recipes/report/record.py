@@ -1,0 +1,373 @@
+"""The record of an export: methods, delegates, operators on the CPU, quantization, and how it is read off a program."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from arm_recipes._internal.rendering import Section, Shown, plain, size
+from arm_recipes.report.costs import layer_sections, memory_sections
+from arm_recipes.report.layers import method_layers
+from arm_recipes.report.memory import method_memory
+from arm_recipes.runtime.tensor_info import TensorInfo
+from arm_recipes.stages.edge.cpu_operators import CpuOperator, grouped
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+    from arm_backend_core.backends.payload import VelaFigures
+    from arm_backend_core.events import Delegate, Rejected
+    from arm_recipes.report.layers import LayerCost
+    from arm_recipes.report.memory import MemoryOverTime
+    from arm_recipes.runtime.ethosu import EthosUFigures, EthosULayer
+
+#: What the memory of an Ethos-U's base addresses holds.
+_REGIONS = {0: "weights", 1: "scratch", 2: "fast scratch", 3: "inputs", 4: "outputs"}
+#: Layers that the printed report has of each delegate.
+_COSTLIEST = 5
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How a method is quantized.
+
+    Attributes:
+        activations, weights: number of quantized tensors by what they hold, for example ``int8 per channel``.
+        samples: that calibrated it; None if the program came quantized.
+        sqnr: dB of each floating-point result over the noise that rounding adds to it, on the last of these samples.
+    """
+
+    activations: dict[str, int]
+    weights: dict[str, int]
+    samples: int | None
+    sqnr: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MethodReport:
+    """One method of the program.
+
+    Attributes:
+        delegates: in program order.
+        other_delegates: backend id -> number of delegates that another backend made (combined recipes).
+        boundary: operators around the delegates that only convert types, by name.
+        cpu: every other operator outside the delegates.
+        not_runnable: operators outside the delegates that ExecuTorch's library cannot execute, and why.
+    """
+
+    name: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    delegates: tuple[Delegate, ...]
+    other_delegates: dict[str, int]
+    boundary: dict[str, int]
+    cpu: tuple[CpuOperator, ...]
+    quantization: Quantization | None
+    not_runnable: tuple[CpuOperator, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExportRecord(Shown):
+    """The record of one export.
+
+    Attributes:
+        program_bytes: size of the ``.pte``.
+        seconds: wall-clock time per stage, by ExecuTorch's stage names.
+        notes: what else the user should know, one sentence each.
+        measured: with ``verify``, what the program of each Ethos-U delegate did in one execution, by its name
+            (and method, where there are several).
+        cached: whether the program was taken from ``cache_dir``, where an earlier export had put it.
+    """
+
+    recipe: str
+    methods: tuple[MethodReport, ...]
+    program_bytes: int
+    seconds: dict[str, float]
+    notes: tuple[str, ...]
+    measured: Mapping[str, EthosUFigures] = field(default_factory=dict)
+    cached: bool = False
+
+    @property
+    def total_seconds(self) -> float:
+        """Wall-clock time of all stages."""
+        return sum(self.seconds.values())
+
+    @property
+    def delegates(self) -> tuple[Delegate, ...]:
+        """Delegates of all methods."""
+        return tuple(delegate for method in self.methods for delegate in method.delegates)
+
+    @cached_property
+    def layers(self) -> tuple[LayerCost, ...]:
+        """What each layer of the model costs on Ethos-U, all methods, in the order in which they run."""
+        return tuple(cost for method in self.methods for cost in method_layers(method.name, method.delegates))
+
+    @cached_property
+    def memory(self) -> tuple[MemoryOverTime, ...]:
+        """What lies in the working memories of each Ethos-U delegate while each operation runs."""
+        return tuple(used for method in self.methods for used in method_memory(method.name, method.delegates))
+
+    @property
+    def cpu(self) -> tuple[CpuOperator, ...]:
+        """Operators on the CPU of all methods, boundary conversions not counted."""
+        return tuple(operator for method in self.methods for operator in method.cpu)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as dicts, lists, str and numbers, ready for JSON; flatbuffers by their size."""
+        return {
+            "recipe": self.recipe,
+            "program_bytes": self.program_bytes,
+            "seconds": {**self.seconds, "total": self.total_seconds},
+            "notes": list(self.notes),
+            "methods": [_method_dict(method) for method in self.methods],
+            "layers": [plain(cost) for cost in self.layers],
+            "memory": [plain(used) for used in self.memory],
+            "measured": plain(dict(self.measured)),
+            "cached": self.cached,
+        }
+
+    def sections(self) -> Iterator[Section]:
+        """Headings with their lines, for text and HTML."""
+        rows: list[tuple[str, ...]] = [("program", size(self.program_bytes))]
+        took = f"{self.total_seconds:.2f} s{', from the cache' if self.cached else ''}"
+        yield f"Recipe {self.recipe}", [*rows, ("export", took)]
+        for method in self.methods:
+            yield from _method_sections(method, many=len(self.methods) > 1)
+            yield from self._cost_sections(method)
+        for name, figures in self.measured.items():
+            yield f"Measured for {name}, in the emulator", _measured_rows(figures)
+            yield from _costliest(name, figures)
+        yield "Seconds per stage", [(stage, f"{seconds:.2f}") for stage, seconds in self.seconds.items()]
+        if self.notes:
+            yield "Notes", [(note,) for note in self.notes]
+
+    def _cost_sections(self, method: MethodReport) -> Iterator[Section]:
+        of = f" of '{method.name}'" if len(self.methods) > 1 else ""
+        yield from layer_sections([cost for cost in self.layers if cost.method == method.name], of)
+        yield from memory_sections([used for used in self.memory if used.method == method.name], of)
+
+
+def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
+    of = f" of '{method.name}'" if many else ""
+    tensors = [("in", tensor) for tensor in method.inputs] + [("out", tensor) for tensor in method.outputs]
+    yield f"Inputs and outputs{of}", [(side, tensor.name, str(tensor)) for side, tensor in tensors]
+    if method.quantization is not None:
+        yield f"Quantization{of}", _quantization_rows(method.quantization)
+    count = sum(map(_operators, method.delegates))
+    rows: list[tuple[str, ...]] = []
+    for d in method.delegates:
+        what = f"{_operators(d)} operators as {len(d.tosa_operators)} TOSA"
+        what += f", called {d.calls} times" if d.calls > 1 else ""
+        rows.append((d.name, d.backend, what, size(d.payload_bytes)))
+    rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
+    yield f"Delegates{of}: {len(method.delegates)}, {count} operators", rows or [("none",)]
+    for delegate in method.delegates:
+        if delegate.vela is not None:
+            yield f"Vela's estimates for {delegate.name}", _vela_rows(delegate.vela)
+    if method.boundary:
+        yield (
+            f"Conversions at the boundary{of}",
+            [(name, str(number), _saved(name)) for name, number in method.boundary.items()],
+        )
+    yield (
+        f"Operators on the CPU{of}: {sum(operator.count for operator in method.cpu)}",
+        _operator_rows(method.cpu) or [("none",)],
+    )
+    if method.not_runnable:
+        yield f"Without a kernel that can execute it{of}", _operator_rows(method.not_runnable)
+
+
+def _saved(name: str) -> str:
+    """How a model or recipe does without this conversion."""
+    return next((how for part, how in _SAVED.items() if part in name.split(".")), "")
+
+
+def _operator_rows(operators: Sequence[CpuOperator]) -> list[tuple[str, ...]]:
+    return [(f"{o.count} x {o.operator}", o.reason, "; ".join(o.sources)) for o in operators]
+
+
+def _operators(delegate: Delegate) -> int:
+    """Number of the model's operators in a delegate: quantize and dequantize around them are not counted."""
+    return sum(not name.startswith("quantized_decomposed") for name in delegate.operators)
+
+
+def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    rows += [("activations", f"{number} x {kind}") for kind, number in quantization.activations.items()]
+    for kind, number in quantization.weights.items():
+        rows.append(("biases" if kind.startswith("int32") else "weights", f"{number} x {kind}"))
+    if quantization.samples is not None:
+        rows.append(("calibration", f"{quantization.samples} sample{'s' * (quantization.samples != 1)}"))
+    rows += [(name, f"{sqnr:.1f} dB beside what rounding adds") for name, sqnr in quantization.sqnr.items()]
+    return rows or [("nothing is quantized",)]
+
+
+def _vela_rows(vela: VelaFigures) -> list[tuple[str, ...]]:
+    limit = "" if vela.sram_limit is None else f" of {size(vela.sram_limit)}"
+    exceeded = " (more than the memory mode grants)" if vela.sram_exceeded else ""
+    return [
+        ("target", f"{vela.accelerator}, {vela.system_config}, {vela.memory_mode}"),
+        ("NPU cycles", f"{vela.npu_cycles:,}"),
+        ("total cycles", f"{vela.total_cycles:,}"),
+        ("inference", f"{vela.inference_seconds * 1e3:.3f} ms at {vela.core_clock / 1e6:.0f} MHz"),
+        ("SRAM", size(vela.sram_bytes) + limit + exceeded),
+        ("DRAM", size(vela.dram_bytes)),
+        ("flash", size(vela.flash_bytes)),
+        *([("fast scratch", f"{size(vela.fast_scratch_bytes)}, of the SRAM")] if vela.fast_scratch_bytes else []),
+        ("MACs", f"{vela.macs:,}"),
+        ("weights", f"{size(vela.weight_bytes)} encoded, {size(vela.original_weight_bytes)} before"),
+    ]
+
+
+def _measured_rows(figures: EthosUFigures) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("operations", f"{figures.operations:,} by {figures.commands:,} commands"),
+        ("MACs", f"{figures.macs:,}"),
+    ]
+    for region, peak in enumerate(figures.peak):
+        if peak:
+            moved = f"{size(figures.bytes_read[region])} read, {size(figures.bytes_written[region])} written"
+            rows.append((_REGIONS.get(region, f"region {region}"), f"{size(peak)} in use, {moved}"))
+    return rows
+
+
+def _costliest(name: str, figures: EthosUFigures) -> Iterator[Section]:
+    """The layers that move most, and those that multiply most, beside Vela's estimates."""
+    by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_COSTLIEST]
+    rows = []
+    for layer in by_bytes:
+        moved = f"{size(sum(layer.bytes_read))} read, {size(sum(layer.bytes_written))} written"
+        estimate = layer.origin.estimate
+        cycles = estimate.memory_cycles if estimate else ()
+        expected = ", ".join(f"{count:,} cycles of {memory}" for memory, count in cycles if count)
+        rows.append(_layer_row(layer, moved, expected))
+    if rows:
+        yield f"Layers of {name} that move most, and Vela's estimates", rows
+    by_macs = sorted((layer for layer in figures.layers if layer.macs), key=lambda layer: -layer.macs)[:_COSTLIEST]
+    rows = []
+    for layer in by_macs:
+        estimate = layer.origin.estimate
+        expected = f"{estimate.macs:,} MACs, {estimate.npu_cycles:,} cycles" if estimate else ""
+        rows.append(_layer_row(layer, f"{layer.macs:,} MACs", expected))
+    if rows:
+        yield f"Layers of {name} that multiply most, and Vela's estimates", rows
+
+
+def _layer_row(layer: EthosULayer, measured: str, estimate: str) -> tuple[str, ...]:
+    origin = layer.origin
+    return origin.module or origin.layer, origin.operator, measured, estimate, origin.source
+
+
+def _method_dict(method: MethodReport) -> dict[str, Any]:
+    return {
+        "name": method.name,
+        "inputs": [plain(tensor) for tensor in method.inputs],
+        "outputs": [plain(tensor) for tensor in method.outputs],
+        "delegates": [
+            {**{k: v for k, v in plain(delegate).items() if k != "tosa"}, "tosa_bytes": len(delegate.tosa)}
+            for delegate in method.delegates
+        ],
+        "other_delegates": method.other_delegates,
+        "boundary": method.boundary,
+        "cpu": [plain(operator) for operator in method.cpu],
+        "not_runnable": [plain(operator) for operator in method.not_runnable],
+        "quantization": plain(method.quantization),
+    }
+
+
+# Reading a lowered program.
+
+#: Operators that convert types and memory formats at the border of delegates and compute nothing, and what saves them.
+_SAVED = {
+    "quantize_per_tensor": "quantized_io=True: the program takes integers",
+    "dequantize_per_tensor": "quantized_io=True: the program returns integers",
+    "_to_copy": "int32 in place of int64, float32 in place of float64",
+    "_to_dim_order_copy": "int32 in place of int64, float32 in place of float64; samples in the model's memory format",
+    "_clone_dim_order": "samples in the memory format of the model (torch.channels_last)",
+}
+_NOT_OPERATORS = ("getitem", "executorch_call_delegate", "scan")  # a scan that is left calls delegates
+
+
+def describe_graph(
+    graph_module: torch.fx.GraphModule, rejected: Sequence[Rejected]
+) -> tuple[tuple[Delegate, ...], dict[str, int], dict[str, int], tuple[CpuOperator, ...]]:
+    """Delegates, delegates of other backends, boundary conversions and CPU operators of a lowered method."""
+    from arm_backend_core.nodes import operator_name
+    from arm_backend_core.program import lowered_modules
+
+    ours: list[Delegate] = []
+    others: Counter[str] = Counter()
+    boundary: Counter[str] = Counter()
+    cpu: list[tuple[str, str, str]] = []
+    for module in lowered_modules(graph_module):
+        delegate = (module.meta or {}).get("arm_delegate")
+        if delegate is not None:
+            ours.append(delegate)
+        else:
+            others[module.backend_id] += 1
+    for node in graph_module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        name = operator_name(node)
+        if name.split(".")[-1] in _NOT_OPERATORS:
+            continue
+        if any(part in _SAVED for part in name.split(".")):
+            boundary[name] += 1
+        else:
+            cpu.append((name, *_reason(node, name, rejected)))
+    return tuple(ours), dict(others), dict(boundary), grouped(cpu)
+
+
+def _reason(node: torch.fx.Node, name: str, rejected: Sequence[Rejected]) -> tuple[str, str]:
+    """Why a node was left out, and its source line.
+
+    ExecuTorch decomposes and renames what was refused, and mostly copies what the refused node carries. What carries
+    nothing is matched by its name, then by the line it comes from, then by its operator.
+    """
+    from arm_backend_core.nodes import REASON, source_line
+
+    source = source_line(node)
+    carried = (node.meta.get("custom") or {}).get(REASON)
+    if carried:
+        return carried, source
+    stem = name.removeprefix("aten.").split(".")[0].removesuffix("_copy")
+    matches = (
+        [r for r in rejected if r.node == node.name],
+        [r for r in rejected if source and r.source == source],
+        [r for r in rejected if r.operator.removeprefix("aten.").split(".")[0] == stem],
+    )
+    found = next((match[0] for match in matches if match), None)
+    return ("", source) if found is None else (found.reason, source or found.source)
+
+
+def describe_quantization(program: ExportedProgram, samples: int | None, sqnr: dict[str, float]) -> Quantization | None:
+    """Count the quantized tensors of a program that was converted but not lowered; None if it has none."""
+    activations: Counter[str] = Counter()
+    weights: Counter[str] = Counter()
+    constants = {
+        *program.graph_signature.inputs_to_parameters,
+        *program.graph_signature.inputs_to_buffers,
+        *program.graph_signature.inputs_to_lifted_tensor_constants,
+    }
+    seen = set()
+    for node in program.graph.nodes:
+        name = str(node.target)
+        if node.op != "call_function" or not name.startswith("quantized_decomposed."):
+            continue
+        value = node.args[0]
+        dtype = str(node.meta["val"].dtype if ".quantize" in name else value.meta["val"].dtype).split(".")[-1]
+        if value.name in constants and ".dequantize" in name:
+            if value.name not in seen:
+                largest = node.args[-2]  # before the type; what has no more than 15 levels is held as int8
+                dtype = "int4" if dtype == "int8" and isinstance(largest, int) and largest < 8 else dtype
+                weights[f"{dtype} per {'channel' if 'channel' in name else 'tensor'}"] += 1
+                seen.add(value.name)
+        elif ".quantize" in name:
+            activations[dtype] += 1
+    if not activations and not weights:
+        return None
+    return Quantization(dict(activations), dict(weights), samples, sqnr)

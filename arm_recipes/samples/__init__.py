@@ -1,0 +1,1 @@
+"""Models, example inputs and calibration samples as users give them."""

@@ -1,0 +1,114 @@
+"""Calibration data: what users may pass, and the checks on what reaches the prepared model.
+
+The checks hang on the recipe (its post-prepare and pre-convert passes), not on our ``export``, so they also
+work when ExecuTorch's own ``export`` runs the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+from torch.utils.data import DataLoader
+
+from arm_recipes._internal.messages import warn
+from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
+
+_META_KEY = "arm_recipes_calibration"
+
+
+class Calibration:
+    """Calibration samples, any number of times.
+
+    Args:
+        source: an iterable, or a callable that returns one, of samples as ``as_inputs`` takes them. A generator can
+            be read only once, so its samples are kept after the first reading: a program with several methods
+            calibrates each of them.
+    """
+
+    def __init__(self, source: Iterable[Any] | Callable[[], Iterable[Any]]) -> None:
+        self._source = source
+
+    @property
+    def loader(self) -> DataLoader[Any] | None:
+        """The source, if it is a ``DataLoader``."""
+        return self._source if isinstance(self._source, DataLoader) else None
+
+    def __call__(self) -> Iterator[Inputs]:
+        """Yield the samples as they are.
+
+        Raises:
+            ValueError: there are none, or one cannot be inputs of a model.
+        """
+        yield from self._samples(None)
+
+    def fitted(self, model: GraphModule) -> Iterator[Inputs]:
+        """Yield the samples; batches of a ``DataLoader`` in the batch size that ``model`` was captured with.
+
+        Raises:
+            ValueError: as ``__call__``.
+        """
+        yield from self._samples(_pattern(model))
+
+    def _samples(self, pattern: Pattern | None) -> Iterator[Inputs]:
+        found = self._source() if callable(self._source) else self._source
+        if isinstance(found, Iterator) and found is self._source:
+            self._source = found = list(found)
+        if not isinstance(found, Iterable):
+            raise ValueError(f"calibration() must return an iterable, not {type(found).__name__}")
+        samples: Iterator[Inputs] = (
+            as_inputs(sample, f"calibration sample {index}") for index, sample in enumerate(found)
+        )
+        if pattern is not None and isinstance(found, DataLoader):
+            samples = fitted(map(pattern.without_labels, samples), pattern)
+        empty = True
+        for sample in samples:
+            empty = False
+            yield sample
+        if empty:
+            raise ValueError("calibration has no samples; give at least one tuple of input tensors")
+
+
+def _pattern(model: GraphModule) -> Pattern:
+    """What a captured model takes."""
+    nodes = [node for node in model.graph.nodes if node.op == "placeholder"]
+    return Pattern(tuple(node.name for node in nodes), tuple(node.meta.get("val") for node in nodes), model._in_spec)
+
+
+class _Monitor:
+    """Forward pre-hook of a prepared model: counts the samples and checks each before the model sees it."""
+
+    def __init__(self, model: GraphModule) -> None:
+        self.samples = 0
+        self._pattern = _pattern(model)
+        self.handle = model.register_forward_pre_hook(self, prepend=True, with_kwargs=True)
+
+    def __call__(
+        self, model: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        sample, self.samples = f"calibration sample {self.samples}", self.samples + 1
+        leaves = self._pattern.check(self._pattern.without_labels(Inputs(*args, **keywords)), sample)
+        inputs = self._pattern.unflatten(leaves)
+        return tuple(inputs), inputs.keywords
+
+
+def start_monitor(prepared: GraphModule) -> GraphModule:
+    """Post-prepare pass: watch the samples that calibrate ``prepared``."""
+    prepared.meta[_META_KEY] = _Monitor(prepared)
+    return prepared
+
+
+def stop_monitor(calibrated: GraphModule) -> GraphModule:
+    """Pre-convert pass: end the watch; warns when there was only one sample."""
+    monitor = calibrated.meta.pop(_META_KEY, None)
+    if monitor is None:
+        return calibrated
+    monitor.handle.remove()
+    if monitor.samples == 1:
+        warn(
+            "calibration saw only one sample: the ranges of activations are those of this input alone. "
+            "Pass more to get_recipe(..., calibration=...) or as example_inputs"
+        )
+    return calibrated

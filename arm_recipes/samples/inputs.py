@@ -1,0 +1,257 @@
+"""What users may give to ``export`` as model and example inputs, brought into one form and checked."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.data import DataLoader
+
+from arm_recipes._internal.files import check_saved_program
+from arm_recipes.samples.sample import Inputs, Pattern, as_inputs, fitted
+
+Model = torch.nn.Module | ExportedProgram
+#: Method name -> samples. The first is captured, all of them calibrate.
+Examples = dict[str, list[Inputs]]
+
+
+def models_by_method(model: Any) -> dict[str, Model]:
+    """Models by method name; a single one is 'forward', a path is loaded.
+
+    Raises:
+        ValueError: no such file, not a saved program, or no method.
+        TypeError: something that is not a model, or a weight of it is no tensor of numbers.
+    """
+    given = model if isinstance(model, Mapping) else {"forward": model}
+    if not given:
+        raise ValueError("model: the dict of methods is empty")
+    return _with_plain_weights({method: _model(method, value) for method, value in given.items()})
+
+
+def _with_plain_weights(models: dict[str, Model]) -> dict[str, Model]:
+    """The models; where torchao's ``quantize_`` was there, copies whose weights are the numbers that these stand for.
+
+    What else they do, to round activations by their range of the moment, say, is the recipe's to decide.
+    """
+    modules = {method: model for method, model in models.items() if isinstance(model, torch.nn.Module)}
+    held: list[Any] = [x for model in modules.values() for x in (*model.parameters(), *model.buffers())]
+    if not any(map(is_traceable_wrapper_subclass, held)):
+        return models
+    return models | copy.deepcopy(modules, {id(x): _plain(x) for x in held})
+
+
+def _plain(weight: Any) -> Any:
+    if not is_traceable_wrapper_subclass(weight):
+        return weight
+    if not hasattr(weight, "dequantize"):
+        raise TypeError(f"model: a weight is a {type(weight).__name__}, which has no dequantize(); give it as a tensor")
+    numbers: Any = weight
+    return torch.nn.Parameter(numbers.detach().dequantize(), requires_grad=False)
+
+
+def _model(method: Any, value: Any) -> Model:
+    if not isinstance(method, str) or not method.isidentifier():
+        raise ValueError(f"model: method name {method!r} is not an identifier")
+    if isinstance(value, (str, Path)):
+        return _load(value)
+    if isinstance(value, type) and issubclass(value, torch.nn.Module):
+        raise TypeError(f"model: got the class {value.__name__}; pass an instance")
+    if isinstance(value, torch.jit.ScriptModule):
+        raise TypeError("model: a ScriptModule cannot be captured; pass the nn.Module that it was made of")
+    if not isinstance(value, (torch.nn.Module, ExportedProgram)):
+        raise TypeError(
+            "model: must be an nn.Module, an ExportedProgram, a path to a saved one, or a dict of them by "
+            f"method name; got {type(value).__name__}"
+        )
+    return value
+
+
+def _load(path: str | Path) -> ExportedProgram:
+    file = check_saved_program(path)
+    try:
+        return torch.export.load(str(file))
+    except Exception as error:
+        raise ValueError(
+            f"model: '{path}' is not a program saved by torch.export.save ({type(error).__name__}: {error})"
+        ) from error
+
+
+def examples_by_method(example_inputs: Any, models: Mapping[str, Model]) -> Examples:
+    """Example inputs by method, in one form; exported programs fall back on their own.
+
+    Raises:
+        ValueError: a method has none, or what it has cannot be inputs of a model.
+    """
+    given = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
+    if not isinstance(example_inputs, Mapping) and example_inputs is not None:
+        if len(models) > 1:
+            raise ValueError(f"example_inputs: give a dict of lists of input tuples for {_names(models)}")
+        given = {next(iter(models)): example_inputs}
+    unknown = [method for method in given if method not in models]
+    if unknown:
+        hint = f"; keyword inputs go into a list: [{{'{unknown[0]}': ...}}]" if len(models) == 1 else ""
+        raise ValueError(f"example_inputs: no method '{unknown[0]}' in the model; it has {_names(models)}{hint}")
+    return {method: _examples(method, model, given.get(method)) for method, model in models.items()}
+
+
+def _names(models: Mapping[str, Model]) -> str:
+    return ", ".join(f"'{method}'" for method in models)
+
+
+def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
+    if given is None and isinstance(model, ExportedProgram) and model.example_inputs is not None:
+        args, kwargs = model.example_inputs
+        given = [Inputs(*args, **kwargs)]
+    if given is None:
+        raise ValueError(f"example_inputs is missing for method '{method}': give a list of input tuples, [(x,)]")
+    is_loader = isinstance(given, DataLoader)
+    samples = sample_list(method, given)
+    if is_loader:
+        samples = [without_labels(model, sample) for sample in samples]
+    if not samples:
+        raise ValueError(f"example_inputs of method '{method}' is empty: give a list of input tuples, [(x,)]")
+    of = f" of method '{method}'"
+    first, *others = (as_inputs(sample, f"example_inputs[{i}]", of) for i, sample in enumerate(samples))
+    pattern = Pattern.of_inputs(first)
+    if is_loader:
+        others = list(fitted(others, pattern))
+    for index, sample in enumerate(others, 1):
+        pattern.check_form(sample, f"example_inputs[{index}]{of}")
+    return [first, *others]
+
+
+def sample_list(method: str, given: Any, argument: str = "example_inputs") -> list[Any]:
+    """The samples that a user gave for a method, each as it was given; ``argument`` is what messages call them.
+
+    Raises:
+        ValueError: it is nothing that holds samples.
+    """
+    if isinstance(given, (torch.Tensor, np.ndarray)):
+        return [(given,)]
+    if isinstance(given, Inputs) or (
+        isinstance(given, tuple) and not all(isinstance(item, (tuple, Mapping)) for item in given)
+    ):
+        return [given]
+    found = given() if callable(given) else given
+    if not isinstance(found, Iterable) or isinstance(found, (str, bytes)):
+        raise ValueError(
+            f"{argument} of method '{method}' must be a list of input tuples, [(x,)], a DataLoader or any other "
+            f"iterable of samples; got {type(found).__name__}"
+        )
+    samples = list(found)
+    if isinstance(given, (list, tuple)) and any(isinstance(sample, (torch.Tensor, np.ndarray)) for sample in samples):
+        # One sample of several inputs, or several samples of one?
+        index = next(i for i, sample in enumerate(samples) if isinstance(sample, (torch.Tensor, np.ndarray)))
+        kind = type(samples[index]).__name__
+        raise ValueError(f"{argument}[{index}] of method '{method}' must be a tuple of the model's inputs, got {kind}")
+    return samples
+
+
+def without_labels(model: Model, sample: Any) -> Any:
+    """A sample with labels, as a DataLoader gives them, cut to what the model takes: (image, label) to (image,)."""
+    if not isinstance(sample, (tuple, list)) or isinstance(sample, Inputs):
+        return sample
+    if isinstance(model, ExportedProgram):
+        return sample[: model.call_spec.in_spec.children()[0].num_children]
+    parameters = inspect.signature(model.forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return sample
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sample[: sum(parameter.kind in positional for parameter in parameters)]
+
+
+def with_loaders(example_inputs: Any) -> Any:
+    """Example inputs, by method if they were, with the ``DataLoader`` in place of a function that returns one."""
+    if isinstance(example_inputs, Mapping):
+        return {method: with_loaders(given) for method, given in example_inputs.items()}
+    if not callable(example_inputs):
+        return example_inputs
+    found = example_inputs()
+    return found if isinstance(found, DataLoader) else lambda: found
+
+
+def batch_notes(example_inputs: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
+    """What to tell of methods that are about to be captured with a batch of a ``DataLoader``.
+
+    A program that is captured already has its batch, and tensors that are given as such are what is wanted.
+
+    Args:
+        example_inputs: as they were given, ``with_loaders``.
+        examples: what ``examples_by_method`` made of them.
+    """
+    given = example_inputs if isinstance(example_inputs, Mapping) else dict.fromkeys(models, example_inputs)
+    notes = []
+    for method, model in models.items():
+        loader = given.get(method)
+        if isinstance(model, ExportedProgram) or not isinstance(loader, DataLoader):
+            continue
+        size = _batch_size(loader, examples[method][0])
+        if size > 1:
+            notes.append(
+                f"the DataLoader's batches of {size} make '{method}' a program of batch {size}, which computes {size} "
+                "items in every run: for one at a time give DataLoader(..., batch_size=1); or one sample as "
+                "example_inputs, and the DataLoader as the recipe's calibration, which splits its batches"
+            )
+    return notes
+
+
+def _batch_size(loader: DataLoader[Any], first: Inputs) -> int:
+    """Items of the first batch; 1 where the loader puts none together, or its batches have no first dimension."""
+    tensors = [leaf for leaf in Pattern.of_inputs(first).leaves if isinstance(leaf, torch.Tensor)]
+    sizes = {tensor.shape[0] if tensor.dim() else 1 for tensor in tensors}
+    if loader.batch_sampler is None or len(sizes) != 1:
+        return 1
+    (size,) = sizes
+    return size if loader.batch_size is None or size <= loader.batch_size else 1
+
+
+def check_static(models: Mapping[str, Model], dynamic_shapes: Any) -> None:
+    """Refuse dynamic shapes, for recipes whose every partitioner compiles for fixed shapes.
+
+    Raises:
+        ValueError: dynamic shapes are asked for, or a program has a symbolic dimension.
+    """
+    advice = "Arm targets are compiled for fixed shapes: list those to export, sizes={'name of the dimension': [1, 8]}"
+    if dynamic_shapes:
+        raise ValueError(f"dynamic_shapes={dynamic_shapes!r}: {advice}")
+    for method, model in models.items():
+        if not isinstance(model, ExportedProgram):
+            continue
+        for node in model.graph.nodes:
+            value = node.meta.get("val") if node.op == "placeholder" else None
+            if isinstance(value, torch.Tensor) and any(not isinstance(size, int) for size in value.shape):
+                what = f"input '{node.name}' of method '{method}'"
+                raise ValueError(f"{what} has the dynamic shape [{', '.join(map(str, value.shape))}]: {advice}")
+
+
+@contextmanager
+def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
+    """Put every module in evaluation mode; the training flags are restored, module by module, at the end.
+
+    Yields:
+        the methods whose model was in training mode.
+    """
+    flags: list[tuple[torch.nn.Module, bool]] = []
+    training = []
+    for method, model in models.items():
+        if isinstance(model, ExportedProgram):
+            continue
+        modules = list(model.modules())
+        flags += [(module, module.training) for module in modules]
+        if any(module.training for module in modules) and not isinstance(model, torch.fx.GraphModule):
+            training.append(method)
+    try:
+        for module, _ in flags:
+            module.training = False
+        yield training
+    finally:
+        for module, flag in flags:
+            module.training = flag

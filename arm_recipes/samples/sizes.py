@@ -1,0 +1,213 @@
+"""Dynamic shapes on targets that are compiled for fixed ones: a method for each combination of listed sizes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.utils import _pytree as pytree
+
+from arm_recipes.samples.inputs import Examples, Model
+from arm_recipes.samples.sample import Inputs
+
+#: Listed sizes of each dimension, by its name.
+Sizes = Mapping[str, Sequence[int]]
+#: Of a tensor: the dimensions that are dynamic, by axis.
+Axes = dict[int, Any]
+
+
+@dataclass
+class Sized:
+    """A method that is exported in several sizes.
+
+    Attributes:
+        methods: size of each dimension, by the name of the method that has these.
+        inputs: names of dimensions by axis, for each tensor that the model takes.
+        outputs: the same of the tensors that it returns, as far as all methods agree.
+    """
+
+    methods: dict[str, dict[str, int]]
+    inputs: list[dict[int, str]]
+    outputs: list[dict[int, str]] = field(default_factory=list)
+
+    def find_outputs(self, shapes: Mapping[str, Sequence[Sequence[int]]]) -> None:
+        """Tell the dimensions of outputs from their shapes in each method."""
+        first, *_ = self.methods
+        self.outputs = [
+            {axis: name for axis in range(len(shape)) if (name := self._dimension(index, axis, shapes)) is not None}
+            for index, shape in enumerate(shapes[first])
+        ]
+
+    def _dimension(self, index: int, axis: int, shapes: Mapping[str, Sequence[Sequence[int]]]) -> str | None:
+        """The dimension whose sizes an axis has in all methods; of one size nothing can be told."""
+        first, *_ = self.methods.values()
+        for name in first:
+            listed = {sizes[name] for sizes in self.methods.values()}
+            if len(listed) > 1 and all(shapes[m][index][axis] == sizes[name] for m, sizes in self.methods.items()):
+                return name
+        return None
+
+    def told(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"methods": self.methods, "inputs": self.inputs, "outputs": self.outputs}
+
+
+def expanded(
+    models: Mapping[str, Model], examples: Examples, dynamic_shapes: Any, sizes: Sizes
+) -> tuple[dict[str, Model], Examples, dict[str, Sized]]:
+    """Models and example inputs with a method for each combination of sizes in place of each that has dynamic shapes.
+
+    A sample calibrates the method with the largest sizes that it fills, and is cut to these; the first one is brought
+    to all sizes, repeated where it is too short.
+
+    Raises:
+        ValueError: a name or a size is none of the dimensions'.
+    """
+    given = dynamic_shapes if isinstance(dynamic_shapes, Mapping) and dynamic_shapes.keys() <= models.keys() else None
+    by_method = given if given is not None else {"forward": dynamic_shapes}
+    found: dict[str, Sized] = {}
+    all_models: dict[str, Model] = {}
+    all_examples: Examples = {}
+    known: dict[str, Any] = {}
+    for method, model in models.items():
+        shapes = by_method.get(method)
+        axes = _axes(model, examples[method][0], shapes) if shapes is not None else []
+        dims = {dim.__name__: dim for leaf in axes for dim in map(_root, leaf.values())}
+        known |= dims
+        if not dims:
+            all_models[method], all_examples[method] = model, examples[method]
+            continue
+        _check(dims, sizes)
+        combinations = [dict(zip(dims, choice, strict=True)) for choice in product(*(sizes[name] for name in dims))]
+        named = {_name(method, combination): combination for combination in combinations}
+        for name, samples in _distributed(examples[method], axes, named).items():
+            all_models[name] = model.module() if isinstance(model, ExportedProgram) else model
+            all_examples[name] = samples
+        plain_names = {dim.__name__ for leaf in axes for dim in leaf.values()}
+        for name in dims.keys() - plain_names:
+            raise ValueError(f"dynamic_shapes: no input has the dimension '{name}' itself, by which a size is chosen")
+        plain = [{axis: dim.__name__ for axis, dim in leaf.items() if _root(dim) is dim} for leaf in axes]
+        tensors = pytree.tree_leaves((tuple(examples[method][0]), examples[method][0].keywords))
+        inputs = [leaf for leaf, tensor in zip(plain, tensors, strict=True) if isinstance(tensor, torch.Tensor)]
+        found[method] = Sized(named, inputs)
+    for name in sizes:
+        if name not in known:
+            listed = ", ".join(f"'{dim}'" for dim in known) or "none with a name"
+            raise ValueError(f"sizes: dynamic_shapes have no dimension '{name}'; they have {listed}")
+    return all_models, all_examples, found
+
+
+def _name(method: str, sizes: Mapping[str, int]) -> str:
+    return method + "".join(f"__{name}_{size}" for name, size in sizes.items())
+
+
+def _check(dims: Mapping[str, Any], sizes: Sizes) -> None:
+    for name, dim in dims.items():
+        listed = sizes.get(name)
+        if not listed:
+            raise ValueError(
+                f"sizes: there are none for the dimension '{name}' of dynamic_shapes, and Arm targets are compiled for "
+                f"fixed shapes: list those to export, sizes={{'{name}': [1, 8]}}"
+            )
+        for size in listed:
+            if type(size) is not int or not dim.min <= size <= dim.max:
+                raise ValueError(f"sizes: {size!r} of '{name}' is not a size from {dim.min} to {dim.max}, its bounds")
+
+
+def _root(dim: Any) -> Any:
+    """Of a dimension that is computed from another one, the other one."""
+    return getattr(dim, "root", dim)
+
+
+def _axes(model: Model, sample: Inputs, shapes: Any) -> list[Axes]:
+    """The dynamic dimensions of each leaf of a sample, in the order of ``Pattern``.
+
+    Raises:
+        ValueError: one has no name, or the shapes are not of the sample's structure.
+    """
+    forward = (model.module() if isinstance(model, ExportedProgram) else model).forward
+    names = [name for name in inspect.signature(forward).parameters if name not in sample.keywords]
+    positions = [*names[: len(sample)], *sample.keywords]
+
+    def of(index: int, name: str) -> Any:
+        if isinstance(shapes, Mapping):
+            return shapes.get(name)
+        return shapes[index] if index < len(shapes) else None
+
+    positions += ["*"] * (len(sample) + len(sample.keywords) - len(positions))
+    values = [*sample, *sample.keywords.values()]
+    return [leaf for i, value in enumerate(values) for leaf in _leaf_axes(value, of(i, positions[i]), positions[i])]
+
+
+def _leaf_axes(value: Any, shapes: Any, name: str) -> Iterator[Axes]:
+    if isinstance(value, torch.Tensor):
+        pairs = shapes.items() if isinstance(shapes, Mapping) else enumerate(shapes or ())
+        yield {axis % max(value.dim(), 1): dim for axis, dim in pairs if _is_dynamic(dim, name)}
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaf_axes(item, (shapes or {}).get(key), name)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _leaf_axes(item, None if shapes is None else shapes[index], name)
+    else:
+        yield from ({} for _ in pytree.tree_leaves(value))
+
+
+def _is_dynamic(dim: Any, name: str) -> bool:
+    if dim is None or isinstance(dim, int) or dim is Dim.STATIC:
+        return False
+    if not isinstance(dim, Dim):
+        raise ValueError(
+            f"dynamic_shapes: a dimension of '{name}' is {dim}, which has no name to list sizes for: give it one, "
+            "torch.export.Dim('seq', min=1, max=64)"
+        )
+    return True
+
+
+def _distributed(samples: Sequence[Inputs], axes: Sequence[Axes], methods: Mapping[str, Mapping[str, int]]) -> Examples:
+    """Samples by method."""
+    found = {name: [_resized(samples[0], axes, sizes)] for name, sizes in methods.items()}
+    for index, sample in enumerate(samples):
+        fitting = [name for name, sizes in methods.items() if _fills(sample, axes, sizes)]
+        if fitting:
+            largest = max(fitting, key=lambda name: _volume(methods[name]))
+            resized = _resized(sample, axes, methods[largest])
+            if index == 0:
+                found[largest][0] = resized
+            else:
+                found[largest].append(resized)
+    return found
+
+
+def _fills(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> bool:
+    leaves = pytree.tree_leaves((tuple(sample), sample.keywords))
+    pairs = ((leaf.shape[axis], dim) for leaf, of in zip(leaves, axes, strict=True) for axis, dim in of.items())
+    return all(_size(dim, sizes) <= size for size, dim in pairs)
+
+
+def _volume(sizes: Mapping[str, int]) -> int:
+    return math.prod(sizes.values())
+
+
+def _size(dim: Any, sizes: Mapping[str, int]) -> int:
+    size = sizes[_root(dim).__name__]
+    return int(dim.fn(size)) if _root(dim) is not dim else size
+
+
+def _resized(sample: Inputs, axes: Sequence[Axes], sizes: Mapping[str, int]) -> Inputs:
+    """A sample cut to sizes, or repeated until it has them."""
+    leaves, spec = pytree.tree_flatten((tuple(sample), sample.keywords))
+    resized = []
+    for leaf, of in zip(leaves, axes, strict=True):
+        for axis, dim in of.items():
+            places = torch.arange(_size(dim, sizes)) % max(leaf.shape[axis], 1)
+            leaf = leaf.index_select(axis, places)
+        resized.append(leaf)
+    args, keywords = pytree.tree_unflatten(resized, spec)
+    return Inputs(*args, **keywords)

@@ -1,0 +1,1 @@
+"""Capture of a model with ``torch.export``."""

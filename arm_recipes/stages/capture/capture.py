@@ -1,0 +1,266 @@
+"""Capture a model with ``torch.export``: fast where the model allows it; errors name the user's line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from executorch.export.stages import PipelineArtifact, TorchExportStage
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import CustomObjArgument, InputKind
+from torch.fx import Graph
+
+from arm_backend_core.program import identity, written
+from arm_recipes._internal.error_location import describe
+from arm_recipes._internal.messages import ExportError, warn
+from arm_recipes.samples.sample import Inputs, make_known
+from arm_recipes.stages.capture.data_dependent_shapes import settle_sizes
+from arm_recipes.stages.capture.trace_constants import Known, recurrent_layers_by_shape, unchecked
+from arm_recipes.stages.capture.training_mode import training_behavior
+from arm_recipes.stages.capture.uint8 import move_real_numbers
+
+#: What PyTorch says of classes that it can take apart once they are registered.
+_UNKNOWN = "need to register a pytree for it"
+#: Where functions are from that begin and end a level of ``torch.vmap``.
+_VMAP = "torch._functorch.predispatch"
+
+
+class Capture:
+    """Calls ``torch.export.export``.
+
+    ``strict=False`` runs the model's Python once; ``strict=True`` interprets its bytecode, which takes about
+    six times as long and accepts a few models that the other does not.
+
+    Args:
+        strict: None tries ``strict=False`` first and ``strict=True`` if that fails.
+
+    Attributes:
+        notes: one line for each method that needed ``strict=True``, and for each part of one that behaves as in
+            training.
+    """
+
+    def __init__(self, strict: bool | None) -> None:
+        self._strict = strict
+        self._ahead: dict[str, ExportedProgram] = {}
+        self.notes: list[str] = []
+
+    def ahead(
+        self, method: str, model: torch.nn.Module, example: Inputs, dynamic_shapes: Any = None
+    ) -> ExportedProgram:
+        """Export ``model`` now; whoever exports the method next gets this program."""
+        self._ahead[method] = program = self(method, model, example, dynamic_shapes)
+        return program
+
+    def __call__(
+        self, method: str, model: torch.nn.Module, example: Inputs, dynamic_shapes: Any = None
+    ) -> ExportedProgram:
+        """Export ``model``; raises ``ExportError`` if it raises while it is traced."""
+        if method in self._ahead:
+            return self._ahead.pop(method)
+        first = bool(self._strict)
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+        def restore() -> None:
+            with torch.no_grad():  # what PyTorch takes for a constant, it writes while it traces
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+        try:
+            program = self._export(model, example, dynamic_shapes, first)
+            if _find_buffers(program):
+                restore()
+            _check_state(program)
+        except Exception as error:
+            restore()
+            if _UNKNOWN in str(error) and self._knows_results(model, example):
+                restore()
+                return self(method, model, example, dynamic_shapes)
+            if self._strict is None:
+                try:
+                    program = self._export(model, example, dynamic_shapes, True)
+                    _check_state(program)
+                except Exception:
+                    # Most models that fail do so both ways; the first message is the plain Python one.
+                    pass
+                else:
+                    self.notes.append(f"method '{method}' was captured with strict=True, as strict=False failed")
+                    self.inspect(method, program)
+                    return program
+            raise ExportError(describe(f"tracing method '{method}'", error, [model])) from error
+        self.inspect(method, program)
+        return program
+
+    def inspect(self, method: str, program: ExportedProgram, *, given: bool = False) -> None:
+        """Warn of what a program does as in training, and note it.
+
+        Args:
+            given: it was captured elsewhere, in a mode that nobody here knows.
+        """
+        for text in training_behavior(program, captured_elsewhere=given):
+            note = f"'{method}' {text}"
+            self.notes.append(note)
+            warn(note)
+
+    @staticmethod
+    def _knows_results(model: torch.nn.Module, example: Inputs) -> bool:
+        """Make dataclasses known that the model returns; whether there are any."""
+        with torch.no_grad():
+            return make_known(model(*example, **example.keywords))
+
+    @staticmethod
+    def _export(model: torch.nn.Module, example: Inputs, dynamic_shapes: Any, strict: bool) -> ExportedProgram:
+        # When it fails, torch prints the graph it has so far; the exception says what is needed.
+        known = Known(model)
+        answers = contextlib.nullcontext() if strict else known  # strict capture takes no Python of ours in between
+        quiet = contextlib.redirect_stderr(io.StringIO())
+        with torch.no_grad(), unchecked(), recurrent_layers_by_shape(), answers, quiet as printed:
+            program = torch.export.export(
+                model, tuple(example), example.keywords, dynamic_shapes=dynamic_shapes, strict=strict
+            )
+            if any(getattr(node.target, "__module__", "") == _VMAP for node in program.graph.nodes):
+                # Its levels, which are calls in the graph, hold while PyTorch traces the operators between them.
+                program = program.run_decompositions({})
+        sys.stderr.write(printed.getvalue())
+        _tidy(program)
+        settle_sizes(program)
+        move_real_numbers(program)
+        _check_branches(program, known.asked)
+        return program
+
+
+def _tidy(program: ExportedProgram) -> None:
+    """Take out what adds nothing, and no target has.
+
+    Where the model catches what an operator raises, PyTorch leaves the operator in the graph, without a value. A
+    concatenation may begin with a tensor of no elements.
+    """
+    from arm_backend_core.nodes import drop_unread
+
+    _know_readers(program.graph)
+    changed = False
+    for node in list(program.graph.nodes):
+        results = isinstance(node.target, OpOverload) and node.target._schema.returns
+        if results and node.meta.get("val") is None and not node.users:
+            program.graph.erase_node(node)
+            changed = True
+        elif node.target is torch.ops.aten.lift_fresh_copy.default:  # a literal, made anew in each call
+            node.target = torch.ops.aten.clone.default
+            node.meta["val"] = node.meta["val"].clone()  # its own memory, which the trace did not give it
+        elif node.target is torch.ops.aten.cat.default:
+            parts = [part for part in node.args[0] if 0 not in map(_static, part.meta["val"].shape)]
+            if 0 < len(parts) < len(node.args[0]):
+                node.update_arg(0, parts)
+                changed = True
+    if changed:
+        drop_unread(program.graph)
+        program.graph_module.recompile()
+
+
+def _know_readers(graph: Graph) -> None:
+    """Have every node know what reads it: in front of a region of autocast PyTorch forgets some."""
+    for node in graph.nodes:
+        for source in node.all_input_nodes:
+            source.users.setdefault(node)
+
+
+def _static(size: int | torch.SymInt) -> int | None:
+    return size if isinstance(size, int) else None
+
+
+def _find_buffers(program: ExportedProgram) -> bool:
+    """Read tensors that are buffers under another name (a cache that the model is given) as these.
+
+    Returns:
+        Whether there was any.
+    """
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    buffers, found = {}, []
+    for spec in program.graph_signature.input_specs:
+        name = str(spec.target)
+        if spec.kind is InputKind.BUFFER:
+            tensor = program.state_dict.get(name, program.constants.get(name))
+            buffers[identity(tensor)] = nodes[spec.arg.name]
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            found.append((spec, buffers.get(identity(program.constants[name]))))
+    for spec, buffer in found:
+        if buffer is not None:
+            nodes[spec.arg.name].replace_all_uses_with(buffer)
+            program.graph.erase_node(nodes[spec.arg.name])
+            program.graph_signature.input_specs.remove(spec)
+            del program.constants[str(spec.target)]
+    some = any(buffer is not None for _, buffer in found)
+    if some:
+        program.graph_module.recompile()
+    return some
+
+
+def _check_branches(program: ExportedProgram, asked: Collection[str]) -> None:
+    """A buffer that the model's Python asks must not change from call to call.
+
+    Raises:
+        ValueError: names the buffer.
+    """
+    changed = sorted(written(program).intersection(asked)) if asked else []
+    if changed:
+        raise ValueError(
+            f"the model branches on its buffer '{changed[0]}', and writes it: a program takes the same way in each "
+            "call; use torch.where or torch.cond, or export it after the first call has set the buffer"
+        )
+
+
+def _check_state(program: ExportedProgram) -> None:
+    """A tensor that is written must be a buffer: PyTorch takes others for constants. Nothing else is kept at all.
+
+    Raises:
+        ValueError: names the tensor, or the class of what is none.
+    """
+    from arm_backend_core.nodes import is_written
+
+    if any(isinstance(x, FakeTensor) for x in (*program.constants.values(), *program.state_dict.values())):
+        raise ValueError("what the model assigns to x.data was lost: compute a new tensor, and use that")
+    nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
+    for spec in program.graph_signature.input_specs:
+        if isinstance(spec.arg, CustomObjArgument):
+            name = spec.arg.class_fqn.replace("torch._C.", "torch.")
+            raise ValueError(
+                f"the model uses a {name}, which no program can hold: compute what it gives in __init__, and "
+                "keep it with register_buffer()"
+            )
+        if spec.kind is InputKind.PARAMETER and is_written(nodes[spec.arg.name]):
+            raise ValueError(
+                f"the model writes into its parameter '{spec.target}': compute a new tensor, and use that; or keep it "
+                "with register_buffer(), where it is to differ from call to call"
+            )
+        if spec.kind is InputKind.CONSTANT_TENSOR and is_written(nodes[spec.arg.name]):
+            shape = list(nodes[spec.arg.name].meta["val"].shape)
+            raise ValueError(
+                f"the model writes into a tensor of shape {shape} that is none of its buffers (it is read as "
+                f"'{spec.target}'): call register_buffer() with it, so that the program keeps it from call to call"
+            )
+
+
+class FastTorchExportStage(TorchExportStage):
+    """ExecuTorch's stage with our capture; methods that are exported programs already pass through."""
+
+    def __init__(self, aten_transform_passes: list[Any] | None, capture: Capture) -> None:
+        super().__init__(aten_transform_passes)
+        self._capture = capture
+
+    def run(self, artifact: PipelineArtifact) -> None:
+        """Export every method, then apply the recipe's ATen passes."""
+        examples = artifact.get_context("example_inputs")
+        shapes = artifact.get_context("dynamic_shapes", {})
+        programs = {}
+        for method, model in artifact.data.items():
+            if not isinstance(model, ExportedProgram):
+                model = self._capture(method, model, examples[method][0], shapes.get(method))
+            for transform in self._aten_transform_passes or []:
+                model = transform(method, model)
+            programs[method] = model
+        self._artifact = artifact.copy_with_new_data(programs)

@@ -1,0 +1,277 @@
+"""Parts that a mask or a number chooses, in a captured program, where it need not be left to the run which.
+
+PyTorch gives ``x[mask]`` and ``mask.nonzero()`` a size that only the running program knows, whatever the mask is. One
+that consists of constants chooses the same elements in each call: it becomes their indices. And of elements that are
+chosen only to be written back, ``y[mask] = f(x[mask])``, there may as well be all: ``where(mask, f(x), y)``.
+
+Of ``x[i]`` it asks the number that ``i`` holds, which a view begins at. A gathered element needs no such question.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+from torch.utils import _pytree as pytree
+
+aten = torch.ops.aten
+_PUTS = (aten.index_put.default, aten.index_put_.default)
+_CHECKS = (aten._assert_scalar.default, aten.sym_constrain_range_for_size.default)
+
+
+def settle_sizes(program: ExportedProgram) -> None:
+    """Edit the program in place; what depends on the values of inputs stays as it is."""
+    if any(map(_is_open, program.graph.find_nodes(op="placeholder"))):
+        return
+    if _gathered(program.graph):
+        _refresh(program.graph)
+        program.graph_module.recompile()
+    if not any(map(_is_open, program.graph.nodes)):
+        return
+    from arm_backend_core.nodes import is_written
+    from arm_backend_core.program import constants_of, lift_constants
+
+    known: dict[Node, Any] = {x: value for x, value in constants_of(program).items() if not is_written(x)}
+    changed = _known_indices(program.graph_module, known)
+    changed |= _written_whole(program.graph)
+    if changed:
+        lift_constants(program)
+        _refresh(program.graph)
+        program.graph_module.recompile()
+
+
+def _is_open(node: Node) -> bool:
+    """Whether the shape of a result of ``node`` has a size that nobody knows."""
+    values = [x for x in pytree.tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
+    return any(not isinstance(size, int) for x in values for size in x.shape)
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------
+
+
+def _gathered(graph: Graph) -> bool:
+    """Replace ``select`` at the number of a tensor; a view that is written, or of what is, stays."""
+    from arm_backend_core.nodes import is_written
+
+    changed = False
+    for node in graph.find_nodes(op="call_function", target=aten.select.int):
+        x, dim, number = cast(tuple[Any, Any, Any], node.args)
+        if not isinstance(number, Node) or number.target is not aten.item.default or is_written(node) or is_written(x):
+            continue
+        index: Any = number.args[0]
+        if index.meta["val"].dtype is torch.uint8:  # a mask, to PyTorch
+            continue
+        with graph.inserting_before(number):  # the index may be written behind it
+            if index.target not in (aten.argmax.default, aten.argmin.default):  # it may count from the end
+                wrapped = graph.call_function(aten.add.Tensor, (index, x.meta["val"].shape[dim]))
+                negative = graph.call_function(aten.lt.Scalar, (index, 0))
+                index = graph.call_function(aten.where.self, (negative, wrapped, index))
+            row = graph.call_function(aten.reshape.default, (index, [1]))
+        with graph.inserting_before(node):
+            chosen = graph.call_function(aten.index_select.default, (x, dim, row))
+        node.target, node.args = aten.squeeze.dim, (chosen, dim)
+        if not number.users:
+            graph.erase_node(number)
+        changed = True
+    return changed
+
+
+# -- masks of constants -----------------------------------------------------------------------------------------
+
+
+def _known_indices(module: GraphModule, known: dict[Node, Any]) -> bool:
+    """Replace what constant masks choose by constant indices."""
+    from arm_backend_core.nodes import attribute, evaluated, is_constant, is_written
+
+    def indices(mask: Tensor) -> list[Node]:
+        return [attribute(module, "_chosen", part) for part in mask.nonzero(as_tuple=True)]
+
+    changed = False
+    for node in list(module.graph.nodes):
+        if node.op == "call_function" and is_constant(node, known) and not is_written(node):
+            known[node] = evaluated(node, known.__getitem__)
+            if _is_open(node) and isinstance(known[node], Tensor):
+                with module.graph.inserting_before(node):
+                    node.replace_all_uses_with(attribute(module, f"{node.name}_value", known[node]))
+                changed = True
+        elif node.target is aten.index.Tensor and _is_open(node):
+            with module.graph.inserting_before(node):
+                chosen = [indices(known[x]) if _is_mask(x) and x in known else [x] for x in node.args[1]]
+            node.args = (node.args[0], [x for parts in chosen for x in parts])
+            changed = True
+        elif node.target is aten.masked_select.default and node.args[1] in known:
+            x, mask = torch.broadcast_tensors(node.args[0].meta["val"], known[node.args[1]])
+            with module.graph.inserting_before(node):
+                whole = module.graph.call_function(aten.expand.default, (node.args[0], list(x.shape)))
+                node.target, node.args = aten.index.Tensor, (whole, indices(mask))
+            changed = True
+    return changed
+
+
+def _is_mask(x: Any) -> bool:
+    return isinstance(x, Node) and x.meta["val"].dtype is torch.bool
+
+
+# -- masks that are computed --------------------------------------------------------------------------------------
+
+
+def _written_whole(graph: Graph) -> bool:
+    """Write ``y[mask] = f(x[mask])`` for all elements, ``f`` an elementwise function."""
+    from arm_backend_core.nodes import mutates
+
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    writes = [place for node, place in order.items() if mutates(node)]
+
+    def same(one: Node, other: Node) -> bool:
+        """Whether two masks are one: equal, and nothing is written between them."""
+        begin, end = sorted((order[one], order[other]))
+        equal = (one.target, one.args, one.kwargs) == (other.target, other.args, other.kwargs)
+        return one is other or (equal and not any(begin < place < end for place in writes))
+
+    changed = False
+    for node in list(graph.nodes):
+        if node.target not in _PUTS or not _is_open(node.args[2]) or (len(node.args) > 3 and node.args[3]):
+            continue
+        target, places, value = node.args[:3]
+        *lead, mask = places
+        if any(x is not None for x in lead) or not _is_mask(mask):
+            continue
+        whole = _Whole(graph, target.meta["val"].shape, len(lead), mask, same)
+        if not whole.can_be(value):
+            continue
+        shape = [1] * len(lead) + list(mask.meta["val"].shape)
+        shape += [1] * (target.meta["val"].dim() - len(shape))
+        made = whole(value)
+        with graph.inserting_before(node):
+            wide = graph.call_function(aten.reshape.default, (mask, shape))
+            new = graph.call_function(aten.where.self, (wide, made, target))
+        for each in (wide, new):
+            each.meta = {key: of for key, of in node.meta.items() if key != "val"}
+        if node.target is aten.index_put_.default:
+            node.target, node.args = aten.copy_.default, (target, new)
+        else:
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+        changed = True
+    return changed
+
+
+class _Whole:
+    """What is computed of elements that a mask chose, of all elements.
+
+    Args:
+        shape: of all elements.
+        lead: dimensions in front of those of the mask.
+        same: whether two masks are one.
+    """
+
+    def __init__(
+        self, graph: Graph, shape: torch.Size, lead: int, mask: Node, same: Callable[[Node, Node], bool]
+    ) -> None:
+        self._graph, self._shape, self._lead, self._mask, self._same = graph, shape, lead, mask, same
+        #: Dimensions behind those of the mask, along which other operands may vary.
+        self._behind = len(shape) - lead - mask.meta["val"].dim()
+        self._made: dict[Node, Node] = {}
+
+    def can_be(self, x: Node) -> bool:
+        """Whether ``x`` is such."""
+        todo, seen = [x], set[Node]()
+        while todo:
+            node = todo.pop()
+            if not _is_open(node):
+                known = node.meta["val"]
+                if known.numel() != 1 and known.dim() > self._behind:
+                    return False
+                continue
+            if node in seen:
+                continue
+            seen.add(node)
+            if self._chooses(node):
+                continue
+            if not is_elementwise(node):
+                return False
+            todo += node.all_input_nodes
+        return True
+
+    def _chooses(self, node: Node) -> bool:
+        if node.target is not aten.index.Tensor:
+            return False
+        given: Any = node.args
+        source, (*lead, mask) = given
+        alike = source.meta["val"].shape == self._shape and lead == [None] * self._lead
+        return alike and _is_mask(mask) and self._same(mask, self._mask)
+
+    def __call__(self, x: Node) -> Node:
+        """The node that gives all elements of ``x``; each is made once, in front of that of its part."""
+        parts = _computed_of(x)
+        for node in [node for node in self._graph.nodes if node in parts and node not in self._made]:
+            with self._graph.inserting_before(node):
+                if self._chooses(node):  # as it is now: what it is of may be written before it is read
+                    made = self._graph.call_function(aten.clone.default, (node.args[0],))
+                else:
+                    made = self._graph.node_copy(node, lambda x: self._made.get(x, x))
+            made.meta = {key: of for key, of in node.meta.items() if key != "val"}
+            self._made[node] = made
+        return self._made[x]
+
+
+def _computed_of(x: Node) -> set[Node]:
+    """``x`` and what it is computed of, as far as sizes are open."""
+    found, todo = {x}, [x]
+    while todo:
+        for node in todo.pop().all_input_nodes:
+            if node not in found and _is_open(node):
+                found.add(node)
+                todo.append(node)
+    return found
+
+
+def is_elementwise(node: Node) -> bool:
+    """Whether each element of the result is of those in the same place, which are not written."""
+    overload = node.target
+    pointwise = isinstance(overload, OpOverload) and torch.Tag.pointwise in overload.tags
+    return pointwise and not overload._schema.is_mutable  # type: ignore[union-attr]
+
+
+# -- values of what follows -------------------------------------------------------------------------------------
+
+
+def _refresh(graph: Graph) -> None:
+    """Give nodes the shapes that they have now, and take out what asked for sizes that are known."""
+    from arm_backend_core.nodes import drop_unread
+
+    mode = next((x.meta["val"].fake_mode for x in graph.nodes if hasattr(x.meta.get("val"), "fake_mode")), None)
+    for node in reversed(graph.nodes):  # nothing reads what was chosen any more but questions for its size
+        if node.target in _CHECKS:
+            _drop_checks(graph, node)
+    drop_unread(graph)
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "call_function" or (value is not None and not _has_symbols(value)):
+            continue
+        target: Any = node.target
+        args, kwargs = pytree.tree_map_only(Node, lambda x: x.meta["val"], (node.args, node.kwargs))
+        with torch.no_grad(), mode if mode is not None else torch.no_grad():
+            node.meta["val"] = target(*args, **kwargs)
+        if isinstance(node.meta["val"], (int, bool)):
+            node.replace_all_uses_with(node.meta["val"])
+            graph.erase_node(node)
+
+
+def _has_symbols(value: Any) -> bool:
+    leaves = pytree.tree_leaves(value)
+    sizes = [size for x in leaves if isinstance(x, Tensor) for size in (*x.shape, *x.stride(), x.storage_offset())]
+    return any(isinstance(x, (torch.SymInt, torch.SymBool)) for x in (*leaves, *sizes))
+
+
+def _drop_checks(graph: Graph, node: Node) -> None:
+    asked = node.args[0]
+    graph.erase_node(node)
+    if isinstance(asked, Node) and asked.target in (operator.ge, operator.le) and not asked.users:
+        graph.erase_node(asked)

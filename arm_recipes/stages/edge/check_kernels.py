@@ -1,0 +1,130 @@
+"""What stays on the CPU, asked whether ExecuTorch's library has a kernel for it that takes it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from executorch.exir import EdgeProgramManager
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.operator.convert import to_out_variant
+from torch import fx
+
+from arm_backend_core.nodes import operator_name, overload_of, source_line
+from arm_recipes._internal.messages import NotRunnableError, warn
+from arm_recipes.stages.edge.cpu_operators import CpuOperator, grouped
+from arm_recipes.stages.edge.empty_tensors import MIXED, is_empty
+
+#: Element types of the runtime that the kernels in ExecuTorch's library do not compute with.
+_NO_KERNELS = frozenset({torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2})
+#: Real numbers that its quantize and dequantize kernels take and give; for another type they end the process.
+_REALS = (torch.float16, torch.float32, torch.float64)
+#: Kernels of every firmware for an Arm target; the library that pip installs lacks them.
+_FIRMWARE = frozenset({"cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out"})
+
+
+class CheckRunnable:
+    """Edge manager pass: what will not load or run on the device is known at export.
+
+    Args:
+        required: True raises, "warn" warns, False leaves it to the report.
+    """
+
+    def __init__(self, required: bool | Literal["warn"]) -> None:
+        self._required = required
+
+    def __call__(self, manager: EdgeProgramManager) -> Sequence[Any]:
+        """Ask for every method.
+
+        Raises:
+            NotRunnableError: an operator has no kernel, or none that takes it, and that is asked for.
+        """
+        if self._required is False:
+            return []
+        for method in sorted(manager.methods):
+            found = not_runnable(manager.exported_program(method).graph)
+            if not found:
+                continue
+            lines = [f"  {o.operator} ({', '.join(o.sources)}): {o.reason}" for o in found]
+            text = f"'{method}' will not run: ExecuTorch's library cannot execute what is left on the CPU\n"
+            if self._required is True:
+                raise NotRunnableError(f"require_runnable: {text}" + "\n".join(lines))
+            warn(text + "\n".join(lines) + "\nrequire_runnable=True makes this an error, False silences it")
+        return []
+
+
+def not_runnable(graph: fx.Graph) -> tuple[CpuOperator, ...]:
+    """Operators outside of the delegates that ExecuTorch's library cannot execute, each with the reason."""
+    found = []
+    for node in graph.nodes:
+        if node.op == "call_function" and overload_of(node.target) is not None:
+            reason = next(_problems(node), None)
+            if reason is not None:
+                found.append((operator_name(node), reason, source_line(node)))
+    return grouped(found)
+
+
+def _problems(node: fx.Node) -> Iterator[str]:
+    results = node.meta.get("val")
+    tensors = [value for value in _flat(results) if isinstance(value, torch.Tensor)]
+    if not tensors:
+        return  # numbers of shapes, and checks of them: ExecuTorch emits them in its own way
+    kernel = kernel_of(node)
+    if kernel is None:
+        yield "ExecuTorch has no form of it that writes to a given output: use another operator"
+        return
+    if kernel not in _FIRMWARE and kernel not in _kernels():
+        yield f"no kernel {kernel}: use another operator, or link a library that has it into the firmware"
+    yield from _quantization_problems(node, tensors[0])
+    read = [source.meta.get("val") for source in node.all_input_nodes]
+    if any(map(is_empty, read)) and kernel not in MIXED:
+        yield "its kernel may end the process on a tensor without elements: leave it out in the model"
+    for value in (*tensors, *(value for value in read if isinstance(value, torch.Tensor))):
+        if value.dtype in _NO_KERNELS:
+            yield f"its kernel does not take {_name(value.dtype)}: convert to another type in the model"
+
+
+def _quantization_problems(node: fx.Node, result: torch.Tensor) -> Iterator[str]:
+    overload = overload_of(node.target)
+    kind = overload.name().partition("::")[2].split(".")[0] if overload is not None else ""
+    if not kind.startswith(("quantize_per_", "dequantize_per_")) or len(node.args) < 2:
+        return
+    quantizes = kind.startswith("quantize")
+    source, scale = node.args[:2]
+    real = source.meta["val"] if quantizes and isinstance(source, fx.Node) else result
+    if real.dtype not in _REALS:
+        yield f"its kernel does not take {_name(real.dtype)}: convert to float32 in the model"
+    if isinstance(scale, float) and not (0 < scale < math.inf and 1 / scale < math.inf):
+        yield f"its scale is {scale}: calibrate with samples whose values are finite"
+    if isinstance(scale, fx.Node) and quantizes and scale.meta["val"].dtype != torch.float64:
+        yield f"its kernel takes scales of float64, these are {_name(scale.meta['val'].dtype)}"
+
+
+def kernel_of(node: fx.Node) -> str | None:
+    """Name of the kernel that the runtime looks for; None if ExecuTorch cannot emit the operator."""
+    target: Any = node.target
+    try:
+        out = target.to_out_variant() if isinstance(target, EdgeOpOverload) else to_out_variant(target)[0]
+    except RuntimeError:
+        return None
+    overload = out._schema.overload_name
+    return f"{out._schema.name}.{overload}" if overload else str(out._schema.name)
+
+
+@cache
+def _kernels() -> frozenset[str]:
+    import executorch.kernels.quantized  # noqa: F401
+    from executorch.extension.pybindings import portable_lib
+
+    return frozenset(portable_lib._get_operator_names())
+
+
+def _flat(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (tuple, list)) else [value]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,272 @@
+"""Weights that several methods have in common, stored once: Vela encodes them for each method.
+
+Where command streams read constants is patched, so that all of them read one region: that of the first method, followed
+by what others have besides. Nothing is copied at run time, as a firmware's NPU reads constants where they lie.
+Numbers of commands and registers: ``runtime/ethosu_emulator/command_stream.h``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from arm_backend_core.backends.ethosu_commands import DMA, commands, encoded, packed
+from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
+from arm_recipes._internal.messages import warn
+from arm_recipes.runtime.ethosu_payload import read_parts, with_weights_outside
+from arm_recipes.runtime.payload_parts import cut, name_of
+from arm_recipes.runtime.tosa_graph import constant_spans
+
+if TYPE_CHECKING:
+    from executorch.exir import EdgeProgramManager
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+    from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+_CONV, _DEPTHWISE, _KERNELS, _ELEMENTWISE, _DMA = 2, 3, (2, 3, 5, 6, 7), 6, 16
+#: Of weights, up to four streams, and of scales: region, base; the length is the register after the base.
+_STREAMS = ((296, 0x420), (296, 0x490), (296, 0x492), (296, 0x494), (297, 0x422))
+#: Of IFM and IFM2: region, base, precision.
+_MAPS = ((271, 0x400, 261), (399, 0x480, 389))
+_SOURCE, _TARGET_REGION, _LENGTH = (DMA[0], DMA[2]), DMA[1], DMA[4]
+_INDICES, _INDEX_MAX, _STRIDES, _COUNTS = (308, 0x437), 0x438, (0x433, 0x434), (306, 307)
+_IN_MEMORY = 2  #: from here on, an operand is chained or a number
+_CONSTANTS = 0  #: the region of weights and other constants
+_ALIGNMENT = 64
+
+
+_FEW = 1024  #: bytes of a constant of TOSA that is not worth a name
+
+
+def share_weights(manager: EdgeProgramManager) -> Sequence[Any]:
+    """Edge manager pass: several methods' delegates for an Ethos-U, or of TOSA, have their weights in common.
+
+    A program of one method has them in its payload, which firmware of all versions reads.
+    """
+    if len(manager.methods) > 1:
+        modules = [module for method in sorted(manager.methods) for module in delegates_of(manager, method)]
+        _share_ethosu(manager, [module for module in modules if module.backend_id == "EthosUBackend"])
+        _share_tosa(manager, [module for module in modules if module.backend_id == "TOSABackend"])
+    return []
+
+
+def _share_ethosu(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
+    from arm_backend_core.backends.payload import WEIGHTS_CHECKSUM_KEY, checksum
+
+    if len(modules) < 2:
+        return
+    parts = [read_parts(module.processed_bytes) for module in modules]
+    streams = []
+    for part in parts:
+        try:
+            streams.append(Stream(bytes(part.commands)))
+            _pieces(streams[-1], len(part.weights))
+        except NotShared as reason:
+            warn(f"methods do not share weights: {reason}; each has its own")
+            return
+    region, moved = shared(streams, [part.weights for part in parts])
+    if len(region) > 0.9 * sum(len(part.weights) for part in parts):
+        return
+    name = _stored(manager, region)
+    for module, stream, patched in zip(modules, streams, moved, strict=True):
+        payload = with_weights_outside(module.processed_bytes, patched, name)
+        _replace(module, payload, [checksum(region, WEIGHTS_CHECKSUM_KEY)], stream.inserted)
+
+
+def _share_tosa(manager: EdgeProgramManager, modules: Sequence[LoweredBackendModule]) -> None:
+    cuts = [_cut(module.processed_bytes) for module in modules]
+    counts = Counter(content for parts in cuts for content in {data for data, constant in parts if constant})
+    for module, parts in zip(modules, cuts, strict=True):
+        named = [_stored(manager, data) if constant and counts[data] > 1 else data for data, constant in parts]
+        if any(isinstance(part, str) for part in named):
+            _replace(module, cut(named))
+
+
+def _cut(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
+    """A TOSA flatbuffer in parts, those that are a large constant's data told apart."""
+    borders = [0, *(border for span in constant_spans(memoryview(flatbuffer), _FEW) for border in span)]
+    pairs = list(pairwise([*borders, len(flatbuffer)]))
+    return [(flatbuffer[start:end], index % 2 == 1) for index, (start, end) in enumerate(pairs)]
+
+
+def _stored(manager: EdgeProgramManager, data: bytes) -> str:
+    name = name_of(data)
+    store_named_data(manager, name, data, _ALIGNMENT)
+    return name
+
+
+def _replace(
+    module: LoweredBackendModule, payload: bytes, told: Sequence[CompileSpec] = (), inserted: Sequence[int] = ()
+) -> None:
+    """Give a delegate another payload, and its record the new checksum and where its commands are now."""
+    from arm_backend_core.backends.payload import CHECKSUM_KEY, checksum
+
+    check = checksum(payload)
+    specs = [check if spec.key == CHECKSUM_KEY else spec for spec in module.compile_specs]
+    set_payload(module, payload, [*specs, *told])
+    record = module.meta["arm_delegate"]
+    vela = record.vela
+    if inserted:
+        layers = [replace(layer, commands=_shifted(layer.commands, inserted)) for layer in vela.layers]
+        vela = replace(vela, layers=tuple(layers))
+    told_of = {"checksum": bytes(check.value), "payload_bytes": len(payload), "vela": vela}
+    module.meta["arm_delegate"] = replace(record, **told_of)
+
+
+def _shifted(commands: Sequence[int], inserted: Sequence[int]) -> tuple[int, ...]:
+    return tuple(at + 8 * bisect.bisect_right(inserted, at) for at in commands)
+
+
+class NotShared(Exception):
+    """A command stream reads its constants in a way that is not followed."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """An operation reads constants.
+
+    Attributes:
+        place: the word of the command that set the address.
+        address: of the first byte.
+        length: of what is read; None where it is not known.
+    """
+
+    place: int
+    address: int
+    length: int | None
+
+
+class Stream:
+    """A command stream as words, and where it reads constants.
+
+    Attributes:
+        uses: in program order.
+        inserted: before which bytes, from the first command on, a command was put in: one that sets an address again,
+            which Vela sets once for a constant and for another tensor that lies as far from where its region begins.
+    """
+
+    def __init__(self, stream: bytes) -> None:
+        self._stream, self._u85 = stream, stream.startswith(b"COP2") or stream[11] >> 4 == 2
+        self._words: list[int] = []
+        self.inserted: list[int] = []
+        self.uses = list(self._read())
+
+    def moved(self, places: dict[int, int]) -> bytes:
+        """The stream with constants at other addresses: by word, as in ``Use.place``, the new one."""
+        words = list(self._words)
+        for place, address in places.items():
+            words[place] = (words[place] & 0xFF00FFFF) | (address >> 32) << 16
+            words[place + 1] = address & 0xFFFFFFFF
+        return packed(self._stream, words)
+
+    def _read(self) -> Iterator[Use]:
+        """Uses, in program order. Registers keep what is written to them."""
+        registers, places, words = defaultdict[int, int](int), dict[int, int](), self._words
+        regions: dict[int, bool] = {}
+        for _, number, value in commands(self._stream):
+            if number >= 256:
+                registers[number], places[number] = value, len(words)
+            else:
+                for region, base, length in self._operands(number, registers):
+                    if base not in places:
+                        continue
+                    constant = registers[region] >> 32 & 7 == _CONSTANTS
+                    if regions.setdefault(places[base], constant) != constant:
+                        self.inserted.append(4 * len(words) - 8 * len(self.inserted))
+                        places[base], regions[len(words)] = len(words), constant
+                        words += encoded(base, registers[base])
+                    if constant:
+                        yield Use(places[base], registers[base] & 0xFFFFFFFFFF, length)
+            words += encoded(number, value)
+
+    def _operands(self, code: int, registers: dict[int, int]) -> Iterator[tuple[int, int, int | None]]:
+        """Registers of region and address of what an operation reads, and how many bytes that are."""
+        if code in (_CONV, _DEPTHWISE):
+            for region, base in _STREAMS:
+                if registers[base + 1] & 0xFFFFFFFF:
+                    yield region, base, registers[base + 1] & 0xFFFFFFFF
+        if code in _KERNELS:
+            for region, base, precision in _MAPS:
+                if not (self._u85 and registers[precision] >> 46 & 3 >= _IN_MEMORY):
+                    yield region, base, None
+                    if registers[region] >> 32 & 7 == _CONSTANTS and any(registers[base + i] for i in (1, 2, 3)):
+                        raise NotShared("a constant in several tiles")
+        if code == _DMA and not registers[_SOURCE[0]] >> 40 & 1:
+            yield *_SOURCE, self._copied(registers)
+            if self._u85 and (registers[_SOURCE[0]] | registers[_TARGET_REGION]) >> 43 & 1:
+                yield *_INDICES, None
+
+    def _copied(self, registers: dict[int, int]) -> int:
+        """Bytes from the first to the last that a DMA reads."""
+        rank = registers[_SOURCE[0] if self._u85 else _TARGET_REGION] >> 41 & 3
+        counts = [registers[count] >> 32 for count in _COUNTS]
+        rows = counts[0] if rank >= 1 or self._u85 else 1
+        images, length = counts[1] if rank >= 2 else 1, registers[_LENGTH] & 0xFFFFFFFFFF
+        if not self._u85:
+            return length * rows * images
+        if registers[_SOURCE[0]] >> 43 & 1:  # rows by indices
+            rows = (registers[_INDEX_MAX] & 0xFFFFFFFF) + 1
+        steps = [registers[stride] & 0xFFFFFFFFFF for stride in _STRIDES]
+        return (rows - 1) * steps[0] + (images - 1) * steps[1] + length
+
+
+def shared(streams: Sequence[Stream], constants: Sequence[memoryview | bytes]) -> tuple[bytes, list[bytes]]:
+    """One region of constants for several command streams, and the streams that read it.
+
+    Raises:
+        NotShared: see ``Stream``.
+    """
+    region, size = [constants[0]], len(constants[0])  # joined at the end: until then they lie in the payloads alone
+    known = {_digest(constants[0][start:end]): start for start, end in _pieces(streams[0], size)}
+    moved = [streams[0].moved({})]
+    for stream, own in zip(streams[1:], constants[1:], strict=True):
+        pieces = _pieces(stream, len(own))
+        targets = []
+        for start, end in pieces:
+            content = own[start:end]
+            key = _digest(content)
+            if key not in known:
+                region += [bytes(-size % _ALIGNMENT), content]
+                known[key] = size + len(region[-2])
+                size = known[key] + len(content)
+            targets.append(known[key])
+        places = {}
+        for use in stream.uses:
+            index = next(i for i, (start, end) in enumerate(pieces) if start <= use.address < end)
+            places[use.place] = use.address - pieces[index][0] + targets[index]
+        moved.append(stream.moved(places))
+    return b"".join([*region, bytes(-size % 16)]), moved
+
+
+def _digest(content: memoryview | bytes) -> bytes:
+    return hashlib.sha256(content).digest()
+
+
+def _pieces(stream: Stream, size: int) -> list[tuple[int, int]]:
+    """Parts of the constants that may be moved, each as a whole: what is read with a known length, and what is between.
+
+    Raises:
+        NotShared: something is read beyond the end.
+    """
+    ends: dict[int, int] = {}
+    for use in stream.uses:
+        ends[use.address] = max(ends.get(use.address, 0), use.address + (use.length or 0))
+    if any(start >= size or end > size for start, end in ends.items()):
+        raise NotShared("an address beyond the constants")
+    exact: list[list[int]] = []
+    for start, end in sorted((start, end) for start, end in ends.items() if end > start):
+        if exact and start < exact[-1][1]:
+            exact[-1][1] = max(exact[-1][1], end)
+        else:
+            exact.append([start, end])
+    pieces = [(start, end) for start, end in exact]
+    borders = [0, *(border for piece in exact for border in piece), size]
+    for start, end in list(pairwise(borders))[::2]:
+        first = min((address for address in ends if start <= address < end), default=None)
+        if first is not None:
+            pieces.append((first, end))
+    return sorted(pieces)

@@ -1,0 +1,291 @@
+"""Quantization-aware training: a model that computes with fake quantization, and the stage that trains one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self, get_args
+
+import torch
+from executorch.export import QuantizationRecipe
+from executorch.export.stages import PipelineArtifact
+from torch import Tensor
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from arm_backend_core import events
+from arm_backend_core.kinds import ScalarKind, kind_of
+from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize_model
+from arm_backend_core.quantization.fake_quant.form import Form, Settings, activations, settle
+from arm_backend_core.quantization.fake_quant.layers import tensors_of
+from arm_backend_core.quantization.fake_quant.ranges import Mode, Range
+from arm_backend_core.quantization.observer import NotFinite, RangeObserver
+from arm_backend_core.quantization.ptq import Observed
+from arm_recipes._internal.messages import ExportError, quiet
+from arm_recipes.samples import inputs
+from arm_recipes.samples.sample import Inputs, Pattern
+from arm_recipes.stages.quantize import FastQuantizeStage, Settle, improvements_of, is_quantized
+
+#: Calls in training after which batch norms keep their statistics.
+BATCH_NORM_STEPS = 30
+METHOD = "forward"
+
+
+class FakeQuantizedModel(torch.nn.Module):
+    """A model, to be trained as it is: it is called as the model is, and gives what the program would.
+
+    Parameters are the model's own, under ``model.``, and what ranges are learned, under ``ranges.``. Its state dict has
+    all that training depends on.
+
+    Attributes:
+        model: the model that was given.
+        ranges: of activations, in the order and by the names of the tensors of the program.
+        steps: calls in training so far.
+        batch_norm_steps: calls in training up to which batch norms normalize by the statistics of the batch, and update
+            the running ones; from then on these stay.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        stage: FastQuantizeStage,
+        examples: Sequence[Inputs],
+        *,
+        ranges: Mode = "learned",
+        batch_norm_steps: int = BATCH_NORM_STEPS,
+    ) -> None:
+        super().__init__()
+        if ranges not in get_args(Mode):
+            raise ValueError(f"ranges must be {' or '.join(map(repr, get_args(Mode)))}; got {ranges!r}")
+        self.model, self.batch_norm_steps, self.steps = model, batch_norm_steps, 0
+        self._stage, self._quantization = stage, stage.recipe
+        self._examples = [_on_cpu(example) for example in examples]
+        self._forms: dict[Hashable, Form] = {}
+        self._joined: list[bool] | None = None
+        self._pattern = Pattern.of_inputs(self._examples[0])
+        device = self._device()
+        model.cpu()  # where observers compute
+        form = self._form(self._examples[0])
+        self._begun = {name: tensors_of(model)[name].detach().clone() for name in form.states.values()}
+        with torch.no_grad():
+            stage.calibrated(METHOD, form.observed, self._examples)
+            form.observed.observe_not_taken()
+        self._joined = form.observed.joins.apply()
+        found = activations(form.observed)
+        self._kinds = list(map(_kind, found))
+        names = {observer: place for place, observer in reversed(form.observed.observers.items())}
+        self.ranges = torch.nn.ModuleDict(
+            {f"{index}_{_name(names[observer])}": Range(observer, ranges) for index, observer in enumerate(found)}
+        )
+        self.to(device)
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        """What the model gives, rounded as the target rounds.
+
+        Inputs may be of any shapes that the model takes, as it is captured once for each; a model that is captured
+        already takes its own shapes alone.
+
+        Raises:
+            ValueError: inputs are others than the samples were, or lie elsewhere than the parameters.
+            ExportError: a parameter holds NaN or an infinity.
+        """
+        sample = Inputs(*args, **keywords)
+        leaves = self._pattern.check_form(sample, "the call")
+        self._check_device(leaves)
+        form, training = self._form(sample), self.training
+        live = training and self.steps < self.batch_norm_steps
+        settings = Settings(self._spans(), tensors_of(self.model), training, live)
+        try:
+            results = form.run(leaves, settings)
+        except NotFinite as error:
+            raise ExportError(self._not_finite(str(error))) from error
+        self.steps += training
+        return results
+
+    def export(self, example_inputs: Any = None, **options: Any) -> Any:
+        """Refuse: the export that trains this model goes on when the training function returns.
+
+        Raises:
+            ExportError: always.
+        """
+        raise ExportError("the export that trains this model goes on when the training function returns")
+
+    def trained(self) -> QuantizationRecipe:
+        """The recipe that quantizes the model with what was found.
+
+        Raises:
+            ExportError: a parameter holds NaN or an infinity.
+        """
+        for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
+            if kind_of(tensor.dtype) is ScalarKind.FLOAT and not bool(tensor.isfinite().all()):
+                raise ExportError(self._not_finite(f"'{name}' holds NaN or an infinity"))
+        last = Settle(self.settle)
+        return replace(
+            self._quantization,
+            is_qat=False,
+            train_fn=None,
+            pre_prepare_passes=None,
+            pre_convert_passes=[*(self._quantization.pre_convert_passes or ()), last],
+        )
+
+    def settle(self, observed: Observed) -> None:
+        """Let a calibrated program have the ranges that were found."""
+        self._fit_places(observed)
+        events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
+        observed.observe_not_taken()  # now, as what an observer sees afterwards counts again
+        for observer, span in zip(activations(observed), self._spans(), strict=True):
+            settle(observer, span())
+
+    def reset_state(self) -> None:
+        """Have buffers that the model writes hold what they held when it was prepared.
+
+        What calls leave in them is no result of the training: the end of it, ``eval()``, and ``export`` begin anew.
+        """
+        tensors = tensors_of(self.model)
+        with torch.no_grad():
+            for name, begun in self._begun.items():
+                tensors[name].copy_(begun)
+
+    def train(self, mode: bool = True) -> Self:
+        """Dropout, batch norms and ranges as in training; captured modules have no ``train`` of their own."""
+        if self.training and not mode:
+            self.reset_state()
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def get_extra_state(self) -> dict[str, int]:
+        """How far training is, for ``state_dict``."""
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state: Mapping[str, int]) -> None:
+        """Go on from there."""
+        self.steps = state["steps"]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy with a model and ranges of its own, for an average over steps, say."""
+        memo |= {id(one): one for one in self._constant_parts()}
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        twin.__dict__ = copy.deepcopy({**self.__dict__, "_forms": {}}, memo)  # captured again where they are needed
+        return twin
+
+    def _constant_parts(self) -> tuple[Any, ...]:
+        """What a deep copy shares with the original."""
+        return self._quantization, self._stage
+
+    def _form(self, sample: Inputs) -> Form:
+        leaves = self._pattern.flatten(sample, "the call")
+        key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
+        if key not in self._forms:
+            if self._forms and isinstance(self.model, GraphModule):
+                self._pattern.check(sample, "the call")  # what was captured has its shapes written in it
+            example = self._pattern.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
+            with quiet(), inputs.evaluation_mode({METHOD: self.model}):
+                program = self._stage.capture(METHOD, self.model, example)
+                if self._joined is None and "channels" in improvements_of(self._quantization):
+                    equalize_model(program, tensors_of(self.model))
+                form = Form(program, self._stage.observed)
+            if self._joined is not None:
+                self._fit_places(form.observed)
+            self._forms[key] = form
+        return self._forms[key]
+
+    def _fit_places(self, observed: Observed) -> None:
+        """Operands of concatenations keep scales of their own where they did when the model was prepared."""
+        observed.joins.apply(self._joined)
+        if list(map(_kind, activations(observed))) != self._kinds:
+            shapes = ", ".join(str(tuple(x.shape)) for x in self._pattern.leaves if isinstance(x, Tensor))
+            raise ExportError(
+                "with these inputs and weights the model has other operators than it had when it was prepared with "
+                f"samples of shapes {shapes}: train and export with these, or prepare it with samples of the others"
+            )
+
+    def _spans(self) -> list[Range]:
+        return [span for span in self.ranges.values() if isinstance(span, Range)]
+
+    def _device(self) -> torch.device:
+        return next((x.device for x in tensors_of(self.model).values()), torch.device("cpu"))
+
+    def _check_device(self, leaves: Sequence[Any]) -> None:
+        places = {name: x.device for name, x in [*self.named_parameters(), *self.named_buffers()]}
+        places |= {
+            f"input '{name}'": x.device
+            for name, x in zip(self._pattern.names, leaves, strict=True)
+            if isinstance(x, Tensor)
+        }
+        first, *_ = places.items()
+        other = next(((name, device) for name, device in places.items() if device != first[1]), None)
+        if other is not None:
+            raise ValueError(
+                f"{first[0]} is on {first[1]} and {other[0]} is on {other[1]}: move all of the prepared model, "
+                f'prepared.to("{other[1]}"), and what it is called with'
+            )
+
+    def _not_finite(self, what: str) -> str:
+        return (
+            f"after {self.steps} training steps {what}: go back to a state dict from before, and train with a smaller "
+            "learning rate, clipped gradients (torch.nn.utils.clip_grad_norm_), or data without NaN"
+        )
+
+
+def trainable(models: Mapping[str, Any]) -> torch.nn.Module:
+    """The one model that is to be trained, as a module.
+
+    Raises:
+        ValueError: there are several, or it is quantized already.
+    """
+    if len(models) != 1:
+        raise ValueError(
+            f"quantization-aware training takes one method, not {', '.join(models)}: train each by itself; several "
+            "sizes of one are prepare_qat(...).export(sizes=...)"
+        )
+    (model,) = models.values()
+    if isinstance(model, (ExportedProgram, GraphModule)) and is_quantized(model.graph):
+        raise ValueError("the model is quantized already: export keeps its scales and zero points as they are")
+    module: torch.nn.Module = model.module(check_guards=False) if isinstance(model, ExportedProgram) else model
+    return module
+
+
+def _on_cpu(sample: Inputs) -> Inputs:
+    args, keywords = pytree.tree_map_only(Tensor, Tensor.cpu, (tuple(sample), sample.keywords))
+    return Inputs(*args, **keywords)
+
+
+def _kind(observer: RangeObserver) -> tuple[Any, ...]:
+    return type(observer), observer.dtype, observer.quant_min, observer.quant_max
+
+
+def _name(place: Any) -> str:
+    return str(place.name) if isinstance(place, torch.fx.Node) else f"{place[0].name}_for_{place[1].name}"
+
+
+class TrainingQuantizeStage(FastQuantizeStage):
+    """The quantize stage of recipes that train: the recipe's function trains a copy of the model first."""
+
+    def run(self, artifact: PipelineArtifact) -> None:
+        """Train, then quantize.
+
+        Raises:
+            ValueError: the model cannot be trained, or nothing says how.
+        """
+        if self._quantization_recipe.is_qat and self.is_ours:
+            trained = self._trained(artifact.data, artifact.get_context("example_inputs"))
+            artifact = artifact.copy_with_new_data(trained)
+        super().run(artifact)
+
+    def _trained(self, models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]) -> dict[str, Any]:
+        """A copy of the one model, trained by the recipe's function; what quantizes it is then known."""
+        train: Callable[[Any], Any] | None = self._quantization_recipe.train_fn
+        if train is None:
+            raise ValueError("is_qat=True needs train_fn, a function that trains the model that it is given")
+        ((method, model),) = models.items() if len(models) == 1 else (("", trainable(models)),)
+        if isinstance(model, (ExportedProgram, GraphModule)) and is_quantized(model.graph):
+            return dict(models)
+        prepared = FakeQuantizedModel(copy.deepcopy(trainable(models)), self, examples[method])
+        with torch.enable_grad():
+            train(prepared)
+        self._quantization_recipe = prepared.trained()
+        prepared.eval().reset_state()
+        return {method: prepared.model}

@@ -1,0 +1,167 @@
+"""Imports between the modules of both packages: ``python -m tests.import_graph [ROOT]`` lists circles and upward ones.
+
+An import counts wherever it stands: at the top, in a function, under ``TYPE_CHECKING``.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import networkx
+
+ROOT = Path(__file__).resolve().parents[1]
+CORE = "arm_backend_core"
+RECIPES = "arm_recipes"
+
+LAYERS: Mapping[str, tuple[set[str], ...]] = {
+    CORE: (
+        {"errors", "dtype", "kinds", "permutation", "qparams", "nodes", "workers", "program"},
+        {"targets"},
+        {"tosa"},
+        {"backends", "events"},
+        {"ops"},
+        {"aten", "alternatives", "fusion", "insert_delegates"},
+        {"quantization", "lowering", "bisect_failure"},
+        {"selection"},
+        {"delegate"},
+        {"recurrent"},
+        {"partitioner"},
+        {""},
+    ),
+    RECIPES: (
+        {"_internal", "recipe_types", "passes"},
+        {"runtime"},
+        {"samples"},
+        {"recipe"},
+        {"stages"},
+        {"report"},
+        {"pipeline"},
+        {"provider"},
+        {"comparison", "firmware", "devtools", "explore.sweep", "explore.advice"},
+        {"result"},
+        {"api"},
+        {"qat", "explore"},
+        {""},
+        {"cli"},
+        {"__main__"},
+    ),
+}
+"""Modules and packages of each package, the lowest layer first; ``""`` is the package's own ``__init__``.
+
+An import leads to the same layer or to a lower one."""
+
+
+def sources(package: str, root: Path = ROOT) -> list[Path]:
+    """The files of a package, or the one file of a path with a suffix."""
+    path = root / package
+    return [path] if path.suffix else sorted(path.rglob("*.py"))
+
+
+@cache
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
+
+
+def module_name(path: Path, root: Path = ROOT) -> str:
+    """Dotted name of a file below ``root``; a package's is that of its folder."""
+    name = ".".join(path.relative_to(root).with_suffix("").parts)
+    return name.removesuffix(".__init__")
+
+
+def imports(path: Path, root: Path = ROOT) -> set[str]:
+    """Names of the modules that a file imports; imported names that are no modules count as their module."""
+    found: set[str] = set()
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module, f"{path}:{node.lineno}: imports are absolute"
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {name for name in names if _is_module(name, root)}
+            found |= modules if modules == names else modules | {node.module}
+    return found
+
+
+def _is_module(name: str, root: Path) -> bool:
+    path = root.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def package_imports(package: str, root: Path = ROOT) -> dict[str, set[str]]:
+    """Modules of a package with those of the same package that each imports, by full names."""
+    return {
+        module_name(path, root): {name for name in imports(path, root) if f"{name}.".startswith(f"{package}.")}
+        for path in sources(package, root)
+    }
+
+
+def circles(package: str, root: Path = ROOT) -> list[list[str]]:
+    """Groups of modules that import each other, directly or through others (strongly connected components)."""
+    graph = networkx.DiGraph(
+        (module, name) for module, names in package_imports(package, root).items() for name in names if name != module
+    )
+    return sorted(sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1)
+
+
+def unit(module: str) -> str:
+    """The name in ``LAYERS`` that a module belongs to: its own, or that of the nearest package around it.
+
+    The package's own ``__init__`` is ``""``. A module that has no layer is its own unit.
+    """
+    package, _, path = module.partition(".")
+    known = {name for layer in LAYERS[package] for name in layer}
+    parts = path.split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((name for name in prefixes if name in known), path)
+
+
+def upward(package: str, root: Path = ROOT) -> Iterator[str]:
+    """Imports that lead to a higher layer."""
+    rank = {name: i for i, layer in enumerate(LAYERS[package]) for name in layer}
+    for module, names in package_imports(package, root).items():
+        for name in sorted(names):
+            if rank[unit(name)] > rank[unit(module)]:
+                yield f"{module} imports {name}"
+
+
+def late_imports(package: str, root: Path = ROOT) -> int:
+    """How many import statements for modules of either package stand in functions."""
+    statements = {
+        node
+        for path in sources(package, root)
+        for function in ast.walk(parse(path))
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+    }
+    return sum(any(name.split(".")[0] in LAYERS for name in _imported(node)) for node in statements)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+
+
+def main(root: Path) -> int:
+    """Print what is wrong in either package; 1 if anything is."""
+    wrong = 0
+    for package in LAYERS:
+        groups = circles(package, root)
+        print(f"{package}: {len(groups)} circles, {late_imports(package, root)} imports in functions")
+        for group in groups:
+            print(f"  circle of {len(group)}: {' '.join(name.removeprefix(f'{package}.') for name in group)}")
+        wrong += len(groups)
+        if root == ROOT:
+            leading = list(upward(package, root))
+            print(f"{package}: {len(leading)} upward imports", *leading, sep="\n  ")
+            wrong += len(leading)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).resolve() if sys.argv[1:] else ROOT))
