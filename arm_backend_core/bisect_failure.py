@@ -12,7 +12,7 @@ from arm_backend_core.tosa.graph import Graph, Origin
 from arm_backend_core.tosa.serialize import serialize
 
 
-def culprit(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin | None:
+def bisect_failure(graph: Graph, spec: ArmCompileSpec, error: CompileError) -> Origin | None:
     """Compile every operator alone, with the RESCALE behind it; the first that fails alike is the one.
 
     Only called after a failure that names no operator, so its cost (milliseconds an operator) is not felt otherwise.

@@ -16,15 +16,15 @@ from arm_backend_core.alternatives.size_or_speed import compile_best
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.aten.high_rank import lower_ranks
-from arm_backend_core.aten.higher_order import inline_conditions
+from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.memory_format import settle_memory_formats
 from arm_backend_core.aten.state import keep_state_quantized
 from arm_backend_core.backends import artifacts
 from arm_backend_core.backends.payload import Payload
-from arm_backend_core.bisect_failure import culprit
+from arm_backend_core.bisect_failure import bisect_failure
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import CompileError, FullDelegationError, fault
-from arm_backend_core.insert_delegates import Compiled, Part, splice
+from arm_backend_core.insert_delegates import Compiled, Part, insert_delegates
 from arm_backend_core.lowering import Lowering
 from arm_backend_core.nodes import drop_unread, handle_of, is_quantize, keep_reason, number, operator_name
 from arm_backend_core.ops.operands import dtype_of
@@ -86,13 +86,15 @@ def delegate(
     parts = selection.parts(name)
     _set_debug_handles(parts)
     graphs = selection.graphs(parts)
-    splice(program, [_compiled(part, graph, spec, selection.walk) for part, graph in zip(parts, graphs, strict=True)])
+    insert_delegates(
+        program, [_compiled(part, graph, spec, selection.walk) for part, graph in zip(parts, graphs, strict=True)]
+    )
     return program
 
 
 def prepared(program: ExportedProgram, target: Target) -> ExportedProgram:
     """Functional, and decomposed where there is no record."""
-    inline_conditions(program.graph_module, constants_of(program))
+    inline_higher_order_ops(program.graph_module, constants_of(program))
     program = functional(program)
     keep_state_quantized(program)
     computed = compute_constant_outputs(program)
@@ -170,7 +172,7 @@ def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) 
             spec, flatbuffer, delegate=part.name, locate=locate, unread=unread, inputs=inputs, results=results
         )
     except CompileError as error:
-        origin = culprit(graph, spec, error) if error.operator is None else None
+        origin = bisect_failure(graph, spec, error) if error.operator is None else None
         raise error if origin is None else error.at(origin.operator, origin.source) from error
 
 

@@ -19,9 +19,9 @@ from torch.fx import Node
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.nodes import PLACE, is_float, overload_of
+from arm_backend_core.nodes import TIMESTEP_SLOT, is_float, overload_of
 from arm_backend_core.ops.catalog import find
-from arm_backend_core.ops.integers import ONE
+from arm_backend_core.ops.integers import Q15_MAX
 from arm_backend_core.ops.lookup import lookup, values, wave
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, Record
@@ -177,8 +177,10 @@ class Regions:
             free = self._records[node].fixed_range is None and may_be(node)
             if free and any(map(self.reads_wide, readers)):
                 wide.add(node)
-                places.add(node.meta.get(PLACE))
-        return wide | {node for node in self._records if PLACE in node.meta and node.meta[PLACE] in places}
+                places.add(node.meta.get(TIMESTEP_SLOT))
+        return wide | {
+            node for node in self._records if TIMESTEP_SLOT in node.meta and node.meta[TIMESTEP_SLOT] in places
+        }
 
     def _fed_back(self, state: Node, value: Node) -> set[Node]:
         """``state`` and what is between it and its new value, where that is arithmetic of the old, element by element.
@@ -202,7 +204,7 @@ class Regions:
         """Whether int16 operands are worth having for ``user`` in an int8 program."""
         record, target, single = self._records[user], overload_of(user.target), user in self.origin
         divides = target is aten.div.Tensor and not single  # by sums that may be small: efficientvit_b0 5 dB, now 11
-        if record.reads_int16 or divides or (PLACE in user.meta and record.kind is not Kind.CONV):
+        if record.reads_int16 or divides or (TIMESTEP_SLOT in user.meta and record.kind is not Kind.CONV):
             return True
         adds = not single or target is aten.add.Tensor  # with a number, which keeps a divisor from 0
         arithmetic = (record.fuses and record.univariate and adds) or user in self._feedback
@@ -270,7 +272,7 @@ class Univariate:
         assert self.base.q is not None
         real = values(self._values, self.base.q)[:-1]
         peak = float(np.abs(real[np.isfinite(real)]).max(initial=0.0))
-        q = QParams(max(peak, 1e-30) / ONE, 0, DType.INT16, *DType.INT16.range)
+        q = QParams(max(peak, 1e-30) / Q15_MAX, 0, DType.INT16, *DType.INT16.range)
         return Tensor(self.quantized(b, q), q)
 
     def settled(self) -> Tensor:

@@ -61,11 +61,11 @@ class Compiled:
     meta: dict[str, Any]
 
 
-def splice(program: ExportedProgram, delegates: Sequence[Compiled]) -> None:
+def insert_delegates(program: ExportedProgram, delegates: Sequence[Compiled]) -> None:
     """Put ``delegates`` into the program, and take out the nodes and the constants that nothing else reads."""
     if not delegates:
         return
-    joints = _Joints()
+    joints = _BoundaryCasts()
     modules = [_lowered_module(program, delegate) for delegate in delegates]  # of the nodes as they are
     for delegate, module in zip(delegates, modules, strict=True):
         _insert(program, delegate.part, module, joints)
@@ -78,7 +78,7 @@ def splice(program: ExportedProgram, delegates: Sequence[Compiled]) -> None:
     program.graph_module.recompile()
 
 
-class _Joints:
+class _BoundaryCasts:
     """Nodes on the CPU that bring a tensor across a boundary, one for each tensor however many delegates read it."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def _after(source: Node, target: Any, kwargs: dict[str, Any], value: torch.Tenso
     return node
 
 
-def _insert(program: ExportedProgram, part: Part, module: Any, joints: _Joints) -> None:
+def _insert(program: ExportedProgram, part: Part, module: Any, joints: _BoundaryCasts) -> None:
     """The call of the delegate; what read the part's outputs reads the call's results."""
     from executorch.exir.delegate import executorch_call_delegate, get_lowered_module_name
 

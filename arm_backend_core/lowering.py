@@ -26,7 +26,7 @@ from arm_backend_core.errors import InternalError, Unsupported, fault
 from arm_backend_core.fusion import Univariate, before_reader, is_term, merging_reader, univariate
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import (
-    DECLINED,
+    DECOMPOSITION_REFUSAL,
     boundary_order,
     evaluated,
     first_result,
@@ -214,7 +214,7 @@ class Lowering:
                 raise Unsupported("the operator that it picks a result of stays on the CPU")
             item: Result = items[_int(node.args[1])]
             return self._to_float(item) if node in self.floats else item
-        if is_random(node) and find(node) is None and DECLINED not in node.meta:
+        if is_random(node) and find(node) is None and DECOMPOSITION_REFUSAL not in node.meta:
             raise Unsupported("it draws random numbers, which no target does; give them as an input")
         wide = getattr(first_result(node), "dtype", None) is torch.int64  # others are known to what reads them
         if is_integer(node) and not self._intervals.fits(node) and wide:
@@ -228,7 +228,7 @@ class Lowering:
         record = find(node)
         if record is None:
             missing = f"there is no lowering for {operator_name(node)}; build it of operators that have one"
-            raise node.meta.get(DECLINED) or Unsupported(missing)
+            raise node.meta.get(DECOMPOSITION_REFUSAL) or Unsupported(missing)
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))

@@ -16,7 +16,7 @@ from arm_backend_core.kinds import COUNTABLE, ScalarKind, kind_of
 from arm_backend_core.permutation import Layout, identity
 
 #: Metadata of what a recurrent layer's step consists of: what has it in common is in the same place of its steps.
-PLACE = "arm_place"
+TIMESTEP_SLOT = "arm_place"
 #: Metadata of a ``scan`` whose rounds are calls of a delegate.
 LOOP = "arm_loop"
 #: Metadata of a tensor of integers, or of these as real numbers: the least and the largest that it is taken to hold.
@@ -203,7 +203,7 @@ BOUNDARY = "arm_boundary"
 #: Key in a node's ``meta["custom"]``: why the node stays on the CPU.
 REASON = "arm_reason"
 #: Key in a node's ``meta``: why its decomposition was not used.
-DECLINED = "arm_declined"
+DECOMPOSITION_REFUSAL = "arm_declined"
 #: Key in a node's ``meta["custom"]``: its number in the program as it was captured, see ``number``.
 HANDLE = "arm_handle"
 #: Above the debug handles that ExecuTorch gives to what stays on the CPU, in a flow that is not ours.

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.delegate import Predicate, delegate
 from arm_backend_core.errors import ArmBackendError
-from arm_backend_core.recurrent.roll_recurrent_loops import WithLoops
+from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
 
@@ -49,7 +49,7 @@ class _ArmPartitioner(Partitioner):
         self.compile_spec = compile_spec
         self.keep_on_cpu = tuple(keep_on_cpu)
         self.require_full_delegation = require_full_delegation
-        self.loops = WithLoops(steps_per_call)
+        self.loops = LoopRolling(steps_per_call)
         self._delegated = False
 
     def transform_for_pre_decomposition(self, exported_program: ExportedProgram) -> ExportedProgram:

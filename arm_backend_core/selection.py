@@ -28,7 +28,7 @@ from arm_backend_core.ops.loops import LOOP_IN, LOOP_OUT
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.program import constants_of
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import Graph, Value, cut
+from arm_backend_core.tosa.graph import Graph, Value, extract_subgraph
 
 Predicate = Callable[[Node], bool]
 #: Buffers that a program writes, and nodes of a delegate for an NPU where there are as many.
@@ -80,7 +80,7 @@ class Selection:
         for part in parts:
             inputs = [(self.walk.entry(node)[0], node.name) for node in part.inputs]
             outputs = [self._value(node) for node in part.outputs]
-            yield cut(inputs, outputs, position.__getitem__)
+            yield extract_subgraph(inputs, outputs, position.__getitem__)
 
     def _value(self, node: Node) -> Value:
         result = self.walk.results[node]
@@ -145,7 +145,7 @@ def select(program: ExportedProgram, target: Target, keep_on_cpu: Sequence[Predi
     walk.run(order, refusals)
     while True:  # ends: every round takes at least one node out, usually there is one round
         refusals |= {node: result for node, result in walk.results.items() if isinstance(result, Unsupported)}
-        torn = _torn(order, walk, refusals)
+        torn = _unmaterializable(order, walk, refusals)
         if not torn:
             _check_loops(order, refusals, target)
             _check_own(refusals, target)
@@ -190,7 +190,9 @@ def _check_own(refusals: dict[Node, Unsupported], target: Target) -> None:
             raise ModelError(f"{what} for block-scaled layers; TOSA_FP has, with extensions=['mxfp']")
 
 
-def _torn(order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupported]) -> dict[Node, Unsupported]:
+def _unmaterializable(
+    order: Sequence[Node], walk: Lowering, refusals: dict[Node, Unsupported]
+) -> dict[Node, Unsupported]:
     """Nodes that hold a real number as integers, or not computed yet, although something outside reads it."""
     torn: dict[Node, Unsupported] = {}
     for node in reversed(order):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from executorch.export import BackendRecipeProvider, ExportRecipe, RecipeType, recipe_registry
 
-from arm_recipes._internal.frozen_gc import old_objects_apart
+from arm_recipes._internal.frozen_gc import frozen_gc
 from arm_recipes._internal.messages import quiet
 from arm_recipes.recipe import options, precisions
 from arm_recipes.recipe.recipe import ArmRecipe, make_recipe, recipe_of
@@ -54,7 +54,7 @@ class ArmRecipeProvider(BackendRecipeProvider):
         spec = SPECS[recipe_type.name](given)
         if given["dump_dir"] is not None:
             spec.dump_intermediate_artifacts_to(str(given["dump_dir"]))
-        with old_objects_apart(), quiet():  # the first recipe imports the compiler
+        with frozen_gc(), quiet():  # the first recipe imports the compiler
             return _recipe(recipe_type, spec, given, kwargs)
 
 

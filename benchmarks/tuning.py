@@ -32,7 +32,7 @@ _BUDGET, _DRAWS, _EACH = 1.1, 3, 6
 def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]:
     """One model for one NPU."""
     from arm_recipes import ArmRecipeType, ExportRecipe, tune
-    from arm_recipes.explore.sweep.result_store import Kept
+    from arm_recipes.explore.sweep.result_store import ResultStore
     from arm_recipes.explore.sweep.sweep import captured
     from arm_recipes.explore.tune.data_split import divide
     from arm_recipes.explore.tune.evaluator import Trial
@@ -46,7 +46,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     found = tune(entry.model, samples, recipe, **options)
     seconds = time.perf_counter() - start
     program, given, examples, _ = captured(entry.model, samples, "tune")
-    trial = Trial(program, recipe, "INT8", divide(program, recipe, examples, given, held, None), Kept(folder))
+    trial = Trial(program, recipe, "INT8", divide(program, recipe, examples, given, held, None), ResultStore(folder))
     modules = [module for region in found.regions for module in region.modules]
     limit = _BUDGET * found.base.price.of("cycles")
     plain = dict.fromkeys(modules, "INT8")

@@ -19,10 +19,10 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import merge_reshapes
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.fuse import power_of_two
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.arithmetic import SCALED_MAXIMUM, filled
 from arm_backend_core.tosa.vela_workarounds.rescales import reads_narrow
-from arm_backend_core.tosa.vela_workarounds.workaround import is_made
+from arm_backend_core.tosa.vela_workarounds.workaround import is_needed
 
 #: Those whose output takes less than a table's cycle.
 _CHEAP = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
@@ -30,14 +30,14 @@ _CHEAP = ("CONV2D", "DEPTHWISE_CONV2D", "MAX_POOL2D", "MUL")
 
 def take_always(graph: Graph, target: Target) -> None:
     """Write these forms wherever they can be."""
-    if sweep(graph, target, {"RESCALE": [summed_as_read]}):
+    if apply_once(graph, target, {"RESCALE": [summed_as_read]}):
         merge_reshapes(graph, target)
         share_common(graph, target)
-    sweep(graph, target, {"RESCALE": [by_halves, with_product, widened_by_product]})
+    apply_once(graph, target, {"RESCALE": [by_halves, with_product, widened_by_product]})
     if target.family != "ethos-u85":  # whose estimate is right
         if target.vela == (5, 1):
-            sweep(graph, target, {"RESCALE": [bounded], "MAX_POOL2D": [bounded]})
-        sweep(graph, target, {"ADD": [fetched], "MUL": [fetched]})
+            apply_once(graph, target, {"RESCALE": [bounded], "MAX_POOL2D": [bounded]})
+        apply_once(graph, target, {"ADD": [fetched], "MUL": [fetched]})
 
 
 def summed_as_read(op: Op, rewriter: Rewriter) -> Value | None:
@@ -69,7 +69,7 @@ def with_product(op: Op, rewriter: Rewriter) -> Value | None:
     One that Vela would lose too, so that ``bounded`` is of its product: 89,303 cycles for 102,252 behind MAX_POOL2D.
     """
     x, b = op.inputs[0], rewriter.build
-    lost = is_made(SCALED_MAXIMUM, b.target) and SCALED_MAXIMUM.find(op, rewriter)
+    lost = is_needed(SCALED_MAXIMUM, b.target) and SCALED_MAXIMUM.find(op, rewriter)
     if not (x.dtype is DType.INT16 or lost) or op.output.dtype is DType.INT32 or op.attrs["per_channel"]:
         return None
     return _again(op, b.mul(x, filled(x, 1, x.dtype, b)), b)

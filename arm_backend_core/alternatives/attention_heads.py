@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arm_backend_core.alternatives.choose import Form, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Part, around
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 from arm_backend_core.tosa.passes.split import attributes_part, convolve_part
@@ -80,8 +80,8 @@ def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
     return rewriter.build.emit("CONV2D", inputs, op.output.shape, op.output.dtype, **op.attrs)
 
 
-SEPARATE = Form("heads computed apart", ("TRANSPOSE",), separate_heads, _written)
-JOIN = Form(
+SEPARATE = Alternative("heads computed apart", ("TRANSPOSE",), separate_heads, _written)
+JOIN = Alternative(
     "heads joined by a convolution",
     ("CONV2D",),
     join_heads,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arm_backend_core.alternatives.attention_heads import heads_of
-from arm_backend_core.alternatives.choose import Form, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Part, around
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 
@@ -112,5 +112,5 @@ def _product(op: Op, rewriter: Rewriter) -> Part | None:
     return Part([*convs, *before, *behind, *read, *scaled], ((last,),))
 
 
-PRODUCTS = Form("matrix products of heads apart", ("MATMUL",), multiply_apart, _product)
-TURNED = Form("matrix products of turned operands", ("MATMUL",), multiply_turned, _turned)
+PRODUCTS = Alternative("matrix products of heads apart", ("MATMUL",), multiply_apart, _product)
+TURNED = Alternative("matrix products of turned operands", ("MATMUL",), multiply_turned, _turned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from arm_backend_core.alternatives.choose import Form, Part
+from arm_backend_core.alternatives.choose import Alternative, Part
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
@@ -53,4 +53,4 @@ def _siblings(op: Op, rewriter: Rewriter) -> Part:
     return Part(readers, (readers,))
 
 
-CASCADE = Form("max pools as cascades of small ones", ("MAX_POOL2D",), cascade, _siblings)
+CASCADE = Alternative("max pools as cascades of small ones", ("MAX_POOL2D",), cascade, _siblings)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Form, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Part, around
 from arm_backend_core.alternatives.split_axes import places
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
@@ -93,4 +93,4 @@ def _moved(op: Op, rewriter: Rewriter) -> Part | None:
     return Part(ops, ([*folding, *ends], [*feeding, *ends], waiting[:2]))
 
 
-CHANNELS = Form("moves of channels by convolutions", ("TRANSPOSE", "SLICE"), take_channels, _moved)
+CHANNELS = Alternative("moves of channels by convolutions", ("TRANSPOSE", "SLICE"), take_channels, _moved)

@@ -11,10 +11,10 @@ from arm_backend_core.alternatives.always import take_always
 from arm_backend_core.alternatives.cost_model import Price
 from arm_backend_core.errors import fault
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import Graph, Op, Value, cut
+from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph
 from arm_backend_core.tosa.passes import finish
 from arm_backend_core.tosa.passes.cse import share_common
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
 
 #: Tells the price of each graph; None where there is none.
 Ask = Callable[[Sequence[Graph]], list[Price | None]]
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Form:
+class Alternative:
     """Another way to write operators, equal to the bit.
 
     Attributes:
@@ -63,7 +63,7 @@ def around(op: Op, rewriter: Rewriter, before: Collection[str], behind: Collecti
     return [*found, *readers]
 
 
-def choose_forms(graph: Graph, target: Target, forms: Sequence[Form], ask: Ask) -> list[Choice]:
+def choose_alternatives(graph: Graph, target: Target, forms: Sequence[Alternative], ask: Ask) -> list[Choice]:
     """Rewrite ``graph`` in place with those of ``forms`` that are cheaper, one form after the other."""
     made = []
     for form in forms:
@@ -79,18 +79,18 @@ def choose_forms(graph: Graph, target: Target, forms: Sequence[Form], ask: Ask) 
     return made
 
 
-def _rewrite(graph: Graph, target: Target, form: Form, chosen: Collection[Op]) -> bool:
+def _rewrite(graph: Graph, target: Target, form: Alternative, chosen: Collection[Op]) -> bool:
     """Replace these operators by the form; True if there was one that its rule replaces."""
 
     def rule(op: Op, rewriter: Rewriter) -> Value | None:
         return form.rule(op, rewriter) if op in chosen else None
 
-    changed = sweep(graph, target, {op.kind: [rule] for op in chosen}, anew=True)
+    changed = apply_once(graph, target, {op.kind: [rule] for op in chosen}, anew=True)
     share_common(graph, target)
     return changed
 
 
-def _cheaper(graph: Graph, target: Target, form: Form, ask: Ask) -> tuple[set[Op], int]:
+def _cheaper(graph: Graph, target: Target, form: Alternative, ask: Ask) -> tuple[set[Op], int]:
     """The operators that are cheaper in the form, and the cycles that it saves."""
     users, position = graph.users(), {op: i for i, op in enumerate(graph.ops)}
     alike: dict[Hashable, list[list[Op]]] = {}
@@ -137,7 +137,7 @@ def _structure(ops: Sequence[Op]) -> Hashable:
     )
 
 
-def _parts(graph: Graph, target: Target, form: Form) -> Iterator[Part]:
+def _parts(graph: Graph, target: Target, form: Alternative) -> Iterator[Part]:
     """The parts that a form may be for; no operator is in two of them to be replaced."""
     rewriter, seen = Rewriter(graph, target), set[Op]()
     for op in graph.ops:
@@ -156,4 +156,4 @@ def cut_out(
     given = dict.fromkeys(value for op in ops for value in op.inputs if value.data is None and value not in made)
     returned = made.intersection(graph.outputs)
     kept = [x for op in ops if (x := op.output) in returned or not set(users.get(x, [None])).issubset(ops)]
-    return cut([(value, f"x{i}") for i, value in enumerate(given)], kept, position)
+    return extract_subgraph([(value, f"x{i}") for i, value in enumerate(given)], kept, position)

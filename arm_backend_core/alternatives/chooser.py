@@ -18,9 +18,9 @@ from arm_backend_core.alternatives import (
     transposed_convolution,
 )
 from arm_backend_core.alternatives.always import take_always
-from arm_backend_core.alternatives.choose import Choice, choose_forms
-from arm_backend_core.alternatives.cost_model import Prices
-from arm_backend_core.alternatives.deferred import Unchosen, kept, restored
+from arm_backend_core.alternatives.choose import Choice, choose_alternatives
+from arm_backend_core.alternatives.cost_model import VelaCostModel
+from arm_backend_core.alternatives.deferred import DeferredTuningSpec, pickle_graph, unpickle_graph
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph
@@ -28,7 +28,7 @@ from arm_backend_core.tosa.passes import Pass, check, finish
 from arm_backend_core.tosa.serialize import serialize
 
 #: In this order: what a form writes, those behind it may write otherwise.
-FORMS = (
+ALTERNATIVES = (
     *(
         cascaded_pools.CASCADE,
         transposed_convolution.UPSAMPLING,
@@ -52,30 +52,30 @@ def chooser(spec: ArmCompileSpec) -> Pass:
     """The pass that chooses forms for ``spec``: by price where its compiler tells one, else those always taken."""
 
     def choose(graph: Graph, target: Target) -> None:
-        if isinstance(spec, Unchosen):
-            spec.graphs.append(kept(graph))
+        if isinstance(spec, DeferredTuningSpec):
+            spec.graphs.append(pickle_graph(graph))
         if not target.hardware.npu:
             return
         transpose_split.drop_ones(graph, target)
         made: list[Choice] = []
         if isinstance(spec, EthosUCompileSpec) and spec.tuning:
-            made = choose_forms(graph, target, FORMS, Prices(spec.configuration).of)
+            made = choose_alternatives(graph, target, ALTERNATIVES, VelaCostModel(spec.configuration).of)
         if made:
-            events.current().notes.append(told(made))
+            events.current().notes.append(describe_choices(made))
         take_always(graph, target)
 
     return choose
 
 
 def chosen(data: bytes, spec: EthosUCompileSpec) -> bytes:
-    """The flatbuffer with the forms that ``spec`` gets, of a graph that ``Unchosen`` has."""
-    graph = restored(data)
+    """The flatbuffer with the forms that ``spec`` gets, of a graph that ``DeferredTuningSpec`` has."""
+    graph = unpickle_graph(data)
     for step in (chooser(spec), finish, check):
         step(graph, spec.target)
     return serialize(graph)
 
 
-def told(made: list[Choice]) -> str:
+def describe_choices(made: list[Choice]) -> str:
     """What was chosen, in a sentence for the user."""
     which = ", ".join(f"{choice.times} {choice.name}" for choice in made)
     cycles = sum(choice.cycles for choice in made)

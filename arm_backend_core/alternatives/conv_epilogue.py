@@ -44,7 +44,7 @@ def read_behind(last: Op, rewriter: Rewriter) -> list[Op]:
     return [*behind, *(step for conv in convs for step in around(conv, rewriter, (), ("RESCALE",)))]
 
 
-def taken(value: Value, size: int, channels: Array) -> Value:
+def selected_channels(value: Value, size: int, channels: Array) -> Value:
     """The constant of ``size`` channels, or of one for all of them, with these channels."""
     assert value.data is not None
     return constant(np.broadcast_to(value.data, (size, *value.shape[1:]))[channels], value.dtype)

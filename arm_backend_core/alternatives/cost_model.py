@@ -42,7 +42,7 @@ class Price(NamedTuple):
 _known: dict[str, dict[str, Price | None]] = {}
 
 
-class Prices:
+class VelaCostModel:
     """Prices for one configuration of Vela."""
 
     def __init__(self, configuration: vela.Configuration) -> None:

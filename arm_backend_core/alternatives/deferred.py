@@ -9,11 +9,11 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value
 
 
-class Unchosen(TosaCompileSpec):
+class DeferredTuningSpec(TosaCompileSpec):
     """Stop before forms are chosen, too: the payload is the flatbuffer in the usual ones.
 
     Attributes:
-        graphs: of each delegate, in their order, as ``restored`` takes it.
+        graphs: of each delegate, in their order, as ``unpickle_graph`` takes it.
     """
 
     def __init__(self, target: Target) -> None:
@@ -22,8 +22,8 @@ class Unchosen(TosaCompileSpec):
         self.graphs: list[bytes] = []
 
 
-def kept(graph: Graph) -> bytes:
-    """What ``restored`` makes the graph of, but for origins: equal for equal graphs, wherever they come from.
+def pickle_graph(graph: Graph) -> bytes:
+    """What ``unpickle_graph`` makes the graph of, but for origins: equal for equal graphs, wherever they come from.
 
     Not by pickling it as it is: operators hold each other, thousands deep.
     """
@@ -35,8 +35,8 @@ def kept(graph: Graph) -> bytes:
     return pickle.dumps((rows, ops, ends, graph._count), pickle.HIGHEST_PROTOCOL)
 
 
-def restored(data: bytes) -> Graph:
-    """The graph that ``kept`` was given."""
+def unpickle_graph(data: bytes) -> Graph:
+    """The graph that ``pickle_graph`` was given."""
     rows, ops, ends, count = pickle.loads(data)
     values, graph = [Value(*row) for row in rows], Graph()
     graph.inputs, graph.outputs = ([values[i] for i in side] for side in ends)

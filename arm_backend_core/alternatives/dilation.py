@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Form, Part
+from arm_backend_core.alternatives.choose import Alternative, Part
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
@@ -87,4 +87,4 @@ def _along_one(op: Op, rewriter: Rewriter) -> Part | None:
     return Part(part, (readers,))
 
 
-DILATION = Form("convolutions along one dimension", _KINDS, fold_dilation, _along_one)
+DILATION = Alternative("convolutions along one dimension", _KINDS, fold_dilation, _along_one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Form, Part
+from arm_backend_core.alternatives.choose import Alternative, Part
 from arm_backend_core.alternatives.conv_epilogue import steps_from
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
@@ -39,4 +39,4 @@ def _on_one_pixel(op: Op, rewriter: Rewriter) -> Part | None:
     return Part(steps_from(op, rewriter), ((op,),))
 
 
-FILLING = Form("convolutions on one pixel with filled blocks of weights", ("CONV2D",), fill_block, _on_one_pixel)
+FILLING = Alternative("convolutions on one pixel with filled blocks of weights", ("CONV2D",), fill_block, _on_one_pixel)

@@ -10,7 +10,7 @@ from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
-from arm_backend_core.alternatives.choose import Form, Part
+from arm_backend_core.alternatives.choose import Alternative, Part
 from arm_backend_core.alternatives.conv_epilogue import read_behind, steps_from
 from arm_backend_core.alternatives.split_axes import Piece, as_made, moved, moves_to, parted
 from arm_backend_core.tosa.graph import Op, Value, constant
@@ -116,4 +116,4 @@ def _in_front(op: Op, rewriter: Rewriter) -> Part | None:
     return Part([*path, *steps, *read_behind(steps[-1], rewriter)], ((op,),))
 
 
-PATCHES = Form("convolutions that read pixels as channels", ("CONV2D",), read_pixels, _in_front)
+PATCHES = Alternative("convolutions that read pixels as channels", ("CONV2D",), read_pixels, _in_front)

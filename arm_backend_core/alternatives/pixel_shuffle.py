@@ -12,8 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Form, Part
-from arm_backend_core.alternatives.conv_epilogue import ACTIVATIONS, done_to, read_behind, steps_from, steps_to, taken
+from arm_backend_core.alternatives.choose import Alternative, Part
+from arm_backend_core.alternatives.conv_epilogue import (
+    ACTIVATIONS,
+    done_to,
+    read_behind,
+    selected_channels,
+    steps_from,
+    steps_to,
+)
 from arm_backend_core.alternatives.split_axes import MOVES, as_made, moved, moves_to
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merged
@@ -64,7 +71,7 @@ def write_pixels(op: Op, rewriter: Rewriter) -> Value | None:
         x = b.reshape(x, (*plan.image, x.shape[_CHANNELS]))
     phases = []
     for channels in plan.channels:
-        inputs = (x, taken(weight, size, channels), taken(bias, size, channels))
+        inputs = (x, selected_channels(weight, size, channels), selected_channels(bias, size, channels))
         sums = b.emit("CONV2D", inputs, (*plan.image, len(channels)), conv.output.dtype, **conv.attrs)
         phases.append(done_to(sums, [step for step in path[1:] if step.kind not in MOVES], channels, b))
     whole = b.concat(phases, 2) if len(phases) > 1 else phases[0]
@@ -119,7 +126,7 @@ def _behind_convolution(op: Op, rewriter: Rewriter) -> Part | None:
     return Part([*path, *read_behind(path[-1], rewriter)], ((path[-1],),))
 
 
-SHUFFLES = Form("convolutions that write channels as pixels", ("CONV2D",), write_pixels, _behind_convolution)
+SHUFFLES = Alternative("convolutions that write channels as pixels", ("CONV2D",), write_pixels, _behind_convolution)
 
 
 def write_moved(op: Op, rewriter: Rewriter) -> Value | None:
@@ -152,4 +159,4 @@ def _of_others(op: Op, rewriter: Rewriter) -> Part | None:
     return Part([*moves, *read_behind(path[-1], rewriter)], ((moves[-1],),))
 
 
-MOVED = Form("channels written as pixels by a convolution", ("TRANSPOSE",), write_moved, _of_others)
+MOVED = Alternative("channels written as pixels by a convolution", ("TRANSPOSE",), write_moved, _of_others)

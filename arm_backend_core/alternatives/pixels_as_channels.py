@@ -6,8 +6,8 @@ from math import gcd
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Form, Part, around
-from arm_backend_core.alternatives.conv_epilogue import done_to, steps_from, steps_to, taken
+from arm_backend_core.alternatives.choose import Alternative, Part, around
+from arm_backend_core.alternatives.conv_epilogue import done_to, selected_channels, steps_from, steps_to
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter
@@ -37,7 +37,7 @@ def join_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     data = np.kron(np.eye(count, dtype=np.int16), weight.data.reshape(size, depth) - np.int16(zero_point)) + zero_point
     kernel = constant(data.astype(weight.data.dtype).reshape(count * size, 1, 1, count * depth), weight.dtype)
     channels = np.tile(np.arange(size), count)
-    inputs = (image, kernel, taken(bias, size, channels))
+    inputs = (image, kernel, selected_channels(bias, size, channels))
     sums = b.emit("CONV2D", inputs, (*image.shape[:3], count * size), conv.output.dtype, **conv.attrs)
     return b.reshape(done_to(sums, steps, channels, b), op.output.shape)
 
@@ -57,4 +57,4 @@ def _narrow(op: Op, rewriter: Rewriter) -> Part | None:
     return Part([*steps, *beside, *behind], ((steps[-1],),)) if len(steps) > 1 else None
 
 
-PIXELS = Form("convolutions of two pixels at once", ("CONV2D",), join_pixels, _narrow)
+PIXELS = Alternative("convolutions of two pixels at once", ("CONV2D",), join_pixels, _narrow)

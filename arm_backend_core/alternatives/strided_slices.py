@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Form, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Part, around
 from arm_backend_core.alternatives.split_axes import places
 from arm_backend_core.alternatives.transpose_split import STEPS
 from arm_backend_core.permutation import Layout
@@ -86,4 +86,4 @@ def _together(op: Op, rewriter: Rewriter) -> Part | None:
     return Part(around(op, rewriter, _CUTS, ("CONV2D", "RESCALE", *_CUTS)), ((op,),))
 
 
-PHASES = Form("parts put together as one transposition", ("CONCAT",), turn_at_once, _together)
+PHASES = Alternative("parts put together as one transposition", ("CONCAT",), turn_at_once, _together)

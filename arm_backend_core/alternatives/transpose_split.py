@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from arm_backend_core.alternatives.choose import Form, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Part, around
 from arm_backend_core.permutation import Layout, merged
 from arm_backend_core.targets.target import Target
 from arm_backend_core.targets.transpose_swaps import steps
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import merge_reshapes
-from arm_backend_core.tosa.passes.rewrite import Rewriter, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once
 
 #: Shapes, and the orders that their dimensions get.
 Path = tuple[tuple[Layout, Layout], ...]
@@ -23,7 +23,7 @@ Path = tuple[tuple[Layout, Layout], ...]
 
 def drop_ones(graph: Graph, target: Target) -> None:
     """TRANSPOSEs of more than four dimensions without those of size 1: no dearer anywhere, and like others to forms."""
-    if target.family == "ethos-u85" and sweep(graph, target, {"TRANSPOSE": [_without_ones]}):
+    if target.family == "ethos-u85" and apply_once(graph, target, {"TRANSPOSE": [_without_ones]}):
         merge_reshapes(graph, target)
 
 
@@ -44,7 +44,7 @@ def _turned(op: Op, path: Path, rewriter: Rewriter) -> Value:
     return b.reshape(value, op.output.shape)
 
 
-def _form(name: str, find: Callable[[Op], Path | None]) -> Form:
+def _form(name: str, find: Callable[[Op], Path | None]) -> Alternative:
     """TRANSPOSEs of the shapes and orders that are found, one after the other."""
 
     def rule(op: Op, rewriter: Rewriter) -> Value | None:
@@ -58,7 +58,7 @@ def _form(name: str, find: Callable[[Op], Path | None]) -> Form:
             return None
         return Part(around(op, rewriter, (), ("RESHAPE", "MATMUL")), ((op,),))
 
-    return Form(name, ("TRANSPOSE",), rule, part)
+    return Alternative(name, ("TRANSPOSE",), rule, part)
 
 
 def _merged(op: Op) -> Path:

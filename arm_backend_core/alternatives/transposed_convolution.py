@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Form, Part
-from arm_backend_core.alternatives.conv_epilogue import done_to, read_behind, steps_from, steps_to, taken
+from arm_backend_core.alternatives.choose import Alternative, Part
+from arm_backend_core.alternatives.conv_epilogue import done_to, read_behind, selected_channels, steps_from, steps_to
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import Array
 from arm_backend_core.tosa.passes.rewrite import Rewriter
@@ -40,7 +40,7 @@ def convolve_phases(op: Op, rewriter: Rewriter) -> Value | None:
         return None
     zero_points = conv.attrs["input_zp"], conv.attrs["weight_zp"]
     channels = np.tile(np.arange(size[3]), strides[1])
-    repeats, phases = taken(bias, size[3], channels), []
+    repeats, phases = selected_channels(bias, size[3], channels), []
     for kernel in _phases(weight.data, strides, taps, zero_points[1]):
         sums = b.conv2d(x, constant(kernel, weight.dtype), repeats, pad=pad, zps=zero_points)
         phases.append(done_to(sums, steps, channels, b))
@@ -66,6 +66,6 @@ def _upsampled(op: Op, rewriter: Rewriter) -> Part | None:
     return Part([*steps, *read_behind(steps[-1], rewriter)], ((steps[-1],),))
 
 
-UPSAMPLING = Form(
+UPSAMPLING = Alternative(
     "transposed convolutions without zeros between elements", ("TRANSPOSE_CONV2D",), convolve_phases, _upsampled
 )

@@ -27,8 +27,8 @@ from arm_backend_core.aten import complex_numbers
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.errors import InternalError, ModelError, Unsupported, fault
 from arm_backend_core.nodes import (
-    DECLINED,
-    PLACE,
+    DECOMPOSITION_REFUSAL,
+    TIMESTEP_SLOT,
     constant_nodes,
     drop_unread,
     first_result,
@@ -133,7 +133,7 @@ class _Decomposer:
             raise ModelError(f"{in_words(node)} cannot be exported: {error}") from error
         except Exception as error:
             what = f"decomposing {node.target} raised {type(error).__name__}: {error}"
-            node.meta[DECLINED] = error if isinstance(error, Unsupported) else fault(what, error)
+            node.meta[DECOMPOSITION_REFUSAL] = error if isinstance(error, Unsupported) else fault(what, error)
             drop_unread(module.graph)  # what was written already
             return False
         _hand_over(node, outputs)
@@ -233,7 +233,9 @@ class _Decomposer:
         for node in module.graph.nodes:
             if mutates(node):
                 fails = InternalError if target in records() else Unsupported
-                raise node.meta.get(DECLINED) or fails(f"{target} is made of writes to memory that others share")
+                raise node.meta.get(DECOMPOSITION_REFUSAL) or fails(
+                    f"{target} is made of writes to memory that others share"
+                )
         return _Fragment(module, all(_is_known(node, constants) for node in module.graph.nodes))
 
 
@@ -250,7 +252,7 @@ class _Writer:
         """What ``function`` gives, traced once for operands of the same types and shapes.
 
         Args:
-            layer: a weight; the nodes get the same ``PLACE`` for it in every call.
+            layer: a weight; the nodes get the same ``TIMESTEP_SLOT`` for it in every call.
 
         Raises:
             Unsupported: PyTorch cannot trace it.
@@ -294,7 +296,7 @@ class _Writer:
                     copy.target = _adopt(self.module, operator.attrgetter(str(node.target))(fragment))
                 copy.meta.update(inherited)
                 if place is not None:
-                    copy.meta[PLACE] = *place, position
+                    copy.meta[TIMESTEP_SLOT] = *place, position
                 copies[node] = copy
                 if node.op == "get_attr" or is_constant(copy, self.constants):
                     self.constants.add(copy)

@@ -31,7 +31,7 @@ _HIGHER = torch.ops.higher_order
 _MOST = 64  #: Rounds of a loop that are written out; each takes as long to compile as all that it holds.
 
 
-def inline_conditions(module: GraphModule, constants: Mapping[Node, Tensor]) -> bool:
+def inline_higher_order_ops(module: GraphModule, constants: Mapping[Node, Tensor]) -> bool:
     """Write what every ``torch.cond`` and its like hold into the graph around it; whether there was one.
 
     Args:

@@ -14,7 +14,7 @@ from torch.fx import GraphModule, Node
 
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.nodes import is_float
-from arm_backend_core.ops.catalog import moves
+from arm_backend_core.ops.catalog import is_data_movement
 from arm_backend_core.ops.composites.attention import QUANTIZABLE_LOWEST
 
 aten = torch.ops.aten
@@ -90,7 +90,7 @@ class _Bound:
         if node in self._constants:
             return node if self._least(node) >= lowest else self._clamped(node, lowest)
         factor = self._factor(node)
-        places = _CHOICES.get(node.target, (0,) if moves(node) else ())  # type: ignore[call-overload]
+        places = _CHOICES.get(node.target, (0,) if is_data_movement(node) else ())  # type: ignore[call-overload]
         if self._masks(node, -1.0):
             return self._clamped(node, lowest)
         if 0 < factor < _MASKING:
@@ -132,7 +132,7 @@ class _Bound:
         while node not in self._constants and is_float(node) and node.op == "call_function":
             plain = (*_CASTS, aten.sub.Tensor, aten.rsub.Scalar, aten.add.Tensor, aten.mul.Tensor)
             others = [x for x in node.all_input_nodes if x not in self._constants]
-            if len(others) != 1 or not (moves(node) or node.target in plain):
+            if len(others) != 1 or not (is_data_movement(node) or node.target in plain):
                 return False
             (node,) = others
         return node in self._constants or not is_float(node) or factor >= FAR

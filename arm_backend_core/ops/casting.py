@@ -10,9 +10,9 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.integers import Int
+from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
-from arm_backend_core.ops.registry import Kind, made_of, op
+from arm_backend_core.ops.registry import Kind, decomposition, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ def to_bool(cx: Context, x: Tensor) -> Value:
     return cx.b.unary("LOGICAL_NOT", cx.b.compare("EQUAL", value, cx.b.const(0, value.dtype)))
 
 
-def _truncated(cx: Context, x: Int) -> Value:
+def _truncated(cx: Context, x: FixedPoint) -> Value:
     """The whole part of real numbers as INT32; what is next to another whole number counts as that one."""
     bits = min(16, 29 - math.ceil(math.log2(max(x.real_peak, 1))))
     if bits < 1:
@@ -54,7 +54,7 @@ def to(cx: Context, x: Tensor, *_: Any, **__: Any) -> Value:
     return cx.b.cast(Float(cx.b, x.value).truncated().value, cx.dtype)
 
 
-@made_of(aten.to.other, aten.type_as.default)
+@decomposition(aten.to.other, aten.type_as.default)
 def to_other(
     x: torch.Tensor,
     other: torch.Tensor,

@@ -40,7 +40,7 @@ def find(node: torch.fx.Node) -> Record | None:
     return record if isinstance(record, Record) else None
 
 
-def moves(node: torch.fx.Node) -> bool:
+def is_data_movement(node: torch.fx.Node) -> bool:
     """Whether a node's operator moves elements and computes none."""
     record = find(node)
     return record is not None and record.kind is Kind.SHARED

@@ -13,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.ops.elementwise import div
 from arm_backend_core.ops.expression import Float
 from arm_backend_core.ops.fixed_point.jumps import Fixed, quotient
-from arm_backend_core.ops.integers import SHIFTED, Int
+from arm_backend_core.ops.integers import SHIFTED, FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record, Rule, op
 from arm_backend_core.tosa.graph import Value
@@ -166,9 +166,9 @@ def _in_steps(plain: Record, *, rest: bool = False) -> Rule:
         whole = replace(cx, out=None, computed=DType.INT32)
         value = plain.lower(whole, Tensor(left.value), Tensor(right.value), **mode)
         if rest:
-            return Int(cx.b, value, -right.peak, right.peak, cx.integer(y).scale * 2.0**-bits).to(cx.q)
+            return FixedPoint(cx.b, value, -right.peak, right.peak, cx.integer(y).scale * 2.0**-bits).to(cx.q)
         infinite = none.times(1 << 29).in_steps_of(1.0) * dividend.sign().in_steps_of(1.0)
-        return (Int(cx.b, value, -left.peak - 1, left.peak) + infinite).to(cx.q)
+        return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + infinite).to(cx.q)
 
     return rule
 

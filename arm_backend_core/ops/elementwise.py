@@ -16,7 +16,7 @@ from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import overload_of
 from arm_backend_core.ops import fixed_point
 from arm_backend_core.ops.expression import Float
-from arm_backend_core.ops.integers import Int, aligned, of_int16, of_one_rank
+from arm_backend_core.ops.integers import FixedPoint, of_int16, of_one_rank, to_common_scale
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import op
 from arm_backend_core.qparams import QParams
@@ -42,7 +42,7 @@ def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
         return x.value
     right = cx.integer(y)
     pair = cx.integer(x), right.in_steps_of(right.scale * abs(factor))
-    left, right = of_int16(*pair, cx.q) or aligned(*pair, cx.q)
+    left, right = of_int16(*pair, cx.q) or to_common_scale(*pair, cx.q)
     return (left + right if factor > 0 else left - right).to(cx.q)
 
 
@@ -175,7 +175,7 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     return total.in_steps_of(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).to(cx.q)
 
 
-def _inverse_of(v: Int, result: DType) -> Int:
+def _inverse_of(v: FixedPoint, result: DType) -> FixedPoint:
     """2**30 / v; for int16 with a step of Newton's method, r + r * (1 - v * r)."""
     inverse = fixed_point.reciprocal(v)
     if result is not DType.INT16:
@@ -191,8 +191,8 @@ def _extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
         return _arithmetic(cx, getattr(cx.b, name), x, y, single=True)
 
     def integer(cx: Context, x: Tensor, y: Tensor) -> Value:
-        left, right = aligned(cx.integer(x), cx.integer(y), cx.q)
-        result: Int = getattr(left, name)(right)
+        left, right = to_common_scale(cx.integer(x), cx.integer(y), cx.q)
+        result: FixedPoint = getattr(left, name)(right)
         return result.to(cx.q)
 
     def other(cx: Context, x: Tensor, y: Tensor) -> Value:
@@ -244,7 +244,7 @@ def _(cx: Context, x: Tensor, weight: Tensor) -> Value:
     value = cx.integer(x).in_steps()
     gain = cx.integer(weight).in_steps()
     gain = replace(gain, value=_per_channel(cx, x, Tensor(gain.value)))
-    positive, negative = aligned(value.maximum(0), value.minimum(0) * gain, cx.q)
+    positive, negative = to_common_scale(value.maximum(0), value.minimum(0) * gain, cx.q)
     return (positive + negative).to(cx.q)
 
 

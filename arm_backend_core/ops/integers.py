@@ -19,11 +19,11 @@ Array = np.ndarray[Any, Any]
 #: What a value shifted to the left may reach, so that RESCALE takes it.
 SHIFTED = 1 << 29
 #: 1.0 of a table of int16 entries; the largest int16.
-ONE = (1 << 15) - 1
+Q15_MAX = (1 << 15) - 1
 
 
 @dataclass(frozen=True, eq=False)
-class Int:
+class FixedPoint:
     """(value - zero_point) * scale are real numbers; low <= value - zero_point <= high for every element.
 
     Python integers mix in. Operators compute the interval of their result, in Python's integers.
@@ -46,7 +46,7 @@ class Int:
             raise OverflowError(f"{kind} in [{self.low}, {self.high}] as {self.value.dtype.value}")
 
     @classmethod
-    def of(cls, b: Builder, value: Value, q: QParams) -> Int:
+    def of(cls, b: Builder, value: Value, q: QParams) -> FixedPoint:
         """A quantized tensor with one scale; of a constant the interval is what its elements are."""
         low, high = (q.qmin, q.qmax) if q.dtype is DType.INT32 else value.dtype.range
         if value.data is not None and value.data.size:
@@ -54,7 +54,7 @@ class Int:
         return cls(b, value, low - q.zero_point, high - q.zero_point, float(q.scale), q.zero_point)
 
     @classmethod
-    def const(cls, b: Builder, numbers: Array | int, dtype: DType = DType.INT32, scale: float = 1.0) -> Int:
+    def const(cls, b: Builder, numbers: Array | int, dtype: DType = DType.INT32, scale: float = 1.0) -> FixedPoint:
         """Whole numbers known at compile time."""
         numbers = np.asarray(numbers)
         low, high = int(numbers.min()), int(numbers.max())
@@ -84,36 +84,36 @@ class Int:
         """The largest magnitude as a real number."""
         return self.peak * self.scale
 
-    def within(self, low: int, high: int) -> Int:
+    def within(self, low: int, high: int) -> FixedPoint:
         """The same, where more is known of its range than arithmetic on intervals tells."""
         return replace(self, low=max(low, self.low), high=min(high, self.high))
 
-    def in_steps_of(self, scale: float) -> Int:
+    def in_steps_of(self, scale: float) -> FixedPoint:
         """The same integers, standing for other real numbers."""
         return replace(self, scale=scale)
 
-    def less(self, zero_point: int) -> Int:
+    def less(self, zero_point: int) -> FixedPoint:
         """The integers minus a number, which RESCALE takes away."""
         low, high = self.low - zero_point, self.high - zero_point
         return replace(self, low=low, high=high, zero_point=self.zero_point + zero_point)
 
-    def reshape(self, shape: Sequence[int]) -> Int:
+    def reshape(self, shape: Sequence[int]) -> FixedPoint:
         """The same elements in another shape."""
         return replace(self, value=self.b.reshape(self.value, shape))
 
-    def like(self, number: int) -> Int:
+    def like(self, number: int) -> FixedPoint:
         """A constant that broadcasts against this."""
-        return Int.const(self.b, np.full((1,) * self.value.rank, number), self.dtype, self.scale)
+        return FixedPoint.const(self.b, np.full((1,) * self.value.rank, number), self.dtype, self.scale)
 
-    def in_int16(self) -> Int:
+    def in_int16(self) -> FixedPoint:
         """int8 or int16 without zero point as int16, in the same steps."""
         if self.dtype is DType.INT16:
             return self
         if self.value.data is not None:
-            return Int.const(self.b, self.value.data.astype(np.int64) - self.zero_point, DType.INT16, self.scale)
+            return FixedPoint.const(self.b, self.value.data.astype(np.int64) - self.zero_point, DType.INT16, self.scale)
         return self.rescale(DType.INT16, 1.0)
 
-    def in_steps(self) -> Int:
+    def in_steps(self) -> FixedPoint:
         """INT32 without zero point, in the same steps."""
         if self.dtype is DType.INT32:
             return self
@@ -123,93 +123,97 @@ class Int:
 
     # -- arithmetic, INT32 ---------------------------------------------------------------------------------------
 
-    def _of(self, x: Int | int) -> Int:
-        x = x if isinstance(x, Int) else self.like(x)
+    def _of(self, x: FixedPoint | int) -> FixedPoint:
+        x = x if isinstance(x, FixedPoint) else self.like(x)
         assert self.zero_point == x.zero_point == 0, "a zero point is taken away before arithmetic"
         return x
 
-    def _like_terms(self, x: Int | int, emit: Callable[[Value, Value], Value], ends: tuple[int, int]) -> Int:
+    def _like_terms(
+        self, x: FixedPoint | int, emit: Callable[[Value, Value], Value], ends: tuple[int, int]
+    ) -> FixedPoint:
         x = self._of(x)
         assert math.isclose(self.scale, x.scale, rel_tol=1e-6), (self.scale, x.scale)
-        return Int(self.b, emit(self.value, x.value), ends[0], ends[1], self.scale)
+        return FixedPoint(self.b, emit(self.value, x.value), ends[0], ends[1], self.scale)
 
-    def __add__(self, x: Int | int) -> Int:
+    def __add__(self, x: FixedPoint | int) -> FixedPoint:
         low, high = _ends(x)
         return self._like_terms(x, self.b.add, (self.low + low, self.high + high))
 
-    def __sub__(self, x: Int | int) -> Int:
+    def __sub__(self, x: FixedPoint | int) -> FixedPoint:
         low, high = _ends(x)
         return self._like_terms(x, self.b.sub, (self.low - high, self.high - low))
 
-    def __mul__(self, x: Int | int) -> Int:
+    def __mul__(self, x: FixedPoint | int) -> FixedPoint:
         return self.times(x)
 
-    def times(self, x: Int | int, shift: int = 0, peak: int | None = None) -> Int:
+    def times(self, x: FixedPoint | int, shift: int = 0, peak: int | None = None) -> FixedPoint:
         """The product, rounded to a multiple of 2**shift; inside MUL it has 64 bits. A number only makes steps smaller.
 
         Args:
             peak: the largest magnitude, where more is known of it than intervals tell.
         """
-        scale = self.scale * x.scale if isinstance(x, Int) else self.scale / (abs(x) or 1)
+        scale = self.scale * x.scale if isinstance(x, FixedPoint) else self.scale / (abs(x) or 1)
         ends = [a * b for a in (self.low, self.high) for b in _ends(x)]
         least = 0 if x is self else min(ends)
         low, high = (_rounded(end, shift) for end in (least, max(ends)))
         if peak is not None:
             low, high = max(low, -peak), min(high, peak)
-        return Int(self.b, self.b.mul(self.value, self._of(x).value, shift), low, high, scale * 2.0**shift)
+        return FixedPoint(self.b, self.b.mul(self.value, self._of(x).value, shift), low, high, scale * 2.0**shift)
 
-    def maximum(self, x: Int | int) -> Int:
+    def maximum(self, x: FixedPoint | int) -> FixedPoint:
         """Elementwise."""
         low, high = _ends(x)
         return self._like_terms(x, self.b.maximum, (max(self.low, low), max(self.high, high)))
 
-    def minimum(self, x: Int | int) -> Int:
+    def minimum(self, x: FixedPoint | int) -> FixedPoint:
         """Elementwise."""
         low, high = _ends(x)
         return self._like_terms(x, self.b.minimum, (min(self.low, low), min(self.high, high)))
 
-    def __abs__(self) -> Int:
+    def __abs__(self) -> FixedPoint:
         low = 0 if self.low <= 0 <= self.high else min(abs(self.low), abs(self.high))
-        return Int(self.b, self.b.unary("ABS", self.value), low, max(abs(self.low), abs(self.high)), self.scale)
+        return FixedPoint(self.b, self.b.unary("ABS", self.value), low, max(abs(self.low), abs(self.high)), self.scale)
 
-    def sign(self) -> Int:
+    def sign(self) -> FixedPoint:
         """-1, 0 or 1, in the same steps; INT32."""
         return self.in_steps().maximum(-1).minimum(1)
 
-    def sum(self, axis: int, peak: int | None = None) -> Int:
+    def sum(self, axis: int, peak: int | None = None) -> FixedPoint:
         """Along one axis, which stays with size 1; for ``peak`` see ``times``."""
         ends = (self.shape[axis] * end for end in (self.low, self.high))
         low, high = ends if peak is None else (min(max(end, -peak), peak) for end in ends)
-        return Int(self.b, self.b.reduce("REDUCE_SUM", self.value, axis), low, high, self.scale)
+        return FixedPoint(self.b, self.b.reduce("REDUCE_SUM", self.value, axis), low, high, self.scale)
 
     # -- bits ----------------------------------------------------------------------------------------------------
 
-    def leading_zeros(self) -> Int:
+    def leading_zeros(self) -> FixedPoint:
         """CLZ of integers that are not negative."""
         assert self.low >= 0, "leading zeros of negative numbers"
         ends = (32 - self.high.bit_length(), 32 - self.low.bit_length())
-        return Int(self.b, self.b.unary("CLZ", self.value), *ends)
+        return FixedPoint(self.b, self.b.unary("CLZ", self.value), *ends)
 
-    def shifted_left(self, bits: Int | int, peak: int | None = None) -> Int:
+    def shifted_left(self, bits: FixedPoint | int, peak: int | None = None) -> FixedPoint:
         """value << bits; for ``peak`` see ``times``. Only a number of bits keeps the real numbers: scale / 2**bits."""
         _, most = _ends(bits)
         low, high = (min(self.low, 0) << most, max(self.high, 0) << most)
         if peak is not None:
             low, high = max(low, -peak), min(high, peak)
-        scale = self.scale if isinstance(bits, Int) else self.scale * 2.0**-bits
-        return Int(self.b, self.b.logical_left_shift(self.value, self._of(bits).value), low, high, scale)
+        scale = self.scale if isinstance(bits, FixedPoint) else self.scale * 2.0**-bits
+        return FixedPoint(self.b, self.b.logical_left_shift(self.value, self._of(bits).value), low, high, scale)
 
-    def shifted_right(self, bits: Int | int) -> Int:
+    def shifted_right(self, bits: FixedPoint | int) -> FixedPoint:
         """value >> bits, 0 <= bits < 32, rounded half up; for the scale see ``shifted_left``."""
         shifts = _ends(bits)
         assert 0 <= shifts[0] <= shifts[1] < 32
         low, high = min(_rounded(self.low, s) for s in shifts), max(_rounded(self.high, s) for s in shifts)
         value = self.b.arithmetic_right_shift(self.value, self._of(bits).value, round=True)
-        return Int(self.b, value, low, high, self.scale if isinstance(bits, Int) else self.scale * 2.0**bits)
+        return FixedPoint(
+            self.b, value, low, high, self.scale if isinstance(bits, FixedPoint) else self.scale * 2.0**bits
+        )
 
     # -- scale ---------------------------------------------------------------------------------------------------
 
-    def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> Int:
+    def rescale(self, dtype: DType, factor: float, *, saturate: bool = False) -> FixedPoint:
         """round(value * factor) without zero point: the same real numbers in steps of scale / factor.
 
         Args:
@@ -221,9 +225,9 @@ class Int:
         if saturate:
             low, high = max(low, dtype.range[0]), min(high, dtype.range[1])
         value = x.b.rescale(x.value, dtype, factor, x.zero_point)
-        return Int(x.b, value, low, high, x.scale / factor if factor else x.scale)
+        return FixedPoint(x.b, value, low, high, x.scale / factor if factor else x.scale)
 
-    def widened(self, power: int) -> Int:
+    def widened(self, power: int) -> FixedPoint:
         """int8 or int16 times 2**power as INT32, by MUL: one operation where a RESCALE is two."""
         if power < 0:
             return self.rescale(DType.INT32, 2.0**power)
@@ -237,7 +241,7 @@ class Int:
         """
         return requantized(self.b, self.value, float(self.peak), np.array([self.scale]), out, self.zero_point)
 
-    def _bounded(self, factor: float, span: int) -> Int:
+    def _bounded(self, factor: float, span: int) -> FixedPoint:
         """Values that saturate ``span`` anyway are made small enough for RESCALE."""
         if self.peak <= _limit(np.array([factor]))[0]:
             return self
@@ -254,15 +258,15 @@ class Int:
 
     # -- tables --------------------------------------------------------------------------------------------------
 
-    def tabulated(self, values: Array, scale: float) -> Int:
+    def tabulated(self, values: Array, scale: float) -> FixedPoint:
         """int16 -> int16 through a table of 513 points, interpolated; results in steps of ``scale``.
 
         TABLE followed by this RESCALE is one operation on Ethos-U55; a TABLE whose INT32 result is used otherwise is
         six.
         """
-        entries = np.clip(np.rint(values), -ONE - 1, ONE)
+        entries = np.clip(np.rint(values), -Q15_MAX - 1, Q15_MAX)
         y = self.b.rescale(self.b.table(self.value, entries), DType.INT16, 1 / 128)
-        return Int(self.b, y, int(entries.min()), int(entries.max()), scale)
+        return FixedPoint(self.b, y, int(entries.min()), int(entries.max()), scale)
 
 
 def _limit(factors: Array) -> Array:
@@ -271,8 +275,8 @@ def _limit(factors: Array) -> Array:
     return (np.int64(1) << (shifts.astype(np.int64) - 1)) - 1
 
 
-def _ends(x: Int | int) -> tuple[int, int]:
-    return (x.low, x.high) if isinstance(x, Int) else (x, x)
+def _ends(x: FixedPoint | int) -> tuple[int, int]:
+    return (x.low, x.high) if isinstance(x, FixedPoint) else (x, x)
 
 
 def _rounded(x: int, shift: int) -> int:
@@ -330,7 +334,7 @@ class Accumulator:
     late: Array | None = None
 
     @classmethod
-    def of(cls, x: Int, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
+    def of(cls, x: FixedPoint, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
         """Sums of x times (``weights`` - zero_point), plus a real ``bias``.
 
         The bias is rounded to the sums' steps; where these are so small that the sums cannot hold it, all of it is left
@@ -370,11 +374,11 @@ class Accumulator:
                 f"result in steps of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
             )
         fine = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / step, 0.0))
-        bias = Int.const(b, np.rint(self.late / step).astype(np.int64), DType.INT32, step)
-        return (Int(b, fine, -(1 << 28) - 1, (1 << 28) + 1, step) + bias).to(out)
+        bias = FixedPoint.const(b, np.rint(self.late / step).astype(np.int64), DType.INT32, step)
+        return (FixedPoint(b, fine, -(1 << 28) - 1, (1 << 28) + 1, step) + bias).to(out)
 
 
-def aligned(x: Int, y: Int, out: QParams | None = None) -> tuple[Int, Int]:
+def to_common_scale(x: FixedPoint, y: FixedPoint, out: QParams | None = None) -> tuple[FixedPoint, FixedPoint]:
     """Operands of an addition or a comparison as INT32 in one step, fine enough for the result.
 
     The coarser operand is multiplied by 2**g, g = 19 for int8 and 14 for int16, so that sums stay below 2**30; the
@@ -387,7 +391,7 @@ def aligned(x: Int, y: Int, out: QParams | None = None) -> tuple[Int, Int]:
     Raises:
         Unsupported: the result's step is finer than this.
     """
-    x, y = _tamed(*of_one_rank(x, y), out)
+    x, y = _saturate_negligible(*of_one_rank(x, y), out)
     step = max(z.scale * 2.0 ** -_guard(z, 21 if out is None else 19) for z in (x, y))
     exact = all(math.isclose(round(z.scale / step), z.scale / step, rel_tol=1e-9) for z in (x, y))
     if out is not None and not exact and step > float(out.scale):
@@ -404,7 +408,7 @@ def aligned(x: Int, y: Int, out: QParams | None = None) -> tuple[Int, Int]:
     return _in_steps(x, step), _in_steps(y, step)
 
 
-def of_int16(x: Int, y: Int, out: QParams) -> tuple[Int, Int] | None:
+def of_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, FixedPoint] | None:
     """Operands of an addition, an int8 among them, as int16 in one step, which an NPU adds and scales in one operation.
 
     One is rounded to the other's step, which is no coarser than the result's, or both to the result's own: it is off by
@@ -422,20 +426,20 @@ def of_int16(x: Int, y: Int, out: QParams) -> tuple[Int, Int] | None:
     return left, right
 
 
-def of_one_rank(x: Int, y: Int) -> tuple[Int, Int]:
+def of_one_rank(x: FixedPoint, y: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
     """Operands that broadcast, a constant among them with as many dimensions as the other has."""
     rank = max(x.value.rank, y.value.rank)
     left, right = (z if z.value.data is None else z.reshape((1,) * (rank - z.value.rank) + z.shape) for z in (x, y))
     return left, right
 
 
-def _tamed(x: Int, y: Int, out: QParams | None) -> tuple[Int, Int]:
+def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> tuple[FixedPoint, FixedPoint]:
     """The operands with less extreme scales, where that cannot change the result.
 
     Where one step of an operand exceeds all of the other, and all that ``out`` can hold beyond it, its sign is enough.
     """
     if x.scale > y.scale:
-        return _tamed(y, x, out)[::-1]
+        return _saturate_negligible(y, x, out)[::-1]
     if y.scale <= 2 * x.real_peak or x.low == x.high == 0:
         return x, y
     room = 0.0 if out is None else out.real_peak
@@ -445,7 +449,7 @@ def _tamed(x: Int, y: Int, out: QParams | None) -> tuple[Int, Int]:
     return x, y.sign().in_steps_of(most) if y.scale > most else y
 
 
-def _guard(x: Int, most: int) -> int:
+def _guard(x: FixedPoint, most: int) -> int:
     """Bits that an operand is shifted to the left by; constants are not shifted but written in fine steps.
 
     RESCALE takes any int16 by 2**14 at most.
@@ -454,9 +458,9 @@ def _guard(x: Int, most: int) -> int:
     return room if x.value.data is not None else min(14 if x.dtype is DType.INT16 else most, room)
 
 
-def _in_steps(x: Int, step: float) -> Int:
+def _in_steps(x: FixedPoint, step: float) -> FixedPoint:
     """INT32 in steps of ``step``. A narrow constant is brought to them while the program runs: see ``fold``."""
     if x.value.data is not None and (x.dtype is DType.INT32 or x.value.size == 1):
         steps = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / step))
-        return Int.const(x.b, steps.astype(np.int64), DType.INT32, step)
+        return FixedPoint.const(x.b, steps.astype(np.int64), DType.INT32, step)
     return x.rescale(DType.INT32, x.scale / step).in_steps_of(step)

@@ -9,9 +9,9 @@ import torch
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.nodes import PLACE
+from arm_backend_core.nodes import TIMESTEP_SLOT
 from arm_backend_core.ops.convolution import accumulator, zero_points
-from arm_backend_core.ops.integers import ONE, Accumulator, Int, requantized
+from arm_backend_core.ops.integers import Q15_MAX, Accumulator, FixedPoint, requantized
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
@@ -32,7 +32,7 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     filters = weight.value.data.reshape(out_channels, 1, 1, in_channels)
     sums = accumulator(cx, x, weight, bias, filters, slice(None))
     slow = 0 < (cx.target.macs or 0) <= cx.target.hardware.slow_weights and filters.size >= 1 << 14
-    slow = slow and PLACE in cx.node.meta  # elsewhere one row has the numbers of every other target
+    slow = slow and TIMESTEP_SLOT in cx.node.meta  # elsewhere one row has the numbers of every other target
     if slow and rows == 1 and cx.out is not None and x.value.dtype is DType.INT8 and cx.q.dtype is DType.INT16:
         return cx.b.reshape(_row(cx, x, weight, sums), cx.shape)
     kernel, offsets = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
@@ -50,12 +50,14 @@ def _row(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
     assert sums.late is not None
     matrix = cx.b.const(sums.weights.reshape(1, *weight.shape), weight.value.dtype)
     products = cx.b.matmul(matrix, cx.b.reshape(x.value, (1, x.value.size, 1)), zero_points(x, weight)[::-1])
-    step, most = max(float(sums.peaks.max()) / ONE, 1.0), float(sums.scales.max())
+    step, most = max(float(sums.peaks.max()) / Q15_MAX, 1.0), float(sums.scales.max())
     coarse = cx.b.reshape(cx.b.rescale(products, DType.INT16, 1 / step), (1, 1, 1, weight.shape[0]))
-    scales = np.broadcast_to(np.rint(sums.scales * (ONE / most)), weight.shape[:1]).reshape(coarse.shape)
-    real = Int(cx.b, coarse, -ONE, ONE, step) * Int.const(cx.b, scales, DType.INT16, most / ONE)
+    scales = np.broadcast_to(np.rint(sums.scales * (Q15_MAX / most)), weight.shape[:1]).reshape(coarse.shape)
+    real = FixedPoint(cx.b, coarse, -Q15_MAX, Q15_MAX, step) * FixedPoint.const(
+        cx.b, scales, DType.INT16, most / Q15_MAX
+    )
     bias = np.rint((sums.offsets * sums.scales + sums.late) / real.scale).astype(np.int64).reshape(coarse.shape)
-    return (real + Int.const(cx.b, bias, DType.INT32, real.scale) if bias.any() else real).to(cx.q)
+    return (real + FixedPoint.const(cx.b, bias, DType.INT32, real.scale) if bias.any() else real).to(cx.q)
 
 
 def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
@@ -77,7 +79,7 @@ def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
     return requantized(cx.b, sums, peak, np.array([left.scale * right.scale]), cx.q)
 
 
-def _split_product(cx: Context, a: Int, b: Int) -> Value:
+def _split_product(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
     """An int16 product by four int8 ones, for hardware without the former (Ethos-U55 and U65).
 
     x = 256 * high + low, high = floor(x / 256), and low, from 0 to 255, has the zero point -128. So a @ b =
@@ -86,7 +88,7 @@ def _split_product(cx: Context, a: Int, b: Int) -> Value:
     """
     radix = 256
 
-    def parts(x: Int) -> tuple[Int, Int]:
+    def parts(x: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
         """High and low byte, in three NPU operations: SUB, MUL and SUB of int16 with their RESCALEs fused."""
         x = x.in_steps_of(1.0)
         half = x.like(radix // 2)
@@ -96,7 +98,7 @@ def _split_product(cx: Context, a: Int, b: Int) -> Value:
         scale = 2.0**14  # another one than above: Vela fuses no RESCALE that two operators share
         rest = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
         low = cx.b.rescale(rest.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
-        return high, Int(cx.b, low, 0, radix - 1, zero_point=DType.INT8.range[0])
+        return high, FixedPoint(cx.b, low, 0, radix - 1, zero_point=DType.INT8.range[0])
 
     (a_high, a_low), (b_high, b_low) = parts(a), parts(b)
     k, scale = a.shape[-1], a.scale * b.scale
@@ -108,10 +110,10 @@ def _split_product(cx: Context, a: Int, b: Int) -> Value:
             f"steps of {float(cx.q.scale):.2g}: calibrate with samples in which it is not constant"
         )
 
-    def product(left: Int, right: Int, weight: int) -> Int:
+    def product(left: FixedPoint, right: FixedPoint, weight: int) -> FixedPoint:
         sums = cx.b.matmul(left.value, right.value, (left.zero_point, right.zero_point))
         peak = left.peak * right.peak * k
-        whole = Int(cx.b, sums, -peak, peak, scale * weight)
+        whole = FixedPoint(cx.b, sums, -peak, peak, scale * weight)
         return whole.rescale(DType.INT32, whole.scale / step).in_steps_of(step)
 
     total = product(a_high, b_high, radix**2)

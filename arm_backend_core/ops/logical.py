@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.casting import to_bool
-from arm_backend_core.ops.integers import aligned
+from arm_backend_core.ops.integers import to_common_scale
 from arm_backend_core.ops.operands import Context, Tensor, dtype_of
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.qparams import QParams
@@ -60,7 +60,7 @@ def _comparison(kind: str, *overloads: OpOverload, swap: bool = False, negate: b
         one, other = (_counts(cx, z) for z in (x, y))
         if one is not None and other is not None:
             return compare(cx, one, other)
-        left, right = aligned(cx.integer(x), cx.integer(y))
+        left, right = to_common_scale(cx.integer(x), cx.integer(y))
         return compare(cx, left.value, right.value)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.integers import ONE, Int, aligned
+from arm_backend_core.ops.integers import Q15_MAX, FixedPoint, to_common_scale
 from arm_backend_core.ops.operands import Tensor
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
@@ -42,20 +42,20 @@ def lookup(b: Builder, x: Tensor, function: Callable[[Array], Array], q: QParams
     if parts > 1 and q.dtype is DType.INT8:
         return b.table(x.value, _entries(_nearest(real, defined)[:-1:256], q))
     index = b.rescale(x.value, DType.INT16, 256.0) if parts > 1 else x.value
-    whole = Int(b, index, -ONE - 1, ONE)
+    whole = FixedPoint(b, index, -Q15_MAX - 1, Q15_MAX)
     form = float(q.scale), q.zero_point, q.dtype, q.qmin, q.qmax
     angle, entries, step, lacking = _lines(real.tobytes(), parts == 1, *form)
     if angle:
         return _turned(whole, real, angle).to(q)
     if not lacking and not (b.target.hardware.npu and q.dtype is DType.INT8):
         low, high = (int(end) << 7 for end in (entries.min(), entries.max()))
-        return Int(b, b.table(index, entries), low, high, step / 128).to(q)
+        return FixedPoint(b, b.table(index, entries), low, high, step / 128).to(q)
     # What is read other than as an int16 result, a TABLE of int16 takes six operations for.
     total = whole.tabulated(entries, step)
     for middle, gain, rest in lacking:
         near = (whole.in_steps() - middle).rescale(DType.INT16, gain, saturate=True)
-        unit = max(float(np.abs(rest).max()), float(np.abs(np.diff(rest)).max())) / ONE  # as REQUIRE in TABLE wants
-        first, second = aligned(total, near.tabulated(rest / unit, unit), q)
+        unit = max(float(np.abs(rest).max()), float(np.abs(np.diff(rest)).max())) / Q15_MAX  # as REQUIRE in TABLE wants
+        first, second = to_common_scale(total, near.tabulated(rest / unit, unit), q)
         total = first + second
     return total.to(q)
 
@@ -74,10 +74,12 @@ def _lines(numbers: bytes, exact: bool, *form: Any) -> tuple[float, Array, float
     # An int16 result is tabulated in its own steps; a narrower one in the finest that hold the function near its range.
     most = 2.0 * float(q.scale) * (q.qmax - q.qmin)
     peak = max(float(np.abs(points).clip(max=most).max()), 1e-30)
-    fine = q if q.dtype is DType.INT16 else QParams(peak / ONE, 0, DType.INT16, -ONE - 1, ONE)
+    fine = q if q.dtype is DType.INT16 else QParams(peak / Q15_MAX, 0, DType.INT16, -Q15_MAX - 1, Q15_MAX)
     entries = _entries(points, fine)
-    if np.abs(np.diff(entries)).max() > ONE:  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
-        fine = replace(fine, scale=2 * float(fine.scale), qmin=-(ONE // 2) - 1, qmax=ONE // 2)
+    if (
+        np.abs(np.diff(entries)).max() > Q15_MAX
+    ):  # REQUIRE in TABLE: at a jump, entries are halved, a step of error at most
+        fine = replace(fine, scale=2 * float(fine.scale), qmin=-(Q15_MAX // 2) - 1, qmax=Q15_MAX // 2)
         entries = _entries(points, fine)
     angle = wave(real) if exact else 0.0
     lacking = list(_lacking(real, defined, entries, fine, q)) if exact and not angle else []
@@ -98,7 +100,7 @@ def wave(real: Array) -> float:
     return angle if is_wave and (angle := math.acos(double / 2)) > math.tau / 32 / 128 else 0.0
 
 
-def _turned(x: Int, real: Array, angle: float) -> Int:
+def _turned(x: FixedPoint, real: Array, angle: float) -> FixedPoint:
     """f(256 * h + l) = f(256 * h) * cos(l * angle) + g(256 * h) * sin(l * angle): tables that are read at their points.
 
     ``g`` is a quarter of a turn ahead of f: f(i + 1) = f(i) * cos(angle) + g(i) * sin(angle).
@@ -110,7 +112,7 @@ def _turned(x: Int, real: Array, angle: float) -> Int:
     steps, high = x.in_steps(), x.rescale(DType.INT32, 1 / 256)
     places = [high] * 2 + [(steps - high * 256).within(-128, 128)] * 2
     pairs = np.stack(lines[:2]), np.stack(lines[2:])
-    units = [max(float(np.abs(pair).max()), float(np.abs(np.diff(pair)).max())) / ONE for pair in pairs]
+    units = [max(float(np.abs(pair).max()), float(np.abs(np.diff(pair)).max())) / Q15_MAX for pair in pairs]
     f, g, cosine, sine = (
         place.rescale(DType.INT16, 128.0).tabulated(line / unit, unit)
         for place, line, unit in zip(places, lines, np.repeat(units, 2).tolist(), strict=True)

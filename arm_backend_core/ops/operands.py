@@ -13,7 +13,7 @@ import torch
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.kinds import ScalarKind, kind_of
-from arm_backend_core.ops.integers import Accumulator, Int
+from arm_backend_core.ops.integers import Accumulator, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
@@ -166,7 +166,7 @@ class Context:
         result = rule(replace(self, computed=kind), *wide(args), **{k: wide(x) for k, x in kwargs.items()})
         return [rounded(value) for value in result] if isinstance(result, list) else rounded(result)
 
-    def integer(self, x: Tensor | float) -> Int:
+    def integer(self, x: Tensor | float) -> FixedPoint:
         """A quantized operand; a number is one step of its own size, whole numbers and booleans are steps of 1.
 
         Raises:
@@ -181,16 +181,16 @@ class Context:
                 raise Unsupported("one of its operands is quantized and the other is not; annotate both (set_global)")
             if np.ndim(x.q.scale):
                 raise Unsupported("an operand has a scale for each channel, as weights have; quantize it per tensor")
-            return Int.of(self.b, x.value, x.q)
+            return FixedPoint.of(self.b, x.value, x.q)
         if math.isnan(x):
             raise Unsupported("one of its operands is not a number (nan), which integers cannot hold")
         sign = (x > 0) - (x < 0)
-        return Int.const(self.b, sign, DType.INT32, min(abs(float(x)), float(np.finfo(np.float32).max)))
+        return FixedPoint.const(self.b, sign, DType.INT32, min(abs(float(x)), float(np.finfo(np.float32).max)))
 
-    def whole(self, x: Tensor) -> Int:
+    def whole(self, x: Tensor) -> FixedPoint:
         """An operand that holds integers or booleans."""
         value = self.b.cast(x.value, DType.INT32) if x.value.dtype is DType.BOOL else x.value
-        known = Int.of(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
+        known = FixedPoint.of(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
         return known.within(0, 1) if x.value.dtype is DType.BOOL else known
 
     def finished(self, value: Value, sums: Accumulator) -> Value:

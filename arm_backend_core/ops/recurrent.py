@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
 
@@ -156,7 +156,7 @@ def _layers(
     return (x, *(call(_stacked, *end, dim=0) for end in ends))
 
 
-@made_of(aten.lstm.input, stepwise=True)
+@decomposition(aten.lstm.input, stepwise=True)
 def lstm(call: Call, x: Node, states: Sequence[Node], *rest: Any) -> tuple[Node, ...]:
     """aten.lstm.input."""
     return _layers(call, _LSTM, x, states, *rest)
@@ -166,9 +166,9 @@ def _one_state(cell: Cell) -> Callable[..., tuple[Node, ...]]:
     return lambda call, x, state, *rest: _layers(call, cell, x, [state], *rest)
 
 
-made_of(aten.gru.input, stepwise=True)(_one_state(_GRU))
-made_of(aten.rnn_tanh.input, stepwise=True)(_one_state(_RNN_TANH))
-made_of(aten.rnn_relu.input, stepwise=True)(_one_state(_RNN_RELU))
+decomposition(aten.gru.input, stepwise=True)(_one_state(_GRU))
+decomposition(aten.rnn_tanh.input, stepwise=True)(_one_state(_RNN_TANH))
+decomposition(aten.rnn_relu.input, stepwise=True)(_one_state(_RNN_RELU))
 
 
 def _single(cell: Cell) -> Callable[..., Any]:
@@ -188,7 +188,7 @@ def _step(x: Tensor) -> Tensor:
     return x.unsqueeze(0)
 
 
-made_of(aten.lstm_cell.default, stepwise=True)(_single(_LSTM))
-made_of(aten.gru_cell.default, stepwise=True)(_single(_GRU))
-made_of(aten.rnn_tanh_cell.default, stepwise=True)(_single(_RNN_TANH))
-made_of(aten.rnn_relu_cell.default, stepwise=True)(_single(_RNN_RELU))
+decomposition(aten.lstm_cell.default, stepwise=True)(_single(_LSTM))
+decomposition(aten.gru_cell.default, stepwise=True)(_single(_GRU))
+decomposition(aten.rnn_tanh_cell.default, stepwise=True)(_single(_RNN_TANH))
+decomposition(aten.rnn_relu_cell.default, stepwise=True)(_single(_RNN_RELU))

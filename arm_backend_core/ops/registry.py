@@ -139,7 +139,7 @@ def op(
     return decorate
 
 
-def made_of(*overloads: OpOverload, **facts: bool) -> Callable[[Rule], Rule]:
+def decomposition(*overloads: OpOverload, **facts: bool) -> Callable[[Rule], Rule]:
     """Decorator that registers the function below it as what an operator is made of; see ``Composite``."""
 
     def decorate(parts: Rule) -> Rule:
@@ -149,8 +149,8 @@ def made_of(*overloads: OpOverload, **facts: bool) -> Callable[[Rule], Rule]:
     return decorate
 
 
-def made_of_foreign(name: str) -> Callable[[Rule], Rule]:
-    """Decorator as ``made_of`` for an operator of a library that may not be loaded, such as ``library::name``.
+def foreign_decomposition(name: str) -> Callable[[Rule], Rule]:
+    """Decorator as ``decomposition`` for an operator of a library that may not be loaded, such as ``library::name``.
 
     Raises:
         ValueError: the operator has a record already.

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.integers import Int, requantized
+from arm_backend_core.ops.integers import FixedPoint, requantized
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
@@ -64,7 +64,7 @@ def window_means(
     Raises:
         Unsupported: the target has no such depthwise convolution.
     """
-    x, area, channels = Int.of(b, image, q), prod(kernel), image.shape[3]
+    x, area, channels = FixedPoint.of(b, image, q), prod(kernel), image.shape[3]
     ones = b.const(np.ones((*kernel, channels, 1)), DType.INT8)
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)
     sums = b.depthwise_conv2d(image, ones, zeros, pad=(0, 0, 0, 0), stride=stride, zps=(x.zero_point, 0))
@@ -86,7 +86,7 @@ def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> 
     """
     batch, height, width, channels = image.shape
     longest = b.target.hardware.longest_kernel
-    x = Int.of(b, image, q)
+    x = FixedPoint.of(b, image, q)
     x = x.in_steps_of(x.scale / (height * width))
     # Whether the image may be viewed in another form: no copy, and no slower (16 channels at least, no slices).
     free = alone and channels % _DEPTH == 0 and height <= longest
@@ -105,7 +105,7 @@ def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> 
             step = min(1.0, 32767 / peak)  # exact where int16 holds the sum
             joined = b.concat([b.rescale(total, DType.INT16, step) for total in sums], 1)
             bound = 32767 if step < 1 else math.ceil(peak)  # peak * step may be rounded to more
-            x = Int(b, joined, -bound, bound, x.scale / step)
+            x = FixedPoint(b, joined, -bound, bound, x.scale / step)
     return x.to(out)
 
 
@@ -115,7 +115,7 @@ def _grouped(row: int, channels: int) -> tuple[int, int]:
     return row // group, group
 
 
-def _sums(x: Int, parts: Sequence[int]) -> list[Value]:
+def _sums(x: FixedPoint, parts: Sequence[int]) -> list[Value]:
     """Sums of neighbouring rows, as INT32 or INT48."""
     b, channels = x.b, x.shape[3]
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)

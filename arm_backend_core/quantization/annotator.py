@@ -21,7 +21,7 @@ from torchao.quantization.pt2e.quantizer import (
 from arm_backend_core.fusion import Regions, is_term
 from arm_backend_core.nodes import (
     INTERVAL,
-    PLACE,
+    TIMESTEP_SLOT,
     constant_nodes,
     in_words,
     is_countable,
@@ -159,7 +159,7 @@ class Annotator:
     def _is_exact(self, node: Node) -> bool:
         """Whether an int16 product within a recurrent layer is added as it is."""
         wide = node in self.regions.wide or self._is_wide(node)
-        return PLACE in node.meta and wide and is_term(node) and len(self.regions.operands(node)) == 2
+        return TIMESTEP_SLOT in node.meta and wide and is_term(node) and len(self.regions.operands(node)) == 2
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
         """int32 in steps of the accumulator, so that PyTorch's quantized graph rounds it as the target does.
@@ -197,9 +197,9 @@ class Annotator:
         alone = record.univariate or (record.kind is Kind.SHARED and len(self.regions.operands(node)) == 1)
         if alone and source in self.records and _interval(source) is not None:
             return self._output_spec(source)
-        wide, place = self.regions.wide, PLACE in node.meta
+        wide, place = self.regions.wide, TIMESTEP_SLOT in node.meta
         origin = self._origin(source)
-        if place and record.kind is not Kind.CONV and PLACE in origin.meta and origin in wide:
+        if place and record.kind is not Kind.CONV and TIMESTEP_SLOT in origin.meta and origin in wide:
             return self._output_spec(origin)
         reads_wide = self.regions.reads_wide(node) or (node in wide and record.kind is Kind.SHARED)
         if config.inner is not None and reads_wide and (place or source in wide or source in self.constants):
@@ -213,7 +213,7 @@ class Annotator:
         if interval is not None:
             return _fixed_spec(spec if interval == _BYTES else config.inner or spec, *interval)
         limits = record.fixed_range
-        if spec.dtype is torch.int16 and PLACE in node.meta:
+        if spec.dtype is torch.int16 and TIMESTEP_SLOT in node.meta:
             if overload_of(node.target) in _GATES:
                 limits = (-1.0, 1.0)
             elif config.inner != config.activation and all(overload_of(user.target) in _GATES for user in node.users):
@@ -259,7 +259,7 @@ def share(observers: Observers) -> None:
     def place(where: Node | tuple[Node, Node]) -> Any:
         source, node = (None, where) if isinstance(where, Node) else where
         operand = None if source is None else node.all_input_nodes.index(source)
-        return (node.meta[PLACE], operand) if PLACE in node.meta else None
+        return (node.meta[TIMESTEP_SLOT], operand) if TIMESTEP_SLOT in node.meta else None
 
     unify([observers], place)
 

@@ -17,7 +17,7 @@ Side = tuple[Any, bool]
 Paths = Mapping[Node, tuple[Side, ...]]
 
 
-class Walk:
+class GraphInterpreter:
     """Runs a graph; fx's interpreter does more by node. A subclass says what of which node is read.
 
     A branch that is not taken is not computed; without ``paths`` all are, and what was not chosen yet is.

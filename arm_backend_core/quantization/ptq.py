@@ -36,13 +36,13 @@ from arm_backend_core import events
 from arm_backend_core.aten.functionalize import functional
 from arm_backend_core.nodes import CHOICE, attribute, drop_unread, held, is_state, source_line
 from arm_backend_core.program import Identity, identity, store_of, with_parts
-from arm_backend_core.quantization.algorithms.activation_precision import refine
-from arm_backend_core.quantization.algorithms.concat_scales import Joins
-from arm_backend_core.quantization.algorithms.fold_constant_adds import join_constants
-from arm_backend_core.quantization.algorithms.fuse_decomposed_norms import join_logarithms, join_norms
-from arm_backend_core.quantization.algorithms.mask_fill import bound_fillings
+from arm_backend_core.quantization.algorithms.activation_precision import choose_activation_precision
+from arm_backend_core.quantization.algorithms.concat_scales import ConcatScales
+from arm_backend_core.quantization.algorithms.fold_constant_adds import fold_constant_adds
+from arm_backend_core.quantization.algorithms.fuse_decomposed_norms import fuse_log_softmax, fuse_norms
+from arm_backend_core.quantization.algorithms.mask_fill import bound_mask_fill
 from arm_backend_core.quantization.annotator import ANNOTATION
-from arm_backend_core.quantization.graph_interpreter import Paths, Side, Walk, paths_of
+from arm_backend_core.quantization.graph_interpreter import GraphInterpreter, Paths, Side, paths_of
 from arm_backend_core.quantization.observer import NotFinite, RangeObserver
 
 _Q = torch.ops.quantized_decomposed
@@ -51,7 +51,7 @@ AT_A_TIME = 1 << 16  #: elements of a constant that are worked on in one go
 
 
 @dataclass
-class Common:
+class SharedTensors:
     """Tensors of several programs.
 
     Attributes:
@@ -64,7 +64,7 @@ class Common:
 
 
 @dataclass
-class Last:
+class LastSample:
     """A sample; ``results`` are those of the output, ``states`` buffers and what they held before it."""
 
     inputs: list[Any] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Last:
             state.copy_(value)
 
 
-class Observed(torch.nn.Module):
+class ObservedProgram(torch.nn.Module):
     """A program that observes its tensors while it runs, and can then be quantized.
 
     Its graph has the user's inputs alone as placeholders.
@@ -120,32 +120,32 @@ class Observed(torch.nn.Module):
         self,
         program: ExportedProgram,
         quantizer: Quantizer,
-        common: Common | None = None,
+        common: SharedTensors | None = None,
         improve: Collection[str] = (),
     ) -> None:
         super().__init__()
         self._program = program = functional(program)
         self._mode = detect_fake_mode([node.meta.get("val") for node in program.graph.nodes])
-        self._common = common or Common()
+        self._common = common or SharedTensors()
         self._specs, self.held = _unlift(self._program, self._common.states)
         _write_states(self._program, self._specs)
-        join_constants(self._program.graph_module.graph)
-        bound_fillings(self._program.graph_module)
-        join_logarithms(self._program.graph_module)
-        join_norms(self._program.graph_module, improve)
+        fold_constant_adds(self._program.graph_module.graph)
+        bound_mask_fill(self._program.graph_module)
+        fuse_log_softmax(self._program.graph_module)
+        fuse_norms(self._program.graph_module, improve)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
         quantizer.annotate(self.model)
-        refine(self.model.graph, improve)
+        choose_activation_precision(self.model.graph, improve)
         quantizer.validate(self.model)
         places = prepare._get_edge_or_node_to_qspec(self.model)
         groups = _groups(places)
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
-        self.joins = Joins(self, apart="joins" in improve, wide="outputs" in improve)
+        self.joins = ConcatScales(self, apart="joins" in improve, wide="outputs" in improve)
         self.samples = 0
-        self.last = Last()
+        self.last = LastSample()
         self._writes = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))
         self._paths: Paths = paths_of(self.model.graph)
         self._taken: set[Side] = set()
@@ -170,8 +170,8 @@ class Observed(torch.nn.Module):
         values = _cloned(pytree.tree_leaves((args, ordered)))
         try:
             states = self._common.states.values() if self._writes else ()
-            self.last = Last()  # copies of one sample at a time
-            self.last = Last(_cloned(values), states=[(state, state.clone()) for state in states])
+            self.last = LastSample()  # copies of one sample at a time
+            self.last = LastSample(_cloned(values), states=[(state, state.clone()) for state in states])
             self.last.results = self._observe(values)
         except NotFinite as error:
             raise NotFinite(f"calibration sample {self.samples}: {error}") from None
@@ -182,7 +182,7 @@ class Observed(torch.nn.Module):
         """Of what the program gives: new values of inputs and buffers, then its results."""
         return list(self._program.graph_signature.output_specs)
 
-    def quantized(self, see: Callable[[Observed], None] = lambda _: None) -> ExportedProgram:
+    def quantized(self, see: Callable[[ObservedProgram], None] = lambda _: None) -> ExportedProgram:
         """The program with quantize and dequantize operators; to be asked for once.
 
         Args:
@@ -352,12 +352,12 @@ def _integers(quantize: Any, tensor: Tensor, known: tuple[Any, ...], dtype: torc
     return result
 
 
-class _Watched(Walk):
+class _Watched(GraphInterpreter):
     """A run of a sample, watched."""
 
     def __init__(
         self,
-        model: Observed,
+        model: ObservedProgram,
         watched: Mapping[Node, Iterable[Callable[[Tensor], Any]]],
         paths: Paths,
         taken: set[Side],

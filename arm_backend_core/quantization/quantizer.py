@@ -15,7 +15,7 @@ from arm_backend_core.aten.constants import fold_weights
 from arm_backend_core.aten.decompose import decompose
 from arm_backend_core.aten.functionalize import functionalize
 from arm_backend_core.aten.high_rank import lower_ranks
-from arm_backend_core.aten.higher_order import inline_conditions
+from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.aten.int_to_float import promote
 from arm_backend_core.aten.mask_constants import bound_masks, compare_operands
 from arm_backend_core.aten.normalize import normalize_to_rms_norm
@@ -83,7 +83,7 @@ class ArmQuantizer(Quantizer):
         Raises:
             ModelError: it writes in place to what other tensors share, which are tensors of their own once quantized.
         """
-        inline_conditions(model, {})
+        inline_higher_order_ops(model, {})
         writing = functionalize(model.graph, write_back=True)
         if writing is not None:
             advice = "quantize torch.export.export(model, inputs).run_decompositions({}).module()"

@@ -9,13 +9,13 @@ import torch
 from torch.fx import Node
 
 if TYPE_CHECKING:
-    from arm_backend_core.quantization.ptq import Observed
+    from arm_backend_core.quantization.ptq import ObservedProgram
 
 
 Place = Node | tuple[Node, Node]
 
 
-def observe_together(observed: Mapping[str, Observed], models: Mapping[str, Any]) -> None:
+def observe_together(observed: Mapping[str, ObservedProgram], models: Mapping[str, Any]) -> None:
     """Let one observer see what several methods have in common, so that scales are the same.
 
     These are their parameters and buffers, and what modules compute that do the same in each, operator by operator.
@@ -55,7 +55,7 @@ def _modules_by_path(model: Any) -> dict[str, Hashable]:
     return {path: id(module) for path, module in model.named_modules(remove_duplicate=False)}
 
 
-def _sequences(model: Observed, modules: Mapping[str, Hashable]) -> dict[Hashable, list[Node]]:
+def _sequences(model: ObservedProgram, modules: Mapping[str, Hashable]) -> dict[Hashable, list[Node]]:
     """Operators with real results, by the module that they are in."""
     from arm_backend_core.nodes import is_float, modules_of
 

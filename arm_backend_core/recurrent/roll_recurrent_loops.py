@@ -26,7 +26,7 @@ from arm_backend_core import events
 from arm_backend_core.backends.call_counts import called
 from arm_backend_core.delegate import delegate, prepared
 from arm_backend_core.insert_delegates import drop_unread_constants
-from arm_backend_core.nodes import LOOP, PLACE, attribute, drop_unread, evaluated, number
+from arm_backend_core.nodes import LOOP, TIMESTEP_SLOT, attribute, drop_unread, evaluated, number
 from arm_backend_core.program import (
     avoid_builtin_names,
     constants_of,
@@ -79,7 +79,7 @@ def steps_per_call(total: int, wanted: int | str | None, of_all: int = 0) -> int
 
 
 @dataclass(frozen=True)
-class WithLoops:
+class LoopRolling:
     """What is done to a program before it is delegated: its long layers become loops.
 
     Attributes:
@@ -175,7 +175,7 @@ def _take_from_stacks(graph: Graph) -> None:
     """
     for stack in graph.find_nodes(op="call_function", target=aten.stack.default):
         parts, dim = cast(list[Node], stack.args[0]), cast(int, stack.args[1] if len(stack.args) > 1 else 0)
-        if any(PLACE not in behind(part)[0].meta for part in parts):
+        if any(TIMESTEP_SLOT not in behind(part)[0].meta for part in parts):
             continue
         pending = list(stack.users)
         for node in pending:
@@ -187,13 +187,13 @@ def _take_from_stacks(graph: Graph) -> None:
                 along, index = cast(tuple[int, int], node.args[1:])
                 part, rank = parts[index], stack.meta["val"].dim()
                 kept = {each.numbers for each in behind(part)[1][-1:]} == {each.numbers for each in casts}
-                if kept and PLACE not in node.meta and along % rank == dim % rank:
+                if kept and TIMESTEP_SLOT not in node.meta and along % rank == dim % rank:
                     node.replace_all_uses_with(part)
     drop_unread(graph)
 
 
 def _meta(like: Node, value: Any) -> dict[str, Any]:
-    return {**{key: held for key, held in like.meta.items() if key != PLACE}, "val": value}
+    return {**{key: held for key, held in like.meta.items() if key != TIMESTEP_SLOT}, "val": value}
 
 
 class _Writer:

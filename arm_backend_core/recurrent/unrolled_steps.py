@@ -1,6 +1,6 @@
 """The steps of a recurrent layer that is written step by step: what each reads, and whether all are alike.
 
-``arm_backend_core.nodes.PLACE`` tells which operators are in the same place of the steps.
+``arm_backend_core.nodes.TIMESTEP_SLOT`` tells which operators are in the same place of the steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from arm_backend_core.nodes import PLACE, is_constant, is_dequantize, is_quantize
+from arm_backend_core.nodes import TIMESTEP_SLOT, is_constant, is_dequantize, is_quantize
 from arm_backend_core.program import constants_of
 
 aten = torch.ops.aten
@@ -269,7 +269,7 @@ def _operators(program: ExportedProgram) -> dict[tuple[str, str], dict[int, list
     """Operators of steps: by the layer and what computes a step, by place, in program order."""
     found: dict[tuple[str, str], dict[int, list[Node]]] = {}
     for node in program.graph.nodes:
-        place = node.meta.get(PLACE)
+        place = node.meta.get(TIMESTEP_SLOT)
         if place is not None and behind(node)[0] is node:
             found.setdefault(place[:2], {}).setdefault(place[2], []).append(node)
     return found

@@ -30,19 +30,19 @@ def steps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[t
     """
     real = [axis for axis, size in enumerate(shape) if size != 1]
     plain = tuple(shape[axis] for axis in real), tuple(real.index(axis) for axis in perms if axis in real)
-    alone = len(list(exchanges(shape, perms, dtype))) == 1 and taken(shape, perms, dtype, source)
+    alone = len(list(exchanges(shape, perms, dtype))) == 1 and is_supported_by_vela(shape, perms, dtype, source)
     if alone or plain[1] == identity(len(real)):
         return ((shape, perms),)
     for sizes, order in (merged(shape, perms), plain):
         path = [(view, ORDERS[axes]) for view, axes in _shortest(sizes, order, dtype) or ()]
-        if path and taken(*path[0], dtype, source):
+        if path and is_supported_by_vela(*path[0], dtype, source):
             return tuple(path)
         if path and (first := _divided(*path[0], dtype)):
             return (first, *path[1:])
     return None
 
 
-def taken(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> bool:
+def is_supported_by_vela(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> bool:
     """Whether Vela does a TRANSPOSE within the limits of hardware, the operand being a RESHAPE of ``source``.
 
     Where this only drops or adds dimensions of size 1, Vela moves it behind the TRANSPOSE, in which these then stay.

@@ -12,7 +12,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import COPY, Graph, Op, Origin, Origins, Value, constant, prod, together
+from arm_backend_core.tosa.graph import COPY, Graph, Op, Origin, Origins, Value, constant, merge_origins, prod
 from arm_backend_core.tosa.legality import write_refusal
 from arm_backend_core.tosa.operators import LEVEL_8K, OPERATORS
 
@@ -87,7 +87,7 @@ class Builder:
 
     def _op(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, attrs: dict[str, Any]) -> Op:
         output = Value(tuple(int(size) for size in shape), dtype, kind.lower())
-        origins = self.origins or together(value.producer for value in inputs if value.producer is not None)
+        origins = self.origins or merge_origins(value.producer for value in inputs if value.producer is not None)
         origins = origins or {Origin(inputs[0].name if inputs else "", COPY): 1}
         if kind == "TRANSPOSE":
             origins = {replace(origin, moves=True): work for origin, work in origins.items()}

@@ -118,7 +118,7 @@ class Op:
         return f"{self.output!r} = {self.kind}({', '.join(map(repr, self.inputs))}) {attrs}"
 
 
-def together(ops: Iterable[Op]) -> Origins:
+def merge_origins(ops: Iterable[Op]) -> Origins:
     """The origins of what stands for all of these."""
     found: Counter[Origin] = Counter()
     for op in ops:
@@ -197,7 +197,9 @@ class Graph:
                 yield from inner.walk()
 
 
-def cut(inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position: Callable[[Op], int]) -> Graph:
+def extract_subgraph(
+    inputs: Sequence[tuple[Value, str]], outputs: Sequence[Value], position: Callable[[Op], int]
+) -> Graph:
     """The operators that compute ``outputs`` from ``inputs``, as a graph of their own.
 
     Args:

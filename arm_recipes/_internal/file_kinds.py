@@ -21,7 +21,7 @@ _FORMATS = {
 _OPCODES = 64
 
 
-def told_apart(path: Path) -> str | None:
+def describe_file(path: Path) -> str | None:
     """What a file is that ``torch.export.save`` did not write, and what to do; None where that cannot be told.
 
     The file is not unpickled: that would run what it holds, and import PyTorch.

@@ -6,7 +6,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from arm_recipes._internal.file_kinds import told_apart
+from arm_recipes._internal.file_kinds import describe_file
 
 
 def check_file(path: str | Path, argument: str) -> Path:
@@ -37,7 +37,7 @@ def check_saved_program(path: str | Path) -> Path:
         names, reason, cause = [], str(error), error
     # The first is how the files of PyTorch 2.7 and before are known.
     if "version" not in names and not any(name.endswith("/archive_format") for name in names):
-        what = told_apart(file) or reason
+        what = describe_file(file) or reason
         raise ValueError(f"model: '{path}' is not a program saved by torch.export.save, but {what}") from cause
     return file
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def old_objects_apart() -> Iterator[None]:
+def frozen_gc() -> Iterator[None]:
     """Have garbage collections inside the block look at new objects alone.
 
     One that goes through all that PyTorch made takes a quarter of a second, as long as exporting a small model. What

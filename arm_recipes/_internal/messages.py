@@ -36,7 +36,7 @@ class BudgetError(ExportError):
     """The program needs more memory than ``sram_budget`` or ``flash_budget`` grants."""
 
 
-class NoisyError(ExportError):
+class AccuracyError(ExportError):
     """Rounding leaves less of a result than ``min_sqnr`` asks for, or what it leaves is not known."""
 
 
@@ -64,7 +64,7 @@ def warn(message: str) -> None:
 
 
 @contextmanager
-def noting() -> Iterator[list[str]]:
+def record_warnings() -> Iterator[list[str]]:
     """Collect what ``warn`` says inside the block, beside saying it."""
     said: list[str] = []
     token = _said.set(said)
@@ -74,7 +74,7 @@ def noting() -> Iterator[list[str]]:
         _said.reset(token)
 
 
-def marked(items: Iterable[_T], doing: str, unit: str, *, shown: bool, count: int | None = None) -> Iterable[_T]:
+def progress_bar(items: Iterable[_T], doing: str, unit: str, *, shown: bool, count: int | None = None) -> Iterable[_T]:
     """``items`` with a progress bar; without one if it is not to be shown, or standard error is no terminal."""
     if not (shown and sys.stderr.isatty()):
         return items

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Section = tuple[str, list[tuple[str, ...]]]
 
 
-class Shown:
+class Renderable:
     """What is told in sections: ``print`` it, show it in a notebook, or take ``to_dict()``."""
 
     def sections(self) -> Iterator[Section]:
@@ -23,7 +23,7 @@ class Shown:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as dicts, lists, str and numbers, ready for JSON."""
-        made: dict[str, Any] = plain(self)
+        made: dict[str, Any] = to_jsonable(self)
         return made
 
     def __str__(self) -> str:
@@ -54,25 +54,25 @@ def as_html(sections: Iterable[Section]) -> str:
     return "".join(parts)
 
 
-def size(count: int) -> str:
+def format_bytes(count: int) -> str:
     """Bytes for people: ``1,234 B``, ``12.3 KiB``, ``4.5 MiB``."""
     if count < 10_000:
         return f"{count:,} B"
     return f"{count / 1024:,.1f} KiB" if count < 10 * 1024**2 else f"{count / 1024**2:,.1f} MiB"
 
 
-def plain(value: Any) -> Any:
+def to_jsonable(value: Any) -> Any:
     """Dataclasses and tuples as dicts and lists. Bytes are left out of the walk: they may be megabytes.
 
     JSON has no infinity: it is "Infinity", which ``float`` of Python and ``Number`` of JavaScript read.
     """
     fields = getattr(value, "__dataclass_fields__", None)
     if fields is not None:
-        return {name: plain(getattr(value, name)) for name in fields if name != "tosa"}
+        return {name: to_jsonable(getattr(value, name)) for name in fields if name != "tosa"}
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_jsonable(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [to_jsonable(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else f"{'-' * (value < 0)}Infinity"
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

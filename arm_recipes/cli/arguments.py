@@ -238,9 +238,9 @@ def show(result: Any, *, as_json: bool) -> None:
 
 def show_json(value: Any) -> None:
     """Print the one document of a command's ``--json``; it is JSON for every reader: infinity and NaN are texts."""
-    from arm_recipes._internal.rendering import plain
+    from arm_recipes._internal.rendering import to_jsonable
 
-    print(json.dumps(plain(value), indent=2, allow_nan=False))
+    print(json.dumps(to_jsonable(value), indent=2, allow_nan=False))
 
 
 def _numbers(text: str) -> tuple[float, ...]:

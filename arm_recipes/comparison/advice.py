@@ -37,7 +37,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Advice:
+class LayerAdvice:
     """The main cause of a layer's loss, and what helps.
 
     Attributes:
@@ -73,7 +73,7 @@ class Facts:
     readers: tuple[str, ...]
 
     @property
-    def advice(self) -> Advice:
+    def advice(self) -> LayerAdvice:
         """The main cause of the loss, and what helps."""
         losses = self.losses
         parts = {"clipping": losses.clipping, "rounding": losses.rounding, "weights": losses.weights}
@@ -82,12 +82,12 @@ class Facts:
         share = parts[cause] / total
         rest = losses.noise * (1 - share)
         if cause == "clipping":
-            return Advice(cause, share, self._clipping(), decibels(losses.signal, rest))
+            return LayerAdvice(cause, share, self._clipping(), decibels(losses.signal, rest))
         if cause == "weights":
-            return Advice(cause, share, self._weights(), decibels(losses.signal, rest))
+            return LayerAdvice(cause, share, self._weights(), decibels(losses.signal, rest))
         kind, text = self._rounding()
         finer = _FINER if kind != "range" else (self._width / self._used) ** 2
-        return Advice(kind, share, text, decibels(losses.signal, rest + losses.rounding / finer))
+        return LayerAdvice(kind, share, text, decibels(losses.signal, rest + losses.rounding / finer))
 
     @property
     def _width(self) -> float:

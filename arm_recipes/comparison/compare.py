@@ -13,14 +13,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.quantization.diagnostics.error_metrics import Sums, added, decibels, lost
-from arm_recipes._internal.messages import marked, quiet
+from arm_recipes._internal.messages import progress_bar, quiet
 from arm_recipes.comparison.accuracy import Accuracy, Metric, by_labels, by_metric
 from arm_recipes.comparison.advice import Facts, Weights
 from arm_recipes.comparison.dispatch import run_all
 from arm_recipes.comparison.interpreter_plan import Evaluation, NoPlan, Plan, Row, dequantized
 from arm_recipes.comparison.result import WORST, Comparison, LayerGap, OutputGap, OwnLoss
 from arm_recipes.comparison.samples import Samples, samples_of, samples_of_program
-from arm_recipes.comparison.worker_job import Found, Item, Job, Side, effects_of
+from arm_recipes.comparison.worker_job import Job, ProgramSpec, SampleResult, WorkItem, effects_of
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.report.record import MethodReport
 from arm_recipes.runtime.load import load
@@ -61,7 +61,7 @@ def compare_with_model(
         else:
             notes += _differences_of_graph(side.plan, original, given)
         pairs = zip(given.inputs, expected, strict=True)
-        items = [Item(index, inputs, index < count, right) for index, (inputs, right) in enumerate(pairs)]
+        items = [WorkItem(index, inputs, index < count, right) for index, (inputs, right) in enumerate(pairs)]
         found = _run(Job(side, None), items, workers, progress)
         rows = _layers(side, found, original, given.inputs[:count])
     names = [info.name for info in record.outputs]
@@ -115,7 +115,7 @@ def compare(
             given = samples_of(export.patterns[method], method, samples, labels, metric)
         both = one.plan is not None and other.plan is not None
         count = _count(layers, both, len(given.inputs))
-        items = [Item(index, inputs, index < count) for index, inputs in enumerate(given.inputs)]
+        items = [WorkItem(index, inputs, index < count) for index, inputs in enumerate(given.inputs)]
         found = _run(Job(other, one), items, workers, progress)
     names = [info.name for info in other.outputs]
     notes = list(dict.fromkeys((*first, *second, *_notes(found))))
@@ -161,7 +161,7 @@ def _check_unchanged(result: Artifact, method: str) -> None:
         )
 
 
-def _check_alike(a: Side, b: Side) -> None:
+def _check_alike(a: ProgramSpec, b: ProgramSpec) -> None:
     if len(a.inputs) != len(b.inputs):
         raise ValueError(
             f"b: '{b.method}' takes {len(b.inputs)} inputs, that of a takes {len(a.inputs)}: give two programs of one "
@@ -182,13 +182,13 @@ def _method(result: Artifact, method: str) -> MethodReport:
     raise ValueError(f"method: the program has no '{method}'; {hint}")
 
 
-def _side(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[Side, list[str]]:
+def _side(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
     """The program with what is known of its layers, and notes."""
     from arm_backend_core.partitioner import _ArmPartitioner
 
     method, made = record.name, result.kept
     exported, original = result.exported_programs[method], made.originals.get(method)
-    side = Side(result.buffer, method, record.inputs, record.outputs, None, ())
+    side = ProgramSpec(result.buffer, method, record.inputs, record.outputs, None, ())
     try:
         plan = Plan.of(exported, original.floats if original is not None else {})
     except NoPlan as reason:
@@ -210,7 +210,7 @@ def _side(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[S
     return side, notes
 
 
-def _program(given: Any, argument: str, method: str, layers: bool | int) -> tuple[Side, list[str]]:
+def _program(given: Any, argument: str, method: str, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
     if isinstance(given, Artifact):
         return _side(given, _method(given, method), layers)
     if not isinstance(given, (Program, str, Path, bytes)):
@@ -220,7 +220,7 @@ def _program(given: Any, argument: str, method: str, layers: bool | int) -> tupl
         )
     program = given if isinstance(given, Program) else load(given)
     signature = program.signature(method)
-    return Side(program.data, method, signature.inputs, signature.outputs, None, ()), []
+    return ProgramSpec(program.data, method, signature.inputs, signature.outputs, None, ()), []
 
 
 def _name(given: Any) -> str:
@@ -233,9 +233,9 @@ def _short(recipe: str) -> str:
     return recipe.removeprefix("arm_recipes_").upper()
 
 
-def _run(job: Job, items: Sequence[Item], workers: int | None, progress: bool) -> list[Found]:
+def _run(job: Job, items: Sequence[WorkItem], workers: int | None, progress: bool) -> list[SampleResult]:
     def mark(made: Iterable[Any]) -> Iterable[Any]:
-        return marked(made, "comparing", "sample", shown=progress, count=len(items))
+        return progress_bar(made, "comparing", "sample", shown=progress, count=len(items))
 
     return run_all(job, items, workers, mark)
 
@@ -285,7 +285,7 @@ def _differences_of_graph(plan: Plan, original: Original | None, given: Samples)
 # -- figures ---------------------------------------------------------------------------------------------------------
 
 
-def _outputs(names: Sequence[str], found: Sequence[Found]) -> tuple[OutputGap, ...]:
+def _outputs(names: Sequence[str], found: Sequence[SampleResult]) -> tuple[OutputGap, ...]:
     made = []
     for index, name in enumerate(names):
         parts = [one.sums[index] for one in found if index in one.sums]
@@ -293,7 +293,7 @@ def _outputs(names: Sequence[str], found: Sequence[Found]) -> tuple[OutputGap, .
     return tuple(made)
 
 
-def _notes(found: Sequence[Found]) -> list[str]:
+def _notes(found: Sequence[SampleResult]) -> list[str]:
     different = dict.fromkeys(name for one in found for name in one.different)
     return [
         f"delegate '{name}' gives other numbers than its TOSA graph, which the figures of its layers are from: export "
@@ -311,14 +311,17 @@ def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
         dtype=row.dtype,
         scale=row.grid.scale if row.grid else None,
         zero_point=row.grid.zero_point if row.grid else None,
-        moves=row.moves,
+        moves=row.is_data_movement,
         told_by="program" if row.name in told else "PyTorch",
         gap=added(parts).gap,
     )
 
 
 def _layers(
-    side: Side, found: Sequence[Found], original: Original | None, inputs: Sequence[Sequence[torch.Tensor]]
+    side: ProgramSpec,
+    found: Sequence[SampleResult],
+    original: Original | None,
+    inputs: Sequence[Sequence[torch.Tensor]],
 ) -> list[LayerGap]:
     plan = side.plan
     if plan is None:
@@ -351,7 +354,7 @@ def _layers(
     return made
 
 
-def _effects(plan: Plan, found: Sequence[Found], inputs: Sequence[Sequence[torch.Tensor]]) -> dict[str, float]:
+def _effects(plan: Plan, found: Sequence[SampleResult], inputs: Sequence[Sequence[torch.Tensor]]) -> dict[str, float]:
     """SQNR of the first output where only one layer is quantized, for those that lose most by themselves."""
     if plan.has_state:
         return {}
@@ -377,7 +380,7 @@ def _weights(plan: Plan, name: str, original: Original | None) -> Weights:
     )
 
 
-def _layers_of_both(side: Side, found: Sequence[Found]) -> list[LayerGap]:
+def _layers_of_both(side: ProgramSpec, found: Sequence[SampleResult]) -> list[LayerGap]:
     made, told = {}, side.told
     for row in side.plan.rows if side.plan is not None else ():
         parts = [one.layers[row.node] for one in found if row.node in one.layers]
@@ -386,7 +389,9 @@ def _layers_of_both(side: Side, found: Sequence[Found]) -> list[LayerGap]:
     return list(made.values())
 
 
-def _accuracy(given: Samples, labels: Any, metric: Metric | None, found: Sequence[Found], spec: Any) -> Accuracy | None:
+def _accuracy(
+    given: Samples, labels: Any, metric: Metric | None, found: Sequence[SampleResult], spec: Any
+) -> Accuracy | None:
     right, other = (
         [_structured(x, spec) for x in side] for side in ([f.right for f in found], [f.given for f in found])
     )

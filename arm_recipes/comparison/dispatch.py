@@ -13,14 +13,16 @@ import numpy as np
 
 from arm_recipes._internal.parallel import in_parallel
 from arm_recipes.comparison.worker import run_item
-from arm_recipes.comparison.worker_job import Found, Item, Job, Runner
+from arm_recipes.comparison.worker_job import Job, Runner, SampleResult, WorkItem
 from arm_recipes.runtime import host_library
 
 #: Seconds of work that other processes are worth being started for: each imports PyTorch and ExecuTorch.
 _WORTH = 20.0
 
 
-def run_all(job: Job, items: Sequence[Item], workers: int | None, mark: Callable[[Iterable[Any]], Any]) -> list[Found]:
+def run_all(
+    job: Job, items: Sequence[WorkItem], workers: int | None, mark: Callable[[Iterable[Any]], Any]
+) -> list[SampleResult]:
     """All samples in order.
 
     Args:
@@ -28,13 +30,13 @@ def run_all(job: Job, items: Sequence[Item], workers: int | None, mark: Callable
         mark: goes through what comes, with a progress bar or without.
     """
     host_library.library()  # an error, and the compiler, are better met before processes are started
-    found: dict[int, Found] = {}
+    found: dict[int, SampleResult] = {}
     for index, made in mark(_made(job, items, workers)):
         found[index] = made
     return [found[item.index] for item in items]
 
 
-def _made(job: Job, items: Sequence[Item], workers: int | None) -> Iterator[tuple[int, Found]]:
+def _made(job: Job, items: Sequence[WorkItem], workers: int | None) -> Iterator[tuple[int, SampleResult]]:
     if workers == 1 or job.has_state or len(items) == 1:
         runner = Runner(job)
         yield from ((item.index, runner(item)) for item in items)

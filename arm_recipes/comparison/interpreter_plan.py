@@ -21,7 +21,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from arm_backend_core.aten.functionalize import functional
-from arm_backend_core.aten.higher_order import inline_conditions
+from arm_backend_core.aten.higher_order import inline_higher_order_ops
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import (
     boundary_source,
@@ -33,7 +33,7 @@ from arm_backend_core.nodes import (
     overload_of,
     source_line,
 )
-from arm_backend_core.ops.catalog import find, moves
+from arm_backend_core.ops.catalog import find, is_data_movement
 from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.program import constants_of, copied, drop_assertions, inputs_of, store_of
 from arm_backend_core.quantization.diagnostics.error_metrics import Grid
@@ -100,7 +100,7 @@ class Row:
     value: str
     node: str
     grid: Grid | None
-    moves: bool
+    is_data_movement: bool
     is_fixed: bool
     dtype: str
     operator: str
@@ -142,7 +142,7 @@ class Plan:
             NoPlan: it has loops, or operators that are no more than a graph.
         """
         program = copied(program)
-        inline_conditions(program.graph_module, constants_of(program))
+        inline_higher_order_ops(program.graph_module, constants_of(program))
         program = functional(program)
         drop_assertions(program)
         return _plan(program, floats or {})
@@ -244,7 +244,7 @@ def _row(node: Node, value: Node, grid: Grid | None, floats: Mapping[str, Tensor
         value=value.name,
         node=source.name,
         grid=grid,
-        moves=_moves(made, grid),
+        is_data_movement=_moves(made, grid),
         is_fixed=getattr(find(made), "fixed_range", None) is not None,
         dtype=str(node.meta["val"].dtype).removeprefix("torch."),
         operator="input" if made.op == "placeholder" else " + ".join(operators),
@@ -261,7 +261,7 @@ def _readers(node: Node) -> tuple[str, ...]:
     pending = list(node.users)
     while pending:
         user = pending.pop(0)
-        if is_quantize(user) or is_dequantize(user) or moves(user):
+        if is_quantize(user) or is_dequantize(user) or is_data_movement(user):
             pending += user.users
         elif user.op == "call_function":
             found[("", *modules_of(user))[-1]] = None
@@ -272,7 +272,7 @@ def _moves(node: Node, grid: Grid | None) -> bool:
     """Whether it computes nothing, and all that it reads is on the grid of its result."""
     reads = [source for source in node.all_input_nodes if is_float(source)]
     same = grid is None or all(is_dequantize(source) and _grid(source) == grid for source in reads)
-    return moves(node) and bool(reads) and same
+    return is_data_movement(node) and bool(reads) and same
 
 
 def _weights(node: Node, floats: Mapping[str, Tensor]) -> dict[str, Node]:

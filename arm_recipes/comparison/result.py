@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from arm_backend_core.quantization.diagnostics.error_metrics import Gap
-from arm_recipes._internal.rendering import Section, Shown, plain
+from arm_recipes._internal.rendering import Renderable, Section, to_jsonable
 from arm_recipes.comparison.accuracy import Accuracy
-from arm_recipes.comparison.advice import Advice, Weights
+from arm_recipes.comparison.advice import LayerAdvice, Weights
 
 #: Layers that the printed comparison has advice for, and those that it lists.
 WORST, _LISTED = 5, 16
@@ -54,7 +54,7 @@ class OwnLoss:
     calibrated: tuple[float, float] | None
     usual: float
     output: float | None
-    advice: Advice
+    advice: LayerAdvice
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class LayerGap:
 
 
 @dataclass(frozen=True)
-class Comparison(Shown):
+class Comparison(Renderable):
     """A program beside the model in floating point, or beside another program.
 
     In ``to_dict()`` infinity is "Infinity".
@@ -142,7 +142,7 @@ class Comparison(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as dicts, lists, str and numbers, ready for JSON."""
-        return super().to_dict() | {"sqnr": plain(self.sqnr), "worst": [layer.name for layer in self.worst]}
+        return super().to_dict() | {"sqnr": to_jsonable(self.sqnr), "worst": [layer.name for layer in self.worst]}
 
     def sections(self) -> Iterator[Section]:
         """Headings with their lines, for text and HTML."""

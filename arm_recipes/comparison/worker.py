@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-    from arm_recipes.comparison.worker_job import Found, Item, Runner
+    from arm_recipes.comparison.worker_job import Runner, SampleResult, WorkItem
 
 _runners: dict[str, Runner] = {}
 
 
-def run_item(key: str, job: np.ndarray[Any, Any], item: Item) -> tuple[int, Found]:
+def run_item(key: str, job: np.ndarray[Any, Any], item: WorkItem) -> tuple[int, SampleResult]:
     """The sample's number, and what came of it.
 
     Args:

@@ -21,7 +21,7 @@ from arm_recipes.runtime.tensor_info import TensorInfo
 
 
 @dataclass(frozen=True)
-class Side:
+class ProgramSpec:
     """A program that is executed.
 
     Attributes:
@@ -47,8 +47,8 @@ class Side:
 class Job:
     """A comparison of ``program`` with ``reference``, a program too, or else with its own plan in floating point."""
 
-    program: Side
-    reference: Side | None
+    program: ProgramSpec
+    reference: ProgramSpec | None
 
     @property
     def has_state(self) -> bool:
@@ -58,7 +58,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Item:
+class WorkItem:
     """A sample.
 
     Attributes:
@@ -75,7 +75,7 @@ class Item:
 
 
 @dataclass
-class Found:
+class SampleResult:
     """What one sample gave.
 
     Attributes:
@@ -100,7 +100,7 @@ class Runner:
         self._program = _Running(job.program)
         self._reference = None if job.reference is None else _Running(job.reference)
 
-    def __call__(self, item: Item) -> Found:
+    def __call__(self, item: WorkItem) -> SampleResult:
         """One sample."""
         with _one_thread(), torch.no_grad():
             given = self._program.outputs(item.inputs)
@@ -111,8 +111,8 @@ class Runner:
                 found.sums[index] = Sums.of(right, other)
         return found
 
-    def _beside_model(self, item: Item, given: list[Any]) -> Found:
-        running, found = self._program, Found([], given)
+    def _beside_model(self, item: WorkItem, given: list[Any]) -> SampleResult:
+        running, found = self._program, SampleResult([], given)
         if running.evaluation is None:
             assert item.expected is not None
             found.right = item.expected
@@ -122,14 +122,14 @@ class Runner:
             if not item.layers or values.given is None:
                 continue
             found.layers[row.name] = Sums.of(values.right, values.given)
-            if row.grid is not None and not row.moves:
+            if row.grid is not None and not row.is_data_movement:
                 found.losses[row.name] = Losses.of(values.right, values.unrounded, row.grid)
         found.right, found.different = running.evaluation.outputs, running.different
         return found
 
-    def _beside_program(self, item: Item, given: list[Any]) -> Found:
+    def _beside_program(self, item: WorkItem, given: list[Any]) -> SampleResult:
         assert self._reference is not None
-        found = Found(self._reference.outputs(item.inputs), given)
+        found = SampleResult(self._reference.outputs(item.inputs), given)
         if item.layers:
             right, other = (running.rows(item.inputs) for running in (self._reference, self._program))
             for name in right.keys() & other.keys():
@@ -142,7 +142,7 @@ class Runner:
 class _Running:
     """A program that runs."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: ProgramSpec) -> None:
         self._side, self._program = side, load(side.data)
         self._executions: list[plugin.Execution] = []
         self.different: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arm_backend_core.workers import vela
-from arm_recipes._internal.rendering import Section, Shown, size
+from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.firmware.folder import check_folder, write_folder
 from arm_recipes.firmware.golden import Port, by_method, checked, content, made_up, tensor
 from arm_recipes.firmware.host_run import Case, trial
@@ -46,7 +46,7 @@ _UNKNOWN = "not told"
 
 
 @dataclass(frozen=True)
-class Firmware(Shown):
+class Firmware(Renderable):
     """What ``save_firmware`` wrote: ``print`` it, show it in a notebook, or take ``to_dict()``.
 
     Attributes:
@@ -72,7 +72,7 @@ class Firmware(Shown):
             "Firmware",
             [
                 ("folder", self.folder),
-                ("program", size(self.program_bytes)),
+                ("program", format_bytes(self.program_bytes)),
                 ("for", f"{versions.npu}, by Vela {versions.vela} and ExecuTorch {versions.executorch}"),
                 ("self-test", f"{self.cases} case{'s' * (self.cases != 1)}"),
             ],
@@ -81,9 +81,12 @@ class Firmware(Shown):
         rows: list[tuple[str, ...]] = []
         for method in pools.methods:
             of = f" of '{method.name}'" if len(pools.methods) > 1 else ""
-            rows += [(f"method allocator{of}", size(method.pool)), (f"planned memory{of}", size(method.planned))]
-        rows += [("shared memory of the plan", size(count)) for count in pools.shared]
-        rows += [("temp allocator", size(pools.temp)), ("fast scratch", size(pools.fast_scratch))]
+            rows += [
+                (f"method allocator{of}", format_bytes(method.pool)),
+                (f"planned memory{of}", format_bytes(method.planned)),
+            ]
+        rows += [("shared memory of the plan", format_bytes(count)) for count in pools.shared]
+        rows += [("temp allocator", format_bytes(pools.temp)), ("fast scratch", format_bytes(pools.fast_scratch))]
         yield "Memory" if pools.exact else "Memory, at most", rows
         names = [*self.kernels.ours, *self.kernels.portable, *self.kernels.others]
         yield f"Kernels on the CPU: {len(names)}", [(name,) for name in names] or [("none",)]

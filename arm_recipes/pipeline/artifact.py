@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from executorch.export import ExportRecipe
     from torch.export import ExportedProgram
 
-    from arm_recipes.pipeline.float_tensors import Kept
+    from arm_recipes.pipeline.float_tensors import FloatReference
     from arm_recipes.runtime.shape_variants import Pad
     from arm_recipes.runtime.trace import TracedOperation
     from arm_recipes.samples.sample import Inputs, Pattern
@@ -33,7 +33,7 @@ class Parts:
 
     exported_programs: dict[str, ExportedProgram]
     executorch_program: ExecutorchProgramManager
-    kept: Kept
+    kept: FloatReference
 
 
 @dataclass(eq=False, repr=False)
@@ -75,7 +75,7 @@ class Artifact:
         return self.parts.executorch_program
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> FloatReference:
         """Float tensors of the model, for comparisons."""
         return self.parts.kept
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.executorch_programs import delegates_of, named_data_bytes
 from arm_recipes._internal.messages import BudgetError
-from arm_recipes._internal.rendering import as_text, size
+from arm_recipes._internal.rendering import as_text, format_bytes
 from arm_recipes.report.layers import Traced
 from arm_recipes.report.memory import method_memory
 
@@ -123,4 +123,4 @@ def _weights(record: Delegate) -> Iterator[tuple[int, str, str]]:
 
 
 def _bytes(count: int) -> str:
-    return f"{count:,} B" if count < 10_000 else f"{count:,} B ({size(count)})"
+    return f"{count:,} B" if count < 10_000 else f"{count:,} B ({format_bytes(count)})"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from executorch.export import ExportRecipe, RecipeType
 
-from arm_recipes._internal.frozen_gc import old_objects_apart
-from arm_recipes._internal.messages import noting, quiet, warn
+from arm_recipes._internal.frozen_gc import frozen_gc
+from arm_recipes._internal.messages import quiet, record_warnings, warn
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.pipeline.pipeline import Pipeline
 from arm_recipes.runtime.host_library import library
@@ -84,7 +84,7 @@ def _run(
     from arm_backend_core import events
 
     notes = list(told)
-    with old_objects_apart(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
+    with frozen_gc(), quiet(), inputs.evaluation_mode(models) as training, events.record() as log:
         if training:
             which = ", ".join(f"'{method}'" for method in training)
             notes.append(f"the model of {which} is in training mode; it is exported in evaluation mode")
@@ -94,7 +94,7 @@ def _run(
             found = cache.find(pipeline, notes, make=lambda: _run(pipeline, models, told))
             if found is not None:
                 return found
-        with noting() as said:
+        with record_warnings() as said:
             pipeline.run()
     result = pipeline.artifact(log.rejected, [*notes, *log.notes])
     if cache is not None:

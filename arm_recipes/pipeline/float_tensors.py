@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Kept:
+class FloatReference:
     """What an export keeps.
 
     Attributes:
@@ -35,7 +35,9 @@ class Kept:
         return [name for name, tensor, version in self.versions.get(method, ()) if tensor._version != version]
 
 
-def kept(programs: Mapping[str, ExportedProgram], originals: Mapping[str, Original], recipe: ExportRecipe) -> Kept:
+def float_reference(
+    programs: Mapping[str, ExportedProgram], originals: Mapping[str, Original], recipe: ExportRecipe
+) -> FloatReference:
     """What to keep of an export."""
     import torch
 
@@ -58,4 +60,4 @@ def kept(programs: Mapping[str, ExportedProgram], originals: Mapping[str, Origin
             if isinstance(tensor, torch.Tensor) and not tensor.is_inference() and name not in changing
         )
     partitioners = {method: tuple(given.get(method, ()) if isinstance(given, dict) else given) for method in programs}
-    return Kept(originals, partitioners, versions, states)
+    return FloatReference(originals, partitioners, versions, states)

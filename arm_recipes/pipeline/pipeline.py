@@ -29,7 +29,7 @@ from arm_recipes._internal.error_location import describe, is_told
 from arm_recipes._internal.executorch_programs import pieces_of, restore_handles, simplify_call, store_named_data
 from arm_recipes._internal.messages import ExportError, warn
 from arm_recipes.pipeline.artifact import Artifact, Parts
-from arm_recipes.pipeline.float_tensors import kept
+from arm_recipes.pipeline.float_tensors import float_reference
 from arm_recipes.pipeline.methods import check_state, name_state, with_shared_state
 from arm_recipes.report import record
 from arm_recipes.report.report import Report
@@ -237,7 +237,7 @@ class Pipeline:
             seconds=self._seconds,
             notes=(*notes, *self._capture.notes, *self._notes),
         )
-        parts = Parts(self._programs, manager, kept(self._programs, self._originals, self._recipe))
+        parts = Parts(self._programs, manager, float_reference(self._programs, self._originals, self._recipe))
         return Artifact(report, self._patterns, self._out_specs, self._sized, self._recipe, lambda: parts)
 
     def _default_stages(self) -> Iterable[StageType]:

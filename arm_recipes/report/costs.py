@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from arm_recipes._internal.rendering import Section, size
+from arm_recipes._internal.rendering import Section, format_bytes
 from arm_recipes.report.layers import LayerCost
 from arm_recipes.report.memory import MemoryOverTime
 
@@ -38,8 +38,8 @@ def _layer_row(cost: LayerCost) -> tuple[str, ...]:
         f"{cost.cycles:,}",
         f"{cost.share:.1%}",
         f"{cost.utilization:.1%}",
-        size(cost.bytes_read),
-        size(cost.bytes_written),
+        format_bytes(cost.bytes_read),
+        format_bytes(cost.bytes_written),
         cost.bound,
         cost.name,
         cost.source,
@@ -66,12 +66,15 @@ def memory_sections(memories: Sequence[MemoryOverTime], of: str) -> Iterator[Sec
     for used in memories:
         peak = max(used.moments, key=lambda moment: moment.bytes)
         rows: list[tuple[str, ...]] = [("over time", "", "", _bars([moment.bytes for moment in used.moments]))]
-        rows += [(size(tensor.bytes), tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_LARGEST]]
+        rows += [
+            (format_bytes(tensor.bytes), tensor.kind, tensor.where, tensor.source) for tensor in used.peak[:_LARGEST]
+        ]
         if len(used.peak) > _LARGEST:
             rest = sum(tensor.bytes for tensor in used.peak[_LARGEST:])
-            rows.append((size(rest), f"in {len(used.peak) - _LARGEST} more", "", ""))
+            rows.append((format_bytes(rest), f"in {len(used.peak) - _LARGEST} more", "", ""))
         where = peak.module or "the model"
-        heading = f"{used.memory.upper()} of {used.delegate}{of} over time: {size(used.bytes)}, most in use in {where}"
+        total = format_bytes(used.bytes)
+        heading = f"{used.memory.upper()} of {used.delegate}{of} over time: {total}, most in use in {where}"
         yield heading, rows
 
 

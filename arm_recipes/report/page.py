@@ -16,7 +16,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_recipes._internal.files import check_writable, write
-from arm_recipes._internal.rendering import Section, as_html, size
+from arm_recipes._internal.rendering import Section, as_html, format_bytes
 from arm_recipes.report.network import line, network
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Page:
         return f'<iframe srcdoc="{html.escape(self.text)}" style="width: 100%; height: 900px; border: 0"></iframe>'
 
     def __repr__(self) -> str:
-        return f"<Page: {size(len(self.text))}>"
+        return f"<Page: {format_bytes(len(self.text))}>"
 
 
 def build_page(report: ExportRecord, comparisons: Sequence[ComparisonRecord]) -> Page:
@@ -157,14 +157,14 @@ def _resource(name: str) -> str:
 
 
 def _cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Iterator[tuple[str, str]]:
-    yield "program", size(report.program_bytes)
+    yield "program", format_bytes(report.program_bytes)
     velas = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
     if velas:
         yield "target", velas[0].accelerator
         yield "cycles", f"{sum(vela.total_cycles for vela in velas):,}"
         yield "inference", f"{1e3 * sum(vela.inference_seconds for vela in velas):.3f} ms"
-        yield "SRAM at most", size(max(vela.sram_bytes for vela in velas))
-        yield "flash", size(sum(vela.flash_bytes for vela in velas))
+        yield "SRAM at most", format_bytes(max(vela.sram_bytes for vela in velas))
+        yield "flash", format_bytes(sum(vela.flash_bytes for vela in velas))
     yield "delegates", str(len(report.delegates))
     yield "operators on the CPU", str(sum(operator.count for operator in report.cpu))
     for told in comparisons:
@@ -192,8 +192,8 @@ def _body(
     for number, used in enumerate(report.memory):
         yield _heading(
             f"{used.memory.upper()} of {used.delegate} over time",
-            f"In use while each operation runs. The memory must have {size(used.bytes)}. Below is what lies there when "
-            "most is in use.",
+            f"In use while each operation runs. The memory must have {format_bytes(used.bytes)}. Below is what is in it "
+            "when most is in use.",
         )
         yield f'<div id="memory{number}"></div>{_table(_LIVE, map(_live, used.peak))}'
     for number, told in enumerate(comparisons):
@@ -227,8 +227,8 @@ def _row(cost: LayerCost) -> tuple[str, ...]:
         f"{cost.share:.1%}",
         f"{cost.macs:,}",
         f"{cost.utilization:.0%}",
-        size(cost.bytes_read),
-        size(cost.bytes_written),
+        format_bytes(cost.bytes_read),
+        format_bytes(cost.bytes_written),
         cost.bound,
         cost.reason or ", ".join(cost.operators),
     )
@@ -243,7 +243,7 @@ def _cost(cost: LayerCost) -> dict[str, Any]:
 
 
 def _live(tensor: LiveTensor) -> tuple[str, ...]:
-    return size(tensor.bytes), tensor.kind, tensor.module or tensor.name, line(tensor.source)
+    return format_bytes(tensor.bytes), tensor.kind, tensor.module or tensor.name, line(tensor.source)
 
 
 def _memory(report: ExportRecord, used: MemoryOverTime) -> dict[str, Any]:

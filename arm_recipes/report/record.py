@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.rendering import Section, Shown, plain, size
+from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.report.costs import layer_sections, memory_sections
 from arm_recipes.report.layers import method_layers
 from arm_recipes.report.memory import method_memory
@@ -71,7 +71,7 @@ class MethodReport:
 
 
 @dataclass(frozen=True)
-class ExportRecord(Shown):
+class ExportRecord(Renderable):
     """The record of one export.
 
     Attributes:
@@ -124,15 +124,15 @@ class ExportRecord(Shown):
             "seconds": {**self.seconds, "total": self.total_seconds},
             "notes": list(self.notes),
             "methods": [_method_dict(method) for method in self.methods],
-            "layers": [plain(cost) for cost in self.layers],
-            "memory": [plain(used) for used in self.memory],
-            "measured": plain(dict(self.measured)),
+            "layers": [to_jsonable(cost) for cost in self.layers],
+            "memory": [to_jsonable(used) for used in self.memory],
+            "measured": to_jsonable(dict(self.measured)),
             "cached": self.cached,
         }
 
     def sections(self) -> Iterator[Section]:
         """Headings with their lines, for text and HTML."""
-        rows: list[tuple[str, ...]] = [("program", size(self.program_bytes))]
+        rows: list[tuple[str, ...]] = [("program", format_bytes(self.program_bytes))]
         took = f"{self.total_seconds:.2f} s{', from the cache' if self.cached else ''}"
         yield f"Recipe {self.recipe}", [*rows, ("export", took)]
         for method in self.methods:
@@ -162,7 +162,7 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
     for d in method.delegates:
         what = f"{_operators(d)} operators as {len(d.tosa_operators)} TOSA"
         what += f", called {d.calls} times" if d.calls > 1 else ""
-        rows.append((d.name, d.backend, what, size(d.payload_bytes)))
+        rows.append((d.name, d.backend, what, format_bytes(d.payload_bytes)))
     rows += [(f"{number} more", backend, "", "") for backend, number in method.other_delegates.items()]
     yield f"Delegates{of}: {len(method.delegates)}, {count} operators", rows or [("none",)]
     for delegate in method.delegates:
@@ -207,19 +207,23 @@ def _quantization_rows(quantization: Quantization) -> list[tuple[str, ...]]:
 
 
 def _vela_rows(vela: VelaFigures) -> list[tuple[str, ...]]:
-    limit = "" if vela.sram_limit is None else f" of {size(vela.sram_limit)}"
+    limit = "" if vela.sram_limit is None else f" of {format_bytes(vela.sram_limit)}"
     exceeded = " (more than the memory mode grants)" if vela.sram_exceeded else ""
     return [
         ("target", f"{vela.accelerator}, {vela.system_config}, {vela.memory_mode}"),
         ("NPU cycles", f"{vela.npu_cycles:,}"),
         ("total cycles", f"{vela.total_cycles:,}"),
         ("inference", f"{vela.inference_seconds * 1e3:.3f} ms at {vela.core_clock / 1e6:.0f} MHz"),
-        ("SRAM", size(vela.sram_bytes) + limit + exceeded),
-        ("DRAM", size(vela.dram_bytes)),
-        ("flash", size(vela.flash_bytes)),
-        *([("fast scratch", f"{size(vela.fast_scratch_bytes)}, of the SRAM")] if vela.fast_scratch_bytes else []),
+        ("SRAM", format_bytes(vela.sram_bytes) + limit + exceeded),
+        ("DRAM", format_bytes(vela.dram_bytes)),
+        ("flash", format_bytes(vela.flash_bytes)),
+        *(
+            [("fast scratch", f"{format_bytes(vela.fast_scratch_bytes)}, of the SRAM")]
+            if vela.fast_scratch_bytes
+            else []
+        ),
         ("MACs", f"{vela.macs:,}"),
-        ("weights", f"{size(vela.weight_bytes)} encoded, {size(vela.original_weight_bytes)} before"),
+        ("weights", f"{format_bytes(vela.weight_bytes)} encoded, {format_bytes(vela.original_weight_bytes)} before"),
     ]
 
 
@@ -230,8 +234,8 @@ def _measured_rows(figures: EthosUFigures) -> list[tuple[str, ...]]:
     ]
     for region, peak in enumerate(figures.peak):
         if peak:
-            moved = f"{size(figures.bytes_read[region])} read, {size(figures.bytes_written[region])} written"
-            rows.append((_REGIONS.get(region, f"region {region}"), f"{size(peak)} in use, {moved}"))
+            moved = _traffic(figures.bytes_read[region], figures.bytes_written[region])
+            rows.append((_REGIONS.get(region, f"region {region}"), f"{format_bytes(peak)} in use, {moved}"))
     return rows
 
 
@@ -240,7 +244,7 @@ def _costliest(name: str, figures: EthosUFigures) -> Iterator[Section]:
     by_bytes = sorted(figures.layers, key=lambda layer: -layer.bytes_moved)[:_COSTLIEST]
     rows = []
     for layer in by_bytes:
-        moved = f"{size(sum(layer.bytes_read))} read, {size(sum(layer.bytes_written))} written"
+        moved = _traffic(sum(layer.bytes_read), sum(layer.bytes_written))
         estimate = layer.origin.estimate
         cycles = estimate.memory_cycles if estimate else ()
         expected = ", ".join(f"{count:,} cycles of {memory}" for memory, count in cycles if count)
@@ -257,6 +261,10 @@ def _costliest(name: str, figures: EthosUFigures) -> Iterator[Section]:
         yield f"Layers of {name} that multiply most, and Vela's estimates", rows
 
 
+def _traffic(read: int, written: int) -> str:
+    return f"{format_bytes(read)} read, {format_bytes(written)} written"
+
+
 def _layer_row(layer: EthosULayer, measured: str, estimate: str) -> tuple[str, ...]:
     origin = layer.origin
     return origin.module or origin.layer, origin.operator, measured, estimate, origin.source
@@ -265,17 +273,17 @@ def _layer_row(layer: EthosULayer, measured: str, estimate: str) -> tuple[str, .
 def _method_dict(method: MethodReport) -> dict[str, Any]:
     return {
         "name": method.name,
-        "inputs": [plain(tensor) for tensor in method.inputs],
-        "outputs": [plain(tensor) for tensor in method.outputs],
+        "inputs": [to_jsonable(tensor) for tensor in method.inputs],
+        "outputs": [to_jsonable(tensor) for tensor in method.outputs],
         "delegates": [
-            {**{k: v for k, v in plain(delegate).items() if k != "tosa"}, "tosa_bytes": len(delegate.tosa)}
+            {**{k: v for k, v in to_jsonable(delegate).items() if k != "tosa"}, "tosa_bytes": len(delegate.tosa)}
             for delegate in method.delegates
         ],
         "other_delegates": method.other_delegates,
         "boundary": method.boundary,
-        "cpu": [plain(operator) for operator in method.cpu],
-        "not_runnable": [plain(operator) for operator in method.not_runnable],
-        "quantization": plain(method.quantization),
+        "cpu": [to_jsonable(operator) for operator in method.cpu],
+        "not_runnable": [to_jsonable(operator) for operator in method.not_runnable],
+        "quantization": to_jsonable(method.quantization),
     }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from arm_backend_core.backends.payload import CHECKSUM_KEY, FAST_SCRATCH_KEY
-from arm_recipes._internal.rendering import Section, Shown, size
+from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_payload, with_fast_scratch
 from arm_recipes.runtime.payload_parts import Find, whole
@@ -65,7 +65,7 @@ class MethodInspection:
 
 
 @dataclass(frozen=True)
-class Inspection(Shown):
+class Inspection(Renderable):
     """What is in a program: ``print`` it, show it in a notebook, or take ``to_dict()``.
 
     Attributes:
@@ -87,13 +87,16 @@ class Inspection(Shown):
             yield _printable(heading), [tuple(map(_printable, row)) for row in rows]
 
     def _raw_sections(self) -> Iterator[Section]:
-        yield "Program", [("size", size(self.program_bytes)), ("methods", ", ".join(m.name for m in self.methods))]
+        yield (
+            "Program",
+            [("size", format_bytes(self.program_bytes)), ("methods", ", ".join(m.name for m in self.methods))],
+        )
         for method in self.methods:
             yield from _method_sections(method, many=len(self.methods) > 1)
         if self.constants:
             yield "Constants", [(name, ", ".join(map(_constant, values))) for name, values in self.constants.items()]
         if self.named_data:
-            yield "Named data", [(name, size(count)) for name, count in self.named_data.items()]
+            yield "Named data", [(name, format_bytes(count)) for name, count in self.named_data.items()]
 
 
 def inspect(source: str | Path | bytes) -> Inspection:
@@ -193,11 +196,11 @@ def _method_sections(method: MethodInspection, *, many: bool) -> Iterator[Sectio
         yield f"Delegates{of}", [("none",)]
     kernels: list[tuple[str, ...]] = [(name,) for name in method.operators]
     yield f"Kernels on the CPU{of}: {len(kernels)}", kernels or [("none",)]
-    yield f"Memory{of}", [("planned", size(method.planned_bytes))]
+    yield f"Memory{of}", [("planned", format_bytes(method.planned_bytes))]
 
 
 def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("payload", size(delegate.payload_bytes))]
+    rows: list[tuple[str, ...]] = [("payload", format_bytes(delegate.payload_bytes))]
     payload = delegate.payload
     if delegate.problem is not None:
         rows.append(("not readable", delegate.problem.partition("\n")[0]))
@@ -205,17 +208,17 @@ def _delegate_rows(delegate: DelegateInspection) -> list[tuple[str, ...]]:
         kind = "COP2, for Direct Drive" if payload.stream == "COP2" else payload.stream
         rows += [
             ("target", f"Ethos-U{payload.product}, {payload.macs} MACs"),
-            ("command stream", f"{size(payload.command_bytes)}, {kind}"),
-            ("weights", size(payload.weight_bytes)),
-            ("scratch", size(payload.scratch_bytes)),
+            ("command stream", f"{format_bytes(payload.command_bytes)}, {kind}"),
+            ("weights", format_bytes(payload.weight_bytes)),
+            ("scratch", format_bytes(payload.scratch_bytes)),
         ]
         if payload.fast_scratch_bytes != 0:
             told = payload.fast_scratch_bytes
-            rows.append(("fast scratch", "not told" if told is None else size(told)))
+            rows.append(("fast scratch", "not told" if told is None else format_bytes(told)))
     elif isinstance(payload, TosaPayload):
         rows += [("TOSA", payload.version), ("operators", f"{payload.operators:,}")]
     elif isinstance(payload, VgfPayload):
-        rows += [("segments", f"{payload.segments:,}"), ("constants", size(payload.constant_bytes))]
+        rows += [("segments", f"{payload.segments:,}"), ("constants", format_bytes(payload.constant_bytes))]
     if payload is not None:
         for side, tensors in (("in", payload.inputs), ("out", payload.outputs)):
             rows += [(f"{side} {index}", str(tensor)) for index, tensor in enumerate(tensors)]

@@ -24,7 +24,7 @@ def name_of(data: bytes) -> str:
     return (PREFIX + hashlib.sha256(data).hexdigest())[:NAME_LENGTH]
 
 
-def cut(parts: Sequence[bytes | str]) -> bytes:
+def split_payload(parts: Sequence[bytes | str]) -> bytes:
     """A payload of parts: data, or the name of data."""
     written = [part.encode() if isinstance(part, str) else part for part in parts]
     pairs = zip(parts, written, strict=True)

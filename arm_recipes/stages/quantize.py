@@ -16,7 +16,7 @@ from torch.fx import GraphModule
 from torchao.quantization.pt2e.quantizer import Quantizer
 
 from arm_backend_core.quantization.shared_observers import observe_together
-from arm_recipes._internal.messages import ExportError, NoisyError
+from arm_recipes._internal.messages import AccuracyError, ExportError
 from arm_recipes.recipe.options import IMPROVEMENTS
 from arm_recipes.samples.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.samples.sample import Inputs
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 if TYPE_CHECKING:
-    from arm_backend_core.quantization.ptq import Common, Observed
+    from arm_backend_core.quantization.ptq import ObservedProgram, SharedTensors
 
 #: Marks the iteration over the calibration samples of a method with a progress bar, or returns it as it is.
 Progress = Callable[[Iterable[Any], str], Iterable[Any]]
@@ -109,14 +109,14 @@ class _Refusal:
 
 
 @dataclass(frozen=True)
-class Settle:
+class SetTrainedRanges:
     """Pre-convert pass of a model that was trained: it has the ranges that were found, and no weight is changed.
 
     Attributes:
         give: gives the ranges to the observers of a calibrated program.
     """
 
-    give: Callable[[Observed], None]
+    give: Callable[[ObservedProgram], None]
 
     def __call__(self, observed: Any) -> Any:
         """Give them."""
@@ -140,7 +140,7 @@ class FastQuantizeStage(QuantizeStage):
 
     Attributes:
         originals: what methods that were quantized by a recipe of ours were before.
-        losses: what rounding leaves of the results of these, see ``stages.losses``.
+        losses: what rounding leaves of the results of these, see ``stages.output_sqnr``.
         notes: what the user is to be warned of.
     """
 
@@ -205,17 +205,19 @@ class FastQuantizeStage(QuantizeStage):
         passes = [one for one in recipe.pre_prepare_passes or () if not isinstance(one, _Refusal)]
         return own and len(self.quantizers) == 1 and not passes and not recipe.post_convert_passes
 
-    def observed(self, program: ExportedProgram, common: Common | None = None, *, alone: bool = True) -> Observed:
+    def observed(
+        self, program: ExportedProgram, common: SharedTensors | None = None, *, alone: bool = True
+    ) -> ObservedProgram:
         """The program, which is edited, with observers where it will be quantized.
 
         Args:
             alone: it shares no observers with other methods.
         """
-        from arm_backend_core.quantization.ptq import Observed
+        from arm_backend_core.quantization.ptq import ObservedProgram
 
         (quantizer,) = self.quantizers
         improve = set(improvements_of(self._quantization_recipe)) - (set() if alone else {"joins"})
-        return Observed(program, quantizer, common, improve)
+        return ObservedProgram(program, quantizer, common, improve)
 
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
@@ -223,12 +225,12 @@ class FastQuantizeStage(QuantizeStage):
         """Methods are calibrated one after the other, each going on from the state that the last one left."""
         from arm_backend_core.program import copied
         from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize
-        from arm_backend_core.quantization.diagnostics.calibration_coverage import tell
-        from arm_backend_core.quantization.ptq import Common
+        from arm_backend_core.quantization.diagnostics.calibration_coverage import add_notes
+        from arm_backend_core.quantization.ptq import SharedTensors
 
-        common, passes = Common(), self._quantization_recipe.pre_convert_passes or ()
+        common, passes = SharedTensors(), self._quantization_recipe.pre_convert_passes or ()
         improve = improvements_of(self._quantization_recipe)
-        trained = any(isinstance(one, Settle) for one in passes)
+        trained = any(isinstance(one, SetTrainedRanges) for one in passes)
         if "channels" in improve and not trained and len(programs) == 1:  # methods share their weights
             equalize(next(iter(programs.values())))
         captured = {method: copied(program) for method, program in programs.items()}
@@ -243,7 +245,7 @@ class FastQuantizeStage(QuantizeStage):
             model.joins.apply()
         for correction in corrections:
             correction.apply()
-        tell(observer for model in observed.values() for observer in model.observers.values())
+        add_notes(observer for model in observed.values() for observer in model.observers.values())
         quantized = {}
         for method, model in observed.items():
             quantized[method] = model.quantized(partial(self._tell_losses, method))
@@ -251,17 +253,17 @@ class FastQuantizeStage(QuantizeStage):
             self.originals[method] = Original(captured[method], model.floats, model.ranges)
         return quantized
 
-    def _tell_losses(self, method: str, model: Observed) -> None:
-        from arm_backend_core.quantization.diagnostics.output_sqnr import LEAST, losses, told
+    def _tell_losses(self, method: str, model: ObservedProgram) -> None:
+        from arm_backend_core.quantization.diagnostics.output_sqnr import LEAST, describe_losses, output_sqnr
 
         with model.last.undone():  # other methods go on from these buffers
-            self.losses[method] = found = losses(model) if model.samples else {}
+            self.losses[method] = found = output_sqnr(model) if model.samples else {}
             if not found:
                 self._require_known(method)
             elif min(found.values()) < max(self._asked, LEAST):
-                text = told(model, method, found)
+                text = describe_losses(model, method, found)
                 if min(found.values()) < self._asked:
-                    raise NoisyError(f"min_sqnr={self._asked:g}: {text}")
+                    raise AccuracyError(f"min_sqnr={self._asked:g}: {text}")
                 self.notes.append(text)
 
     @property
@@ -272,7 +274,7 @@ class FastQuantizeStage(QuantizeStage):
     def _require_known(self, method: str) -> None:
         """Raise NoisyError where the recipe has a ``min_sqnr``, which cannot be checked."""
         if self._asked > 0:
-            raise NoisyError(
+            raise AccuracyError(
                 f"min_sqnr={self._asked:g}: what rounding leaves of the results of '{method}' is not known; it is "
                 "where the model is quantized here, results are of floating point, and it has no loops, draws no "
                 "random numbers, and finds no indices or sizes in numbers that are rounded: leave min_sqnr out, and "
@@ -322,11 +324,11 @@ def _results(program: ExportedProgram) -> list[str]:
 def _corrections(observed: list[Any], improve: Collection[str]) -> list[Any]:
     """What edits a program after its samples, in this order; ``observed`` watch for them from now on."""
     from arm_backend_core.quantization.algorithms.bias_correction import BiasCorrection
-    from arm_backend_core.quantization.algorithms.gptq import Rounding
+    from arm_backend_core.quantization.algorithms.gptq import Gptq
 
     corrections: list[Any] = []
     if "rounding" in improve and len(observed) == 1:  # methods share their weights
-        corrections = [Rounding(model, centred="bias" in improve) for model in observed]
+        corrections = [Gptq(model, centred="bias" in improve) for model in observed]
     return corrections + ([BiasCorrection(observed)] if "bias" in improve else [])
 
 

@@ -18,15 +18,15 @@ from torch.utils import _pytree as pytree
 from arm_backend_core import events
 from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.quantization.algorithms.cross_layer_equalization import equalize_model
-from arm_backend_core.quantization.fake_quant.form import Form, Settings, activations, settle
+from arm_backend_core.quantization.fake_quant.form import FakeQuantProgram, Settings, activations, set_parameters
 from arm_backend_core.quantization.fake_quant.layers import tensors_of
 from arm_backend_core.quantization.fake_quant.ranges import Mode, Range
 from arm_backend_core.quantization.observer import NotFinite, RangeObserver
-from arm_backend_core.quantization.ptq import Observed
+from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes._internal.messages import ExportError, quiet
 from arm_recipes.samples import inputs
 from arm_recipes.samples.sample import Inputs, Pattern
-from arm_recipes.stages.quantize import FastQuantizeStage, Settle, improvements_of, is_quantized
+from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, improvements_of, is_quantized
 
 #: Calls in training after which batch norms keep their statistics.
 BATCH_NORM_STEPS = 30
@@ -62,7 +62,7 @@ class FakeQuantizedModel(torch.nn.Module):
         self.model, self.batch_norm_steps, self.steps = model, batch_norm_steps, 0
         self._stage, self._quantization = stage, stage.recipe
         self._examples = [_on_cpu(example) for example in examples]
-        self._forms: dict[Hashable, Form] = {}
+        self._forms: dict[Hashable, FakeQuantProgram] = {}
         self._joined: list[bool] | None = None
         self._pattern = Pattern.of_inputs(self._examples[0])
         device = self._device()
@@ -121,7 +121,7 @@ class FakeQuantizedModel(torch.nn.Module):
         for name, tensor in [*self.named_parameters(), *self.named_buffers()]:
             if kind_of(tensor.dtype) is ScalarKind.FLOAT and not bool(tensor.isfinite().all()):
                 raise ExportError(self._not_finite(f"'{name}' holds NaN or an infinity"))
-        last = Settle(self.settle)
+        last = SetTrainedRanges(self.settle)
         return replace(
             self._quantization,
             is_qat=False,
@@ -130,13 +130,13 @@ class FakeQuantizedModel(torch.nn.Module):
             pre_convert_passes=[*(self._quantization.pre_convert_passes or ()), last],
         )
 
-    def settle(self, observed: Observed) -> None:
+    def settle(self, observed: ObservedProgram) -> None:
         """Let a calibrated program have the ranges that were found."""
         self._fit_places(observed)
         events.current().notes.append(f"weights and ranges are those after {self.steps} training steps with rounding")
         observed.observe_not_taken()  # now, as what an observer sees afterwards counts again
         for observer, span in zip(activations(observed), self._spans(), strict=True):
-            settle(observer, span())
+            set_parameters(observer, span())
 
     def reset_state(self) -> None:
         """Have buffers that the model writes hold what they held when it was prepared.
@@ -175,7 +175,7 @@ class FakeQuantizedModel(torch.nn.Module):
         """What a deep copy shares with the original."""
         return self._quantization, self._stage
 
-    def _form(self, sample: Inputs) -> Form:
+    def _form(self, sample: Inputs) -> FakeQuantProgram:
         leaves = self._pattern.flatten(sample, "the call")
         key = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         if key not in self._forms:
@@ -186,13 +186,13 @@ class FakeQuantizedModel(torch.nn.Module):
                 program = self._stage.capture(METHOD, self.model, example)
                 if self._joined is None and "channels" in improvements_of(self._quantization):
                     equalize_model(program, tensors_of(self.model))
-                form = Form(program, self._stage.observed)
+                form = FakeQuantProgram(program, self._stage.observed)
             if self._joined is not None:
                 self._fit_places(form.observed)
             self._forms[key] = form
         return self._forms[key]
 
-    def _fit_places(self, observed: Observed) -> None:
+    def _fit_places(self, observed: ObservedProgram) -> None:
         """Operands of concatenations keep scales of their own where they did when the model was prepared."""
         observed.joins.apply(self._joined)
         if list(map(_kind, activations(observed))) != self._kinds:

@@ -46,7 +46,7 @@ from arm_backend_core.quantization import (
     get_symmetric_a16w8_quantization_config,
     get_symmetric_quantization_config,
 )
-from arm_backend_core.quantization.ptq import Observed
+from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec
 from arm_backend_core.targets.target import Target as TosaTarget
 from arm_backend_core.tosa import reference
@@ -207,7 +207,7 @@ def quantized(program: ExportedProgram, samples: Sequence[tuple[Tensor, ...]], *
         ModelError: a sample makes a tensor that has no scale, or one is not float32.
     """
     config = get_symmetric_a16w8_quantization_config() if wide else get_symmetric_quantization_config()
-    observed = Observed(program, TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config), improve=_IMPROVE)
+    observed = ObservedProgram(program, TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config), improve=_IMPROVE)
     with torch.no_grad():
         for sample in samples:
             observed(*_copies(sample))

@@ -13,7 +13,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.nodes import is_dequantize, is_quantize
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantization.ptq import Observed
+from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_backend_core.tosa import passes
 from arm_backend_core.workers import vela
 from arm_recipes import ArmRecipeType, ExportResult, export
@@ -48,7 +48,7 @@ def test_keyword_spotter(recipe: ArmRecipeType) -> None:
 
 def _quantized(module: nn.Module, samples: Sequence[Tensor]) -> ExportedProgram:
     quantizer = TOSAQuantizer(spec("int")).set_global(get_symmetric_quantization_config())
-    observed = Observed(torch.export.export(module, (samples[0],), strict=False), quantizer)
+    observed = ObservedProgram(torch.export.export(module, (samples[0],), strict=False), quantizer)
     for sample in samples:
         observed(sample)
     return observed.quantized()
@@ -135,7 +135,7 @@ def test_columns(module: nn.Module, most: float, macs: int, monkeypatch: pytest.
         return export(copy.deepcopy(module).eval(), recipe, samples)
 
     columns = exported()
-    kept = tuple(entry for entry in passes.HARDWARE_PASSES if entry[0] is not passes.write_columns)
+    kept = tuple(entry for entry in passes.HARDWARE_PASSES if entry[0] is not passes.matmul_columns)
     monkeypatch.setattr(passes, "HARDWARE_PASSES", kept)
     rows = exported()
     got, expected, plain = columns.run(*samples[1]), columns.run(*samples[1], via="tosa"), rows.run(*samples[1])

@@ -17,7 +17,7 @@ from arm_backend_core import TosaCompileSpec, events
 from arm_backend_core.aten import decompose as decompose_module
 from arm_backend_core.delegate import delegate
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantization.ptq import Observed
+from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes import ArmRecipeType, export
 from tests.ops import runner
 from tests.ops.runner import Calls, Case, Input
@@ -998,7 +998,7 @@ def test_whole_numbers_are_equal(name: str, kind: ArmRecipeType) -> None:
 def test_whole_numbers_are_found_in_int8(name: str) -> None:
     """The least is far from the others, so that a selection of them would have another scale."""
     x = torch.tensor([[-1.0, -2, -1, -5, -2, -1, -2], [-4, -1, -3, -3, -5, -1, -5], [-2, 0, -2, -1, -1, -1, 0]])
-    observed = Observed(
+    observed = ObservedProgram(
         runner.export(Calls(_EXACT[name]), (x,)),
         TOSAQuantizer(runner.spec("int")).set_global(get_symmetric_quantization_config()),
     )

@@ -19,7 +19,7 @@ from arm_backend_core import events
 from arm_backend_core.errors import ModelError
 from arm_backend_core.nodes import is_quantize
 from arm_backend_core.quantization import TOSAQuantizer, get_symmetric_quantization_config
-from arm_backend_core.quantization.ptq import Observed
+from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes import ArmRecipeType, export
 from tests.graphs import validate
 from tests.ops import runner
@@ -52,7 +52,7 @@ def _inputs() -> list[tuple[Tensor, ...]]:
 
 def _quantized(model: nn.Module, samples: Sequence[tuple[Tensor, ...]]) -> ExportedProgram:
     quantizer = TOSAQuantizer(runner.spec("int")).set_global(get_symmetric_quantization_config())
-    observed = Observed(runner.export(model, samples[0]), quantizer)
+    observed = ObservedProgram(runner.export(model, samples[0]), quantizer)
     with torch.no_grad():
         for sample in samples:
             observed(*sample)

@@ -12,7 +12,7 @@ import pytest
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops import fixed_point
-from arm_backend_core.ops.integers import Int
+from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.hardware import ETHOS_U_FAMILIES
 from arm_backend_core.tosa import reference
@@ -71,14 +71,14 @@ def numbers(bits: int) -> Array:
     return np.array(edges + list(np.exp2(rng.uniform(0, bits, 4000)))).astype(np.int64).reshape(1, -1)
 
 
-def of_positive(function: Callable[[Int], Int], bits: int) -> Callable[[Builder, Value], Value]:
+def of_positive(function: Callable[[FixedPoint], FixedPoint], bits: int) -> Callable[[Builder, Value], Value]:
     """``function`` on integers in [1, 2**bits)."""
-    return lambda b, v: function(Int(b, v, 1, (1 << bits) - 1)).value
+    return lambda b, v: function(FixedPoint(b, v, 1, (1 << bits) - 1)).value
 
 
 def test_sqrt() -> None:
     v = np.concatenate([[[0]], numbers(30)], 1)
-    lower = lambda b, x: fixed_point.sqrt(Int(b, x, 0, (1 << 30) - 1)).value  # noqa: E731
+    lower = lambda b, x: fixed_point.sqrt(FixedPoint(b, x, 0, (1 << 30) - 1)).value  # noqa: E731
     error = np.abs(execute(lower, v, I32) * 2.0**-14 - np.sqrt(v))
     assert np.all(error <= 2.0**-14 + np.sqrt(v) * 2.0**-13)
 

@@ -1,7 +1,7 @@
 """Integer rules on every calibration, the degenerate ones included: at most a step from the quantized graph in float64.
 
 Scales lie between 1e-30 and 1e30 and have extreme ratios to one another, as where a tensor was zero in all samples.
-A rule may refuse; it may not overflow, which ``Int`` raises when the rule is built.
+A rule may refuse; it may not overflow, which ``FixedPoint`` raises when the rule is built.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.catalog import records
-from arm_backend_core.ops.integers import Int, aligned, of_int16
+from arm_backend_core.ops.integers import FixedPoint, of_int16, to_common_scale
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Record
 from arm_backend_core.qparams import QParams
@@ -329,8 +329,8 @@ def test_bias_that_no_steps_can_hold() -> None:
 # -- the arithmetic itself -----------------------------------------------------------------------------------
 
 
-def _operand(builder: Builder, low: int, high: int, dtype: DType = DType.INT32) -> Int:
-    return Int(builder, builder.graph.add_input((2, 8), dtype, "x"), low, high)
+def _operand(builder: Builder, low: int, high: int, dtype: DType = DType.INT32) -> FixedPoint:
+    return FixedPoint(builder, builder.graph.add_input((2, 8), dtype, "x"), low, high)
 
 
 def _builder() -> Builder:
@@ -348,10 +348,10 @@ def _builder() -> Builder:
         lambda x: x.rescale(DType.INT32, 1.0),
         lambda x: x.shifted_left(1),
         lambda x: x.times(1 << 8, shift=7),
-        lambda x: Int.const(x.b, 1 << 31),
+        lambda x: FixedPoint.const(x.b, 1 << 31),
     ],
 )
-def test_overflow_is_an_error_when_the_rule_is_built(overflow: Callable[[Int], Int]) -> None:
+def test_overflow_is_an_error_when_the_rule_is_built(overflow: Callable[[FixedPoint], FixedPoint]) -> None:
     with pytest.raises(OverflowError):
         overflow(_operand(_builder(), -(1 << 30), 1 << 30))
 
@@ -381,7 +381,7 @@ def test_interval_beyond_the_type() -> None:
         lambda x: x.shifted_right(x.like(3)),
     ],
 )
-def test_intervals_hold_what_the_reference_model_computes(operation: Callable[[Int], Int]) -> None:
+def test_intervals_hold_what_the_reference_model_computes(operation: Callable[[FixedPoint], FixedPoint]) -> None:
     """And the ends are reached where the operand's are, but for correlations that intervals do not know."""
     builder = _builder()
     x = np.linspace(-1000, 700, 16).astype(np.int32).reshape(2, 8)
@@ -412,7 +412,7 @@ def test_any_scale_is_brought_to_any_other(dtype: DType, result: DType, power: i
     p = QParams(0.5, narrow[dtype], dtype, *dtype.range)
     out = QParams(0.5 * 2.0**-power, narrow[result], result, *result.range)
     x = np.append(np.arange(-4, 5) + p.zero_point, dtype.range)
-    whole = Int.of(builder, builder.graph.add_input(x.shape, dtype, "x"), p)
+    whole = FixedPoint.of(builder, builder.graph.add_input(x.shape, dtype, "x"), p)
     builder.graph.outputs = [whole.to(out)]
     got = reference.run(serialize(builder.graph), [x.astype(dtype.numpy)])[0]
     check(got, p.dequantize(x), out)
@@ -426,7 +426,7 @@ def test_int8_and_int16_are_added_as_int16(scale: float, is_taken: bool) -> None
     x, y = rng.integers(-128, 128, 500), rng.integers(-32768, 32768, 500)
     target = family("ethos-u55")
     builder = Builder(Graph(), target)
-    left, right = (Int.of(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q))
+    left, right = (FixedPoint.of(builder, builder.graph.add_input((500,), z.dtype, z.dtype.value), z) for z in (p, q))
     assert (of_int16(left, right, out) is not None) == is_taken
     check(
         evaluate(aten.add.Tensor, [(x, p), (y, q)], out, (500,), target=target), p.dequantize(x) + q.dequantize(y), out
@@ -442,14 +442,14 @@ def test_int8_and_int16_are_multiplied_as_int16(constant: tuple[int, ...]) -> No
     got = evaluate(aten.mul.Tensor, [(x, p), (y, q)], out, (500,), constant=constant)
     check(got, p.dequantize(x) * q.dequantize(y), out)
     builder = _builder()
-    whole = Int.of(builder, builder.graph.add_input((500,), I8, "x"), p).in_int16()
+    whole = FixedPoint.of(builder, builder.graph.add_input((500,), I8, "x"), p).in_int16()
     assert (whole.dtype, whole.low, whole.high, whole.zero_point) == (I16, -135, 120, 0)
 
 
 def test_operands_with_one_scale_are_added_exactly() -> None:
     builder = _builder()
     q = QParams(0.1, 3, I8, -128, 127)
-    x, y = (Int.of(builder, builder.graph.add_input((4,), I8, "x"), q) for _ in range(2))
-    left, right = aligned(x, y, QParams(1e-30, 0, I8, -128, 127))
+    x, y = (FixedPoint.of(builder, builder.graph.add_input((4,), I8, "x"), q) for _ in range(2))
+    left, right = to_common_scale(x, y, QParams(1e-30, 0, I8, -128, 127))
     assert left.scale == right.scale
     assert left.high == 124 << 19

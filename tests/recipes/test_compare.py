@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from arm_backend_core.quantization.diagnostics.error_metrics import decibels
 from arm_backend_core.tosa import reference
 from arm_recipes import ArmRecipeType, Comparison, ExportResult, RuntimeUnavailable, compare, export
-from arm_recipes._internal.rendering import plain
+from arm_recipes._internal.rendering import to_jsonable
 from arm_recipes.comparison import worker
 from arm_recipes.comparison.compare import _side
-from arm_recipes.comparison.worker_job import Item, Job
+from arm_recipes.comparison.worker_job import Job, WorkItem
 from arm_recipes.runtime import plugin
 from tests.recipes.models import Samples, Small, images, vectors
 from tests.runtime.host_programs import MIXED, Between, Counting, mixed, small
@@ -443,7 +443,7 @@ def test_a_worker_reads_the_program_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(worker.pickle, "loads", counted)
     for index, (x,) in enumerate(images()):
-        assert worker.run_item("job", job, Item(index, [x], True))[0] == index
+        assert worker.run_item("job", job, WorkItem(index, [x], True))[0] == index
     assert read.count(len(job)) == 1
 
 
@@ -561,7 +561,7 @@ def test_what_is_exact_is_infinity_in_json() -> None:
     read = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert read["outputs"][0]["gap"]["sqnr"] == "Infinity"
     assert float(read["outputs"][0]["gap"]["sqnr"]) == math.inf
-    assert plain([-math.inf, math.nan, 1.5]) == ["-Infinity", "NaN", 1.5]
+    assert to_jsonable([-math.inf, math.nan, 1.5]) == ["-Infinity", "NaN", 1.5]
 
 
 def test_a_model_without_layers_asked_for() -> None:

@@ -14,7 +14,7 @@ from executorch.export import export as executorch_export
 from torch import Tensor, nn
 
 from arm_recipes import ArmRecipeType, ExportResult, export
-from arm_recipes._internal.messages import ArmRecipesWarning, NoisyError
+from arm_recipes._internal.messages import AccuracyError, ArmRecipesWarning
 from tests.models.exported import sqnr
 from tests.ops.runner import Calls
 
@@ -171,7 +171,7 @@ def test_an_export_ends_where_rounding_leaves_less_than_is_asked_for() -> None:
     recipe = partial(ExportRecipe.get_recipe, ArmRecipeType.TOSA_INT8)
     (left,) = _left(export(model, recipe(min_sqnr=20), samples)).values()
     with pytest.raises(
-        NoisyError, match=rf"min_sqnr=70: rounding leaves {left:.1f} dB of output 'linear_1' of 'forward'"
+        AccuracyError, match=rf"min_sqnr=70: rounding leaves {left:.1f} dB of output 'linear_1' of 'forward'"
     ):
         export(model, recipe(min_sqnr=70), samples)
     with pytest.raises(RuntimeError, match="min_sqnr: with the recipe's own quantizer alone, and through arm_recipes"):
@@ -193,19 +193,21 @@ def test_a_combined_recipe_asks_for_as_much() -> None:
         ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP),
         ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=90),
     )
-    with pytest.raises(NoisyError, match="min_sqnr=90: rounding leaves"):
+    with pytest.raises(AccuracyError, match="min_sqnr=90: rounding leaves"):
         export(nn.Linear(8, 4), ExportRecipe.combine([ours, floating], "both"), [(torch.randn(2, 8),)])
 
 
 def test_a_model_that_is_quantized_already_is_not_known() -> None:
     samples = [(torch.randn(2, 8),)]
     quantized = export(nn.Linear(8, 4), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples).exported_programs
-    with pytest.raises(NoisyError, match=r"min_sqnr=20: .* is not known; it is where the model is quantized here"):
+    with pytest.raises(AccuracyError, match=r"min_sqnr=20: .* is not known; it is where the model is quantized here"):
         export(quantized["forward"], ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=20), samples)
 
 
 def test_an_export_ends_where_that_is_not_known() -> None:
-    with pytest.raises(NoisyError, match=r"min_sqnr=20: what rounding leaves of the results of 'forward' is not known"):
+    with pytest.raises(
+        AccuracyError, match=r"min_sqnr=20: what rounding leaves of the results of 'forward' is not known"
+    ):
         export(
             Calls(lambda x: x.argmax(1)),
             ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=20),

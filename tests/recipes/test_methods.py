@@ -19,7 +19,7 @@ from arm_recipes._internal.executorch_programs import pieces_of
 from arm_recipes.runtime.errors import PayloadError
 from arm_recipes.runtime.ethosu_payload import NAME_LENGTH, EthosUPayload
 from arm_recipes.runtime.ethosu_stream import Stream as EmulatedStream
-from arm_recipes.runtime.payload_parts import PREFIX, cut, whole
+from arm_recipes.runtime.payload_parts import PREFIX, split_payload, whole
 from arm_recipes.runtime.program import Program
 from arm_recipes.stages.edge.shared_weights import NotShared, Stream, shared
 from tests.models.decoder import Prefill, Sample, decoder, prompt
@@ -236,7 +236,7 @@ def _named(name: str) -> bytes | None:
 
 
 def test_parts_of_a_payload() -> None:
-    payload = cut(PARTS)
+    payload = split_payload(PARTS)
     assert whole(payload, _named) == b"firstnamed" + b"last" * 3
     assert whole(b"TOSA", _named) == b"TOSA"
     with pytest.raises(PayloadError, match="the weights 'name', which methods share, are not among"):

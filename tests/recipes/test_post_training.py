@@ -28,7 +28,7 @@ from arm_backend_core.quantization import (
     ptq,
 )
 from arm_backend_core.quantization.annotator import ANNOTATION
-from arm_backend_core.quantization.ptq import Observed
+from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes import ArmRecipeType, export
 from tests.ops.runner import export as exported
 from tests.ops.runner import spec
@@ -47,7 +47,7 @@ def _quantizer(config: Config) -> TOSAQuantizer:
 
 
 def _directly(module: nn.Module, samples: Samples, config: Config) -> ExportedProgram:
-    model = Observed(exported(module, samples[0]), _quantizer(config))
+    model = ObservedProgram(exported(module, samples[0]), _quantizer(config))
     with torch.no_grad():
         for sample in samples:
             model(*sample)

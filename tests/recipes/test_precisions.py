@@ -18,7 +18,7 @@ from arm_backend_core.quantization import (
     get_symmetric_quantization_config,
 )
 from arm_backend_core.quantization.algorithms.bias_correction import BiasCorrection
-from arm_backend_core.quantization.ptq import Observed
+from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_backend_core.targets.compile_spec import TosaCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes import ArmRecipeType as R
@@ -117,7 +117,7 @@ def test_velas_encoder_needs_fewer_bits_for_15_levels(family: str) -> None:
 
 def test_without_the_extension_levels_are_the_same() -> None:
     """In the plain flow a spec may lack it: the weights take a byte each, and the results are the same."""
-    program = Observed(
+    program = ObservedProgram(
         exported(Net().eval(), _images()[0]),
         TOSAQuantizer(TosaCompileSpec()).set_global(get_symmetric_a8w4_quantization_config()),
     )
@@ -189,7 +189,7 @@ CONFIGS = {
 def _quantized(model: nn.Module, samples: Samples, config: str, correct: bool) -> Tensor:
     """What the quantized graph gives for the samples; results in int16, whose own rounding does not show."""
     quantizer = TOSAQuantizer(TosaCompileSpec("TOSA-1.0+INT+int16+int4")).set_global(CONFIGS[config])
-    observed = Observed(exported(model, samples[0]), quantizer, improve=["outputs"])
+    observed = ObservedProgram(exported(model, samples[0]), quantizer, improve=["outputs"])
     correction = BiasCorrection([observed]) if correct else None
     with torch.no_grad():
         for sample in samples:

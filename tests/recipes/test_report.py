@@ -9,7 +9,7 @@ import torch
 
 from arm_backend_core.backends.payload import VelaFigures
 from arm_backend_core.events import Delegate, Io
-from arm_recipes._internal.rendering import size
+from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.report.record import MethodReport, Quantization
 from arm_recipes.report.report import Report
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -135,7 +135,7 @@ def test_sums_over_methods() -> None:
     ("count", "text"), [(0, "0 B"), (9_999, "9,999 B"), (10_240, "10.0 KiB"), (20 * 1024**2, "20.0 MiB")]
 )
 def test_size(count: int, text: str) -> None:
-    assert size(count) == text
+    assert format_bytes(count) == text
 
 
 def test_quantize_and_dequantize() -> None:

@@ -498,14 +498,14 @@ def test_what_a_picture_cannot_show(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _killed(folder: str) -> None:
     """A sweep that is killed as soon as it has kept three configurations."""
-    keep = result_store.Kept.keep
+    keep = result_store.ResultStore.keep
 
-    def then_die(self: result_store.Kept, key: str, configuration: Configuration, figures: Figures) -> None:
+    def then_die(self: result_store.ResultStore, key: str, configuration: Configuration, figures: Figures) -> None:
         keep(self, key, configuration, figures)
         if len(list(Path(folder).glob("*.json"))) == 3:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    result_store.Kept.keep = then_die  # type: ignore[method-assign]
+    result_store.ResultStore.keep = then_die  # type: ignore[method-assign]
     with joblib.parallel_config(n_jobs=1):
         sweep(Small().eval(), images(), folder=folder, **EIGHT)
 

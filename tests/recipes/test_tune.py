@@ -161,7 +161,7 @@ def test_a_search_goes_on_where_it_was(tuned: Tuned, folder: Path, monkeypatch: 
     monkeypatch.setattr(evaluator, "compile_units", never)
     assert tuned.verified is not None
     rating = accuracy.Rating(0.0, 0.0, tuned.verified)  # of the program as it runs, which is made in any case
-    monkeypatch.setattr(accuracy.Panel, "rated", lambda self, outputs: rating)
+    monkeypatch.setattr(accuracy.Evaluator, "rated", lambda self, outputs: rating)
     again = tune(Uneven().eval(), _samples(), _recipe(), budget={"cycles": 1.2}, folder=folder)
     assert again.to_dict() == tuned.to_dict()
 

@@ -11,7 +11,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Value, prod
 from arm_backend_core.tosa.passes import finish, merge, run
-from arm_backend_core.tosa.passes.rewrite import settle
+from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
 from tests.graphs import family, graph
 from tests.runtime.vela_mistakes import MISTAKES, RIGHT, Mistake
 
@@ -37,7 +37,7 @@ def optimized(pair: Mistake, target: Target, seed: int) -> Graph:
     if seed % 2:
         run(written, target)
     else:
-        settle(written, target, {"IDENTITY": merge.RULES["IDENTITY"]})
+        rewrite_to_fixpoint(written, target, {"IDENTITY": merge.RULES["IDENTITY"]})
         finish(written, target)
     return written
 

@@ -22,7 +22,7 @@ from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 from arm_backend_core.tosa.serialize import serialize
-from arm_backend_core.tosa.vela_workarounds.catalog import avoid_mistakes
+from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds
 from arm_recipes.runtime.ethosu_stream import StreamError
 from tests.fuzz.oracle import quantized
 from tests.graphs import Input, family, graph, program
@@ -109,7 +109,7 @@ def test_mistakes_of_vela(mistake: Mistake, emulator: Emulator) -> None:
 def _avoided(mistake: Mistake, accelerator: str) -> bytes:
     """The graph as the last passes leave it; others might find another form for one so small."""
     written = graph(mistake.body, *mistake.inputs)
-    avoid_mistakes(written, family(accelerator))
+    apply_vela_workarounds(written, family(accelerator))
     written.remove_dead()
     return serialize(written)
 
@@ -147,7 +147,7 @@ def test_rescales_and_their_neighbours(accelerator: str, emulator: Emulator, pyt
             expected = reference.run(serialize(drawn), inputs)
         except ArmBackendError:  # values are beyond what a RESCALE takes, where TOSA leaves its result open
             continue
-        avoid_mistakes(drawn, family(accelerator))
+        apply_vela_workarounds(drawn, family(accelerator))
         drawn.remove_dead()
         executed += 1
         if not _gives(emulator, serialize(drawn), accelerator, inputs, expected):

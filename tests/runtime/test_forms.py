@@ -32,9 +32,9 @@ from arm_backend_core.alternatives import cascaded_pools as pools
 from arm_backend_core.alternatives import cost_model as price
 from arm_backend_core.alternatives import pixels_as_channels as pixels
 from arm_backend_core.alternatives.always import take_always
-from arm_backend_core.alternatives.choose import Ask, Form, choose_forms
-from arm_backend_core.alternatives.cost_model import Price, Prices
-from arm_backend_core.alternatives.deferred import kept, restored
+from arm_backend_core.alternatives.choose import Alternative, Ask, choose_alternatives
+from arm_backend_core.alternatives.cost_model import Price, VelaCostModel
+from arm_backend_core.alternatives.deferred import pickle_graph, unpickle_graph
 from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
 from arm_backend_core.dtype import DType
@@ -88,7 +88,7 @@ class Case:
         y = self.b.conv2d(x, weight, bias, zps=(self.number(-20, 20), self.number(-9, 9)), **attrs)
         return self.b.rescale(y, DType.INT8, self.rng.uniform(1e-3, 4e-3, channels), 0, self.number(-20, 20))
 
-    def check(self, form: Form | None, emulator: Emulator) -> list[str]:
+    def check(self, form: Alternative | None, emulator: Emulator) -> list[str]:
         """Compare results in both forms, of the reference model and the emulator; kinds of operators that are left."""
         arrays = [self.rng.integers(*_limits(x), x.shape).astype(x.dtype.numpy) for x in self.graph.inputs]
         expected = reference.run(serialize(self.graph), arrays)
@@ -96,7 +96,7 @@ class Case:
             transpose_split.drop_ones(self.graph, self.spec.target)
             take_always(self.graph, self.spec.target)
         else:
-            choose_forms(self.graph, self.spec.target, [form], drawn(self.rng))
+            choose_alternatives(self.graph, self.spec.target, [form], drawn(self.rng))
         finish(self.graph, self.spec.target)
         flatbuffer = serialize(self.graph)
         payload = compile_ethosu(flatbuffer, self.spec, delegate="", locate=lambda _: None)
@@ -367,7 +367,7 @@ def _transposed(case: Case) -> list[Value]:
     return results
 
 
-FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
+FAMILIES: list[tuple[str, Alternative | None, Callable[[Case], list[Value]]]] = [
     ("pools", pools.CASCADE, _pooled),
     ("channels", channels.CHANNELS, _shuffled),
     ("dilation", dilation.DILATION, _dilated),
@@ -395,7 +395,7 @@ FAMILIES: list[tuple[str, Form | None, Callable[[Case], list[Value]]]] = [
 @pytest.mark.parametrize("seed", [*range(6), *mark_verify(range(6, 18))])
 @pytest.mark.parametrize(("form", "draw"), [pytest.param(*row[1:], id=row[0]) for row in FAMILIES])
 def test_forms_are_equal_to_the_bit(
-    form: Form | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
+    form: Alternative | None, draw: Callable[[Case], list[Value]], seed: int, emulator: Emulator
 ) -> None:
     of_u85 = form in (attention_matmul.PRODUCTS, transpose_split.MERGED, transpose_split.STEPS)
     case = Case(seed, SPECS[2 if of_u85 else seed % (2 if form is attention_matmul.TURNED else 3)])
@@ -418,7 +418,7 @@ def test_rows_of_int16_are_halved_where_int32_holds_the_sums(size: int, number: 
         finish(case.graph, case.spec.target)
         graphs.append(case.graph)
     assert ("CONCAT" in [op.kind for op in graphs[1].ops]) == is_taken
-    before, after = Prices(SPECS[2].configuration).of(graphs)
+    before, after = VelaCostModel(SPECS[2].configuration).of(graphs)
     assert before is not None
     assert after is not None
     assert after.cycles < 0.8 * before.cycles if is_taken else after == before
@@ -463,11 +463,11 @@ def test_blocks_of_weights_are_filled(size: int, is_taken: bool) -> None:
         bias = case.b.const(np.zeros(576), DType.INT32)
         sums = case.b.conv2d(case.input(1, 1, 1, size), case.b.const(weight, DType.INT8), bias, pad=(0, 0, 0, 0))
         case.graph.outputs = [case.b.rescale(sums, DType.INT8, 1e-3)]
-        choose_forms(case.graph, case.spec.target, forms, Prices(case.spec.configuration).of)
+        choose_alternatives(case.graph, case.spec.target, forms, VelaCostModel(case.spec.configuration).of)
         finish(case.graph, case.spec.target)
         graphs.append(case.graph)
     assert ("PAD" in [op.kind for op in graphs[1].ops]) == is_taken
-    before, after = Prices(SPECS[0].configuration).of(graphs)
+    before, after = VelaCostModel(SPECS[0].configuration).of(graphs)
     assert before is not None
     assert after is not None
     assert after.cycles < 0.95 * before.cycles if is_taken else after == before
@@ -491,17 +491,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_price_is_asked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prices = Prices(SPECS[0].configuration)
+    prices = VelaCostModel(SPECS[0].configuration)
     first = prices.of([_pool(5), _pool(9), _pool(5)])
     assert first[0] == first[2] != first[1]
     assert all(price is not None and price.cycles > 0 for price in first)
     monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", _must_not_be_called)
     assert prices.of([_pool(9), _pool(5)]) == [first[1], first[0]]
     monkeypatch.setattr("arm_backend_core.alternatives.cost_model._known", {})  # as in another process
-    assert Prices(SPECS[0].configuration).of([_pool(5)]) == first[:1]
+    assert VelaCostModel(SPECS[0].configuration).of([_pool(5)]) == first[:1]
     assert [file.suffix for file in cache.iterdir()] == [".json"]
     with pytest.raises(AssertionError, match="asked again"):  # another NPU has prices of its own
-        Prices(SPECS[2].configuration).of([_pool(5)])
+        VelaCostModel(SPECS[2].configuration).of([_pool(5)])
 
 
 def _must_not_be_called(*_: object) -> None:
@@ -510,18 +510,18 @@ def _must_not_be_called(*_: object) -> None:
 
 @pytest.mark.parametrize("content", ["", "[]", '{"a": 5}', '{"a": ["x", 1]}'])
 def test_a_cache_that_is_no_cache_is_written_anew(cache: Path, content: str) -> None:
-    expected = Prices(SPECS[0].configuration).of([_pool(5)])
+    expected = VelaCostModel(SPECS[0].configuration).of([_pool(5)])
     (file,) = cache.iterdir()
     file.write_text(content)
     price._known.clear()
-    assert Prices(SPECS[0].configuration).of([_pool(5)]) == expected
+    assert VelaCostModel(SPECS[0].configuration).of([_pool(5)]) == expected
     price._known.clear()
     assert len(json.loads(file.read_text())) == 1
 
 
 def test_a_cache_that_cannot_be_written_does_no_harm(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "arm-recipes").write_text("a file where the folder would be")
-    assert Prices(SPECS[0].configuration).of([_pool(5)])[0] is not None
+    assert VelaCostModel(SPECS[0].configuration).of([_pool(5)])[0] is not None
 
 
 @pytest.mark.parametrize("error", [WorkerError("RuntimeError", "", (), ""), WorkerDied("crashed with SIGSEGV", "")])
@@ -530,9 +530,12 @@ def test_what_vela_refuses_has_no_price(cache: Path, monkeypatch: pytest.MonkeyP
         raise error
 
     monkeypatch.setattr("arm_backend_core.workers.vela.compile_tosa", fail)
-    assert Prices(SPECS[0].configuration).of([_pool(5)]) == [None]
+    assert VelaCostModel(SPECS[0].configuration).of([_pool(5)]) == [None]
     graph = _pool(9)
-    assert choose_forms(graph, SPECS[0].target, chooser.FORMS, Prices(SPECS[0].configuration).of) == []
+    assert (
+        choose_alternatives(graph, SPECS[0].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[0].configuration).of)
+        == []
+    )
     assert [op.kind for op in graph.ops] == ["MAX_POOL2D"]
 
 
@@ -544,10 +547,10 @@ def test_a_graph_that_is_kept_is_the_same_when_it_is_restored() -> None:
     build = Builder(graph, SPECS[0].target)
     for _ in range(3000):  # deeper than pickle goes
         graph.outputs = [build.clamp(graph.outputs[0], -50, 50)]
-    again = restored(kept(graph))
+    again = unpickle_graph(pickle_graph(graph))
     again.verify()
     assert serialize(again) == serialize(graph)
-    assert kept(again) == kept(graph)
+    assert pickle_graph(again) == pickle_graph(graph)
     assert again.new_name("CLAMP") == graph.new_name("CLAMP")
 
 
@@ -557,7 +560,7 @@ def test_large_pools_become_cascades_that_share_their_beginnings(spec: EthosUCom
     x = case.input(1, 14, 14, 64)
     pools = [case.b.max_pool2d(x, (size, size), (1, 1), (size // 2,) * 4) for size in (5, 9, 13)]
     case.graph.outputs = [case.b.concat([x, *pools], 3)]
-    (choice,) = choose_forms(case.graph, spec.target, chooser.FORMS, Prices(spec.configuration).of)
+    (choice,) = choose_alternatives(case.graph, spec.target, chooser.ALTERNATIVES, VelaCostModel(spec.configuration).of)
     assert choice.times == 3
     assert choice.cycles > 0
     assert sorted(str(op.attrs["kernel"]) for op in case.graph.ops[:-1]) == ["[1, 5]"] * 3 + ["[5, 1]"] * 3
@@ -568,7 +571,9 @@ def test_a_shuffle_of_channels_is_done_by_convolutions() -> None:
     x = case.b.reshape(case.conv(case.input(1, 28, 28, 8), 116), (1, 28, 28, 2, 58))
     x = case.b.reshape(case.b.transpose(x, (0, 1, 2, 4, 3)), (1, 28, 28, 116))
     case.graph.outputs = [case.conv(case.b.slice(x, (0, 0, 0, 58), (1, 28, 28, 58)), 58)]
-    assert choose_forms(case.graph, SPECS[2].target, chooser.FORMS, Prices(SPECS[2].configuration).of)
+    assert choose_alternatives(
+        case.graph, SPECS[2].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[2].configuration).of
+    )
     assert {op.kind for op in case.graph.ops} == {"CONV2D", "RESCALE"}
 
 
@@ -577,7 +582,9 @@ def test_channels_are_written_as_pixels_by_convolutions() -> None:
     x = case.b.reshape(case.conv(case.input(1, 24, 24, 8), 64, (3, 3), pad=(1,) * 4), (1, 24, 24, 16, 2, 2))
     x = case.b.reshape(case.b.transpose(x, (0, 1, 4, 2, 5, 3)), (1, 48, 48, 16))
     case.graph.outputs = [case.conv(x, 16, (3, 3), pad=(1,) * 4)]
-    assert choose_forms(case.graph, SPECS[2].target, chooser.FORMS, Prices(SPECS[2].configuration).of)
+    assert choose_alternatives(
+        case.graph, SPECS[2].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[2].configuration).of
+    )
     kinds = [op.kind for op in case.graph.ops]
     assert (kinds.count("CONV2D"), kinds.count("TRANSPOSE")) == (3, 0)
 
@@ -587,7 +594,9 @@ def test_pixels_are_read_as_channels_by_a_convolution() -> None:
     x = case.b.reshape(case.conv(case.input(1, 48, 48, 8), 16), (24, 2, 24, 2, 16))
     x = case.b.reshape(case.b.transpose(x, (0, 2, 4, 1, 3)), (1, 24, 24, 64))
     case.graph.outputs = [case.conv(x, 16, (3, 3), pad=(1,) * 4)]
-    assert choose_forms(case.graph, SPECS[2].target, chooser.FORMS, Prices(SPECS[2].configuration).of)
+    assert choose_alternatives(
+        case.graph, SPECS[2].target, chooser.ALTERNATIVES, VelaCostModel(SPECS[2].configuration).of
+    )
     assert [op.inputs[1].shape for op in case.graph.ops if op.kind == "CONV2D"] == [(16, 1, 1, 8), (16, 6, 3, 32)]
     assert "TRANSPOSE" not in [op.kind for op in case.graph.ops]
 
@@ -599,7 +608,7 @@ def test_every_second_row_and_column_are_channels_without_slices(spec: EthosUCom
     parts = [case.b.slice(image, (0, 0, 0, i, 0, j), (1, 3, 24, 1, 24, 1)) for j in range(2) for i in range(2)]
     x = case.b.concat([case.b.reshape(part, (1, 3, 24, 24)) for part in parts], 1)
     case.graph.outputs = [case.conv(case.b.transpose(x, (0, 2, 3, 1)), 16, (3, 3), pad=(1,) * 4)]
-    assert choose_forms(case.graph, spec.target, chooser.FORMS, Prices(spec.configuration).of)
+    assert choose_alternatives(case.graph, spec.target, chooser.ALTERNATIVES, VelaCostModel(spec.configuration).of)
     assert {op.kind for op in case.graph.ops}.isdisjoint(("SLICE", "CONCAT"))
 
 
@@ -611,7 +620,7 @@ def test_what_was_padded_and_dilated_is_neither(spec: EthosUCompileSpec) -> None
     bias = case.b.const(np.zeros(32), DType.INT32)
     y = case.b.conv2d(case.b.reshape(x, (1, 1, 80, 32)), weight, bias, pad=(0, 0, 0, 0), dilation=(1, 8))
     case.graph.outputs = [case.b.rescale(y, DType.INT8, 0.01)]
-    assert choose_forms(case.graph, spec.target, chooser.FORMS, Prices(spec.configuration).of)
+    assert choose_alternatives(case.graph, spec.target, chooser.ALTERNATIVES, VelaCostModel(spec.configuration).of)
     assert [op.kind for op in case.graph.ops] == ["RESHAPE", "CONV2D", "RESCALE", "RESHAPE"]
     assert case.graph.ops[1].attrs["pad"] == [2, 0, 0, 0]
     assert case.graph.ops[1].inputs[0].shape == (1, 8, 8, 32)

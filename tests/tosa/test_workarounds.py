@@ -17,13 +17,13 @@ from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 from arm_backend_core.tosa.vela_workarounds import catalog
 from arm_backend_core.tosa.vela_workarounds.catalog import (
-    MISTAKES,
-    avoid_mistakes,
+    WORKAROUNDS,
+    apply_vela_workarounds,
     check_mistakes,
     check_names,
     find_mistakes,
 )
-from arm_backend_core.tosa.vela_workarounds.workaround import Mistake
+from arm_backend_core.tosa.vela_workarounds.workaround import Workaround
 from arm_backend_core.workers.vela import RELEASES, Release
 from tests import graphs
 from tests.graphs import family
@@ -57,7 +57,7 @@ def test_what_is_compiled_wrong_is_found_and_rewritten(row: vela_mistakes.Mistak
         graph.remove_dead()
         found = find_mistakes(graph, target)
         assert bool(found) == (accelerator in row.wrong_with(release)), (accelerator, found)
-        avoid_mistakes(graph, target)
+        apply_vela_workarounds(graph, target)
         graph.verify()
         check_mistakes(graph, target)
 
@@ -70,7 +70,7 @@ def test_every_mistake_has_a_graph(release: Release) -> None:
             graph = graphs.graph(row.body, *row.inputs)
             graph.remove_dead()
             found |= {mistake.name for mistake in find_mistakes(graph, family(accelerator, release))}
-    assert found == {mistake.name for mistake in MISTAKES if release in mistake.releases}
+    assert found == {mistake.name for mistake in WORKAROUNDS if release in mistake.releases}
 
 
 def test_of_a_release_that_is_not_known_all_is_found() -> None:
@@ -87,7 +87,7 @@ def test_check_names_what_is_left() -> None:
 
 
 def test_what_later_passes_bring_back_ends_the_export(monkeypatch: pytest.MonkeyPatch) -> None:
-    without = tuple(step for step in passes.LAST_PASSES if step.run is not avoid_mistakes)
+    without = tuple(step for step in passes.LAST_PASSES if step.run is not apply_vela_workarounds)
     monkeypatch.setattr(passes, "LAST_PASSES", without)
     row = next(row for row in vela_mistakes.MISTAKES if row.name == "sliced_and_dilated")
     with pytest.raises(AssertionError, match=r"left: dilated: .* = CONV2D"):
@@ -98,20 +98,20 @@ def test_two_mistakes_at_one_operator_are_both_rewritten() -> None:
     """One copy is enough: it is of the image that is padded already."""
     row = next(row for row in vela_mistakes.MISTAKES if row.name == "sliced_and_dilated")
     graph = graphs.graph(row.body, *row.inputs)
-    avoid_mistakes(graph, U55)
+    apply_vela_workarounds(graph, U55)
     assert [op.kind for op in graph.ops] == ["SLICE", "PAD", "MUL", "RESCALE", "CONV2D", "RESCALE"]
 
 
 def test_workarounds_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "MISTAKES", (Mistake("sliced", ("MUL",), _always, _again),))
+    monkeypatch.setattr(catalog, "MISTAKES", (Workaround("sliced", ("MUL",), _always, _again),))
     with pytest.raises(AssertionError, match=r"left: sliced: .* = MUL"):
-        avoid_mistakes(graphs.graph(_copied, X), U55)
+        apply_vela_workarounds(graphs.graph(_copied, X), U55)
 
 
 def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "MISTAKES", (Mistake("sliced", ("MUL",), _always, _refused),))
+    monkeypatch.setattr(catalog, "MISTAKES", (Workaround("sliced", ("MUL",), _always, _refused),))
     with pytest.raises(AssertionError, match=r"sliced: .* = MUL.* cannot be written otherwise: no such operator"):
-        avoid_mistakes(graphs.graph(_copied, X), U55)
+        apply_vela_workarounds(graphs.graph(_copied, X), U55)
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_names_are_checked(known: tuple[str, ...], named: tuple[str, ...], message: str) -> None:
-    mistakes = [Mistake(name, ("MUL",), _always, _again) for name in known]
+    mistakes = [Workaround(name, ("MUL",), _always, _again) for name in known]
     with pytest.raises(ValueError, match=re.escape(message)):
         check_names(mistakes, [Hardware(mistakes=named)])

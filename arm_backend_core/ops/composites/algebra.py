@@ -13,7 +13,7 @@ from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.composites import divisor
-from arm_backend_core.ops.registry import made_of, made_of_foreign
+from arm_backend_core.ops.registry import decomposition, foreign_decomposition
 
 aten = torch.ops.aten
 _FEW = 4  #: Rows of a matrix for a formula; the operators are as many as its permutations.
@@ -80,7 +80,7 @@ def _sign_and_diagonal(a: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(places == torch.arange(a.shape[-1]), 1.0, -1.0).prod(-1), factors.diagonal(0, -2, -1)
 
 
-@made_of(aten._linalg_det.default)
+@decomposition(aten._linalg_det.default)
 def det(a: Tensor) -> tuple[Tensor, None, None]:
     """The determinant without the factors."""
     if a.shape[-1] <= _FEW:
@@ -95,7 +95,7 @@ def largest(a: Tensor) -> Tensor:
     return divisor(size)
 
 
-@made_of(aten._linalg_slogdet.default, tell_quantized=True)
+@decomposition(aten._linalg_slogdet.default, tell_quantized=True)
 def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
     """Sign and logarithm of the determinant without the factors."""
     if a.shape[-1] > _FEW:
@@ -109,7 +109,7 @@ def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
     return torch.sign(value), logarithm, None, None
 
 
-@made_of(aten.linalg_inv_ex.default, tell_quantized=True)
+@decomposition(aten.linalg_inv_ex.default, tell_quantized=True)
 def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[Tensor, Tensor]:
     """The cofactors over the determinant; of a matrix without inverse, infinite, and never an error."""
     nothing = torch.zeros(a.shape[:-2], dtype=torch.int32)
@@ -125,7 +125,7 @@ def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[
     return result if size is None else result / size, nothing
 
 
-@made_of(aten._linalg_solve_ex.default, tell_quantized=True)
+@decomposition(aten._linalg_solve_ex.default, tell_quantized=True)
 def solve(
     a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False, quantized: bool
 ) -> tuple[Tensor, None, None, Tensor]:
@@ -149,7 +149,7 @@ def _solved(a: Tensor, b: Tensor) -> Tensor:
     return solve_triangular(factors[..., :n], factors[..., n:], upper=True)
 
 
-@made_of(aten.linalg_lu_factor_ex.default)
+@decomposition(aten.linalg_lu_factor_ex.default)
 def lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """L and U in one matrix, the exchanged rows counted from 1, and the first column without a pivot, or 0."""
     if not pivot:
@@ -160,7 +160,7 @@ def lu_factor(a: Tensor, *, pivot: bool = True, check_errors: bool = False) -> t
     return factors, places.int() + 1, info
 
 
-@made_of(aten.lu_unpack.default)
+@decomposition(aten.lu_unpack.default)
 def lu_unpack(
     factors: Tensor, pivots: Tensor, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -175,13 +175,13 @@ def lu_unpack(
     return p.mT if unpack_pivots else nothing, *data
 
 
-@made_of(aten.linalg_lu.default)
+@decomposition(aten.linalg_lu.default)
 def lu(a: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """P, L and U with P @ L @ U = a."""
     return lu_unpack(*lu_factor(a, pivot=pivot)[:2])
 
 
-@made_of(aten.linalg_lu_solve.default)
+@decomposition(aten.linalg_lu_solve.default)
 def lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
     """a^-1 @ b, or b @ a^-1, of the factors of a, or of its transposed."""
     p, _, _ = lu_unpack(factors, pivots, unpack_data=False)
@@ -195,7 +195,7 @@ def lu_solve(factors: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, a
     return result if left else result.mT
 
 
-@made_of(aten.linalg_cholesky_ex.default)
+@decomposition(aten.linalg_cholesky_ex.default)
 def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
     """The triangular L with L @ L^T = a, column by column; the upper triangle is read for U."""
     rows, columns, a = torch.arange(a.shape[-1])[:, None], [], a.mT if upper else a
@@ -207,7 +207,7 @@ def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> t
     return result.mT if upper else result, torch.zeros(a.shape[:-2], dtype=torch.int32)
 
 
-@made_of_foreign("aten::cholesky")  # PyTorch 2.14 no longer has it
+@foreign_decomposition("aten::cholesky")  # PyTorch 2.14 no longer has it
 def cholesky_alone(a: Tensor, upper: bool = False) -> Tensor:
     """The older form, which tells of no errors either."""
     return cholesky(a, upper=upper)[0]
@@ -235,7 +235,7 @@ def _mirrored(x: Tensor, mirror: Tensor, gain: Tensor) -> Tensor:
     return x - gain * mirror @ (mirror.mT @ x)
 
 
-@made_of(aten.linalg_qr.default, tell_quantized=True)
+@decomposition(aten.linalg_qr.default, tell_quantized=True)
 def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Tensor]:
     """By Householder's reflections."""
     rows, columns = a.shape[-2:]
@@ -247,7 +247,7 @@ def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Te
     return (torch.zeros(0, dtype=a.dtype) if mode == "r" else q[..., :count]), r[..., :count, :]
 
 
-@made_of(aten.geqrf.default, tell_quantized=True)
+@decomposition(aten.geqrf.default, tell_quantized=True)
 def geqrf(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """R with the mirrors below its diagonal, and their gains."""
     r, mirrors, gains = _reflected(a, quantized)
@@ -255,7 +255,7 @@ def geqrf(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor]:
     return r + F.pad(below, (0, a.shape[-1] - below.shape[-1])), torch.cat(gains, -1)[..., 0, :]
 
 
-@made_of(aten.ormqr.default)
+@decomposition(aten.ormqr.default)
 def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False) -> Tensor:
     """Q @ other, or other @ Q, or those of Q^T, where Q is what the mirrors below the diagonal of a stand for."""
     if not left:
@@ -267,13 +267,13 @@ def ormqr(a: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: b
     return other
 
 
-@made_of(aten.linalg_householder_product.default)
+@decomposition(aten.linalg_householder_product.default)
 def householder_product(a: Tensor, tau: Tensor) -> Tensor:
     """The first columns of Q."""
     return ormqr(a, tau, torch.eye(*a.shape[-2:], dtype=a.dtype))
 
 
-@made_of(aten.linalg_solve_triangular.default)
+@decomposition(aten.linalg_solve_triangular.default)
 def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
     """Row by row, each from those before; from the right it is the same of the transposed."""
     if not left:
@@ -289,20 +289,20 @@ def solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, un
     return torch.stack([known[i] for i in range(n)], -2)
 
 
-@made_of(aten.cholesky_solve.default)
+@decomposition(aten.cholesky_solve.default)
 def cholesky_solve(b: Tensor, a: Tensor, upper: bool = False) -> Tensor:
     """Of L @ L^T @ x = b, or U^T @ U @ x = b."""
     lower = a.mT if upper else a
     return solve_triangular(lower.mT, solve_triangular(lower, b, upper=False), upper=True)
 
 
-@made_of(aten.cholesky_inverse.default)
+@decomposition(aten.cholesky_inverse.default)
 def cholesky_inverse(a: Tensor, upper: bool = False) -> Tensor:
     """Of L @ L^T, or of U^T @ U."""
     return cholesky_solve(torch.eye(a.shape[-1], dtype=a.dtype), a, upper)
 
 
-@made_of(aten.triangular_solve.default)
+@decomposition(aten.triangular_solve.default)
 def triangular_solve(
     b: Tensor, a: Tensor, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -312,7 +312,7 @@ def triangular_solve(
     return solved, a.expand(*solved.shape[:-2], *a.shape[-2:]).clone()
 
 
-@made_of(aten.linalg_matrix_exp.default, tell_quantized=True)
+@decomposition(aten.linalg_matrix_exp.default, tell_quantized=True)
 def matrix_exp(a: Tensor, *, quantized: bool) -> Tensor:
     """Terms of the series of exp(a / 64), squared six times: 1e-8, and rounding, where the norm is below 20.
 

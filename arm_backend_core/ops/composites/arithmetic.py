@@ -12,7 +12,7 @@ from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.composites import divisor
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 # -- normalization ------------------------------------------------------------------------------------------------
 
 
-@made_of(aten._native_batch_norm_legit_no_training.default)
+@decomposition(aten._native_batch_norm_legit_no_training.default)
 def batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -34,7 +34,7 @@ def batch_norm(
     return native_batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps)
 
 
-@made_of(aten.native_batch_norm.default)
+@decomposition(aten.native_batch_norm.default)
 def native_batch_norm(
     x: Tensor,
     weight: Tensor | None,
@@ -49,7 +49,7 @@ def native_batch_norm(
     return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps), None, None
 
 
-@made_of(aten._native_batch_norm_legit.no_stats)
+@decomposition(aten._native_batch_norm_legit.no_stats)
 def batch_norm_of_batch(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, None, None]:
@@ -57,13 +57,13 @@ def batch_norm_of_batch(
     return torch.batch_norm(x, weight, bias, None, None, True, momentum, eps, False), None, None
 
 
-@made_of(aten._fused_rms_norm.default)
+@decomposition(aten._fused_rms_norm.default)
 def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Tensor, None]:
     """The core ATen form; without the root."""
     return F.rms_norm(x, tuple(shape), weight, eps), None
 
 
-@made_of(aten.native_layer_norm.default)
+@decomposition(aten.native_layer_norm.default)
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, None, None]:
@@ -71,7 +71,7 @@ def layer_norm(
     return F.layer_norm(x, shape, weight, bias, eps), None, None
 
 
-@made_of(aten.native_group_norm.default)
+@decomposition(aten.native_group_norm.default)
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, hw: int, groups: int, eps: float
 ) -> tuple[Tensor, None, None]:
@@ -82,7 +82,7 @@ def group_norm(
 # -- products -----------------------------------------------------------------------------------------------------
 
 
-@made_of(aten.addmm.default)
+@decomposition(aten.addmm.default)
 def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * bias + alpha * x @ weight."""
     if beta == 1 and alpha == 1 and bias.dim() == 1:
@@ -96,14 +96,14 @@ def product_of_nothing(shape: Sequence[int], x: Tensor, weight: Tensor, bias: Te
     return zeros if bias is None else zeros + bias
 
 
-@made_of(aten.addbmm.default)
+@decomposition(aten.addbmm.default)
 def addbmm(x: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * x + alpha * the sum of the products of a batch: first [N, I, K], second [N, K, J]."""
     rows = first.transpose(0, 1).flatten(1)
     return aten.addmm(x, rows, second.flatten(0, 1), beta=beta, alpha=alpha)
 
 
-@made_of(aten.heaviside.default)
+@decomposition(aten.heaviside.default)
 def heaviside(x: Tensor, values: Tensor) -> Tensor:
     """1 above 0, ``values`` at 0, 0 below."""
     return torch.where(x == 0, values, torch.where(x > 0, 1.0, 0.0).to(x.dtype))
@@ -119,8 +119,10 @@ def _times(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[...
     return product
 
 
-made_of(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self, tell_quantized=True)(_times(torch.log, 1.0))
-made_of(
+decomposition(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self, tell_quantized=True)(
+    _times(torch.log, 1.0)
+)
+decomposition(
     aten.special_xlog1py.default,
     aten.special_xlog1py.other_scalar,
     aten.special_xlog1py.self_scalar,
@@ -128,20 +130,20 @@ made_of(
 )(_times(torch.log1p, 0.0))
 
 
-@made_of(aten._cdist_forward.default)
+@decomposition(aten._cdist_forward.default)
 def cdist(x: Tensor, y: Tensor, p: float, compute_mode: int | None = None) -> Tensor:
     """The p-norm of the difference of every row of x [..., M, K] and every row of y [..., N, K]: [..., M, N]."""
     return torch.linalg.vector_norm(x.unsqueeze(-2) - y.unsqueeze(-3), p, -1)
 
 
-@made_of(aten._pdist_forward.default)
+@decomposition(aten._pdist_forward.default)
 def pdist(x: Tensor, p: float = 2.0) -> Tensor:
     """The p-norm of the difference of every two rows of x [N, K], without repetition: [N * (N - 1) / 2]."""
     first, second = torch.triu_indices(len(x), len(x), 1)
     return torch.linalg.vector_norm(x.index_select(0, first) - x.index_select(0, second), p, -1)
 
 
-@made_of(aten.bilinear.default)
+@decomposition(aten.bilinear.default)
 def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x^T @ weight[o] @ y for every o; weight [O, I, J], x [..., I], y [..., J] -> [..., O]."""
     outputs, size, _ = weight.shape
@@ -150,13 +152,13 @@ def bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -
     return result if bias is None else result + bias
 
 
-@made_of(aten._convolution.default)
+@decomposition(aten._convolution.default)
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *window: Any) -> Tensor:
     """What TorchScript writes; the last of ``window`` say how a GPU is to choose a kernel."""
     return aten.convolution(x, weight, bias, *window[:6])
 
 
-@made_of(aten.conv_tbc.default)
+@decomposition(aten.conv_tbc.default)
 def conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
     """x [T, N, C] and weight [K, C, OC], the time first. The bias may be of any type."""
     return F.conv1d(x.permute(1, 2, 0), weight.permute(2, 1, 0), bias.to(x.dtype), padding=pad).permute(2, 0, 1)
@@ -165,20 +167,20 @@ def conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
 # -- elementwise --------------------------------------------------------------------------------------------------
 
 
-@made_of(aten.clamp.Tensor)
+@decomposition(aten.clamp.Tensor)
 def clamp(x: Tensor, min: Tensor | None = None, max: Tensor | None = None) -> Tensor:
     """PyTorch's own decomposition compares and chooses."""
     raised = x if min is None else torch.maximum(x, min)
     return raised if max is None else torch.minimum(raised, max)
 
 
-@made_of(aten._add_relu.Tensor, aten._add_relu.Scalar)
+@decomposition(aten._add_relu.Tensor, aten._add_relu.Scalar)
 def add_relu(x: Tensor, y: Any, alpha: float = 1) -> Tensor:
     """What PyTorch's fusion of a sum with its activation leaves; of whole numbers, it cuts the factor to one."""
     return torch.relu(torch.add(x, y, alpha=alpha if (x + y).is_floating_point() else int(alpha)))
 
 
-@made_of(aten.hypot.default)
+@decomposition(aten.hypot.default)
 def hypot(x: Tensor, y: Tensor) -> Tensor:
     """sqrt(x * x + y * y) as large * sqrt(1 + (small / large)**2), whose squares do not overflow."""
     x, y = (z.to((x + y).dtype) for z in (x, y))  # a boolean has no magnitude
@@ -187,13 +189,13 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
-@made_of(aten.signbit.default, tell_quantized=True)
+@decomposition(aten.signbit.default, tell_quantized=True)
 def signbit(x: Tensor, *, quantized: bool = False) -> Tensor:
     """Minus zero has it too, but no quantized number is minus zero, and 1 / 0 has no scale."""
     return x < 0 if quantized else torch.minimum(x, 1 / x) < 0
 
 
-@made_of(aten.copysign.Tensor, aten.copysign.Scalar, tell_quantized=True)
+@decomposition(aten.copysign.Tensor, aten.copysign.Scalar, tell_quantized=True)
 def copysign(x: Tensor, y: Any, *, quantized: bool = False) -> Tensor:
     """The magnitude of x with the sign of y."""
     dtype = (x / y).dtype  # integers become floating-point numbers alike
@@ -201,7 +203,7 @@ def copysign(x: Tensor, y: Any, *, quantized: bool = False) -> Tensor:
     return torch.where(signbit(y, quantized=quantized), -x.abs(), x.abs())
 
 
-@made_of(aten.atan2.default)
+@decomposition(aten.atan2.default)
 def atan2(y: Tensor, x: Tensor) -> Tensor:
     """The angle of the point (x, y): the smaller coordinate by the larger one, mirrored into its eighth of the circle.
 
@@ -216,13 +218,13 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
     return torch.copysign(torch.where(torch.signbit(x), math.pi - angle, angle), y)
 
 
-@made_of(aten.angle.default)
+@decomposition(aten.angle.default)
 def angle(x: Tensor) -> Tensor:
     """0 or pi, of a real number; not a number stays it."""
     return torch.where(x < 0, math.pi, torch.where(x == x, 0.0, x))
 
 
-@made_of(aten.rrelu_with_noise.default)
+@decomposition(aten.rrelu_with_noise.default)
 def rrelu(
     x: Tensor, noise: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, generator: Any = None
 ) -> Tensor:
@@ -232,13 +234,13 @@ def rrelu(
     return F.leaky_relu(x, (lower + upper) / 2)
 
 
-@made_of(aten.rrelu_with_noise_functional.default)
+@decomposition(aten.rrelu_with_noise_functional.default)
 def rrelu_functional(x: Tensor, noise: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """What PyTorch makes of it where it replaces writes; ``noise`` is written to in training only."""
     return rrelu(x, noise, *args), noise
 
 
-@made_of(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@decomposition(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
     """Minus x at the target's class times the class's weight, and the weights' sum; by 1 their quotient, by 2 a sum."""
     dim, kept = min(1, x.dim() - 1), target != ignored
@@ -250,7 +252,7 @@ def nll_loss(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, i
     return (loss if reduction == 0 else loss.sum() / total if reduction == 1 else loss.sum()), total
 
 
-@made_of(aten.multilabel_margin_loss_forward.default)
+@decomposition(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[Tensor, Tensor]:
     """Of each class named before the first -1: by how much the others come nearer to it than 1; their mean, summed."""
     named = (target < 0).cumsum(-1) == 0
@@ -264,7 +266,7 @@ def multilabel_margin_loss(x: Tensor, target: Tensor, reduction: int) -> tuple[T
     return (loss.mean() if reduction == 1 else loss.sum()), its
 
 
-@made_of(aten.multi_margin_loss.default)
+@decomposition(aten.multi_margin_loss.default)
 def multi_margin_loss(
     x: Tensor, target: Tensor, p: float = 1, margin: float = 1, weight: Tensor | None = None, reduction: int = 1
 ) -> Tensor:

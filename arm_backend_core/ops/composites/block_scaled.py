@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from arm_backend_core.ops.block_scaled import MX_CONV2D, MX_LINEAR
-from arm_backend_core.ops.registry import made_of_foreign
+from arm_backend_core.ops.registry import foreign_decomposition
 from arm_backend_core.tosa.operators.block_scaled import BLOCK
 
 _NAMES = {"f8e4m3": "fp8e4m3", "f8e5m2": "fp8e5m2", "fp6e2m3": "fp6e2m3", "fp6e3m2": "fp6e3m2", "f4e2m1": "fp4e2m1"}
@@ -14,7 +14,7 @@ _NAMES = {"f8e4m3": "fp8e4m3", "f8e5m2": "fp8e5m2", "fp6e2m3": "fp6e2m3", "fp6e3
 _BITS = {"fp6e2m3": (2, 3), "fp6e3m2": (3, 2), "fp4e2m1": (2, 1)}
 
 
-@made_of_foreign("tosa_mxfp::linear")
+@foreign_decomposition("tosa_mxfp::linear")
 def linear(
     x: Tensor,
     codes: Tensor,
@@ -29,7 +29,7 @@ def linear(
     return result
 
 
-@made_of_foreign("tosa_mxfp::conv2d")
+@foreign_decomposition("tosa_mxfp::conv2d")
 def conv2d(
     x: Tensor,
     codes: Tensor,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
 Both = tuple[Tensor, Tensor]
 
 
-@made_of(aten.fake_quantize_per_tensor_affine_cachemask.default)
+@decomposition(aten.fake_quantize_per_tensor_affine_cachemask.default)
 def per_tensor(x: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int) -> Both:
     """(clamp(round(x / scale) + zero_point) - zero_point) * scale, and where nothing was clamped."""
     step = torch.as_tensor(scale, dtype=torch.float32)  # the kernel multiplies by 1 / scale, rounded to float32
@@ -20,7 +20,7 @@ def per_tensor(x: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant
     return result.to(x.dtype), (steps >= quant_min) & (steps <= quant_max)
 
 
-@made_of(aten.fake_quantize_per_tensor_affine.default, aten.fake_quantize_per_tensor_affine.tensor_qparams)
+@decomposition(aten.fake_quantize_per_tensor_affine.default, aten.fake_quantize_per_tensor_affine.tensor_qparams)
 def per_tensor_alone(
     x: Tensor, scale: float | Tensor, zero_point: int | Tensor, quant_min: int, quant_max: int
 ) -> Tensor:
@@ -28,14 +28,14 @@ def per_tensor_alone(
     return per_tensor(x, scale, zero_point, quant_min, quant_max)[0]
 
 
-@made_of(aten.fake_quantize_per_channel_affine_cachemask.default)
+@decomposition(aten.fake_quantize_per_channel_affine_cachemask.default)
 def per_channel(x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int) -> Both:
     """One scale and zero point for each index along ``axis``."""
     sizes = [-1 if dim == axis else 1 for dim in range(x.dim())]
     return per_tensor(x, scale.reshape(sizes), zero_point.reshape(sizes), quant_min, quant_max)
 
 
-@made_of(aten.fake_quantize_per_channel_affine.default)
+@decomposition(aten.fake_quantize_per_channel_affine.default)
 def per_channel_alone(
     x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int
 ) -> Tensor:
@@ -43,7 +43,7 @@ def per_channel_alone(
     return per_channel(x, scale, zero_point, axis, quant_min, quant_max)[0]
 
 
-@made_of(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
+@decomposition(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
 def per_tensor_if(
     x: Tensor, scale: Tensor, zero_point: Tensor, fake_quant_enabled: Tensor, quant_min: int, quant_max: int
 ) -> Both:
@@ -53,7 +53,7 @@ def per_tensor_if(
     return torch.where(enabled, result, x), within | ~enabled
 
 
-@made_of(aten._fake_quantize_learnable_per_tensor_affine.default)
+@decomposition(aten._fake_quantize_learnable_per_tensor_affine.default)
 def learnable_per_tensor(
     x: Tensor, scale: Tensor, zero_point: Tensor, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Tensor:
@@ -61,7 +61,7 @@ def learnable_per_tensor(
     return per_tensor(x, scale, zero_point.round().clamp(quant_min, quant_max), quant_min, quant_max)[0]
 
 
-@made_of(aten._fake_quantize_learnable_per_channel_affine.default)
+@decomposition(aten._fake_quantize_learnable_per_channel_affine.default)
 def learnable_per_channel(
     x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Tensor:

@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import ModelError, Unsupported
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
 Array = np.ndarray[Any, Any]
 
 
-@made_of(aten.diagonal.default, aten.diagonal_copy.default)
+@decomposition(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """In a square of side n laid out flat, every (n + 1)-th element."""
     x = x.movedim((dim1, dim2), (-2, -1))
@@ -27,7 +27,7 @@ def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor
     return x[..., :side, :side].flatten(-2)[..., :: side + 1]
 
 
-@made_of(aten.meshgrid.default, aten.meshgrid.indexing)
+@decomposition(aten.meshgrid.default, aten.meshgrid.indexing)
 def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
     """Each tensor along a dimension of its own; "xy" swaps the first two."""
     order = [1, 0, *range(2, len(tensors))] if indexing == "xy" and len(tensors) > 1 else list(range(len(tensors)))
@@ -35,7 +35,7 @@ def meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]
     return [x.reshape([-1 if i == j else 1 for j in order]).expand(shape) for i, x in enumerate(tensors)]
 
 
-@made_of(aten.unfold.default, aten.unfold_copy.default)
+@decomposition(aten.unfold.default, aten.unfold_copy.default)
 def windows(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     """Every ``step``-th stretch of ``size`` elements along ``dim``; their elements are a new last dimension.
 
@@ -71,21 +71,21 @@ def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offs
     return places
 
 
-@made_of(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
+@decomposition(aten.as_strided.default, aten.as_strided_copy.default, reads_memory=True)
 def as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Tensor:
     """Elements of contiguous memory as ``size`` and ``stride`` order them."""
     places = torch.tensor(_strided(x, size, stride, storage_offset).reshape(-1).tolist(), dtype=torch.int64)
     return torch.index_select(x.reshape(-1), 0, places).reshape(tuple(size))
 
 
-@made_of(aten._reshape_alias.default, reads_memory=True)
+@decomposition(aten._reshape_alias.default, reads_memory=True)
 def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tensor:
     """A view with the strides given, which are those of a reshape as a rule."""
     shaped = x.reshape(tuple(size))
     return shaped if x.is_contiguous() and shaped.stride() == tuple(stride) else as_strided(x, size, stride)
 
 
-@made_of(
+@decomposition(
     aten.embedding_bag.default,
     aten.embedding_bag.padding_idx,
     aten._embedding_bag.default,
@@ -127,7 +127,7 @@ def embedding_bag(
     return torch.matmul(shares, rows), None, None, None
 
 
-@made_of(aten.take.default)
+@decomposition(aten.take.default)
 def take(x: Tensor, index: Tensor) -> Tensor:
     """Elements of the flattened tensor."""
     return aten.index(x.reshape(-1), [index])  # which counts from the end too
@@ -136,49 +136,49 @@ def take(x: Tensor, index: Tensor) -> Tensor:
 # -- filling ------------------------------------------------------------------------------------------------------
 
 
-@made_of(aten.full_like.default)
+@decomposition(aten.full_like.default)
 def full_like(x: Tensor, value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """A constant: nothing of x but its shape is read."""
     return torch.full(x.shape, value, dtype=dtype or x.dtype)
 
 
-@made_of(aten.zeros_like.default, aten.zero.default)
+@decomposition(aten.zeros_like.default, aten.zero.default)
 def zeros_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """A constant."""
     return full_like(x, 0, dtype=dtype)
 
 
-@made_of(aten.ones_like.default)
+@decomposition(aten.ones_like.default)
 def ones_like(x: Tensor, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """A constant."""
     return full_like(x, 1, dtype=dtype)
 
 
-@made_of(aten.new_full.default)
+@decomposition(aten.new_full.default)
 def new_full(x: Tensor, size: Sequence[int], value: float, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """A constant."""
     return torch.full(tuple(size), value, dtype=dtype or x.dtype)
 
 
-@made_of(aten.new_zeros.default)
+@decomposition(aten.new_zeros.default)
 def new_zeros(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """A constant."""
     return new_full(x, size, 0, dtype=dtype)
 
 
-@made_of(aten.new_ones.default)
+@decomposition(aten.new_ones.default)
 def new_ones(x: Tensor, size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """A constant."""
     return new_full(x, size, 1, dtype=dtype)
 
 
-@made_of(aten.fill.Scalar)
+@decomposition(aten.fill.Scalar)
 def fill(x: Tensor, value: float) -> Tensor:
     """A constant."""
     return full_like(x, value)
 
 
-@made_of(aten.fill.Tensor, aten.copy.default)
+@decomposition(aten.fill.Tensor, aten.copy.default)
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """``source`` in the shape and type of x."""
     return source.to(x.dtype).expand(x.shape).clone()  # memory of its own, which may be written to
@@ -187,7 +187,7 @@ def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 # -- replacing ----------------------------------------------------------------------------------------------------
 
 
-@made_of(aten.slice_scatter.default, tell_quantized=True)
+@decomposition(aten.slice_scatter.default, tell_quantized=True)
 def slice_scatter(
     x: Tensor,
     source: Tensor,
@@ -210,7 +210,7 @@ def slice_scatter(
     return torch.cat([part for part in (before, source, after) if part.numel()], dim)
 
 
-@made_of(aten.select_scatter.default)
+@decomposition(aten.select_scatter.default)
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     """x with ``source`` in the place of x[index] along ``dim``."""
     place = index % x.shape[dim]
@@ -225,13 +225,13 @@ def _written(x: Tensor, source: Tensor, view: Callable[[Array], Array]) -> Tenso
     return torch.index_select(elements, 0, torch.tensor(chosen.reshape(-1).tolist())).reshape(x.shape)
 
 
-@made_of(aten.diagonal_scatter.default)
+@decomposition(aten.diagonal_scatter.default)
 def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
     """x with ``source`` in the place of a diagonal."""
     return _written(x, source, lambda places: places.diagonal(offset, dim1, dim2).copy())
 
 
-@made_of(aten.as_strided_scatter.default, reads_memory=True)
+@decomposition(aten.as_strided_scatter.default, reads_memory=True)
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
@@ -240,14 +240,14 @@ def as_strided_scatter(
     return _written(x, source, lambda _: places)
 
 
-@made_of(aten.put.default, tell_quantized=True)
+@decomposition(aten.put.default, tell_quantized=True)
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, quantized: bool = False) -> Tensor:
     """x with the elements of ``source`` at indices of the flattened tensor."""
     flat = x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate
     return index_put(*flat, quantized=quantized).reshape(x.shape)
 
 
-@made_of(aten._unsafe_masked_index.default, tell_quantized=True)
+@decomposition(aten._unsafe_masked_index.default, tell_quantized=True)
 def masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float, *, quantized: bool = False
 ) -> Tensor:
@@ -278,7 +278,7 @@ def _along(places: Tensor, x: Tensor, dim: int) -> Tensor:
     return places.reshape([-1 if axis == dim % max(x.dim(), 1) else 1 for axis in range(x.dim())])
 
 
-@made_of(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+@decomposition(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(x: Tensor, dim: int, index: Tensor, value: Any) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
     size = x.shape[dim] if x.dim() else 1
@@ -290,7 +290,7 @@ def _like(x: Tensor, value: Any) -> Tensor:
     return value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)
 
 
-@made_of(aten.index_copy.default, tell_quantized=True)
+@decomposition(aten.index_copy.default, tell_quantized=True)
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
     """x with the rows of ``source`` at the indices along ``dim``; of equal indices the last counts."""
     if not index.numel():
@@ -302,7 +302,7 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized:
     return torch.where(_along(hits.any(0), x, dim), rows, x)
 
 
-@made_of(aten.index_add.default, tell_quantized=True)
+@decomposition(aten.index_add.default, tell_quantized=True)
 def index_add(
     x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, quantized: bool = False
 ) -> Tensor:
@@ -321,14 +321,14 @@ def index_add(
     return x + (added if alpha == 1 else added * alpha)
 
 
-@made_of(aten.scatter.value)
+@decomposition(aten.scatter.value)
 def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     """x with ``value`` at the indices along ``dim``."""
     hits, _ = _scattered(x, dim, index, x)
     return torch.where(hits.any(-2).transpose(dim, -1), _like(x, value), x)
 
 
-@made_of(aten.scatter.src, tell_quantized=True)
+@decomposition(aten.scatter.src, tell_quantized=True)
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
     """x with the elements of ``source`` at the indices along ``dim``; of equal indices the last counts."""
     if not index.numel():
@@ -338,13 +338,13 @@ def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bo
     return torch.where(hits.any(-2), chosen, x.transpose(dim, -1)).transpose(dim, -1)
 
 
-@made_of(aten.scatter_add.default)
+@decomposition(aten.scatter_add.default)
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """x and the elements of ``source`` at the indices along ``dim``."""
     return scatter_reduce(x, dim, index, source, "sum")
 
 
-@made_of(aten.scatter.reduce, aten.scatter.value_reduce)
+@decomposition(aten.scatter.reduce, aten.scatter.value_reduce)
 def scatter_joined(x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str) -> Tensor:
     """x joined with elements of ``source``, or with one number, by "add" or "multiply"."""
     elements = source if isinstance(source, Tensor) else torch.full(index.shape, source, dtype=x.dtype)
@@ -360,7 +360,7 @@ _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]
 }
 
 
-@made_of(aten.scatter_reduce.two, tell_quantized=True)
+@decomposition(aten.scatter_reduce.two, tell_quantized=True)
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, **how: bool
 ) -> Tensor:
@@ -382,7 +382,7 @@ def scatter_reduce(
     return new.transpose(dim, -1)
 
 
-@made_of(aten.index_reduce.default, tell_quantized=True)
+@decomposition(aten.index_reduce.default, tell_quantized=True)
 def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **how: bool) -> Tensor:
     """x joined with the rows of ``source`` at the indices along ``dim``."""
     places = _along(index.reshape(-1), source, dim).expand(source.shape)
@@ -405,7 +405,7 @@ def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tens
     return hits, part
 
 
-@made_of(aten.index_put.default, tell_quantized=True)
+@decomposition(aten.index_put.default, tell_quantized=True)
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *, quantized: bool = False
 ) -> Tensor:
@@ -435,7 +435,7 @@ def index_put(
     return index_copy(merged, axes[0], places, source, quantized=quantized).reshape(x.shape)
 
 
-@made_of(aten.masked_scatter.default)
+@decomposition(aten.masked_scatter.default)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """x with the elements of ``source``, one after the other, where the mask holds."""
     x, mask = torch.broadcast_tensors(x, mask)

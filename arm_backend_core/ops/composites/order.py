@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
 
@@ -21,44 +21,44 @@ def _first(x: Tensor, dim: int | None, keepdim: bool, *, largest: bool) -> Tenso
     return torch.argmax(x if largest else -x if x.is_floating_point() else ~x, dim, keepdim)
 
 
-@made_of(aten.max.dim)
+@decomposition(aten.max.dim)
 def max_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
     return torch.amax(x, dim, keepdim), _first(x, dim, keepdim, largest=True)
 
 
-@made_of(aten.min.dim)
+@decomposition(aten.min.dim)
 def min_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Values and indices."""
     return torch.amin(x, dim, keepdim), _first(x, dim, keepdim, largest=False)
 
 
-@made_of(aten.argmin.default)
+@decomposition(aten.argmin.default)
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Of equal elements the first, as in argmax."""
     return _first(x, dim, keepdim, largest=False)
 
 
-@made_of(aten.max.default)
+@decomposition(aten.max.default)
 def max_all(x: Tensor) -> Tensor:
     """Over all dimensions."""
     return torch.amax(x)
 
 
-@made_of(aten.min.default)
+@decomposition(aten.min.default)
 def min_all(x: Tensor) -> Tensor:
     """Over all dimensions."""
     return torch.amin(x)
 
 
-@made_of(aten.aminmax.default)
+@decomposition(aten.aminmax.default)
 def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Both, over all dimensions where none is named."""
     dims = [] if dim is None else [dim]
     return torch.amin(x, dims, keepdim), torch.amax(x, dims, keepdim)
 
 
-@made_of(aten.nonzero_static.default)
+@decomposition(aten.nonzero_static.default)
 def nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """Where the first elements are that are not 0, [size, rank]: behind as many elements as see fewer before them."""
     seen = torch.cumsum((x != 0).reshape(-1).int(), 0)
@@ -83,7 +83,7 @@ def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor,
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
 
 
-@made_of(aten.sort.default, aten.sort.stable, tell_quantized=True)
+@decomposition(aten.sort.default, aten.sort.stable, tell_quantized=True)
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
@@ -118,13 +118,13 @@ def _ordered(x: Tensor, dim: int, descending: bool, number: torch.dtype) -> Tens
     return found.to(torch.int32).to(torch.int64).transpose(dim, -1)
 
 
-@made_of(aten.kthvalue.default)
+@decomposition(aten.kthvalue.default)
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Of equal elements PyTorch names any, and so does this; here and below."""
     return _kept(_at(x, dim, k), dim, keepdim)
 
 
-@made_of(aten.median.dim, tell_quantized=True)
+@decomposition(aten.median.dim, tell_quantized=True)
 def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """Of an even number of elements the lower one in the middle; NaN where there is one."""
     value, index = _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
@@ -135,7 +135,7 @@ def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -
     return _kept((value, index), dim, keepdim)
 
 
-@made_of(aten.mode.default, tell_quantized=True)
+@decomposition(aten.mode.default, tell_quantized=True)
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """The least of the elements that most others equal, and the last place where it is."""
     if not x.dim():
@@ -152,7 +152,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     return _kept(found, dim, keepdim)
 
 
-@made_of(aten.quantile.scalar, tell_quantized=True)
+@decomposition(aten.quantile.scalar, tell_quantized=True)
 def quantile(
     x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", **how: bool
 ) -> Tensor:
@@ -171,7 +171,7 @@ def quantile(
     return found.reshape(kept) if lined.dim() != x.dim() or dim is None else found if keepdim else found.squeeze(axis)
 
 
-@made_of(aten.median.default)
+@decomposition(aten.median.default)
 def median(x: Tensor) -> Tensor:
     """Over all dimensions."""
     return torch.median(_line(x), 0)[0]
@@ -183,7 +183,7 @@ def _line(x: Tensor) -> Tensor:
     return x.reshape(-1)
 
 
-@made_of(aten.nanmedian.dim, tell_quantized=True)
+@decomposition(aten.nanmedian.dim, tell_quantized=True)
 def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
     """The same of what is a number: that comes first in order where NaN counts as infinity."""
     if quantized or not x.is_floating_point() or not x.dim():
@@ -196,7 +196,7 @@ def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool
     return value if keepdim else value.squeeze(dim), None
 
 
-@made_of(aten.nanmean.default, tell_quantized=True)
+@decomposition(aten.nanmean.default, tell_quantized=True)
 def nanmean(
     x: Tensor,
     dim: Sequence[int] | None = None,
@@ -214,7 +214,7 @@ def nanmean(
     return torch.where(known, x, 0).sum(dims, keepdim) / known.to(x.dtype).sum(dims, keepdim)
 
 
-@made_of(aten.nanmedian.default)
+@decomposition(aten.nanmedian.default)
 def nanmedian(x: Tensor) -> Tensor:
     """Over all dimensions."""
     return torch.nanmedian(_line(x), 0)[0]
@@ -226,13 +226,13 @@ def _below(boundaries: Tensor, x: Any, out_int32: bool, right: bool) -> Tensor:
     return torch.sum(~above, -1, dtype=torch.int32 if out_int32 else torch.int64)
 
 
-@made_of(aten.bucketize.Tensor)
+@decomposition(aten.bucketize.Tensor)
 def bucketize(x: Tensor, boundaries: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
     """boundaries [N], x of any shape."""
     return _below(boundaries, x.unsqueeze(-1), out_int32, right)
 
 
-@made_of(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+@decomposition(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
 def searchsorted(
     boundaries: Tensor,
     x: Any,
@@ -250,7 +250,7 @@ def searchsorted(
     return _below(boundaries, wanted, out_int32, right or side == "right")
 
 
-@made_of(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
+@decomposition(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar)
 def isin(x: Tensor, known: Any, *, assume_unique: bool = False, invert: bool = False) -> Tensor:
     """Whether each x is among the elements of ``known``."""
     found = (x.unsqueeze(-1) == known.reshape(-1)).any(-1) if isinstance(known, Tensor) else x == known
@@ -265,15 +265,15 @@ def _with_mean(spread: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Ten
     return both
 
 
-made_of(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_with_mean(torch.var))
-made_of(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
+decomposition(aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)(_with_mean(torch.var))
+decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)(_with_mean(torch.std))
 
 
 #: CONCAT takes so many.
 _MOST_PRODUCTS = 64
 
 
-@made_of(aten.cumprod.default, tell_quantized=True)
+@decomposition(aten.cumprod.default, tell_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
     """One after the other, as 0 times a product that overflows is no number; quantized or many, in steps."""
     size = x.shape[dim] if x.dim() else 1
@@ -286,7 +286,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
     return torch.cat(products, dim)
 
 
-@made_of(aten.cumsum.default, tell_quantized=True)
+@decomposition(aten.cumsum.default, tell_quantized=True)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
     """Quantized, a product with a triangle of ones, which is rounded once; else in steps."""
     if quantized and x.dim() and x.is_floating_point():
@@ -295,7 +295,7 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: 
     return _cumulative(x, dim, dtype, torch.add)
 
 
-@made_of(aten.logcumsumexp.default)
+@decomposition(aten.logcumsumexp.default)
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """ln of the cumulative sum of exp(x), each step without overflow."""
     return _cumulative(x, dim, x.dtype, torch.logaddexp)
@@ -315,8 +315,8 @@ def _extremes(join: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor
     return both
 
 
-made_of(aten.cummax.default, tell_quantized=True)(_extremes(torch.maximum))
-made_of(aten.cummin.default, tell_quantized=True)(_extremes(torch.minimum))
+decomposition(aten.cummax.default, tell_quantized=True)(_extremes(torch.maximum))
+decomposition(aten.cummin.default, tell_quantized=True)(_extremes(torch.minimum))
 
 
 def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:
@@ -332,7 +332,7 @@ def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[.
     return x.transpose(dim, -1)
 
 
-@made_of(aten.histc.default, tell_quantized=True)
+@decomposition(aten.histc.default, tell_quantized=True)
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantized: bool) -> Tensor:
     """How many elements are in each part of [min, max]; the range is that of the elements where both are 0."""
     flat, all_of_them = x.reshape(-1, 1), min == max
@@ -351,7 +351,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantiz
     return (place == torch.arange(bins, dtype=x.dtype)).to(x.dtype).sum(0)
 
 
-@made_of(aten.histogram.bins_tensor)
+@decomposition(aten.histogram.bins_tensor)
 def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False) -> tuple[Tensor, Tensor]:
     """How many elements, or their weights' sum, are from each edge to the next; no weight counts that is not there."""
     flat = x.reshape(-1, 1)
@@ -361,7 +361,7 @@ def histogram(x: Tensor, bins: Tensor, *, weight: Tensor | None = None, density:
     return (counts / (counts.sum() * (bins[1:] - bins[:-1])) if density else counts), bins.clone()
 
 
-@made_of(aten.histogram.bin_ct)
+@decomposition(aten.histogram.bin_ct)
 def histogram_of_parts(
     x: Tensor, bins: int = 100, *, range: Sequence[float] | None = None, **how: Any
 ) -> tuple[Tensor, Tensor]:

@@ -9,30 +9,30 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.registry import made_of, made_of_foreign
+from arm_backend_core.ops.registry import decomposition, foreign_decomposition
 
 aten = torch.ops.aten
 
 
-@made_of(aten.mm.dtype, aten.bmm.dtype)
+@decomposition(aten.mm.dtype, aten.bmm.dtype)
 def wide_product(x: Tensor, y: Tensor, out_dtype: torch.dtype) -> Tensor:
     """The product in another type than that of the operands."""
     return torch.matmul(x.to(out_dtype), y.to(out_dtype))
 
 
-@made_of(aten.addmm.dtype)
+@decomposition(aten.addmm.dtype)
 def wide_sum(x: Tensor, a: Tensor, b: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """beta * x + alpha * a @ b; PyTorch's own decomposition takes the type for ``beta``."""
     return x.to(out_dtype) * beta + wide_product(a, b, out_dtype) * alpha
 
 
-@made_of(aten._weight_int8pack_mm.default)
+@decomposition(aten._weight_int8pack_mm.default)
 def int8_weight_product(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     """x [M, K] times a weight [N, K] of int8 with a scale for each of N."""
     return F.linear(x, weight.to(x.dtype)) * scales
 
 
-@made_of(aten._scaled_mm.default)
+@decomposition(aten._scaled_mm.default)
 def scaled_product(
     x: Tensor,
     y: Tensor,
@@ -48,8 +48,8 @@ def scaled_product(
     return (total if bias is None else total + bias.float()).to(out_dtype or x.dtype)
 
 
-@made_of_foreign("transformers::grouped_mm_fallback")  # its mixtures of experts, exported
-@made_of(aten._grouped_mm.default)
+@foreign_decomposition("transformers::grouped_mm_fallback")  # its mixtures of experts, exported
+@decomposition(aten._grouped_mm.default)
 def grouped_product(
     x: Tensor, weight: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
 ) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
 
@@ -60,11 +60,11 @@ for _images, _row, _depth in (
     (aten.upsample_nearest2d, aten.upsample_nearest1d, aten.upsample_nearest3d),
     (aten._upsample_nearest_exact2d, aten._upsample_nearest_exact1d, aten._upsample_nearest_exact3d),
 ):
-    made_of(_row.vec)(_one_row(_images.vec))  # x [N, C, L] as an image of one row
-    made_of(_depth.vec)(_volume(_images.vec))  # x [N, C, D, H, W]: every picture, then along the depth
-    made_of(_row.default)(_by_size(_row.vec, 1))
-    made_of(_depth.default)(_by_size(_depth.vec, 3))
-made_of(aten._upsample_nearest_exact2d.default)(_by_size(aten._upsample_nearest_exact2d.vec, 2))
+    decomposition(_row.vec)(_one_row(_images.vec))  # x [N, C, L] as an image of one row
+    decomposition(_depth.vec)(_volume(_images.vec))  # x [N, C, D, H, W]: every picture, then along the depth
+    decomposition(_row.default)(_by_size(_row.vec, 1))
+    decomposition(_depth.default)(_by_size(_depth.vec, 3))
+decomposition(aten._upsample_nearest_exact2d.default)(_by_size(aten._upsample_nearest_exact2d.vec, 2))
 
 
 # -- weights that PyTorch computes -------------------------------------------------------------------------------
@@ -101,10 +101,10 @@ for _form in (
     aten._upsample_bicubic2d_aa,
     aten._upsample_lanczos2d_aa,
 ):
-    made_of(_form.default)(_separable(_form.default))
+    decomposition(_form.default)(_separable(_form.default))
 
 
-@made_of(aten.upsample_bicubic2d.vec)
+@decomposition(aten.upsample_bicubic2d.vec)
 def bicubic_vec(
     x: Tensor, size: Sequence[int] | None, align_corners: bool, factors: Sequence[float] | None = None
 ) -> Tensor:
@@ -116,7 +116,7 @@ def bicubic_vec(
 # -- sampling ----------------------------------------------------------------------------------------------------
 
 
-@made_of(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default, tell_quantized=True)
+@decomposition(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default, tell_quantized=True)
 def grid_sampler(
     x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool, *, quantized: bool = False
 ) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.composites import divisor
 from arm_backend_core.ops.composites.algebra import largest
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
 _MOST, _SWEEPS = 4, 6  #: Columns: six pairs, of twenty operators each in every sweep.
@@ -43,7 +43,7 @@ def _orthogonal(a: Tensor, *, descending: bool) -> tuple[Tensor, Tensor, Tensor]
     return both[..., :m, :] * most, sizes * most[..., 0], both[..., m:, :]
 
 
-@made_of(aten._linalg_svd.default)
+@decomposition(aten._linalg_svd.default)
 def svd(
     a: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -58,7 +58,7 @@ def svd(
     return (left, sizes, right.mT) if m >= n else (right, sizes, left.mT)
 
 
-@made_of(aten._linalg_eigh.default)
+@decomposition(aten._linalg_eigh.default)
 def eigh(a: Tensor, uplo: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:
     """Eigenvalues of a symmetric matrix, the smallest first, and their vectors, whose signs are not LAPACK's.
 
@@ -76,7 +76,7 @@ def _symmetric(a: Tensor, uplo: str = "L") -> Tensor:
     return half + half.tril(-1).mT
 
 
-@made_of(aten.linalg_pinv.atol_rtol_tensor)
+@decomposition(aten.linalg_pinv.atol_rtol_tensor)
 def pseudo_inverse(
     a: Tensor, *, atol: Tensor | None = None, rtol: Tensor | None = None, hermitian: bool = False
 ) -> Tensor:

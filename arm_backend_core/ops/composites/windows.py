@@ -16,12 +16,12 @@ from torch import Tensor
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.composites.movement import scatter
 from arm_backend_core.ops.pooling import cells
-from arm_backend_core.ops.registry import made_of
+from arm_backend_core.ops.registry import decomposition
 
 aten = torch.ops.aten
 
 
-@made_of(aten.im2col.default)
+@decomposition(aten.im2col.default)
 def unfold(
     x: Tensor, kernel: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> Tensor:
@@ -44,7 +44,7 @@ def unfold(
     return torch.stack(pictures, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
 
 
-@made_of(aten.col2im.default, tell_quantized=True)
+@decomposition(aten.col2im.default, tell_quantized=True)
 def fold(
     x: Tensor,
     output_size: Sequence[int],
@@ -165,11 +165,11 @@ def _max_pool(
     return maxima, _largest(x, [taps_of(*of) for of in sizes], quantized)
 
 
-made_of(aten.max_pool2d_with_indices.default, tell_quantized=True)(partial(_max_pool, 2))
-made_of(aten.max_pool3d_with_indices.default, tell_quantized=True)(partial(_max_pool, 3))
+decomposition(aten.max_pool2d_with_indices.default, tell_quantized=True)(partial(_max_pool, 2))
+decomposition(aten.max_pool3d_with_indices.default, tell_quantized=True)(partial(_max_pool, 3))
 
 
-@made_of(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, tell_quantized=True)
+@decomposition(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, tell_quantized=True)
 def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool = False) -> tuple[Tensor, Tensor]:
     """x [..., (D,) H, W]: every output cell is the largest of its part of the input."""
     spatial, maxima = len(output_size), x
@@ -187,7 +187,7 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool 
 _MOST_COMPARED = 1 << 24
 
 
-@made_of(aten.max_unpool2d.default, aten.max_unpool3d.default, tell_quantized=True)
+@decomposition(aten.max_unpool2d.default, aten.max_unpool3d.default, tell_quantized=True)
 def max_unpool(x: Tensor, indices: Tensor, output_size: Sequence[int], *_: Any, quantized: bool = False) -> Tensor:
     """Elements of x [..., (D,) H, W] at their places in flattened images or volumes, which are else 0."""
     spatial, places = len(output_size), math.prod(output_size)
@@ -207,13 +207,13 @@ def _by_planes(x: Tensor, pool: Callable[..., Tensor], **window: Sequence[int]) 
     return result.reshape(*x.shape[:-3], result.shape[-2], *flat.shape[-2:])
 
 
-@made_of(aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)
+@decomposition(aten.adaptive_avg_pool3d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool3d(x: Tensor, output_size: Sequence[int]) -> Tensor:
     """x [..., D, H, W]."""
     return _by_planes(x, F.adaptive_avg_pool2d, output_size=output_size)
 
 
-@made_of(aten.avg_pool3d.default)
+@decomposition(aten.avg_pool3d.default)
 def avg_pool3d(
     x: Tensor,
     kernel: Sequence[int],
@@ -237,7 +237,7 @@ def avg_pool3d(
     return result if divisor_override is None else result * (math.prod(kernel) / divisor_override)
 
 
-@made_of(aten.conv_transpose3d.input)
+@decomposition(aten.conv_transpose3d.input)
 def conv_transpose(
     x: Tensor,
     weight: Tensor,

@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.integers import ONE, Int
+from arm_backend_core.ops.integers import Q15_MAX, FixedPoint
 from arm_backend_core.qparams import QParams
 
 I16, I32 = DType.INT16, DType.INT32
@@ -18,7 +18,7 @@ I16, I32 = DType.INT16, DType.INT32
 POINTS = np.arange(-32768, 32769, 128, dtype=np.float64)
 
 
-def reciprocal(v: Int) -> Int:
+def reciprocal(v: FixedPoint) -> FixedPoint:
     """1 / v in steps of 2**-30, int32, for int32 v in [1, 2**31).
 
     v is normalized to m * 2**30, 1 <= m < 2, by its leading zeros z. 1 / m in Q15 comes from a 513-entry
@@ -26,13 +26,13 @@ def reciprocal(v: Int) -> Int:
     result is the table's value * 2**(z - 16), rounded, so a v near 2**30 leaves few bits.
     """
     zeros, mantissa = _normalized(v)
-    inverse = mantissa.tabulated((ONE + 1) / _OCTAVE, 2.0**-15)
+    inverse = mantissa.tabulated((Q15_MAX + 1) / _OCTAVE, 2.0**-15)
     wide = inverse.rescale(I32, 1.0).shifted_left(15)
     peak = math.ceil((1 << 30) / v.low * (1 + 2.0**-13)) + 1
     return wide.shifted_right(zeros.like(31) - zeros).within(0, peak).in_steps_of(2.0**-30)
 
 
-def rsqrt(v: Int) -> Int:
+def rsqrt(v: FixedPoint) -> FixedPoint:
     """1 / sqrt(v) in steps of 2**-29, int32, for int32 v in [1, 2**30).
 
     v * 4**(h - 1) = m * 2**28 with 1 <= m < 4 and h half the leading zeros, rounded down. 1 / sqrt(m) in Q15
@@ -44,43 +44,43 @@ def rsqrt(v: Int) -> Int:
     steps = less.shifted_right(less.like(1)) - 1  # (z - 1 + 1) >> 1, less one
     normalized = v.in_steps_of(1.0).shifted_left(steps + steps, (1 << 30) - 1).within(1 << 28, 1 << 30)
     index = (normalized - (5 << 27)).rescale(I16, 1 / (3 << 12), saturate=True)
-    root = index.tabulated((ONE + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)
+    root = index.tabulated((Q15_MAX + 1) / np.sqrt(2.5 + POINTS * (3 / 65536)), 2.0**-15)
     peak = math.ceil((1 << 29) / math.sqrt(v.low) * (1 + 2.0**-13))
     return root.rescale(I32, 1.0).shifted_left(steps, peak).in_steps_of(2.0**-29)
 
 
-def sqrt(v: Int) -> Int:
+def sqrt(v: FixedPoint) -> FixedPoint:
     """Square root in steps of 2**-14, int32, for int32 v in [0, 2**30): as exact as ``rsqrt``."""
     root = v.in_steps_of(1.0).times(rsqrt(v.maximum(1)), 15, peak=math.isqrt(v.high << 28) + (1 << 16))
     return root.in_steps_of(2.0**-14)
 
 
-def logarithm(v: Int) -> Int:
+def logarithm(v: FixedPoint) -> FixedPoint:
     """ln(v) in steps of 2**-20, int32, for int32 v in [1, 2**31).
 
     ln(m) from a table in Q15, its entries and interpolation rounded (2**-15 together), plus (31 - z) * ln(2).
     """
     zeros, mantissa = _normalized(v)
-    fraction = mantissa.tabulated(np.log(_OCTAVE) * (ONE + 1), 2.0**-15)
+    fraction = mantissa.tabulated(np.log(_OCTAVE) * (Q15_MAX + 1), 2.0**-15)
     octaves = (zeros.like(31) - zeros).times(round(math.log(2) * (1 << 20)))
     return fraction.rescale(I32, 32.0) + octaves.in_steps_of(2.0**-20)
 
 
-def exponential(v: Int, out: QParams) -> Int:
+def exponential(v: FixedPoint, out: QParams) -> FixedPoint:
     """exp(v) in int16, for real v in any steps, between what ``out`` rounds to 0 and what saturates it."""
     most = float(out.scale) * max(out.qmax - out.zero_point, out.zero_point - out.qmin, 1) * 1.01
     low, high = math.log(float(out.scale) / 8), math.log(most)
     middle, half = (high + low) / 2, (high - low) / 2
     if v.scale < half * 2.0**-24:  # steps that count for nothing, of which the middle has more than INT32 holds
         v = v.rescale(I32, v.scale / half * 2.0**24)
-    index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * ONE, saturate=True)
-    return index.tabulated(np.exp(middle + POINTS / ONE * half) / most * ONE, most / ONE)
+    index = (v - round(middle / v.scale)).rescale(I16, v.scale / half * Q15_MAX, saturate=True)
+    return index.tabulated(np.exp(middle + POINTS / Q15_MAX * half) / most * Q15_MAX, most / Q15_MAX)
 
 
 _OCTAVE = 1.5 + POINTS / 65536
 
 
-def _normalized(v: Int) -> tuple[Int, Int]:
+def _normalized(v: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
     """Leading zeros, and the int16 index of v << (zeros - 1) in [2**30, 2**31); see ``_OCTAVE``."""
     assert v.low >= 1
     zeros = v.leading_zeros()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.integers import Int
+from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Rule
 from arm_backend_core.tosa.graph import Value
@@ -17,47 +17,47 @@ from arm_backend_core.tosa.graph import Value
 class Fixed:
     """x / unit as INT32 ``parts`` of 2**-bits of ``step``, which is 1 unless x / unit reaches 2**29."""
 
-    parts: Int
+    parts: FixedPoint
     bits: int
     step: float
 
     @classmethod
-    def of(cls, x: Int, unit: float = 1.0) -> Fixed:
+    def of(cls, x: FixedPoint, unit: float = 1.0) -> Fixed:
         """x / unit, unit > 0, as finely as RESCALE takes it."""
         bits = min(29 - math.frexp(x.real_peak / unit)[1], 28)
         parts = x.rescale(DType.INT32, x.scale / unit * 2.0**bits)
         return cls(parts.in_steps_of(1.0), max(bits, 0), 2.0 ** max(-bits, 0))
 
-    def floor(self, more: Int | int = 0) -> Int:
+    def floor(self, more: FixedPoint | int = 0) -> FixedPoint:
         """Rounded down after ``more`` parts are added: RESCALE rounds halves up."""
         return self._nearest(self.parts + more - (1 << self.bits >> 1))
 
-    def ceil(self) -> Int:
+    def ceil(self) -> FixedPoint:
         """Rounded up."""
         return self.floor((1 << self.bits) - 1)
 
-    def trunc(self) -> Int:
+    def trunc(self) -> FixedPoint:
         """Rounded towards zero: negative numbers up, others down."""
         negative = self.parts.minimum(0).maximum(-1)
         return self.floor(negative.times(1 - (1 << self.bits)).in_steps_of(1.0))
 
-    def round(self) -> Int:
+    def round(self) -> FixedPoint:
         """To the nearest, of two the even one: RESCALE gives the upper, of which 1 is taken if it is odd."""
         upper = self._nearest(self.parts)
         odd = (upper.rescale(DType.INT32, 0.5).times(2).in_steps_of(1.0) - upper).within(0, 1)
         between = (self.rest(upper) + ((1 << self.bits >> 1) - 1)).maximum(-1).minimum(0)
         return upper + between * odd
 
-    def rest(self, whole: Int) -> Int:
+    def rest(self, whole: FixedPoint) -> FixedPoint:
         """The parts that remain beyond ``whole``."""
         most = 1 << self.bits
         return (self.parts - whole.times(most).in_steps_of(1.0)).within(-most, most)
 
-    def _nearest(self, parts: Int) -> Int:
+    def _nearest(self, parts: FixedPoint) -> FixedPoint:
         return parts.rescale(DType.INT32, 2.0**-self.bits).in_steps_of(1.0)
 
 
-def whole(method: Callable[[Fixed], Int]) -> Rule:
+def whole(method: Callable[[Fixed], FixedPoint]) -> Rule:
     """The rule of a function that rounds to multiples of 10**-decimals."""
 
     def rule(cx: Context, x: Tensor, *, decimals: int = 0) -> Value:
@@ -67,7 +67,7 @@ def whole(method: Callable[[Fixed], Int]) -> Rule:
     return rule
 
 
-def quotient(cx: Context, x: Tensor, y: float, method: Callable[[Fixed], Int], *, rest: bool = False) -> Value:
+def quotient(cx: Context, x: Tensor, y: float, method: Callable[[Fixed], FixedPoint], *, rest: bool = False) -> Value:
     """x / y, rounded, or what remains of x. Where y is negative, ``method`` rounds -x / y."""
     dividend, unit = cx.integer(x), abs(y)
     if rest:  # beside a small x, what the result cannot hold is as much as y

@@ -10,8 +10,8 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.ops.fixed_point.inverse import rsqrt, sqrt
-from arm_backend_core.ops.fixed_point.rows import Rows
-from arm_backend_core.ops.integers import Array, Int
+from arm_backend_core.ops.fixed_point.rows import ReductionView
+from arm_backend_core.ops.integers import Array, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
@@ -39,7 +39,7 @@ def layer_norm(
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = Rows.of(b, x, q, axes, "layer_norm" if centre else "rms_norm")
+    rows = ReductionView.of(b, x, q, axes, "layer_norm" if centre else "rms_norm")
     gain, offset = (None if p is None else rows.along(p) for p in (weight, bias))
     return rows.restore(_affine(_standardized(rows, eps, out, centre=centre), gain, offset, out))
 
@@ -56,13 +56,13 @@ def group_norm(
     """
     batch, channels = x.shape[:2]
     grouped = (batch * groups, x.size // (batch * groups))
-    rows = Rows.of(b, b.reshape(x, grouped), q, (1,), "group_norm")
+    rows = ReductionView.of(b, b.reshape(x, grouped), q, (1,), "group_norm")
     spread = _standardized(rows, eps, out, centre=True).reshape((batch, channels, x.size // (batch * channels)))
     gain, offset = (None if p is None else p.reshape(1, channels, 1) for p in (weight, bias))
     return b.reshape(_affine(spread, gain, offset, out), x.shape)
 
 
-def _affine(x: Int, weight: Array | None, bias: Array | None, out: QParams) -> Value:
+def _affine(x: FixedPoint, weight: Array | None, bias: Array | None, out: QParams) -> Value:
     """x * weight + bias in int32, then the result's parameters.
 
     The product has 31 bits less (with 38, NPUs round some otherwise), and the bias is rounded to its step. An int16
@@ -76,13 +76,13 @@ def _affine(x: Int, weight: Array | None, bias: Array | None, out: QParams) -> V
         peak = max(peak, float(np.abs(bias).max()) / (x.scale * (1 << 30)))
     step = max(2.0 * peak * x.scale, float(out.scale) if bias is not None and out.dtype is DType.INT16 else 0.0)
     unit = step / x.scale * 2.0**-31
-    y = x.times(Int.const(x.b, np.rint(factors / unit).astype(np.int64), I32, unit), 31)
+    y = x.times(FixedPoint.const(x.b, np.rint(factors / unit).astype(np.int64), I32, unit), 31)
     if bias is not None:
-        y = y + Int.const(x.b, np.rint(bias / y.scale).astype(np.int64), I32, y.scale)
+        y = y + FixedPoint.const(x.b, np.rint(bias / y.scale).astype(np.int64), I32, y.scale)
     return y.to(out)
 
 
-def _standardized(rows: Rows, eps: float, out: QParams, *, centre: bool) -> Int:
+def _standardized(rows: ReductionView, eps: float, out: QParams, *, centre: bool) -> FixedPoint:
     """(x - mean) / sqrt(variance + eps), or x / sqrt(mean(x * x) + eps), as int32."""
     floor = eps / rows.x.scale**2  # eps in squared steps of x
     if floor > rows.x.peak**2 * (1 << (8 if out.dtype is DType.INT8 else 16)):
@@ -96,7 +96,7 @@ def _standardized(rows: Rows, eps: float, out: QParams, *, centre: bool) -> Int:
     return y.in_steps_of(math.sqrt(rows.n) * 2.0 ** (14 - 29 - energy.drop / 2))
 
 
-def _scaled_deviation(rows: Rows, eps: float, *, centre: bool) -> Int:
+def _scaled_deviation(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
     """(x - mean) / sqrt(eps) where x is in steps so small, as of zeros alone, that no variance counts beside eps."""
     bits = 6 if rows.x.dtype is DType.INT8 else 2
     x = rows.x.in_steps_of(1.0).widened(bits)
@@ -110,7 +110,7 @@ def _scaled_deviation(rows: Rows, eps: float, *, centre: bool) -> Int:
 # -- int8 ----------------------------------------------------------------------------------------------------
 
 
-def squares_int8(rows: Rows, bits: int, *, centre: bool) -> tuple[Int, Int]:
+def squares_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[FixedPoint, FixedPoint]:
     """Sum of (x - mean)**2 (or of (x - zero point)**2) in units of 2**-bits, and the sum of x.
 
     From whole numbers: Q = sum(x * x) <= n * 2**14 and S = sum(x). S * S / n is S times the mean in Q22, a
@@ -132,7 +132,7 @@ def squares_int8(rows: Rows, bits: int, *, centre: bool) -> tuple[Int, Int]:
     return square.within(0, math.ceil(n * 2.0 ** (16 + bits))), total
 
 
-def _standardized_int8(rows: Rows, floor: float, *, centre: bool) -> Int:
+def _standardized_int8(rows: ReductionView, floor: float, *, centre: bool) -> FixedPoint:
     """x * g - mean * g with g = rsqrt(V) and V = n * (variance + eps) * 2**bits, exact, below 2**30.
 
     V >= 2**(bits - 1) wherever a row is not constant, so x * g < 2**(37 - bits / 2); the products are shifted
@@ -173,15 +173,15 @@ class Energy:
         squares: sum(shifted**2) >> drop; below 2**29 and a rounding for each element.
     """
 
-    shifted: Int
-    shift: Int
-    squares: Int
+    shifted: FixedPoint
+    shift: FixedPoint
+    squares: FixedPoint
     bits: int
     drop: int
     n: int
 
     @classmethod
-    def of(cls, rows: Rows, *, centre: bool, floor: float = 0.0) -> Energy:
+    def of(cls, rows: ReductionView, *, centre: bool, floor: float = 0.0) -> Energy:
         """Energy about the mean, or about zero, where ``floor`` squared steps of x for each element can be added.
 
         With 2**16 elements and a floor of 2**46, beyond which no norm asks for it, ``bits`` is -4.
@@ -204,22 +204,22 @@ class Energy:
         squares = rows.sum_of(shifted.times(shifted, drop), peak=(1 << 29) + n)
         return cls(shifted, shift, squares, bits, drop, n)
 
-    def scaled(self, floor: float) -> Int:
+    def scaled(self, floor: float) -> FixedPoint:
         """n * floor in the units of ``squares``: a mantissa that follows the shift of each row."""
         exponent, mantissa = _amount(self.n, floor)
         exponent += 2 * self.bits - self.drop
         falls = self.shift.like(-exponent) - (self.shift + self.shift)
         falls = falls.minimum(31).maximum(0)
-        whole = Int.const(self.shift.b, np.full(self.shift.shape, mantissa), I32)
+        whole = FixedPoint.const(self.shift.b, np.full(self.shift.shape, mantissa), I32)
         return whole.shifted_right(falls).in_steps_of(self.squares.scale)
 
-    def root(self) -> Int:
+    def root(self) -> FixedPoint:
         """sqrt(sum(c * c)) in steps of x."""
         root = sqrt(self.squares.in_steps_of(1.0))  # 2**shift times as much, in steps of c
         return root.shifted_right(self.shift).in_steps_of(2.0 ** (-self.bits + self.drop / 2 - 14))
 
 
-def _places(size: Int, rows: Rows, rounded: bool) -> Int:
+def _places(size: FixedPoint, rows: ReductionView, rounded: bool) -> FixedPoint:
     """By how many bits to shift rows of abs(c), each element up to one more if ``rounded``."""
     total = rows.sum_of(size, peak=1 << 29)
     zeros = (total + rows.n if rounded else total).leading_zeros()

@@ -9,7 +9,7 @@ import numpy as np
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
-from arm_backend_core.ops.integers import Array, Int
+from arm_backend_core.ops.integers import Array, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.targets.transpose_swaps import LONGEST
 from arm_backend_core.tosa.builder import Builder
@@ -20,7 +20,7 @@ _MOST = 1 << 22  # elements that keep 8 bits of each int16 in a sum of magnitude
 
 
 @dataclass(frozen=True)
-class Rows:
+class ReductionView:
     """A quantized tensor of which one axis, of size ``n``, is reduced.
 
     A single axis stays where it is: a RESHAPE may cost a copy of the tensor. Several become one; axes that are not
@@ -31,7 +31,7 @@ class Rows:
         zero_point: what stands for 0.
     """
 
-    x: Int
+    x: FixedPoint
     zero_point: int
     axis: int
     shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Rows:
     parts: int = 1
 
     @classmethod
-    def of(cls, b: Builder, x: Value, q: QParams, axes: Sequence[int], operator: str) -> Rows:
+    def of(cls, b: Builder, x: Value, q: QParams, axes: Sequence[int], operator: str) -> ReductionView:
         """Rows of a tensor along ``axes``.
 
         Raises:
@@ -54,7 +54,7 @@ class Rows:
         if parts is None:
             raise Unsupported(f"a reduction over {n} elements ({_MOST} at most, in equal parts of {LONGEST} at most)")
         order = tuple(range(x.rank))
-        whole = Int(b, x, *x.dtype.range, float(q.scale))
+        whole = FixedPoint(b, x, *x.dtype.range, float(q.scale))
         if len(axes) == parts == 1:
             return cls(whole, q.zero_point, axes[0], x.shape, order)
         if axes != list(range(axes[0], axes[0] + len(axes))):
@@ -82,29 +82,29 @@ class Rows:
         shape = [size if first <= axis <= self.axis else 1 for axis, size in enumerate(self.x.shape)]
         return np.asarray(weights, dtype=np.float64).reshape(shape)
 
-    def max(self) -> Int:
+    def max(self) -> FixedPoint:
         """Maximum of each row; along the last dimension ``maximum_along`` takes a quarter of REDUCE_MAX's cycles."""
         if self.axis == self.x.value.rank - 1:
             return self.max_of(self.x)
         return replace(self.x, value=self.x.b.reduce("REDUCE_MAX", self.x.value, self.axis))
 
-    def max_of(self, x: Int) -> Int:
+    def max_of(self, x: FixedPoint) -> FixedPoint:
         """Maximum along the rows of something else than the tensor itself."""
         x = maximum_along(x, self.axis)
         return maximum_along(x, self.axis - 1) if self.parts > 1 else x
 
-    def sum(self, zero_point: int = 0) -> Int:
+    def sum(self, zero_point: int = 0) -> FixedPoint:
         """Sum of each row less the zero point, int32."""
         return self.sum_of(self.x.less(zero_point))
 
-    def mean(self, bits: int) -> Int:
+    def mean(self, bits: int) -> FixedPoint:
         """Mean of each row, as its elements are stored, in steps of 2**-bits of theirs; int32."""
         total = self.sum()
         factor = 2.0**bits / self.n * (total.scale / self.x.scale)
         return total.rescale(I32, factor).in_steps_of(2.0**-bits)
 
-    def sum_of(self, x: Int, peak: int | None = None) -> Int:
-        """Sum along the rows of something else than the tensor itself, int32; for ``peak`` see ``Int.times``.
+    def sum_of(self, x: FixedPoint, peak: int | None = None) -> FixedPoint:
+        """Sum along the rows of something else than the tensor itself, int32; for ``peak`` see ``FixedPoint.times``.
 
         Ethos-U adds two elements in a fifth of REDUCE_SUM's cycles (U85: a fortieth), and of tensors of any size. Where
         the sum of ``parts`` could exceed 32 bits, theirs are counted in larger steps.
@@ -119,7 +119,7 @@ class Rows:
         return first + second
 
 
-def maximum_along(x: Int, axis: int) -> Int:
+def maximum_along(x: FixedPoint, axis: int) -> FixedPoint:
     """Maximum along an axis: of halves, which share an element where it is odd, until one is left.
 
     That is one operation for each element in all. No NPU has REDUCE_MAX of INT32.

@@ -10,15 +10,15 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.fixed_point.inverse import POINTS, logarithm, reciprocal
-from arm_backend_core.ops.fixed_point.rows import Rows
-from arm_backend_core.ops.integers import ONE, Array, Int
+from arm_backend_core.ops.fixed_point.rows import ReductionView
+from arm_backend_core.ops.integers import Q15_MAX, Array, FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
 
 I16, I32 = DType.INT16, DType.INT32
 #: exp(-NEPERS) * ONE < 0.5, so nothing further below the maximum counts.
-NEPERS = math.log(2 * ONE)
+NEPERS = math.log(2 * Q15_MAX)
 #: The longest row whose lost halves (at most n / 2 of ONE) cannot move an int8 probability by a step.
 PLAIN_ROW = 224
 #: Gain of the table for the small terms of a long sum.
@@ -34,17 +34,17 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = Rows.of(b, x, q, (axis,), "softmax")
+    rows = ReductionView.of(b, x, q, (axis,), "softmax")
     _require(out, 2.0**-16, "softmax")
     if rows.n == 1:
         return rows.restore(_alike(rows, 1).to(out))
     grid, e, total = _exponential(rows, precise=out.dtype is not DType.INT8)
-    k = grid.least * ONE
+    k = grid.least * Q15_MAX
     r = reciprocal(total).rescale(I16, k / (1 << 30), saturate=True).in_steps_of(grid.one / k)
     return rows.restore((e * r).to(out))
 
 
-def _alike(rows: Rows, number: int) -> Int:
+def _alike(rows: ReductionView, number: int) -> FixedPoint:
     """``number`` whatever the elements are."""
     wide = rows.x.rescale(I32, 1.0).in_steps_of(1.0)
     return wide - wide + number
@@ -56,7 +56,7 @@ def log_softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Va
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = Rows.of(b, x, q, (axis,), "log_softmax")
+    rows = ReductionView.of(b, x, q, (axis,), "log_softmax")
     if rows.n == 1:
         return rows.restore(_alike(rows, 0).to(out))
     grid, _, total = _exponential(rows, precise=out.dtype is not DType.INT8)
@@ -77,13 +77,13 @@ def _require(out: QParams, step: float, operator: str) -> None:
         )
 
 
-def _in_units(x: Int, scale: float, unit: float) -> Int:
+def _in_units(x: FixedPoint, scale: float, unit: float) -> FixedPoint:
     """Integers in steps of ``scale`` as INT32 in steps of 1 / unit."""
     return x.rescale(I32, scale * unit).in_steps_of(1 / unit)
 
 
 @dataclass(frozen=True)
-class _Grid:
+class _ExpTableIndex:
     """How x - reference becomes the index of a table: (x - reference + distance) * factor.
 
     Attributes:
@@ -94,16 +94,16 @@ class _Grid:
         exact: one * exp(x - reference) at the table's points.
     """
 
-    rows: Rows
-    reference: Int
-    start: Int
+    rows: ReductionView
+    reference: FixedPoint
+    start: FixedPoint
     stride: int
     factor: float
     one: float
     least: float
     exact: Array
 
-    def table(self, values: Array, variant: int) -> Int:
+    def table(self, values: Array, variant: int) -> FixedPoint:
         """A table's values in place of ``exact``.
 
         A SUB that one TABLE alone reads is one operation with it, and so are the RESCALEs that one SUB alone
@@ -118,7 +118,7 @@ class _Grid:
         return index.tabulated(values, 1 / self.one)
 
 
-def _exponential(rows: Rows, *, precise: bool) -> tuple[_Grid, Int, Int]:
+def _exponential(rows: ReductionView, *, precise: bool) -> tuple[_ExpTableIndex, FixedPoint, FixedPoint]:
     """The grid, exp(x - reference) as int16, and its sum along the rows."""
     _at_most(65536, rows)
     split = rows.n > (8 if precise else PLAIN_ROW)
@@ -128,7 +128,7 @@ def _exponential(rows: Rows, *, precise: bool) -> tuple[_Grid, Int, Int]:
     return grid, value, _summed(grid, value, split).within(max(1, int(0.98 * grid.least)), (1 << 31) - 1)
 
 
-def _summed(grid: _Grid, value: Int, split: bool) -> Int:
+def _summed(grid: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:
     """Sum of the exponentials.
 
     The halves that rounding drops may add up to n / 2, that is n * 2**-16 of the sum. Where that matters they
@@ -143,27 +143,27 @@ def _summed(grid: _Grid, value: Int, split: bool) -> Int:
         remainder = rows.sum_of(grid.table((exact - np.rint(exact)) * (1 << 14), 1))
         return rows.sum_of(value) + remainder.rescale(I32, 2.0**-14).in_steps_of(value.scale)
     _at_most(64000, rows)
-    tail = exact < ONE / GAIN
+    tail = exact < Q15_MAX / GAIN
     upper = rows.sum_of(grid.table(np.where(tail, 0, exact), 1))
     lower = rows.sum_of(grid.table(np.where(tail, GAIN * exact, 0), 2))
     return upper + lower.rescale(I32, 1 / GAIN).in_steps_of(value.scale)
 
 
-def _at_most(n: int, rows: Rows) -> None:
+def _at_most(n: int, rows: ReductionView) -> None:
     """Refuse rows whose exponentials, of int16, may exceed 32 bits."""
     if rows.n > n:
         raise Unsupported(f"a softmax over {rows.n} {rows.x.dtype.value} elements ({n} at most)")
 
 
-def _grid_int8(rows: Rows) -> _Grid:
+def _grid_int8(rows: ReductionView) -> _ExpTableIndex:
     """x - max has 256 values, each with its own table entry, so e errs by 2**-16 only."""
     maximum = rows.max()
     with np.errstate(over="ignore"):
-        exact = np.minimum(np.exp(POINTS / 128 * rows.x.scale) * ONE, ONE)
-    return _Grid(rows, maximum.rescale(I32, 1.0), maximum, 1, 128.0, float(ONE), float(ONE), exact)
+        exact = np.minimum(np.exp(POINTS / 128 * rows.x.scale) * Q15_MAX, Q15_MAX)
+    return _ExpTableIndex(rows, maximum.rescale(I32, 1.0), maximum, 1, 128.0, float(Q15_MAX), float(Q15_MAX), exact)
 
 
-def _grid_int16(rows: Rows, nepers: float) -> _Grid:
+def _grid_int16(rows: ReductionView, nepers: float) -> _ExpTableIndex:
     """512 intervals span ``nepers``, each of h = 0.022 or so, and the maximum is near the upper end of int16.
 
     Interpolation errs by h * h / 8 = 2**-14 of e, halved by lowering the points, and the index by 2**-13.5 of
@@ -172,16 +172,16 @@ def _grid_int16(rows: Rows, nepers: float) -> _Grid:
     """
     scale = min(rows.x.scale, 2 * nepers)  # one step more is nothing either way
     top = rows.max().rescale(I32, 1.0)
-    factor = min(max(1.0, scale * 65535 / nepers), float(ONE))
-    distance = math.floor(ONE / factor)
+    factor = min(max(1.0, scale * 65535 / nepers), float(Q15_MAX))
+    distance = math.floor(Q15_MAX / factor)
     start, stride, reference = top - distance, 1, top
-    one = least = ONE * math.exp((distance * factor - 32768) * scale / factor)
+    one = least = Q15_MAX * math.exp((distance * factor - 32768) * scale / factor)
     if scale < 1 / 16:
         start, stride = start.rescale(I16, 0.5), 2
         reference = start.rescale(I32, 2.0) + distance
         least = one * math.exp(-scale)
-    exact = np.minimum(np.exp((POINTS / factor - distance) * scale) * one, ONE)
-    if factor < ONE:  # else the maximum and all that counts beside it meet points
+    exact = np.minimum(np.exp((POINTS / factor - distance) * scale) * one, Q15_MAX)
+    if factor < Q15_MAX:  # else the maximum and all that counts beside it meet points
         exact *= 1 - (128 * scale / factor) ** 2 / 16
     exact[0] *= factor == 1.0  # where anything smaller saturates
-    return _Grid(rows, reference, start, stride, factor, one, least, exact)
+    return _ExpTableIndex(rows, reference, start, stride, factor, one, least, exact)

@@ -9,8 +9,8 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.ops.fixed_point.inverse import sqrt
 from arm_backend_core.ops.fixed_point.norms import Energy, squares_int8
-from arm_backend_core.ops.fixed_point.rows import Rows
-from arm_backend_core.ops.integers import Int
+from arm_backend_core.ops.fixed_point.rows import ReductionView
+from arm_backend_core.ops.integers import FixedPoint
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
@@ -24,7 +24,7 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = Rows.of(b, x, q, axes, "mean")
+    rows = ReductionView.of(b, x, q, axes, "mean")
     total = rows.sum(q.zero_point)
     return _kept(x, axes, total.in_steps_of(total.scale / rows.n), out)
 
@@ -35,12 +35,12 @@ def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    return _kept(x, axes, Rows.of(b, x, q, axes, "sum").sum(q.zero_point), out)
+    return _kept(x, axes, ReductionView.of(b, x, q, axes, "sum").sum(q.zero_point), out)
 
 
 def largest(b: Builder, x: Value, q: QParams, axis: int) -> Value:
     """Maximum of int8 or int16 along one axis, kept with size 1, in fewer cycles than one REDUCE_MAX."""
-    return Rows.of(b, x, q, (axis,), "amax").max().value
+    return ReductionView.of(b, x, q, (axis,), "amax").max().value
 
 
 def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float, out: QParams) -> Value:
@@ -52,7 +52,7 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = Rows.of(b, x, q, axes, "var")
+    rows = ReductionView.of(b, x, q, axes, "var")
     n = rows.n
     if q.dtype is DType.INT8:
         squares, bits = _squares_int8(rows)
@@ -76,7 +76,7 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     Raises:
         Unsupported: x is neither int8 nor int16.
     """
-    rows = Rows.of(b, x, q, axes, "std")
+    rows = ReductionView.of(b, x, q, axes, "std")
     if q.dtype is DType.INT8:
         squares, bits = _squares_int8(rows)
         root = sqrt(squares.maximum(0).in_steps_of(1.0))
@@ -86,13 +86,13 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     return _kept(x, axes, root.in_steps_of(root.scale * float(q.scale) / math.sqrt(rows.n - correction)), out)
 
 
-def _squares_int8(rows: Rows) -> tuple[Int, int]:
+def _squares_int8(rows: ReductionView) -> tuple[FixedPoint, int]:
     """Sum of (x - mean)**2 in units of 2**-bits, below 2**30, and the bits."""
     bits = min(14, math.floor(29.9 - math.log2(rows.n * (1 << 14))))
     return squares_int8(rows, bits, centre=True)[0], bits
 
 
-def _kept(x: Value, axes: Sequence[int], y: Int, out: QParams) -> Value:
+def _kept(x: Value, axes: Sequence[int], y: FixedPoint, out: QParams) -> Value:
     """The result of a reduction, its axes with size 1."""
     axes = [axis % x.rank for axis in axes]
     return y.b.reshape(y.to(out), [1 if axis in axes else size for axis, size in enumerate(x.shape)])

@@ -23,7 +23,7 @@ from torchao.quantization.pt2e.quantizer import (
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.fusion import merging_reader
 from arm_backend_core.nodes import INTERVAL, is_float, overload_of
-from arm_backend_core.ops.catalog import find, moves
+from arm_backend_core.ops.catalog import find, is_data_movement
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION
 from arm_backend_core.quantization.observer import RangeObserver
@@ -44,7 +44,7 @@ class ProbabilityObserver(RangeObserver):
         return 0.0, min(max(1.25 * seen.high, _LEAST), 1.0) if seen.count else 1.0
 
 
-def refine(graph: Graph, improve: Collection[str]) -> None:
+def choose_activation_precision(graph: Graph, improve: Collection[str]) -> None:
     """Change the annotations of an annotated graph; those of outputs that are annotated themselves are left alone.
 
     Args:
@@ -71,7 +71,7 @@ def _is_unit(spec: FixedQParamsQuantizationSpec) -> bool:
 
 def _weights_attention(node: Node) -> bool:
     """Whether products and sums alone read it, or what is moved from it."""
-    moved = [user for user in node.users if moves(user)]
+    moved = [user for user in node.users if is_data_movement(user)]
     others = {overload_of(user.target) for user in node.users if user not in moved}
     return bool(node.users) and others <= _PRODUCTS and all(map(_weights_attention, moved))
 
@@ -102,7 +102,7 @@ def _widen_angles(graph: Graph) -> None:
 def _before(reader: Node, source: Node | None = None) -> Iterator[Node]:
     """What only moves what ``reader`` reads, backwards, and what that is from."""
     source = source or reader.all_input_nodes[0]
-    while moves(source) and len(source.all_input_nodes) == 1:
+    while is_data_movement(source) and len(source.all_input_nodes) == 1:
         yield source
         (source,) = source.all_input_nodes
     yield source

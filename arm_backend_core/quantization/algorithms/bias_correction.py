@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from arm_backend_core.nodes import PLACE, attribute
-from arm_backend_core.ops.catalog import find, moves
+from arm_backend_core.nodes import TIMESTEP_SLOT, attribute
+from arm_backend_core.ops.catalog import find, is_data_movement
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.graph_interpreter import readers_through
 from arm_backend_core.quantization.observer import WeightObserver
-from arm_backend_core.quantization.ptq import AT_A_TIME, Observed
+from arm_backend_core.quantization.ptq import AT_A_TIME, ObservedProgram
 
 
 @dataclass(frozen=True)
 class _Use:
     """Operators of one model that have a weight and a bias, or none, in common."""
 
-    model: Observed
+    model: ObservedProgram
     weight: Node
     bias: Node | None
     nodes: list[Node]
@@ -58,7 +58,7 @@ class BiasCorrection:
     the mean of what all of them read.
     """
 
-    def __init__(self, models: Sequence[Observed]) -> None:
+    def __init__(self, models: Sequence[ObservedProgram]) -> None:
         groups: dict[Hashable, list[_Use]] = {}
         for model in models:
             seen = Counter[Hashable]()  # within a model, layers are corrected one by one
@@ -85,7 +85,7 @@ class BiasCorrection:
                     _give(use, old, new)
 
 
-def _uses(model: Observed) -> Iterator[_Use]:
+def _uses(model: ObservedProgram) -> Iterator[_Use]:
     uses: dict[tuple[Node, Node | None], _Use] = {}
     for node in model.graph.nodes:
         operands = _rounded(model, node)
@@ -94,7 +94,7 @@ def _uses(model: Observed) -> Iterator[_Use]:
     yield from uses.values()
 
 
-def _tensor(model: Observed, node: Node) -> Hashable:
+def _tensor(model: ObservedProgram, node: Node) -> Hashable:
     """Which tensor of the user's model it is; of one that was made of these, as by folding a norm, what it holds."""
     if node in model.held:
         return model.held[node]
@@ -112,7 +112,7 @@ def _corrected(use: _Use, mean: _Mean) -> tuple[Tensor, Tensor]:
     return old, (old.detach().double() - shift).to(old.dtype)
 
 
-def _shift(model: Observed, weight: Node, node: Node, mean: _Mean) -> Tensor:
+def _shift(model: ObservedProgram, weight: Node, node: Node, mean: _Mean) -> Tensor:
     """What each output channel is off by."""
     name = str(weight.target)
     given = attrgetter(name)(model.model).detach()
@@ -162,7 +162,7 @@ class _Mean:
         self.count += x.numel() // x.shape[self._axis]
 
 
-def _rounded(model: Observed, node: Node) -> tuple[Node, Node | None] | None:
+def _rounded(model: ObservedProgram, node: Node) -> tuple[Node, Node | None] | None:
     """Weight and bias of an operator whose weight is quantized, output channels first."""
     record = find(node)
     if record is None or record.kind is not Kind.CONV or record.weight_axis(node):
@@ -172,14 +172,16 @@ def _rounded(model: Observed, node: Node) -> tuple[Node, Node | None] | None:
     weight, bias = _operand(node, record.weight), node.args[record.bias] if len(node.args) > record.bias else None
     if not isinstance(model.observers.get((weight, node)), WeightObserver) or weight.op != "get_attr":
         return None
-    if bias is None and "bias" not in node.kwargs and PLACE not in node.meta:  # a step's sums would each cost an ADD
+    if (
+        bias is None and "bias" not in node.kwargs and TIMESTEP_SLOT not in node.meta
+    ):  # a step's sums would each cost an ADD
         return weight, None
     return (weight, bias) if isinstance(bias, Node) and bias.op == "get_attr" else None
 
 
 def _is_normalized(node: Node) -> bool:
     """Whether an RMS norm reads it, or what is moved from it."""
-    readers = readers_through(node, moves)
+    readers = readers_through(node, is_data_movement)
     return any(reader.target is torch.ops.aten.rms_norm.default for reader in readers)
 
 

@@ -22,8 +22,8 @@ from torch.fx import Graph, GraphModule, Node
 from torchao.quantization.pt2e import prepare
 from torchao.quantization.pt2e.quantizer import DerivedQuantizationSpec, SharedQuantizationSpec
 
-from arm_backend_core.nodes import PLACE, is_float
-from arm_backend_core.ops.catalog import find, moves
+from arm_backend_core.nodes import TIMESTEP_SLOT, is_float
+from arm_backend_core.ops.catalog import find, is_data_movement
 from arm_backend_core.quantization import get_symmetric_a16w8_quantization_config
 from arm_backend_core.quantization.annotator import ANNOTATION, connect
 from arm_backend_core.quantization.graph_interpreter import readers_through
@@ -67,7 +67,7 @@ class _Group:
     returned: Collection[Node]
 
 
-class Joins:
+class ConcatScales:
     """Concatenations of a program; operands that may be apart from them observe by themselves until ``apply``.
 
     Args:
@@ -92,7 +92,7 @@ class Joins:
 
     def _part(self, whole: RangeObserver, places: list[Place]) -> None:
         """Beside the one observer, one for each tensor that is read elsewhere, with what is moved of it."""
-        if any(PLACE in _source(place).meta for place in places):
+        if any(TIMESTEP_SLOT in _source(place).meta for place in places):
             return  # the steps of a recurrent layer have their parameters in common
         same = _tensors(places, self._specs)
         operands = [place for place in places if isinstance(place, tuple) and _joins(place[1])]
@@ -202,18 +202,18 @@ def _widened(observer: RangeObserver) -> RangeObserver:
 
 def _joins(node: Node) -> bool:
     """Whether it moves several tensors into one."""
-    return moves(node) and sum(map(is_float, node.all_input_nodes)) > 1
+    return is_data_movement(node) and sum(map(is_float, node.all_input_nodes)) > 1
 
 
 def _is_computed_with(node: Node) -> bool:
     """Whether something reads its values, and not only moves them."""
-    return any(user.op == "output" or (find(user) is not None and not moves(user)) for user in node.users)
+    return any(user.op == "output" or (find(user) is not None and not is_data_movement(user)) for user in node.users)
 
 
 def _is_returned(node: Node) -> bool:
     """Whether the model returns it, or what is moved of it, as float, and nothing else reads it."""
-    readers = list(readers_through(node, moves))
-    ends = [reader for reader in readers if not moves(reader) or not reader.users]
+    readers = list(readers_through(node, is_data_movement))
+    ends = [reader for reader in readers if not is_data_movement(reader) or not reader.users]
     return bool(readers) and all(end.op == "output" and not end.meta.get(ANNOTATION) for end in ends)
 
 

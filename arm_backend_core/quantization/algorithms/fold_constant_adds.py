@@ -13,7 +13,7 @@ from arm_backend_core.nodes import constant_nodes, drop_unread, is_float
 aten = torch.ops.aten
 
 
-def join_constants(graph: Graph) -> None:
+def fold_constant_adds(graph: Graph) -> None:
     """x + a + b of constants a and b, of real numbers, becomes x + (a + b), where that is no larger than a or b.
 
     It is an addition less, and x + a is not rounded on the way.

@@ -49,7 +49,7 @@ class _Norm:
         return y if self.gain == 1.0 else call(node, aten.mul.Scalar, y, self.gain)
 
 
-def join_logarithms(module: GraphModule) -> None:
+def fuse_log_softmax(module: GraphModule) -> None:
     """Replace logarithms of softmaxes."""
     logarithms = module.graph.find_nodes(op="call_function", target=aten.log.default)
     found = {log: x for log in logarithms if (x := _origin(log.args[0])).target is aten.softmax.int}
@@ -60,7 +60,7 @@ def join_logarithms(module: GraphModule) -> None:
         drop_unread(module.graph)
 
 
-def join_norms(module: GraphModule, improve: Collection[str]) -> None:
+def fuse_norms(module: GraphModule, improve: Collection[str]) -> None:
     """Replace norms that ``improve`` names, with the product by a constant of its size where one follows."""
     norms = {node: found for node in module.graph.nodes if (found := _normalized(node)) is not None}
     norms = {node: found for node, found in norms.items() if ("norms" if found.centre else "rms_norms") in improve}

@@ -18,7 +18,7 @@ from torch.fx import Node
 from arm_backend_core.ops.catalog import find
 from arm_backend_core.ops.registry import Kind
 from arm_backend_core.quantization.observer import WeightObserver
-from arm_backend_core.quantization.ptq import Observed
+from arm_backend_core.quantization.ptq import ObservedProgram
 
 #: Most levels on either side of 0: of more, what is lost by rounding is below what activations lose.
 _LEVELS = 16
@@ -29,14 +29,14 @@ _BLOCK = 32
 _ROWS = 4
 
 
-class Rounding:
+class Gptq:
     """Watches what layers with such weights read while samples run, then rounds the weights.
 
     Args:
         centred: biases are corrected afterwards, which takes the mean of the errors away.
     """
 
-    def __init__(self, model: Observed, *, centred: bool) -> None:
+    def __init__(self, model: ObservedProgram, *, centred: bool) -> None:
         self._model, self._centred = model, centred
         self._moments: dict[Node, tuple[list[Node], _Moments]] = {}
         readers: dict[Node, list[Node]] = {}
@@ -93,7 +93,7 @@ class _Moments:
         return (1 - part) * found + torch.diag(part * diagonal + 0.01 * total / n + 1e-30)
 
 
-def _weight(model: Observed, node: Node) -> Node | None:
+def _weight(model: ObservedProgram, node: Node) -> Node | None:
     """The weight of a layer that is one matrix of few levels."""
     record = find(node)
     if record is None or record.kind is not Kind.CONV or record.weight_axis(node):

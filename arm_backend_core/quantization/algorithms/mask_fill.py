@@ -16,7 +16,7 @@ from arm_backend_core.aten.batch_norm import call
 from arm_backend_core.aten.constants import Constants
 from arm_backend_core.aten.mask_constants import FAR
 from arm_backend_core.nodes import drop_unread, is_float
-from arm_backend_core.ops.catalog import moves
+from arm_backend_core.ops.catalog import is_data_movement
 from arm_backend_core.quantization.graph_interpreter import readers_through
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ _FILLINGS: dict[Any, tuple[tuple[int, int], ...]] = {
 }
 
 
-def bound_fillings(module: GraphModule) -> None:
+def bound_mask_fill(module: GraphModule) -> None:
     """Fill with a little less than the least of all where a number far below them is to be chosen last; or with more.
 
     Where a row has nothing else, int8 would hold no more of such a number; a comparison may still tell it from others.
@@ -82,7 +82,7 @@ def _is_compared(node: Node) -> bool:
     """Whether a comparison reads what ``node`` chooses, or what is moved of it."""
 
     def through(reader: Node) -> bool:
-        return moves(reader) or (reader.target is operator.getitem and reader.args[1:] == (0,))
+        return is_data_movement(reader) or (reader.target is operator.getitem and reader.args[1:] == (0,))
 
     read = {getattr(reader.target, "overloadpacket", None) for reader in readers_through(node, through)}
     return bool(read & _COMPARISONS)

@@ -13,7 +13,7 @@ _FEW = 16
 _NAMED = 3
 
 
-def tell(observers: Iterable[Any]) -> None:
+def add_notes(observers: Iterable[Any]) -> None:
     """Add a sentence for each kind to the notes of the export."""
     notes = events.current().notes
     kinds: dict[str, list[str]] = {}

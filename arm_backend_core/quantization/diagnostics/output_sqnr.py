@@ -21,10 +21,10 @@ from arm_backend_core.kinds import ScalarKind, kind_of
 from arm_backend_core.nodes import in_words, is_dequantize, is_quantize, is_random
 from arm_backend_core.ops.loops import LOOP_OUT
 from arm_backend_core.quantization.diagnostics.error_metrics import Sums
-from arm_backend_core.quantization.graph_interpreter import Walk, paths_of
+from arm_backend_core.quantization.graph_interpreter import GraphInterpreter, paths_of
 
 if TYPE_CHECKING:
-    from arm_backend_core.quantization.ptq import Observed
+    from arm_backend_core.quantization.ptq import ObservedProgram
 
 _EMBEDDING = torch.ops.aten.embedding.default
 #: dB of a result below which its noise is half of its values: the user is told.
@@ -55,10 +55,10 @@ class _Constant:
         return (self.integers[rows].float() - zero_point) * scale
 
 
-class _Run(Walk):
+class _Run(GraphInterpreter):
     """The quantized graph in floating point: with its roundings, or as it was without them."""
 
-    def __init__(self, model: Observed, *, rounds: bool, see: Callable[[Node, Any], None] | None = None) -> None:
+    def __init__(self, model: ObservedProgram, *, rounds: bool, see: Callable[[Node, Any], None] | None = None) -> None:
         super().__init__(model.graph, paths_of(model.graph))
         self._model, self._rounds, self._see = model, rounds, see
 
@@ -91,7 +91,7 @@ def _rounded(x: Tensor, scale: float, zero_point: int, low: int, high: int, dtyp
     return torch.fake_quantize_per_tensor_affine(x, scale, zero_point, low, high)
 
 
-def losses(model: Observed) -> dict[str, float]:
+def output_sqnr(model: ObservedProgram) -> dict[str, float]:
     """dB of each result of floating point over the noise that rounding adds to it, for the last sample, by its name.
 
     Args:
@@ -126,7 +126,7 @@ def _sqnr(exact: Any, made: Any) -> float | None:
     return sums.gap.sqnr if sums.signal and math.isfinite(sums.signal + sums.noise) else None
 
 
-def told(model: Observed, method: str, found: Mapping[str, float]) -> str:
+def describe_losses(model: ObservedProgram, method: str, found: Mapping[str, float]) -> str:
     """A sentence on the result of which least is left, with what loses most."""
     output, sqnr = min(found.items(), key=itemgetter(1))
     where = _culprit(model)
@@ -137,7 +137,7 @@ def told(model: Observed, method: str, found: Mapping[str, float]) -> str:
     )
 
 
-def _culprit(model: Observed) -> str:
+def _culprit(model: ObservedProgram) -> str:
     """The operator whose result is worse than its operands by the most."""
     nodes = [node for node in model.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
     if sum(node.meta["val"].numel() for node in nodes) > _KEPT:

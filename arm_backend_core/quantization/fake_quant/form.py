@@ -26,20 +26,20 @@ from arm_backend_core.quantization.annotator import connect_weight
 from arm_backend_core.quantization.fake_quant.layers import Layers
 from arm_backend_core.quantization.fake_quant.ranges import Parameters, Range, rounded
 from arm_backend_core.quantization.fake_quant.tape import Tape
-from arm_backend_core.quantization.graph_interpreter import Paths, Walk, paths_of
+from arm_backend_core.quantization.graph_interpreter import GraphInterpreter, Paths, paths_of
 from arm_backend_core.quantization.observer import RangeObserver, WeightObserver
-from arm_backend_core.quantization.ptq import Observed
+from arm_backend_core.quantization.ptq import ObservedProgram
 
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
-def activations(observed: Observed) -> list[RangeObserver]:
+def activations(observed: ObservedProgram) -> list[RangeObserver]:
     """What observes tensors that differ from call to call and has a range to choose, in the program's order."""
     unique = dict.fromkeys(observed.observers.values())
     return [one for one in unique if isinstance(one, RangeObserver) and not one.exact]
 
 
-def settle(observer: RangeObserver, parameters: Parameters) -> None:
+def set_parameters(observer: RangeObserver, parameters: Parameters) -> None:
     """Let an observer give these parameters, whatever it saw."""
     scale, zero_point = (value.detach().cpu().reshape(1) for value in parameters)
     observer._seen.parameters = scale.float(), zero_point.round().long()
@@ -62,7 +62,7 @@ class Settings:
     live: bool
 
 
-class Form:
+class FakeQuantProgram:
     """The program for some shapes.
 
     Args:
@@ -78,7 +78,7 @@ class Form:
         paths: of ``paths_of``.
     """
 
-    def __init__(self, program: ExportedProgram, observe: Callable[[ExportedProgram], Observed]) -> None:
+    def __init__(self, program: ExportedProgram, observe: Callable[[ExportedProgram], ObservedProgram]) -> None:
         layers, signature = Layers.of(program), program.graph_signature
         names = [str(spec.target) for spec in signature.input_specs if spec.kind in _HELD]
         self._tensors = {name: store_of(program, name)[name] for name in names}
@@ -118,10 +118,10 @@ class Form:
         return pytree.tree_unflatten(results[-self._results :], self._out_spec)
 
 
-class Step(Walk):
+class Step(GraphInterpreter):
     """One run of a form."""
 
-    def __init__(self, form: Form, settings: Settings) -> None:
+    def __init__(self, form: FakeQuantProgram, settings: Settings) -> None:
         super().__init__(form.observed.graph, form.paths)
         self._form, self._settings = form, settings
         self._observers = form.observed.observers
@@ -132,7 +132,7 @@ class Step(Walk):
         self._parameters: dict[Any, Parameters] = {observer: span() for observer, span in self._spans.items()}
         self._read: dict[tuple[Node, Any], Tensor] = {}
         for observer, parameters in self._parameters.items():
-            settle(observer, parameters)
+            set_parameters(observer, parameters)
         self._observe_weights()
 
     def _observe_weights(self) -> None:

@@ -16,10 +16,10 @@ from arm_backend_core.tosa.passes.branches import write_branches
 from arm_backend_core.tosa.passes.constant_views import share_constant_bytes
 from arm_backend_core.tosa.passes.cse import share_common
 from arm_backend_core.tosa.passes.layout_choice import choose_layouts, movement_cost
-from arm_backend_core.tosa.passes.matmul_columns import write_columns
+from arm_backend_core.tosa.passes.matmul_columns import matmul_columns
 from arm_backend_core.tosa.passes.narrow import move_narrow_elements, narrow_weights
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
-from arm_backend_core.tosa.passes.rewrite import settle
+from arm_backend_core.tosa.passes.rewrite import rewrite_to_fixpoint
 from arm_backend_core.tosa.passes.space_to_depth import fold_strides
 from arm_backend_core.tosa.passes.stages import (
     BLOCKS,
@@ -34,8 +34,8 @@ from arm_backend_core.tosa.passes.stages import (
 )
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
-from arm_backend_core.tosa.vela_workarounds.catalog import avoid_mistakes, check_mistakes
-from arm_backend_core.tosa.vela_workarounds.tables import give_arithmetic
+from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds, check_mistakes
+from arm_backend_core.tosa.vela_workarounds.tables import duplicate_cheap_producers
 
 Pass = Callable[[Graph, Target], None]
 
@@ -52,17 +52,17 @@ class Step(NamedTuple):
 _FAMILIES = (fold.RULES, merge.RULES, fuse.RULES, split.RULES, transpose.RULES)
 RULES = {kind: [rule for rules in _FAMILIES for rule in rules.get(kind, ())] for kind in OPERATORS}
 #: Apply all local rules until none does anything; each removes an operator or moves one downstream.
-simplify: Pass = partial(settle, rules=RULES)
-undo_transposes: Pass = partial(settle, rules={"TRANSPOSE": [transpose.undo_transpose]})
+simplify: Pass = partial(rewrite_to_fixpoint, rules=RULES)
+undo_transposes: Pass = partial(rewrite_to_fixpoint, rules={"TRANSPOSE": [transpose.undo_transpose]})
 #: RESHAPEs of RESHAPEs become one.
-merge_reshapes: Pass = partial(settle, rules={"RESHAPE": merge.RULES["RESHAPE"]})
+merge_reshapes: Pass = partial(rewrite_to_fixpoint, rules={"RESHAPE": merge.RULES["RESHAPE"]})
 
 PASSES = (
     Step(simplify, "first: what lowering wrote without looking around need not be seen by the others", SIMPLE),
     Step(share_common, "equal TRANSPOSEs and RESCALEs of one value must be one before layouts are chosen", SIMPLE),
     Step(choose_layouts, "on the merged graph; in the next round PAD, CONV2D, RESHAPE and arithmetic meet", SIMPLE),
     Step(compose_tables, "after the TRANSPOSEs are gone: only whole elementwise chains become tables", SIMPLE),
-    Step(booleans.count_booleans, "after whole chains that compare are tables; the rest may join others", COUNTED),
+    Step(booleans.lower_bool_to_int8, "after whole chains that compare are tables; the rest may join others", COUNTED),
     Step(move_narrow_elements, "undoes what simplify let sink in vain, so after all that could merge", COUNTED),
 )
 
@@ -71,15 +71,19 @@ HARDWARE_PASSES: tuple[Step, ...] = (
     Step(slice_after_transposes, "a convolution that is folded reads beyond the SLICE", COUNTED),
     Step(fold_strides, "before TRANSPOSEs get their form, because it may add some", COUNTED),
     Step(choose_transpose_forms, "needs each TRANSPOSE that will be there", COUNTED),
-    Step(write_columns, "after all that looks for neighbours in other shapes; it leaves equal RESHAPEs", COUNTED),
+    Step(matmul_columns, "after all that looks for neighbours in other shapes; it leaves equal RESHAPEs", COUNTED),
     Step(share_common, "several readers of one input ask for the same TRANSPOSE", COUNTED),
     Step(merge_reshapes, "the two above view images as they like, so RESHAPEs meet", COUNTED),
 )
 #: Behind the alternatives that the cost model chooses (``arm_backend_core.alternatives``); each alternative runs them.
 LAST_PASSES = (
     Step(undo_transposes, "of forms that turn back; before two that undo each other Vela forgets a SLICE", COUNTED),
-    Step(give_arithmetic, "what is there twice must not be shared again", COUNTED),
-    Step(avoid_mistakes, "on the neighbours that Vela will see; it would not fuse what two readers share", COUNTED),
+    Step(duplicate_cheap_producers, "what is there twice must not be shared again", COUNTED),
+    Step(
+        apply_vela_workarounds,
+        "on the neighbours that Vela will see; it would not fuse what two readers share",
+        COUNTED,
+    ),
     Step(narrow_weights, "the others compute with int8", NARROWED),
     Step(make_outputs_distinct, "the others remove IDENTITY and share equal results", RETURNED),
     Step(write_block_scaled, "before branches take what they read; the others know operators of one result", BLOCKS),

@@ -13,14 +13,14 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
 from arm_backend_core.tosa.vela_workarounds.arithmetic import filled
 
 _LOW, _HIGH = (int(bound) for bound in DType.INT32.range)
 _NUMBERS = np.arange(-128, 128)
 
 
-def count_booleans(graph: Graph, target: Target) -> None:
+def lower_bool_to_int8(graph: Graph, target: Target) -> None:
     """Where a chain of int8 operators compares, the arithmetic becomes part of its TABLE."""
     if target.hardware.booleans:
         return
@@ -34,7 +34,7 @@ def count_booleans(graph: Graph, target: Target) -> None:
         for i, x in enumerate(values):
             if x.dtype is DType.BOOL and x.data is not None:
                 values[i] = constant(x.data, DType.INT8)
-    sweep(graph, target, RULES)
+    apply_once(graph, target, RULES)
 
 
 def _number(x: Value, number: int, b: Builder) -> Value:

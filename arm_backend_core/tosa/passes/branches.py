@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Value, cut, together
+from arm_backend_core.tosa.graph import Graph, Op, Value, extract_subgraph, merge_origins
 from arm_backend_core.tosa.passes.outputs import make_outputs_distinct
-from arm_backend_core.tosa.passes.rewrite import past
+from arm_backend_core.tosa.passes.rewrite import skip_through
 
 
 def write_branches(graph: Graph, target: Target) -> None:
@@ -33,7 +33,7 @@ def _groups(graph: Graph) -> list[list[Op]]:
     groups: dict[Value, list[list[Op]]] = {}
     for op in graph.ops:
         if op.kind == "SELECT" and op.inputs[0].size == 1 and op.inputs[0].data is None:
-            of_condition = groups.setdefault(past(op.inputs[0], "RESHAPE"), [[]])
+            of_condition = groups.setdefault(skip_through(op.inputs[0], "RESHAPE"), [[]])
             if not _before(op.inputs).isdisjoint(of_condition[-1]):
                 of_condition.append([])
             of_condition[-1].append(op)
@@ -56,7 +56,7 @@ def _before(values: Iterable[Value]) -> set[Op]:
 def _branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None:
     """One COND_IF for these SELECTs; they stay where there is nothing that it could skip."""
     build = Builder(graph, target)
-    build.origins = together(selects)
+    build.origins = merge_origins(selects)
     for op in selects:  # which broadcasts, and COND_IF does not
         for i in (1, 2):
             sizes = zip(op.output.shape, op.inputs[i].shape, strict=True)
@@ -67,10 +67,15 @@ def _branch(graph: Graph, target: Target, selects: Sequence[Op]) -> None:
     results = [[op.inputs[i] for op in selects] for i in (1, 2)]
     captured = _captured(side, results[0] + results[1])
     then, other = (_cut(graph, target, captured, values) for values in results)
-    condition = past(selects[0].inputs[0], "RESHAPE")
+    condition = skip_through(selects[0].inputs[0], "RESHAPE")
     first, *more = (op.output for op in selects)
     made = Op(
-        "COND_IF", [condition, *captured], first, {"then_graph": then, "else_graph": other}, together(selects), more
+        "COND_IF",
+        [condition, *captured],
+        first,
+        {"then_graph": then, "else_graph": other},
+        merge_origins(selects),
+        more,
     )
     _put(graph, made, {*side, *selects})
 
@@ -97,7 +102,7 @@ def _loop(graph: Graph, target: Target, loop: int) -> None:
     for i, end in ends.items():
         results[i] = end.output
     inputs = [*(op.inputs[0] for op in starts), *captured]
-    made = Op("WHILE_LOOP", inputs, results[0], graphs, together(marks), results[1:])
+    made = Op("WHILE_LOOP", inputs, results[0], graphs, merge_origins(marks), results[1:])
     _put(graph, made, {*inside, *marks})
 
 
@@ -109,7 +114,7 @@ def _captured(inside: Collection[Op], results: Sequence[Value]) -> list[Value]:
 
 def _cut(graph: Graph, target: Target, inputs: Sequence[Value], results: Sequence[Value]) -> Graph:
     place = {op: i for i, op in enumerate(graph.ops)}
-    part = cut([(value, f"x{i}") for i, value in enumerate(inputs)], results, place.__getitem__)
+    part = extract_subgraph([(value, f"x{i}") for i, value in enumerate(inputs)], results, place.__getitem__)
     make_outputs_distinct(part, target)
     return part
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from arm_backend_core.targets.target import Target
-from arm_backend_core.tosa.graph import Graph, Op, Value, together
+from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
 
 
 def share_common(graph: Graph, target: Target) -> None:
@@ -22,7 +22,7 @@ def share_common(graph: Graph, target: Target) -> None:
         key += tuple((name, _frozen(attr)) for name, attr in sorted(op.attrs.items()))
         kept = first.setdefault(key, op)
         if kept is not op:
-            replaced[op.output], kept.origins = kept.output, together([kept, op])
+            replaced[op.output], kept.origins = kept.output, merge_origins([kept, op])
     graph.ops = list(first.values())
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
 

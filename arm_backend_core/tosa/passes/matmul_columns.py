@@ -15,12 +15,12 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes import merge
-from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer, skip_through
 
 _LONGEST = (1 << 16) - 1
 
 
-def write_columns(graph: Graph, target: Target) -> None:
+def matmul_columns(graph: Graph, target: Target) -> None:
     """Where ``Hardware.slow_weights`` has such MATMULs written."""
     if not 0 < (target.macs or 0) <= target.hardware.slow_weights:
         return
@@ -30,7 +30,7 @@ def write_columns(graph: Graph, target: Target) -> None:
         if op not in region:
             return None
         b, (shape, dtype), attrs = rewriter.build, (op.output.shape, op.output.dtype), dict(op.attrs)
-        inputs = [b.reshape(x := past(y, "RESHAPE"), (1, x.size, 1)) for y in op.inputs]
+        inputs = [b.reshape(x := skip_through(y, "RESHAPE"), (1, x.size, 1)) for y in op.inputs]
         if op.kind == "SLICE":
             start = int(np.ravel_multi_index(op.attrs["start"], op.inputs[0].shape))
             attrs |= {"start": [0, start, 0], "size": [1, op.output.size, 1]}
@@ -39,8 +39,8 @@ def write_columns(graph: Graph, target: Target) -> None:
         return b.reshape(b.emit(op.kind, inputs, (1, op.output.size, 1), dtype, **attrs), shape)
 
     if region:
-        sweep(graph, target, {kind: [as_column] for kind in {op.kind for op in region}})
-        sweep(graph, target, {"RESHAPE": merge.RULES["RESHAPE"]})
+        apply_once(graph, target, {kind: [as_column] for kind in {op.kind for op in region}})
+        apply_once(graph, target, {"RESHAPE": merge.RULES["RESHAPE"]})
         _join(graph, target)
 
 
@@ -52,7 +52,7 @@ def _join(graph: Graph, target: Target) -> None:
     users, b, made, pairs = graph.users(), Builder(graph, target), set[Value](), dict[Value, tuple[Value, Op]]()
     for op in graph.ops:
         for part, other in permutations(op.inputs) if op.kind == "MUL" else ():
-            whole = past(part, "SLICE")
+            whole = skip_through(part, "SLICE")
             parted = users[other] == [op] and {user.kind for user in users[whole]} == {"SLICE"}
             if parted and _of_part(whole) and _of_part(other):
                 pairs[whole] = other, op
@@ -71,8 +71,10 @@ def _join(graph: Graph, target: Target) -> None:
 
 def _of_part(x: Value) -> bool:
     """Whether ``x`` is a function of arithmetic that reads a SLICE: any other Vela lays out as it likes."""
-    op = past(x, "RESCALE", "TABLE").producer
-    sources = [past(y, "RESCALE", "RESHAPE") for y in op.inputs] if op is not None and op.kind in ELEMENTWISE else []
+    op = skip_through(x, "RESCALE", "TABLE").producer
+    sources = (
+        [skip_through(y, "RESCALE", "RESHAPE") for y in op.inputs] if op is not None and op.kind in ELEMENTWISE else []
+    )
     return any(producer(y, "SLICE") for y in sources)
 
 
@@ -93,7 +95,7 @@ def _is_step(op: Op) -> bool:
     """Whether ``op`` is such a MATMUL; not of a sum with a SLICE (a plain RNN), which takes more cycles as a column."""
     if op.kind != "MATMUL" or op.inputs[0].data is None or op.output.shape[::2] != (1, 1):
         return False
-    made = past(op.inputs[1], "RESHAPE", "RESCALE")
+    made = skip_through(op.inputs[1], "RESHAPE", "RESCALE")
     kind = made.producer.kind if made.producer is not None else ""
     return kind == "MUL" or (kind in ("ADD", "SUB") and not _of_part(made))
 

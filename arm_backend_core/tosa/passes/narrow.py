@@ -7,12 +7,12 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.legality import refusal
 from arm_backend_core.tosa.operators import UNARY
-from arm_backend_core.tosa.passes.rewrite import Rewriter, settle
+from arm_backend_core.tosa.passes.rewrite import Rewriter, rewrite_to_fixpoint
 
 
 def move_narrow_elements(graph: Graph, target: Target) -> None:
     """RESHAPE(widen(x)) becomes widen(RESHAPE(x)); where hardware copies for a RESHAPE, it copies less."""
-    settle(graph, target, {"RESHAPE": [raise_reshape]})
+    rewrite_to_fixpoint(graph, target, {"RESHAPE": [raise_reshape]})
 
 
 def raise_reshape(op: Op, rewriter: Rewriter) -> Value | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Value, together
+from arm_backend_core.tosa.graph import Graph, Op, Value, merge_origins
 
 
 class Rewriter:
@@ -56,14 +56,14 @@ def producer(value: Value, kind: str) -> Op | None:
     return op if op is not None and op.kind == kind else None
 
 
-def past(value: Value, *kinds: str) -> Value:
+def skip_through(value: Value, *kinds: str) -> Value:
     """What ``value`` is, before operators of these kinds."""
     while (op := value.producer) is not None and op.kind in kinds:
         value = op.inputs[0]
     return value
 
 
-def sweep(graph: Graph, target: Target, rules: Rules, *, anew: bool = False) -> bool:
+def apply_once(graph: Graph, target: Target, rules: Rules, *, anew: bool = False) -> bool:
     """Offer every operator, in execution order, to ``rules[kind]``; True if anything was replaced.
 
     What a rule wrote before it gave None, or before the target refused an operator, is dead and removed.
@@ -89,7 +89,7 @@ def sweep(graph: Graph, target: Target, rules: Rules, *, anew: bool = False) -> 
     graph.outputs = [replaced.get(value, value) for value in graph.outputs]
     if replaced:
         graph.remove_dead()
-        _hand_on(made, set(graph.ops), anew)
+        _propagate_origins(made, set(graph.ops), anew)
     return bool(replaced)
 
 
@@ -97,7 +97,7 @@ def sweep(graph: Graph, target: Target, rules: Rules, *, anew: bool = False) -> 
 _PLACES = ("IDENTITY", "RESHAPE", "TRANSPOSE")
 
 
-def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op], anew: bool) -> None:
+def _propagate_origins(made: Mapping[Op, Sequence[Op]], live: Collection[Op], anew: bool) -> None:
     """What died for others gives its origins to what stands for them: to those of its kind, or else to all.
 
     What a rule writes has the origins of the operator that it is for; where it stands for others of its own kind, only
@@ -116,7 +116,7 @@ def _hand_on(made: Mapping[Op, Sequence[Op]], live: Collection[Op], anew: bool) 
         for heir, others in given.items():
             exchanged = not anew and replaced.kind in {op.kind for op in ops}
             moved = exchanged and heir.kind != replaced.kind and heir.kind in {other.kind for other in others}
-            heir.origins = together(others if moved else [heir, *others])
+            heir.origins = merge_origins(others if moved else [heir, *others])
 
 
 def _between(read: Collection[Value], replaced: Op, live: Collection[Op]) -> list[Op]:
@@ -135,8 +135,8 @@ def _between(read: Collection[Value], replaced: Op, live: Collection[Op]) -> lis
     return [op for op in found if op.output in reached]
 
 
-def settle(graph: Graph, target: Target, rules: Rules) -> None:
-    """Repeat ``sweep`` until no rule does anything.
+def rewrite_to_fixpoint(graph: Graph, target: Target, rules: Rules) -> None:
+    """Repeat ``apply_once`` until no rule does anything.
 
     A rule must remove an operator or move one past another in the direction of all rules, which each operator can do at
     most as often as there are operators.
@@ -145,7 +145,7 @@ def settle(graph: Graph, target: Target, rules: Rules) -> None:
         AssertionError: the rules do not come to rest: two of them undo each other.
     """
     for _ in range(len(graph.ops) + 2):
-        if not sweep(graph, target, rules):
+        if not apply_once(graph, target, rules):
             return
     raise AssertionError(f"rules for {', '.join(rules)} undo each other")
 

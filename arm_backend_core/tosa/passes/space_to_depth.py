@@ -22,7 +22,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, settle
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, rewrite_to_fixpoint
 
 Array = np.ndarray[Any, Any]
 #: Cost of a stride that Vela takes apart, one operation for each element of the window: more than any other way.
@@ -34,7 +34,7 @@ _GATHERED_PATCH = 256
 def fold_strides(graph: Graph, target: Target) -> None:
     """Rewrite every CONV2D whose stride can become channels in fewer cycles."""
     if target.hardware.npu:
-        settle(graph, target, {"CONV2D": [fold_stride]})
+        rewrite_to_fixpoint(graph, target, {"CONV2D": [fold_stride]})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
-from arm_backend_core.tosa.graph import Graph, Op, Origins, Value, together
+from arm_backend_core.tosa.graph import Graph, Op, Origins, Value, merge_origins
 from arm_backend_core.tosa.operators import ELEMENTWISE, Array, evaluate
 from arm_backend_core.tosa.passes.rewrite import producer
 
@@ -76,7 +76,7 @@ class _Chains:
         if len(removed) < 2 or root.producer in members:
             return None
         entries = self._evaluate(chain, root)
-        return None if entries is None else (root, entries, together(removed))
+        return None if entries is None else (root, entries, merge_origins(removed))
 
     def _continues(self, op: Op, root: Value) -> bool:
         """Whether every reader belongs to the same chain and gives int8: the chain should end there."""

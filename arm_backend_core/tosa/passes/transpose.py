@@ -7,7 +7,7 @@ from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.passes.layout_modes import Mode, attributes, forward, moves_nothing, stored
 from arm_backend_core.tosa.passes.merge import alike, groups
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, producer, skip_through
 
 
 def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
@@ -23,7 +23,7 @@ def merge_transpose(op: Op, rewriter: Rewriter) -> Value | None:
 
 def undo_transpose(op: Op, rewriter: Rewriter) -> Value | None:
     """A TRANSPOSE that undoes one before a RESHAPE, which adds or drops dimensions of size 1, is a RESHAPE too."""
-    before = producer(past(op.inputs[0], "RESHAPE"), "TRANSPOSE")
+    before = producer(skip_through(op.inputs[0], "RESHAPE"), "TRANSPOSE")
     if before is None or not alike(op.inputs[0].shape, before.output.shape):
         return None
     turns = [[d for d in turn.attrs["perms"] if turn.inputs[0].shape[d] > 1] for turn in (before, op)]

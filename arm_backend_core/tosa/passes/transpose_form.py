@@ -13,9 +13,9 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merged
 from arm_backend_core.targets.target import Target
-from arm_backend_core.targets.transpose_swaps import LONGEST, steps, taken
+from arm_backend_core.targets.transpose_swaps import LONGEST, is_supported_by_vela, steps
 from arm_backend_core.tosa.graph import Graph, Op, Value
-from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer, skip_through
 from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
 from arm_backend_core.tosa.vela_workarounds.arithmetic import copied
 
@@ -23,13 +23,13 @@ from arm_backend_core.tosa.vela_workarounds.arithmetic import copied
 def slice_after_transposes(graph: Graph, target: Target) -> None:
     """Let SLICEs stand before the convolutions that read them."""
     if target.hardware.npu:
-        sweep(graph, target, {"TRANSPOSE": [slice_later]})
+        apply_once(graph, target, {"TRANSPOSE": [slice_later]})
 
 
 def choose_transpose_forms(graph: Graph, target: Target) -> None:
     """Rewrite TRANSPOSEs for ``target``; each once, so this is not for repeating."""
     if target.hardware.npu:
-        sweep(graph, target, {"TRANSPOSE": [fastest], "MATMUL": [transpose_before_matmul]})
+        apply_once(graph, target, {"TRANSPOSE": [fastest], "MATMUL": [transpose_before_matmul]})
 
 
 def fastest(op: Op, rewriter: Rewriter) -> Value | None:
@@ -56,15 +56,15 @@ def in_steps(op: Op, rewriter: Rewriter) -> Value | None:
     """
     b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
     sizes, order = merged(x.shape, perms)
-    source = past(x, "RESHAPE").shape
+    source = skip_through(x, "RESHAPE").shape
     path = steps(x.shape, perms, x.dtype, source)
     if path is None:
         x, path = copied(x, b), steps(x.shape, perms, x.dtype, x.shape)
     elif rewriter.feeds(op.output, "MATMUL", ("RESHAPE",)) and max(sizes) <= LONGEST:
-        if x.rank <= 4 and taken(x.shape, perms, x.dtype, source):
+        if x.rank <= 4 and is_supported_by_vela(x.shape, perms, x.dtype, source):
             return None
         whole = (1, *sizes), (0, *(axis + 1 for axis in order))
-        path = (whole,) if len(sizes) == 3 and taken(*whole, x.dtype, source) else path
+        path = (whole,) if len(sizes) == 3 and is_supported_by_vela(*whole, x.dtype, source) else path
     if path is None or (x is op.inputs[0] and path == ((x.shape, perms),)):
         return None
     value = x

@@ -15,8 +15,8 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
-from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
-from arm_backend_core.tosa.vela_workarounds.workaround import AnyMistake, GraphMistake, Mistake
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
+from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround
 from arm_backend_core.workers.vela import RELEASES, Release
 
 #: Operators that move elements and change no value. Vela may fuse them with their producer or consumer.
@@ -50,9 +50,9 @@ def copy_where(
     kinds: tuple[str, ...],
     test: Callable[[Op, Value, Rewriter], bool],
     releases: tuple[Release, ...] = RELEASES,
-) -> Mistake[list[int]]:
+) -> Workaround[list[int]]:
     """A mistake at each operand of which ``test`` is true of an operator: the operator reads a copy."""
-    return Mistake(name, kinds, partial(_operands_where, test), _copy_operands, releases=releases)
+    return Workaround(name, kinds, partial(_operands_where, test), _copy_operands, releases=releases)
 
 
 def _operands_where(test: Callable[[Op, Value, Rewriter], bool], op: Op, rewriter: Rewriter) -> list[int]:
@@ -133,19 +133,19 @@ def _is_plain(op: Op) -> bool:
 
 def _is_clamped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """CLAMP behind a CAST to fewer bits: Vela does not clip such a CAST, nor with it."""
-    cast = producer(past(value, "RESHAPE"), "CAST")
+    cast = producer(skip_through(value, "RESHAPE"), "CAST")
     return cast is not None and cast.inputs[0].dtype.range[1] > cast.output.dtype.range[1]
 
 
 def _is_unclipped_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """RESCALE behind a CAST, to fewer bits than the CAST reads: it is done with the CAST, which clips nothing."""
-    cast = producer(past(value, *MOVEMENTS), "CAST")
+    cast = producer(skip_through(value, *MOVEMENTS), "CAST")
     return cast is not None and op.output.dtype.bytes < cast.inputs[0].dtype.bytes
 
 
 def _is_shifted_cast(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """CAST to fewer bits behind a RESCALE by 1 with an input zero point: they become one, which is clipped."""
-    rescale = producer(past(value, *MOVEMENTS), "RESCALE")
+    rescale = producer(skip_through(value, *MOVEMENTS), "RESCALE")
     narrows = op.output.dtype.bytes < value.dtype.bytes
     return narrows and rescale is not None and bool(rescale.attrs["input_zp"]) and power_of_two(rescale) == 0
 
@@ -341,9 +341,9 @@ def _is_of_long_scale(op: Op, rewriter: Rewriter) -> bool:
 
 def _is_moved(op: Op, rewriter: Rewriter) -> bool:
     """RESCALE by 1 to another zero point, behind one to as many bits that may clip: Vela clips once, at the end."""
-    x = past(op.inputs[0], "RESHAPE")
+    x = skip_through(op.inputs[0], "RESHAPE")
     while (wider := producer(x, "RESCALE")) is not None and _is_plain(wider) and wider.output.dtype is DType.INT32:
-        x = past(wider.inputs[0], "RESHAPE")
+        x = skip_through(wider.inputs[0], "RESHAPE")
     before = producer(x, "RESCALE")
     if before is None or op.attrs["input_zp"] or not op.attrs["output_zp"] or power_of_two(op) != 0:
         return False
@@ -375,7 +375,7 @@ def _four_dimensions(op: Op, found: bool, rewriter: Rewriter) -> Value:
     """Parts, which Vela reads in their own dimensions, are copied."""
     b, shape = rewriter.build, op.output.shape
     flat = (prod(shape[:-3]), *shape[-3:])
-    parts = [copied(x, b) if producer(past(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
+    parts = [copied(x, b) if producer(skip_through(x, "RESHAPE", "RESCALE"), "SLICE") else x for x in op.inputs]
     inputs = [b.reshape(x, flat if x.shape == shape else (1, 1, 1, 1)) for x in parts]
     return b.reshape(b.emit(op.kind, inputs, flat, op.output.dtype, **op.attrs), shape)
 
@@ -431,24 +431,24 @@ def _reach_padding(op: Op, unreached: tuple[int, ...], rewriter: Rewriter) -> Va
     return rewriter.build.emit(op.kind, (x, taps, bias), op.output.shape, op.output.dtype, **attrs)
 
 
-SCALED_MAXIMUM = Mistake("scaled_maximum", ("RESCALE",), _is_scaled_maximum, _scale_product, releases=((5, 1),))
+SCALED_MAXIMUM = Workaround("scaled_maximum", ("RESCALE",), _is_scaled_maximum, _scale_product, releases=((5, 1),))
 #: By priority: of two mistakes at one operator, the first is rewritten first.
-MISTAKES: tuple[AnyMistake, ...] = (
-    GraphMistake("equal_weights", _equal_weights, _tell_weights_apart),
+WORKAROUNDS: tuple[AnyWorkaround, ...] = (
+    GraphWorkaround("equal_weights", _equal_weights, _tell_weights_apart),
     # Before the scales and tables that are copied from:
-    Mistake("unclipped", ("RESCALE",), _is_unclipped, _keep_clip),
-    Mistake("unclipped_scaled", ("RESCALE",), partial(_is_unclipped, scaled=True), _keep_clip),
-    Mistake("unclipped_move", ("RESCALE",), _is_moved, _keep_clip, releases=((5, 2),)),
-    Mistake("long_scale", ("RESCALE",), _is_of_long_scale, copy_result),
-    Mistake("unreached", ("TRANSPOSE_CONV2D",), _unreached, _reach_padding),
-    Mistake("reduce_min", ("REDUCE_MIN",), lambda op, rewriter: True, _complement_minimum),
-    Mistake("narrowing_cast", ("CAST",), _saturated_bits, _wrap_cast),
-    Mistake("chained_cast", ("CAST",), _bits_saturated_in_chain, _wrap_cast),
+    Workaround("unclipped", ("RESCALE",), _is_unclipped, _keep_clip),
+    Workaround("unclipped_scaled", ("RESCALE",), partial(_is_unclipped, scaled=True), _keep_clip),
+    Workaround("unclipped_move", ("RESCALE",), _is_moved, _keep_clip, releases=((5, 2),)),
+    Workaround("long_scale", ("RESCALE",), _is_of_long_scale, copy_result),
+    Workaround("unreached", ("TRANSPOSE_CONV2D",), _unreached, _reach_padding),
+    Workaround("reduce_min", ("REDUCE_MIN",), lambda op, rewriter: True, _complement_minimum),
+    Workaround("narrowing_cast", ("CAST",), _saturated_bits, _wrap_cast),
+    Workaround("chained_cast", ("CAST",), _bits_saturated_in_chain, _wrap_cast),
     copy_where("clamped_cast", ("CLAMP",), _is_clamped_cast),
     copy_where("rescaled_cast", ("RESCALE",), _is_unclipped_cast),
     copy_where("shifted_cast", ("CAST",), _is_shifted_cast),
     SCALED_MAXIMUM,
-    Mistake("channel_scales", ("RESCALE",), _has_channel_scales, _scale_product),
-    Mistake("unequal_scales", ("RESCALE",), _unequal_scales, _level_scales),
-    Mistake("one_of_five", tuple(ELEMENTWISE - UNARY), _is_one_of_five, _four_dimensions),
+    Workaround("channel_scales", ("RESCALE",), _has_channel_scales, _scale_product),
+    Workaround("unequal_scales", ("RESCALE",), _unequal_scales, _level_scales),
+    Workaround("one_of_five", tuple(ELEMENTWISE - UNARY), _is_one_of_five, _four_dimensions),
 )

@@ -23,10 +23,10 @@ from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.merge import alike
-from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, past, producer, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once, producer, skip_through
 from arm_backend_core.tosa.vela_workarounds import arithmetic, rescales, shapes, tables
 from arm_backend_core.tosa.vela_workarounds.arithmetic import copied, copy_where
-from arm_backend_core.tosa.vela_workarounds.workaround import AnyMistake, GraphMistake, Mistake, is_made
+from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, GraphWorkaround, Workaround, is_needed
 
 #: Rewrites of the whole graph; 2,074 graphs of the operator tests needed one at most, 6,000 pairs of mistakes three.
 _ROUNDS = 12
@@ -35,7 +35,7 @@ _WINDOWS = ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D")
 _APART = (*_WINDOWS, *_REDUCTIONS, "ARGMAX", "AVG_POOL2D", "MATMUL", "MAX_POOL2D", "REDUCE_SUM", "TRANSPOSE_CONV2D")
 
 
-def avoid_mistakes(graph: Graph, target: Target) -> None:
+def apply_vela_workarounds(graph: Graph, target: Target) -> None:
     """Apply the workarounds for ``target``'s compiler until no predicate matches.
 
     Raises:
@@ -45,16 +45,16 @@ def avoid_mistakes(graph: Graph, target: Target) -> None:
         found = find_mistakes(graph, target)
         if not found:
             return
-        _rewrite(graph, target, late=all(isinstance(mistake, Mistake) and mistake.late for mistake in found))
+        _rewrite(graph, target, late=all(isinstance(mistake, Workaround) and mistake.late for mistake in found))
     check_mistakes(graph, target)
 
 
-def find_mistakes(graph: Graph, target: Target) -> dict[AnyMistake, list[Any]]:
+def find_mistakes(graph: Graph, target: Target) -> dict[AnyWorkaround, list[Any]]:
     """What the compiler of ``target`` gets wrong in ``graph``: by mistake operators, or what a GraphMistake finds."""
-    found: dict[AnyMistake, list[Any]] = {}
-    by_kind: dict[str, list[Mistake[Any]]] = {}
+    found: dict[AnyWorkaround, list[Any]] = {}
+    by_kind: dict[str, list[Workaround[Any]]] = {}
     for mistake in _made_by(target):
-        if isinstance(mistake, GraphMistake):
+        if isinstance(mistake, GraphWorkaround):
             if sites := mistake.find(graph, target):
                 found[mistake] = list(sites)
             continue
@@ -79,24 +79,24 @@ def check_mistakes(graph: Graph, target: Target) -> None:
     assert not found, f"{target.name}: forms that its compiler gets wrong are left: {left}"
 
 
-def _made_by(target: Target) -> list[AnyMistake]:
+def _made_by(target: Target) -> list[AnyWorkaround]:
     """Those that the compiler makes for ``target``, by priority."""
-    return [mistake for mistake in MISTAKES if is_made(mistake, target)]
+    return [mistake for mistake in WORKAROUNDS if is_needed(mistake, target)]
 
 
 def _rewrite(graph: Graph, target: Target, *, late: bool) -> None:
     """Rewrite graph-level mistakes, then each operator by the first mistake that is found there."""
     rules: dict[str, list[Rule]] = {}
     for mistake in _made_by(target):
-        if isinstance(mistake, GraphMistake):
+        if isinstance(mistake, GraphWorkaround):
             mistake.rewrite(graph, target, mistake.find(graph, target))
         elif mistake.late <= late:
             for kind in mistake.kinds:
                 rules.setdefault(kind, []).append(partial(_replace, mistake))
-    sweep(graph, target, rules)
+    apply_once(graph, target, rules)
 
 
-def _replace(mistake: Mistake[Any], op: Op, rewriter: Rewriter) -> Value | None:
+def _replace(mistake: Workaround[Any], op: Op, rewriter: Rewriter) -> Value | None:
     found = mistake.find(op, rewriter)
     if not found:
         return None
@@ -144,7 +144,7 @@ def _returned_views(graph: Graph, target: Target) -> list[int]:
         return any(r.kind in kinds or (r.kind in through and turned(r.output)) for r in users.get(value, ()))
 
     for i, value in enumerate(graph.outputs):
-        source = past(value, "RESHAPE")
+        source = skip_through(value, "RESHAPE")
         late = producer(source, "TRANSPOSE") is not None and turned(source)
         if (source is not value and moved(value)) or late or _is_turned_back(source, users):
             found.append(i)
@@ -153,7 +153,7 @@ def _returned_views(graph: Graph, target: Target) -> list[int]:
 
 def _is_turned_back(value: Value, users: Mapping[Value, Sequence[Op]]) -> bool:
     """Whether TRANSPOSEs one behind the other, of which one reads ``value``, undo each other."""
-    source = past(value, "IDENTITY")
+    source = skip_through(value, "IDENTITY")
     before = np.arange(source.size, dtype=np.int32)
     waiting = [(source, before)]
     for read, order in waiting:  # grows
@@ -218,8 +218,8 @@ def _is_column(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela lets an operator write its part of a larger tensor, and forgets which where it takes the operator apart."""
-    op = past(value, "RESCALE", "RESHAPE").producer
-    reshaped = producer(past(value, "RESCALE"), "RESHAPE") is not None
+    op = skip_through(value, "RESCALE", "RESHAPE").producer
+    reshaped = producer(skip_through(value, "RESCALE"), "RESHAPE") is not None
     if op is None or not rewriter.single_use(value):
         return False
     if op.kind == "DEPTHWISE_CONV2D":
@@ -231,7 +231,7 @@ def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
 
 def _is_misplaced_upsampling(reader: Op, value: Value, rewriter: Rewriter) -> bool:
     """The same of a TRANSPOSE_CONV2D, which Vela takes apart by the rows and columns between those of its operand."""
-    op = producer(past(value, "RESCALE", "RESHAPE"), "TRANSPOSE_CONV2D")
+    op = producer(skip_through(value, "RESCALE", "RESHAPE"), "TRANSPOSE_CONV2D")
     return op is not None and rewriter.single_use(value)
 
 
@@ -242,7 +242,7 @@ def _is_misplaced_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """
     readers = [reader.kind for reader in rewriter.users(op.output) or ()]
     misplaced = readers in (["CONCAT"], ["PAD"]) or (op.kind == "TABLE" and rewriter.build.target.macs in (32, 64))
-    return misplaced and producer(past(value, "RESHAPE"), "TRANSPOSE") is not None
+    return misplaced and producer(skip_through(value, "RESHAPE"), "TRANSPOSE") is not None
 
 
 def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
@@ -251,7 +251,7 @@ def _becomes_padding(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 
 def _is_padded_before(op: Op, value: Value) -> bool:
-    source = producer(past(value, "RESHAPE"), "PAD")
+    source = producer(skip_through(value, "RESHAPE"), "PAD")
     return source is not None and source.attrs["pad_const"] == 0 and not any(op.attrs["pad"])
 
 
@@ -283,7 +283,7 @@ def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela broadcasts the first as the SLICE of five dimensions that it is or, with the second, as another reads it."""
     if value is not op.inputs[0] or value.shape == op.output.shape:
         return False
-    if (part := past(value, "RESHAPE", "RESCALE")).rank > 4 and producer(part, "SLICE"):
+    if (part := skip_through(value, "RESHAPE", "RESCALE")).rank > 4 and producer(part, "SLICE"):
         return True
     if op.inputs[1].shape == op.output.shape:
         return False
@@ -296,8 +296,8 @@ def _broadcast_reshaped(op: Op, value: Value, rewriter: Rewriter) -> bool:
 
 def _is_second_table(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela does a REVERSE or TRANSPOSE with the TABLE or CLAMP before it, and with both the one behind: one is lost."""
-    result = past(value, "RESHAPE", "RESCALE")
-    source = past(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
+    result = skip_through(value, "RESHAPE", "RESCALE")
+    source = skip_through(result, "RESHAPE", "RESCALE", "REVERSE", "TRANSPOSE")
     return source is not result and source.producer is not None and source.producer.kind in ("TABLE", "CLAMP")
 
 
@@ -325,13 +325,13 @@ def _is_read_at_once(value: Value, rewriter: Rewriter) -> bool:
 
 
 #: All that are known, by priority: of two at one operator, the first is rewritten first.
-MISTAKES: tuple[AnyMistake, ...] = (
-    GraphMistake("returned_mask", _returned_masks, _copy_results),
-    GraphMistake("returned_view", _returned_views, _copy_results),
+WORKAROUNDS: tuple[AnyWorkaround, ...] = (
+    GraphWorkaround("returned_mask", _returned_masks, _copy_results),
+    GraphWorkaround("returned_view", _returned_views, _copy_results),
     shapes.DILATED,
     copy_where("sliced", (*_APART, *(ELEMENTWISE - UNARY)), _forgets_slice),
-    *arithmetic.MISTAKES,
-    *rescales.MISTAKES,
+    *arithmetic.WORKAROUNDS,
+    *rescales.WORKAROUNDS,
     copy_where("column", (*_REDUCTIONS, "ARGMAX"), _is_column),
     copy_where("joined", ("CONCAT", "PAD"), _is_misplaced),
     copy_where("joined_upsampling", ("CONCAT", "PAD"), _is_misplaced_upsampling, releases=((5, 2),)),
@@ -341,13 +341,13 @@ MISTAKES: tuple[AnyMistake, ...] = (
     copy_where("reshaped_select", ("SELECT",), _read_reshaped),
     copy_where("reshaped_broadcast", tuple(ELEMENTWISE - UNARY), _broadcast_reshaped),
     copy_where("turned_table", ("TABLE", "CLAMP"), _is_second_table),
-    Mistake("gathered", ("GATHER", "SCATTER"), _is_gathered_late, _wait_for_gather),
-    *shapes.MISTAKES,
-    *tables.MISTAKES,
+    Workaround("gathered", ("GATHER", "SCATTER"), _is_gathered_late, _wait_for_gather),
+    *shapes.WORKAROUNDS,
+    *tables.WORKAROUNDS,
 )
 
 
-def check_names(known: Sequence[AnyMistake], hardware: Iterable[Hardware]) -> None:
+def check_names(known: Sequence[AnyWorkaround], hardware: Iterable[Hardware]) -> None:
     """Whether mistakes have one name each, and hardware names all of these and no other.
 
     Raises:
@@ -363,4 +363,4 @@ def check_names(known: Sequence[AnyMistake], hardware: Iterable[Hardware]) -> No
         raise ValueError(f"no Hardware.mistakes names {', '.join(sorted(unnamed))}")
 
 
-check_names(MISTAKES, HARDWARE.values())
+check_names(WORKAROUNDS, HARDWARE.values())

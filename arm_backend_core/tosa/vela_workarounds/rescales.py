@@ -15,9 +15,9 @@ from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
 from arm_backend_core.tosa.passes.merge import alike
-from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
 from arm_backend_core.tosa.vela_workarounds.arithmetic import MOVEMENTS, copied, copy_result, copy_where, filled
-from arm_backend_core.tosa.vela_workarounds.workaround import AnyMistake, Mistake
+from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 _NARROW = (DType.INT8, DType.INT16)
 #: Operators that do the RESCALE of their result, whatever its scales.
@@ -215,7 +215,7 @@ def _grows(op: Op) -> bool:
 
 def _is_of_no_scale(op: Op, rewriter: Rewriter, *, kinds: tuple[str, ...]) -> bool:
     """RESCALE of int8 or int16 that Vela leaves to ABS, BITWISE_AND or the like behind it, which have no scale."""
-    joined = {op.inputs[0].dtype, past(op.inputs[0], "RESCALE", "RESHAPE").dtype}
+    joined = {op.inputs[0].dtype, skip_through(op.inputs[0], "RESCALE", "RESHAPE").dtype}
     return power_of_two(op) != 0 and not joined.isdisjoint(_NARROW) and _is_read_by(kinds, op, rewriter)
 
 
@@ -334,17 +334,17 @@ def _is_given_scale(rescale: Op, rewriter: Rewriter) -> bool:
     return op.kind in _SCALING or narrow or _reads_without(op, rewriter)
 
 
-MISTAKES: tuple[AnyMistake, ...] = (
-    Mistake("rescaled_once", ("RESCALE",), partial(_is_of_no_scale, kinds=_UNSCALED), copy_result),
+WORKAROUNDS: tuple[AnyWorkaround, ...] = (
+    Workaround("rescaled_once", ("RESCALE",), partial(_is_of_no_scale, kinds=_UNSCALED), copy_result),
     # Of which it makes bitwise operators:
-    Mistake(
+    Workaround(
         "rescaled_choice", ("RESCALE",), partial(_is_of_no_scale, kinds=("SELECT",)), copy_result, releases=((5, 2),)
     ),
-    Mistake("unclipped_term", ("RESCALE",), _is_left_unclipped, copy_result, releases=((5, 2),)),
-    Mistake("clipped_rescale", ("RESCALE",), _is_clipped, _copy_read, releases=((5, 2),)),
-    Mistake("reshaped_parts", ("RESCALE",), _is_repeated_reshaped, copy_result, releases=((5, 2),)),
-    Mistake("rescaled_parts", ("RESCALE",), _is_repeated_for_parts, copy_result, releases=((5, 2),)),
-    Mistake("rescaled_part", ("RESCALE",), _reads_part, _copy_read, releases=((5, 2),)),
-    Mistake("joined_again", ("RESCALE",), _joins_again, _copy_read, releases=((5, 2),)),
+    Workaround("unclipped_term", ("RESCALE",), _is_left_unclipped, copy_result, releases=((5, 2),)),
+    Workaround("clipped_rescale", ("RESCALE",), _is_clipped, _copy_read, releases=((5, 2),)),
+    Workaround("reshaped_parts", ("RESCALE",), _is_repeated_reshaped, copy_result, releases=((5, 2),)),
+    Workaround("rescaled_parts", ("RESCALE",), _is_repeated_for_parts, copy_result, releases=((5, 2),)),
+    Workaround("rescaled_part", ("RESCALE",), _reads_part, _copy_read, releases=((5, 2),)),
+    Workaround("joined_again", ("RESCALE",), _joins_again, _copy_read, releases=((5, 2),)),
     copy_where("joined_rescale", ("CONCAT", "PAD"), _is_written_whole, releases=((5, 2),)),
 )

@@ -9,9 +9,9 @@ from arm_backend_core.targets.transpose_swaps import LONGEST
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.operators.windows import window_axes
-from arm_backend_core.tosa.passes.rewrite import Rewriter, past, producer
+from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
 from arm_backend_core.tosa.vela_workarounds.arithmetic import copied
-from arm_backend_core.tosa.vela_workarounds.workaround import AnyMistake, Mistake
+from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 
 def _own(shape: Sequence[int]) -> tuple[int, ...]:
@@ -25,7 +25,7 @@ def _is_activation_of_images(op: Op, rewriter: Rewriter) -> bool:
     Where Vela lets the operation before do it, it gives that operation the shape that it had taken this one apart for:
     right for arithmetic of the same shape alone.
     """
-    x, before = op.inputs[0], past(op.inputs[0], "RESCALE").producer
+    x, before = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     if before is None or before.kind in (*ELEMENTWISE, "SLICE"):
         return False
     return len(_own(x.shape)) > 3 and rewriter.single_use(x)
@@ -43,7 +43,7 @@ def _is_part_of_other_rank(op: Op, rewriter: Rewriter, *, of_one: bool = False) 
 
     Of four dimensions and fewer, Vela makes four. ``of_one``: of one image too, to more dimensions.
     """
-    part, whole = op.inputs[0], past(op.inputs[0], "RESCALE").producer
+    part, whole = op.inputs[0], skip_through(op.inputs[0], "RESCALE").producer
     more = max(4, op.output.rank) - max(4, part.rank)
     images = (len(_own(part.shape)) > 3 or (of_one and more > 0)) and _own(part.shape) == _own(op.output.shape)
     if whole is None or whole.kind != "SLICE" or not more or not images:
@@ -66,10 +66,10 @@ def _is_turned_back(op: Op, rewriter: Rewriter, *, result: bool) -> bool:
     x, perms = op.inputs[0], list(op.attrs["perms"])
     own, last = producer(x, "RESHAPE"), x.rank - 1
     source = own.inputs[0] if own else x
-    returned = _is_returned(past(source, "RESHAPE"), rewriter)
+    returned = _is_returned(skip_through(source, "RESHAPE"), rewriter)
     if returned != result or perms != [*range(last - 1), last, last - 1]:
         return False
-    if past(source, "RESCALE").producer is None and not returned:
+    if skip_through(source, "RESCALE").producer is None and not returned:
         return False
     alone = x.shape[0] == 1 if x.rank == 4 else returned and source.shape == (1, *x.shape)
     undone = [kind for kind, does in (("MATMUL", alone), ("REDUCE_SUM", x.rank == 3)) if does]
@@ -131,14 +131,14 @@ def _has_empty_part(op: Op, image: Sequence[int], padding: Sequence[int]) -> boo
 
 
 #: Before ``sliced``, as its copy is one of the SLICE too.
-DILATED = Mistake("dilated", ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D"), _is_dilated_beyond, _pad_dilated)
-MISTAKES: tuple[AnyMistake, ...] = (
-    Mistake("sliced_rank", ("RESHAPE",), _is_part_of_other_rank, _copy_part),
-    Mistake("turned_result", ("TRANSPOSE",), partial(_is_turned_back, result=True), _copy_turned_back),
-    Mistake(
+DILATED = Workaround("dilated", ("CONV2D", "CONV3D", "DEPTHWISE_CONV2D"), _is_dilated_beyond, _pad_dilated)
+WORKAROUNDS: tuple[AnyWorkaround, ...] = (
+    Workaround("sliced_rank", ("RESHAPE",), _is_part_of_other_rank, _copy_part),
+    Workaround("turned_result", ("TRANSPOSE",), partial(_is_turned_back, result=True), _copy_turned_back),
+    Workaround(
         "turned_back", ("TRANSPOSE",), partial(_is_turned_back, result=False), _copy_turned_back, releases=((5, 1),)
     ),
-    Mistake("reversed", ("REVERSE",), _flat_reversed, _reverse_in_three),
-    Mistake("sliced_growth", ("RESHAPE",), partial(_is_part_of_other_rank, of_one=True), _copy_part),
-    Mistake("activation", ("TABLE", "CLAMP"), _is_activation_of_images, _flat_activation, True, ((5, 1),)),
+    Workaround("reversed", ("REVERSE",), _flat_reversed, _reverse_in_three),
+    Workaround("sliced_growth", ("RESHAPE",), partial(_is_part_of_other_rank, of_one=True), _copy_part),
+    Workaround("activation", ("TABLE", "CLAMP"), _is_activation_of_images, _flat_activation, True, ((5, 1),)),
 )

@@ -9,21 +9,21 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE
-from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, sweep
+from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.arithmetic import copied
-from arm_backend_core.tosa.vela_workarounds.workaround import AnyMistake, Mistake
+from arm_backend_core.tosa.vela_workarounds.workaround import AnyWorkaround, Workaround
 
 #: What a chain has at most: operations, and operands that are not results within it.
 _CHAIN_OPERATIONS, _CHAIN_OPERANDS = 4, 3
 
 
-def give_arithmetic(graph: Graph, target: Target) -> None:
+def duplicate_cheap_producers(graph: Graph, target: Target) -> None:
     """A TABLE of int16 gets arithmetic of its own where others read the result too, and is no operation any more.
 
     Alone it takes 2,600 cycles for 100 elements, an addition 100 (U55-128, U85-256).
     """
     if target.hardware.npu:
-        sweep(graph, target, {"TABLE": [_with_arithmetic], "RESHAPE": [_beside_matmul]})
+        apply_once(graph, target, {"TABLE": [_with_arithmetic], "RESHAPE": [_beside_matmul]})
 
 
 def _beside_matmul(op: Op, rewriter: Rewriter) -> Value | None:
@@ -145,4 +145,6 @@ def _part(value: Value, axis: int, span: tuple[int, int], rewriter: Rewriter) ->
     return b.narrow(value, axis, start, end - start)
 
 
-MISTAKES: tuple[AnyMistake, ...] = (Mistake("two_tables", ("TABLE", "RESCALE"), _chained_tables, _separate_tables),)
+WORKAROUNDS: tuple[AnyWorkaround, ...] = (
+    Workaround("two_tables", ("TABLE", "RESCALE"), _chained_tables, _separate_tables),
+)

@@ -19,7 +19,7 @@ Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
-class Mistake(Generic[Found]):
+class Workaround(Generic[Found]):
     """A form of an operator and its neighbours that the compiler gets wrong.
 
     Attributes:
@@ -41,7 +41,7 @@ class Mistake(Generic[Found]):
 
 
 @dataclass(frozen=True)
-class GraphMistake(Generic[Found]):
+class GraphWorkaround(Generic[Found]):
     """The same of a graph as a whole: its results, or operators that are no neighbours.
 
     Attributes:
@@ -57,9 +57,9 @@ class GraphMistake(Generic[Found]):
     releases: tuple[Release, ...] = RELEASES
 
 
-AnyMistake = Mistake[Any] | GraphMistake[Any]
+AnyWorkaround = Workaround[Any] | GraphWorkaround[Any]
 
 
-def is_made(mistake: AnyMistake, target: Target) -> bool:
+def is_needed(mistake: AnyWorkaround, target: Target) -> bool:
     """Whether the compiler of ``target`` makes it; of a release that is not known, any release's."""
     return mistake.name in target.hardware.mistakes and (target.vela is None or target.vela in mistake.releases)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from arm_backend_core.recurrent.roll_recurrent_loops import WithLoops
+from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_recipes.explore.advice.result import Advice, AdviceList, Cost
-from arm_recipes.explore.sweep.compile import Unit, compile_units, together
+from arm_recipes.explore.sweep.compile import Unit, compile_units, sum_figures
 from arm_recipes.explore.sweep.lowered import lowered, unit_of
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ _MEMORIES = {"OnChipFlash": "SRAM", "OffChipFlash": "flash", "Dram": "DRAM"}
 class _Trial:
     """Compiles with changes, and keeps what comes of it."""
 
-    def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate], loops: WithLoops) -> None:
+    def __init__(self, spec: EthosUCompileSpec, delegates: Sequence[Delegate], loops: LoopRolling) -> None:
         self._spec, self._loops = spec, loops
         units = [unit_of(delegate) for delegate in delegates]
         self._units: _Units = units, [np.frombuffer(delegate.tosa, np.uint8) for delegate in delegates]
-        self._now = _cost(together([delegate.vela for delegate in delegates if delegate.vela is not None]))
+        self._now = _cost(sum_figures([delegate.vela for delegate in delegates if delegate.vela is not None]))
         self.tried: list[Advice] = []
         self.notes: list[str] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from arm_recipes._internal.rendering import Section, Shown, size
+from arm_recipes._internal.rendering import Renderable, Section, format_bytes
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Advice:
 
 
 @dataclass(frozen=True)
-class AdviceList(Shown):
+class AdviceList(Renderable):
     """Changes that are better, the one that saves most cycles first.
 
     Attributes:
@@ -87,9 +87,9 @@ def _row(item: Advice) -> tuple[str, ...]:
         item.change,
         f"{now.cycles:,} to {then.cycles:,}",
         _change(now.cycles, then.cycles),
-        f"{size(now.sram_bytes)} to {size(then.sram_bytes)}",
+        f"{format_bytes(now.sram_bytes)} to {format_bytes(then.sram_bytes)}",
         _change(now.sram_bytes, then.sram_bytes),
-        f"{size(now.elsewhere)} to {size(then.elsewhere)}",
+        f"{format_bytes(now.elsewhere)} to {format_bytes(then.elsewhere)}",
         item.module,
         item.note,
     )

@@ -15,14 +15,14 @@ from arm_backend_core.errors import ArmBackendError
 from arm_backend_core.quantization.diagnostics.error_metrics import decibels, in_float64
 from arm_recipes._internal.messages import ExportError
 from arm_recipes.explore.sweep.configurations import Configuration
-from arm_recipes.explore.sweep.result_store import Kept
+from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.pipeline.export import run_export
 from arm_recipes.samples.sample import Inputs
 
 Metric = Callable[[Any, Any], Any]
 
 
-class Accuracy:
+class AccuracyMeasurement:
     """Rates programs with the samples of a sweep.
 
     Args:
@@ -38,7 +38,7 @@ class Accuracy:
         samples: Sequence[Inputs],
         given: Sequence[Any],
         metric: Metric | None,
-        kept: Kept,
+        kept: ResultStore,
         marked: Callable[[Iterable[Inputs]], Iterable[Inputs]],
     ) -> None:
         self._samples, self._given, self._metric = samples, given, metric

@@ -96,10 +96,10 @@ def _compiled(spec: EthosUCompileSpec, units: Sequence[Unit], flatbuffers: Itera
         payload, _ = compile_best(spec, flatbuffer, delegate=unit.name, locate=locate, results=unit.result_bytes)
         assert payload.vela is not None
         found.append(times(payload.vela, unit.calls))
-    return together(found)
+    return sum_figures(found)
 
 
-def together(delegates: Sequence[VelaFigures]) -> Figures:
+def sum_figures(delegates: Sequence[VelaFigures]) -> Figures:
     """Delegates run one after the other: time and constants add up, working memory in the SRAM does not."""
     return Figures(
         cycles=sum(vela.total_cycles for vela in delegates),

@@ -12,11 +12,11 @@ from executorch.export import ExportRecipe
 from torch.export import ExportedProgram
 
 from arm_backend_core import events
-from arm_backend_core.alternatives.deferred import Unchosen
+from arm_backend_core.alternatives.deferred import DeferredTuningSpec
 from arm_backend_core.delegate import delegate
 from arm_backend_core.dtype import DType
 from arm_backend_core.errors import ArmBackendError
-from arm_backend_core.recurrent.roll_recurrent_loops import WithLoops
+from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.targets.target import Target
 from arm_recipes._internal.messages import ExportError
@@ -94,18 +94,18 @@ class Precision:
         return tuple(self._arrays.setdefault(name, array) for name, array in zip(digests, arrays, strict=True))
 
 
-def lowered(program: ExportedProgram, target: Target, loops: WithLoops | None = None) -> Lowered | str:
+def lowered(program: ExportedProgram, target: Target, loops: LoopRolling | None = None) -> Lowered | str:
     """A quantized program, as lowering takes it, for an NPU; or why there is none.
 
     Args:
         loops: those of the recipe; by default as recipes have them.
     """
-    spec = Unchosen(target)
+    spec = DeferredTuningSpec(target)
     try:
         with events.record() as log:
-            delegate((loops or WithLoops()).looped(program, spec), spec)
+            delegate((loops or LoopRolling()).looped(program, spec), spec)
         if len(spec.graphs) != len(log.delegates):  # a chunk of steps that is no delegate
-            return lowered(program, target, WithLoops(None))
+            return lowered(program, target, LoopRolling(None))
     except (ArmBackendError, ExportError) as error:
         return str(error)
     except Exception as error:  # a row tells it, and the others go on

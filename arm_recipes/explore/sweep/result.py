@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from arm_recipes._internal.rendering import Section, Shown, plain, size
+from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.explore.sweep.chart import plot_rows
 from arm_recipes.explore.sweep.rows import Row, value
 
@@ -17,7 +17,7 @@ _MORE_IS_BETTER = frozenset({"accuracy"})
 
 
 @dataclass(frozen=True)
-class Sweep(Shown):
+class Sweep(Renderable):
     """The configurations of a sweep, failed ones included.
 
     Attributes:
@@ -66,7 +66,7 @@ class Sweep(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Rows and notes as dicts, lists, str and numbers, ready for JSON."""
-        rows = [plain(row.to_dict()) for row in self.rows]
+        rows = [to_jsonable(row.to_dict()) for row in self.rows]
         return {"metric": self.metric, "rows": rows, "notes": list(self.notes)}
 
     def sections(self) -> Iterator[Section]:
@@ -110,9 +110,9 @@ def _cells(row: Row, mark: str) -> tuple[str, ...]:
         row.memory_mode,
         f"{figures.cycles:,}",
         f"{figures.milliseconds:.3f}",
-        size(figures.sram_bytes) + (" (too much)" if figures.sram_exceeded else ""),
-        size(figures.dram_bytes),
-        size(figures.flash_bytes),
+        format_bytes(figures.sram_bytes) + (" (too much)" if figures.sram_exceeded else ""),
+        format_bytes(figures.dram_bytes),
+        format_bytes(figures.flash_bytes),
         "" if row.accuracy is None else f"{row.accuracy:.4g}",
         str(row.cpu_operators or ""),
     )

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _OUTPUTS = ".outputs.pt"
 
 
-class Kept:
+class ResultStore:
     """Figures of configurations and outputs of programs, one file for each.
 
     Args:

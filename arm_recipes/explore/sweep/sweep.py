@@ -9,14 +9,14 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.messages import ExportError, marked, quiet, warn
+from arm_recipes._internal.messages import ExportError, progress_bar, quiet, warn
 from arm_recipes._internal.parallel import in_parallel
-from arm_recipes.explore.sweep.accuracy import Accuracy, Metric
+from arm_recipes.explore.sweep.accuracy import AccuracyMeasurement, Metric
 from arm_recipes.explore.sweep.compile import compile_units, key
 from arm_recipes.explore.sweep.configurations import Configuration, configurations
 from arm_recipes.explore.sweep.lowered import METHOD, Lowered, Precision
 from arm_recipes.explore.sweep.result import Sweep
-from arm_recipes.explore.sweep.result_store import Kept
+from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.rows import Figures, Row
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.samples import inputs
@@ -87,12 +87,12 @@ def sweep(
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
     chosen = configurations(recipes, varied, fixed)
-    kept = Kept(folder)
+    kept = ResultStore(folder)
     bar = _Bar(progress)
     with quiet():
         program, given, examples, notes = captured(model, samples, "sweep")
         lowered, precisions = _lowered(program, examples, chosen)
-        rate = Accuracy(program, examples, given, metric, kept, bar.samples)
+        rate = AccuracyMeasurement(program, examples, given, metric, kept, bar.samples)
         accuracies, unknown = _accuracies(rate, chosen, lowered, precisions)
         figures = _compiled(chosen, lowered, kept, bar)
     rows = [_row(c, lowered[index], figures.get(index), accuracies) for index, c in enumerate(chosen)]
@@ -143,7 +143,7 @@ def _lowered(
 
 
 def _accuracies(
-    rate: Accuracy,
+    rate: AccuracyMeasurement,
     chosen: Sequence[Configuration],
     lowered: Sequence[Lowered | str],
     precisions: dict[str, Precision],
@@ -168,7 +168,7 @@ def _behaviour(configuration: Configuration, lowered: Lowered) -> _Behaviour:
 
 
 def _compiled(
-    chosen: Sequence[Configuration], lowered: Sequence[Lowered | str], kept: Kept, bar: _Bar
+    chosen: Sequence[Configuration], lowered: Sequence[Lowered | str], kept: ResultStore, bar: _Bar
 ) -> dict[int, Figures | str]:
     """Figures, or errors, by the configuration's number: those that were kept, and Vela's for the others."""
     found: dict[int, Figures | str] = {}
@@ -215,8 +215,8 @@ class _Bar:
 
     def samples(self, samples: Iterable[Inputs]) -> Iterable[Inputs]:
         """The samples that a program is run with."""
-        return marked(samples, "running", "sample", shown=self._shown)
+        return progress_bar(samples, "running", "sample", shown=self._shown)
 
     def configurations(self, made: Iterator[Any], count: int) -> Iterable[Any]:
         """What is compiled, as it comes."""
-        return marked(made, "compiling", "configuration", shown=self._shown, count=count)
+        return progress_bar(made, "compiling", "configuration", shown=self._shown, count=count)

@@ -40,7 +40,7 @@ class Rating:
         return cls(*found) if len(found) == len(names) else None
 
 
-class Panel:
+class Evaluator:
     """Rates the outputs of programs.
 
     Args:

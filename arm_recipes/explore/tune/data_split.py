@@ -10,14 +10,14 @@ from torch.export import ExportedProgram
 
 from arm_recipes.comparison.samples import samples_of
 from arm_recipes.explore.sweep.lowered import METHOD
-from arm_recipes.explore.tune.accuracy import Metric, Panel
+from arm_recipes.explore.tune.accuracy import Evaluator, Metric
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.samples.calibration import Calibration
 from arm_recipes.samples.sample import Inputs, Pattern
 
 
 @dataclass(frozen=True)
-class Division:
+class DataSplit:
     """The parts of the samples.
 
     Attributes:
@@ -27,8 +27,8 @@ class Division:
     """
 
     calibration: list[Inputs]
-    choosing: Panel
-    judging: Panel
+    choosing: Evaluator
+    judging: Evaluator
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -56,7 +56,7 @@ def divide(
     given: Sequence[Any],
     held_out: Any,
     metric: Metric | None,
-) -> Division:
+) -> DataSplit:
     """Every second sample calibrates, unless the recipe has samples for that; of the others every second judges.
 
     Args:
@@ -78,8 +78,8 @@ def divide(
     others, as_given = examples[rest], given[rest]
     if held_out is not None:
         held = samples_of(Pattern.of_program(program), METHOD, held_out, None, metric, argument="held_out")
-        choosing = Panel(program, others, as_given, metric)
-        return Division(calibration, choosing, Panel(program, held.samples, held.given, metric))
-    choosing = Panel(program, others[::2], as_given[::2], metric)
-    judging = Panel(program, others[1::2], as_given[1::2], metric) if len(others) > 1 else choosing
-    return Division(calibration, choosing, judging)
+        choosing = Evaluator(program, others, as_given, metric)
+        return DataSplit(calibration, choosing, Evaluator(program, held.samples, held.given, metric))
+    choosing = Evaluator(program, others[::2], as_given[::2], metric)
+    judging = Evaluator(program, others[1::2], as_given[1::2], metric) if len(others) > 1 else choosing
+    return DataSplit(calibration, choosing, judging)

@@ -20,15 +20,15 @@ from arm_recipes._internal.parallel import in_parallel
 from arm_recipes.explore.sweep.compile import Unit, compile_units, key
 from arm_recipes.explore.sweep.lowered import Lowered, Precision
 from arm_recipes.explore.sweep.rows import Figures
-from arm_recipes.explore.tune.accuracy import Panel, Rating
+from arm_recipes.explore.tune.accuracy import Evaluator, Rating
 from arm_recipes.explore.tune.cost import Price, price
-from arm_recipes.explore.tune.regions import Plan, told
+from arm_recipes.explore.tune.regions import PrecisionPlan, told
 
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
 
-    from arm_recipes.explore.sweep.result_store import Kept
-    from arm_recipes.explore.tune.data_split import Division
+    from arm_recipes.explore.sweep.result_store import ResultStore
+    from arm_recipes.explore.tune.data_split import DataSplit
     from arm_recipes.recipe.recipe import ArmRecipe
     from arm_recipes.samples.sample import Inputs
 
@@ -45,7 +45,7 @@ class Trial:
     """
 
     def __init__(
-        self, program: ExportedProgram, recipe: ArmRecipe, everywhere: str, division: Division, kept: Kept
+        self, program: ExportedProgram, recipe: ArmRecipe, everywhere: str, division: DataSplit, kept: ResultStore
     ) -> None:
         self.program, self.recipe, self.everywhere, self.division = program, recipe, everywhere, division
         self._kept = kept
@@ -54,13 +54,13 @@ class Trial:
         self._by = {panel: _samples_digest(panel.samples) for panel in panels}
         self._ratings: dict[str, Rating] = {}
         self._prices: dict[str, Price | str] = {}
-        self._last: tuple[Plan, Precision] | None = None
+        self._last: tuple[PrecisionPlan, Precision] | None = None
 
     def planned(self, plan: Mapping[str, str]) -> ArmRecipe:
         """The recipe with a plan."""
         return self.recipe.with_options(precisions=told(plan, self.everywhere))
 
-    def rate(self, plan: Plan) -> Rating:
+    def rate(self, plan: PrecisionPlan) -> Rating:
         """How right the quantized program is by the samples that choose.
 
         Raises:
@@ -68,11 +68,11 @@ class Trial:
         """
         return self._rated(plan, self.division.choosing)
 
-    def judge(self, plan: Plan) -> Rating:
+    def judge(self, plan: PrecisionPlan) -> Rating:
         """How right it is by the samples that judge; raises as ``rate``."""
         return self._rated(plan, self.division.judging)
 
-    def _rated(self, plan: Plan, panel: Panel) -> Rating:
+    def _rated(self, plan: PrecisionPlan, panel: Evaluator) -> Rating:
         name = self._key(plan, self._by[panel])
         if name not in self._ratings:
             found = Rating.read(self._kept.record(name)) if panel.is_kept else None
@@ -82,7 +82,7 @@ class Trial:
             self._ratings[name] = found
         return self._ratings[name]
 
-    def price(self, plans: Iterable[Plan]) -> list[Price | str]:
+    def price(self, plans: Iterable[PrecisionPlan]) -> list[Price | str]:
         """What each plan's program costs, or why there is none; Vela compiles several at once."""
         given = list(plans)
         names = [self._key(plan) for plan in given]
@@ -130,13 +130,13 @@ class Trial:
         partitioners: Any = lowering.partitioners
         return partitioners[0].compile_spec
 
-    def _lowered(self, plan: Plan) -> Lowered | str:
+    def _lowered(self, plan: PrecisionPlan) -> Lowered | str:
         try:
             return self._quantized(plan).lowered(self._any_spec.target)
         except (ArmBackendError, ExportError) as error:
             return str(error)
 
-    def _quantized(self, plan: Plan) -> Precision:
+    def _quantized(self, plan: PrecisionPlan) -> Precision:
         """What is asked for twice in a row, to be compiled and to be run, is made once."""
         if self._last is None or self._last[0] != plan:
             with _quietly():

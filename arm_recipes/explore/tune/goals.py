@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from arm_recipes._internal.rendering import size
+from arm_recipes._internal.rendering import format_bytes
 from arm_recipes.explore.tune.cost import PRICES, Price
 from arm_recipes.recipe import options
 
@@ -28,7 +28,7 @@ class Limit:
     most: float
 
     def __str__(self) -> str:
-        most = f"{self.most:,.0f}" if self.price == "cycles" else size(int(self.most))
+        most = f"{self.most:,.0f}" if self.price == "cycles" else format_bytes(int(self.most))
         return f"{self.price} at most {most}"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from arm_recipes.explore.tune.regions import Plan, Region, with_region
+from arm_recipes.explore.tune.regions import PrecisionPlan, Region, with_region
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def fitting(rest: Sequence[Step], room: float, part: float = 1.0) -> list[Step]:
     return found[: max(1, round(part * len(found)))]
 
 
-def plans(base: Mapping[str, str], start: Mapping[Region, Choice], taken: Sequence[Step]) -> list[Plan]:
+def plans(base: Mapping[str, str], start: Mapping[Region, Choice], taken: Sequence[Step]) -> list[PrecisionPlan]:
     """The plan that is cheapest, and those after each step."""
     plan = dict(base)
     for region, choice in start.items():

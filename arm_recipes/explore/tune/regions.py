@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 #: Precisions by module; every module that quantizes something is in it.
-Plan = dict[str, str]
+PrecisionPlan = dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ def computing_modules(program: ExportedProgram, recipe: ExportRecipe) -> tuple[s
     from arm_backend_core.ops.registry import Kind
     from arm_backend_core.program import copied
     from arm_backend_core.quantization.annotator import ANNOTATION
-    from arm_backend_core.quantization.ptq import Observed
+    from arm_backend_core.quantization.ptq import ObservedProgram
     from arm_recipes.stages.quantize import improvements_of
 
     assert recipe.quantization_recipe is not None
     quantizers: Any = recipe.quantization_recipe.quantizers
-    observed = Observed(copied(program), quantizers[0], improve=improvements_of(recipe.quantization_recipe))
+    observed = ObservedProgram(copied(program), quantizers[0], improve=improvements_of(recipe.quantization_recipe))
     found: dict[str, None] = {}
     for node in observed.graph.nodes:
         annotation, record = node.meta.get(ANNOTATION), find(node)
@@ -86,19 +86,19 @@ def divided(whole: Region, noise_of: Callable[[Region], float], *, share: float,
         found |= {part: noise_of(part) for part in noisiest.parts}
 
 
-def with_region(plan: Mapping[str, str], region: Region, precision: str) -> Plan:
+def with_region(plan: Mapping[str, str], region: Region, precision: str) -> PrecisionPlan:
     """The plan with another precision for one region."""
     return {**plan, **dict.fromkeys(region.modules, precision)}
 
 
-def told(plan: Mapping[str, str], everywhere: str) -> Plan:
+def told(plan: Mapping[str, str], everywhere: str) -> PrecisionPlan:
     """The fewest settings that give every module its precision; a module's setting holds for all in it.
 
     Args:
         everywhere: the precision of what no setting is for.
     """
     usual = max(dict.fromkeys(plan.values()), key=list(plan.values()).count)
-    settings: Plan = {} if usual == everywhere else {"": usual}
+    settings: PrecisionPlan = {} if usual == everywhere else {"": usual}
     for module in sorted(plan, key=_depth):
         above = module
         inherited = settings.get("", everywhere)

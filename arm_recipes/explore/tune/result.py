@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from arm_recipes._internal.rendering import Section, Shown, plain, size
+from arm_recipes._internal.rendering import Renderable, Section, format_bytes, to_jsonable
 from arm_recipes.explore.tune.candidate import Candidate
 from arm_recipes.explore.tune.chart import plot_candidates
 from arm_recipes.explore.tune.cost import Price
@@ -38,7 +38,7 @@ class TunedRegion:
 
 
 @dataclass(frozen=True)
-class Tuned(Shown):
+class Tuned(Renderable):
     """The result of a search.
 
     Attributes:
@@ -95,7 +95,7 @@ class Tuned(Shown):
     def to_dict(self) -> dict[str, Any]:
         """All but the program as dicts, lists, str and numbers, ready for JSON."""
         names = ("chosen", "base", "verified", "candidates", "regions", "metric", "goal", "reached", "samples", "notes")
-        return {"recipe": self.recipe.to_dict()} | {name: plain(getattr(self, name)) for name in names}
+        return {"recipe": self.recipe.to_dict()} | {name: to_jsonable(getattr(self, name)) for name in names}
 
     def sections(self) -> Iterator[Section]:
         """Headings with their lines, for text and HTML."""
@@ -133,8 +133,8 @@ def _cells(candidate: Candidate, base: Candidate, mark: str) -> tuple[str, ...]:
         mark,
         f"{time:,}",
         f"{time / max(_time(base.price), 1):.3f}",
-        "" if price.sram is None else size(price.sram),
-        size(price.flash),
+        "" if price.sram is None else format_bytes(price.sram),
+        format_bytes(price.flash),
         f"{candidate.accuracy:.4g}",
         f"{candidate.search_accuracy:.4g}",
         _settings(candidate.precisions),

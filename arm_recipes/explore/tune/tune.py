@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.messages import ExportError, marked, quiet
+from arm_recipes._internal.messages import ExportError, progress_bar, quiet
 from arm_recipes.api import export
-from arm_recipes.explore.sweep.result_store import Kept
+from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.sweep import captured
 from arm_recipes.explore.tune import goals, path
 from arm_recipes.explore.tune.accuracy import Metric
@@ -28,7 +28,7 @@ from arm_recipes.explore.tune.candidate import Candidate
 from arm_recipes.explore.tune.cost import Price
 from arm_recipes.explore.tune.data_split import divide
 from arm_recipes.explore.tune.evaluator import Trial
-from arm_recipes.explore.tune.regions import Plan, Region, computing_modules, divided, tree, with_region
+from arm_recipes.explore.tune.regions import PrecisionPlan, Region, computing_modules, divided, tree, with_region
 from arm_recipes.explore.tune.result import Tuned, TunedRegion
 from arm_recipes.recipe import precisions as names
 from arm_recipes.recipe.recipe import ArmRecipe
@@ -89,7 +89,7 @@ def tune(
     if metric_within is not None and metric is None:
         raise ValueError("metric_within: the SQNR of the model in floating point is infinite; give metric_at_least")
     choices = _choices(recipe, precisions, budget)
-    kept = Kept(folder)
+    kept = ResultStore(folder)
     with quiet():
         program, given, examples, notes = captured(model, samples, "tune")
         division = divide(program, recipe, examples, given, held_out, metric)
@@ -144,7 +144,7 @@ class _Search:
         self._own = choices[0]
         self._finest = min(choices, key=names.NAMES.index)
         self._whole = tree(modules)
-        self._base: Plan = dict.fromkeys(modules, self._own)
+        self._base: PrecisionPlan = dict.fromkeys(modules, self._own)
         self._candidates: dict[tuple[tuple[str, str], ...], Candidate] = {}
         base = self._made(self._base)
         if isinstance(base, str):
@@ -183,7 +183,7 @@ class _Search:
 
     def _errors(self) -> tuple[list[Region], dict[tuple[Region, str], float]]:
         """Regions, and the error of the output that each makes at each precision."""
-        exact: Plan = dict.fromkeys(self._base, self._finest)
+        exact: PrecisionPlan = dict.fromkeys(self._base, self._finest)
         least = self._trial.rate(exact).noise
         coarsest = max(self._choices, key=names.NAMES.index)
 
@@ -238,7 +238,7 @@ class _Search:
 
     # -- whole programs ------------------------------------------------------------------------------------------
 
-    def _along(self, plans: list[Plan], start: Mapping[Region, path.Choice], steps: list[path.Step]) -> None:
+    def _along(self, plans: list[PrecisionPlan], start: Mapping[Region, path.Choice], steps: list[path.Step]) -> None:
         """Make programs along the path, then around the goal, then with what still fits."""
         paid = [sum(choice.price for choice in start.values())]
         for step in steps:
@@ -277,7 +277,7 @@ class _Search:
         low = max((i for i in known if high is None or i < high), default=None)
         return low, high
 
-    def _fill(self, plan: Plan, rest: Sequence[path.Step]) -> None:
+    def _fill(self, plan: PrecisionPlan, rest: Sequence[path.Step]) -> None:
         """Spend what is left of the budget, on the steps that fit by their prices: more at once where that helped.
 
         In the price of a step are its borders, which fall away between two of them: several cost less than their sum.
@@ -300,11 +300,11 @@ class _Search:
                 part /= 2
                 left = left if len(chosen) > 1 else [step for step in left if step is not chosen[0]]
 
-    def _make(self, plan: Plan) -> Candidate | None:
+    def _make(self, plan: PrecisionPlan) -> Candidate | None:
         made = self._made(plan)
         return None if isinstance(made, str) else made
 
-    def _made(self, plan: Plan) -> Candidate | str:
+    def _made(self, plan: PrecisionPlan) -> Candidate | str:
         """A program of a plan, or why there is none; one that leaves more to the CPU is none."""
         key = _key(plan)
         if key not in self._candidates:
@@ -335,7 +335,7 @@ class _Search:
         rating = self._trial.rate(self._plan_of(candidate))
         return rating.metric, rating.sqnr
 
-    def _plan_of(self, candidate: Candidate) -> Plan:
+    def _plan_of(self, candidate: Candidate) -> PrecisionPlan:
         return dict(next(key for key, found in self._candidates.items() if found is candidate))
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ class _Search:
     def _told(
         self,
         chosen: Candidate,
-        plan: Plan,
+        plan: PrecisionPlan,
         regions: Sequence[Region],
         errors: Mapping[tuple[Region, str], float],
         prices: Mapping[tuple[Region, str], float],
@@ -403,7 +403,7 @@ class _Search:
         return best, division.judging.rated(outputs).metric
 
     def _marked(self, items: Sequence[Any], doing: str, unit: str) -> Iterable[Any]:
-        return marked(items, doing, unit, shown=self._shown, count=len(items))
+        return progress_bar(items, doing, unit, shown=self._shown, count=len(items))
 
 
 def _cheaper(name: str, other: str) -> bool:

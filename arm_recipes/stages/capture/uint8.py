@@ -79,13 +79,13 @@ def _real_type(node: Node) -> torch.dtype | None:
 def _moves_bytes(node: Node) -> bool:
     """Whether ``node`` moves elements that are bytes, and nothing writes to what it gives."""
     from arm_backend_core.nodes import is_written
-    from arm_backend_core.ops.catalog import moves
+    from arm_backend_core.ops.catalog import is_data_movement
 
     value, sources = node.meta.get("val"), node.all_input_nodes
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.dtype is not torch.uint8:
         return False
     kinds = {getattr(source.meta.get("val"), "dtype", None) for source in sources}
-    return moves(node) and kinds == {torch.uint8} and not any(map(is_written, (node, *sources)))
+    return is_data_movement(node) and kinds == {torch.uint8} and not any(map(is_written, (node, *sources)))
 
 
 def _moved(graph: Graph, moves: Container[Node]) -> dict[tuple[Node, torch.dtype], Node]:

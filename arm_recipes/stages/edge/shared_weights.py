@@ -19,7 +19,7 @@ from arm_backend_core.backends.ethosu_commands import DMA, commands, encoded, pa
 from arm_recipes._internal.executorch_programs import delegates_of, set_payload, store_named_data
 from arm_recipes._internal.messages import warn
 from arm_recipes.runtime.ethosu_payload import read_parts, with_weights_outside
-from arm_recipes.runtime.payload_parts import cut, name_of
+from arm_recipes.runtime.payload_parts import name_of, split_payload
 from arm_recipes.runtime.tosa_graph import constant_spans
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _share_tosa(manager: EdgeProgramManager, modules: Sequence[LoweredBackendMod
     for module, parts in zip(modules, cuts, strict=True):
         named = [_stored(manager, data) if constant and counts[data] > 1 else data for data, constant in parts]
         if any(isinstance(part, str) for part in named):
-            _replace(module, cut(named))
+            _replace(module, split_payload(named))
 
 
 def _cut(flatbuffer: bytes) -> list[tuple[bytes, bool]]:
