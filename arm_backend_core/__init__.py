@@ -17,13 +17,13 @@ _WHERE = {
     "EthosUPartitioner": "partitioner",
     "TOSAPartitioner": "partitioner",
     "VgfPartitioner": "partitioner",
-    "EthosUQuantizer": "quantizer",
-    "QuantizationConfig": "quantizer",
-    "TOSAQuantizer": "quantizer",
-    "VgfQuantizer": "quantizer",
-    "get_symmetric_a8w4_quantization_config": "quantizer",
-    "get_symmetric_a16w8_quantization_config": "quantizer",
-    "get_symmetric_quantization_config": "quantizer",
+    "EthosUQuantizer": "quantization",
+    "QuantizationConfig": "quantization",
+    "TOSAQuantizer": "quantization",
+    "VgfQuantizer": "quantization",
+    "get_symmetric_a8w4_quantization_config": "quantization",
+    "get_symmetric_a16w8_quantization_config": "quantization",
+    "get_symmetric_quantization_config": "quantization",
 }
 __all__ = sorted(_WHERE)
 

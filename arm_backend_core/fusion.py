@@ -75,11 +75,11 @@ class Regions:
     Attributes:
         merged: producers that merge with their only reader: {producer: reader}.
         readers: these readers.
-        origin: for every elementwise function: the tensor it is a function of.
-        interior: nodes that are computed together with their reader, so that they have no parameters of their own:
+        chain_base: for every elementwise function: the tensor it is a function of.
+        fused: nodes that are computed together with their reader, so that they have no parameters of their own:
             producers in ``merged``, all but the last of a chain of functions of one tensor, terms within recurrent
             layers.
-        wide: nodes whose result is int16 in an int8 program, as some reader keeps precision inside.
+        int16_nodes: nodes whose result is int16 in an int8 program, as some reader keeps precision inside.
 
     Args:
         records: the operators that will be quantized, in program order.
@@ -102,14 +102,14 @@ class Regions:
         self._feedback = {node for state in states for node in self._fed_back(state, states[state])}
         self.merged = self._merged_producers()
         self.readers = set(self.merged.values())
-        jumps = {node for node, record in records.items() if record.jumps}
+        jumps = {node for node, record in records.items() if record.is_discontinuous}
         self._jumps, late = set[Node](), {node for node in jumps if is_wide(node)}
         while True:
             self._jumps |= late
-            self.origin, chained = self._chains()
-            self.interior = chained | self.merged.keys()
-            self.wide = self._wide(may_be_wide)
-            late = {node for node in jumps - self._jumps if self.origin.get(node) in self.wide}
+            self.chain_base, chained = self._chains()
+            self.fused = chained | self.merged.keys()
+            self.int16_nodes = self._wide(may_be_wide)
+            late = {node for node in jumps - self._jumps if self.chain_base.get(node) in self.int16_nodes}
             if not late:  # what is int16 in an int8 program depends on what is one function
                 break
 
@@ -134,7 +134,7 @@ class Regions:
         merged: dict[Node, Node] = {}
         readers: set[Node] = set()
         for node, record in self._records.items():
-            reader = merging_reader(node) if record.fuses and node not in readers else None
+            reader = merging_reader(node) if record.absorbs_activation and node not in readers else None
             if reader in self._records and reader is not None and self.has_integer_rule(node):
                 merged[node] = reader
                 readers.add(reader)
@@ -170,7 +170,7 @@ class Regions:
         These are the residual stream of a transformer. A reader that needs int8 (a matrix product) quantizes its own
         operand once more.
         """
-        wide = self.wide = {node for node in self._feedback if node not in self._records or may_be(node)}
+        wide = self.int16_nodes = {node for node in self._feedback if node not in self._records or may_be(node)}
         places = set[Any]()
         for node in reversed(list(self._records)):
             readers = [user for user in node.users if user in self._records]
@@ -202,13 +202,15 @@ class Regions:
 
     def reads_wide(self, user: Node) -> bool:
         """Whether int16 operands are worth having for ``user`` in an int8 program."""
-        record, target, single = self._records[user], overload_of(user.target), user in self.origin
+        record, target, single = self._records[user], overload_of(user.target), user in self.chain_base
         divides = target is aten.div.Tensor and not single  # by sums that may be small: efficientvit_b0 5 dB, now 11
         if record.reads_int16 or divides or (TIMESTEP_SLOT in user.meta and record.kind is not Kind.CONV):
             return True
         adds = not single or target is aten.add.Tensor  # with a number, which keeps a divisor from 0
-        arithmetic = (record.fuses and record.univariate and adds) or user in self._feedback
-        return (arithmetic or record.kind is Kind.SHARED) and not self.wide.isdisjoint((user, self.merged.get(user)))
+        arithmetic = (record.absorbs_activation and record.univariate and adds) or user in self._feedback
+        return (arithmetic or record.kind is Kind.SHARED) and not self.int16_nodes.isdisjoint(
+            (user, self.merged.get(user))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,8 +224,8 @@ class Univariate:
         kwargs: the same by name.
         clamp: (low, high) when the function is clamp(base, low, high) and nothing else.
         factor: c when the function is c * base, c > 0, and nothing else.
-        jumps: it is a function of int16 that jumps, and nothing else.
-        whole: where ``base`` is a wave of many turns, the function of that wave's base.
+        is_discontinuous: it is a function of int16 that jumps, and nothing else.
+        composed: where ``base`` is a wave of many turns, the function of that wave's base.
     """
 
     base: Tensor
@@ -232,8 +234,8 @@ class Univariate:
     kwargs: dict[str, Any]
     clamp: tuple[float, float] | None = None
     factor: float | None = None
-    jumps: bool = False
-    whole: Univariate | None = None
+    is_discontinuous: bool = False
+    composed: Univariate | None = None
 
     def evaluate(self, grid: torch.Tensor) -> torch.Tensor:
         """The function on real numbers, by PyTorch's own operators. ``grid`` float64, 1-D."""
@@ -259,7 +261,7 @@ class Univariate:
         return known[self]
 
     @cached_property
-    def turns(self) -> bool:
+    def oscillates(self) -> bool:
         """Whether it is a sine or cosine of int16 with so many turns that lines miss what is a function of it."""
         q = self.base.q
         return self.target in _WAVES and q is not None and q.dtype is DType.INT16 and wave(values(self._values, q)) > 0
@@ -311,8 +313,8 @@ def univariate(node: Node, record: Record, args: list[Any], kwargs: dict[str, An
     if args[0] is not base:
         return function
     clamp = record.clamp and record.clamp(*args, **kwargs)
-    jumps = record.jumps and base.q.dtype is DType.INT16
-    return replace(function, clamp=clamp, factor=_factor(node, record), jumps=jumps)
+    jumps = record.is_discontinuous and base.q.dtype is DType.INT16
+    return replace(function, clamp=clamp, factor=_factor(node, record), is_discontinuous=jumps)
 
 
 def before_reader(reader: Node, q: QParams) -> QParams:

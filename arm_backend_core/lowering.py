@@ -170,7 +170,7 @@ class Lowering:
             return result.value, identity(result.rank)
         return self._entered[node][0], boundary_order(node)
 
-    def holds(self, node: Node) -> bool:
+    def is_internal(self, node: Node) -> bool:
         """Whether ``node``'s result cannot leave a delegate: several tensors, real numbers as integers, a function."""
         result = self.results[node]
         return not isinstance(result, Tensor) or result.q is not None
@@ -232,7 +232,7 @@ class Lowering:
         args = [self._operand(arg) for arg in node.args]
         kwargs = {name: self._operand(arg) for name, arg in node.kwargs.items()}
         operands = list(_flatten([*args, *kwargs.values()]))
-        chosen = record.chooses and self.result_qparams(node) is not None
+        chosen = record.is_select and self.result_qparams(node) is not None
         if chosen or any(isinstance(x, Univariate) or x.q is not None for x in operands):
             return self._lower_quantized(node, record, args, kwargs)
         return self._lower_plain(node, record, args, kwargs)
@@ -248,17 +248,17 @@ class Lowering:
         return _tensors(record.lower(Context(self.builder, node), *args, **kwargs), None)
 
     def _lower_quantized(self, node: Node, record: Record, args: list[Any], kwargs: dict[str, Any]) -> Result:
-        whole = [x.whole or x if isinstance(x, Univariate) else x for x in args]
+        whole = [x.composed or x if isinstance(x, Univariate) else x for x in args]
         function = None if node in self.floats else univariate(node, record, whole, kwargs)
-        if function is not None and any(isinstance(x, Univariate) and (x.turns or x.whole) for x in args):
-            parts = [self._tabulated_once(x) if isinstance(x, Univariate) and x.turns else x for x in args]
+        if function is not None and any(isinstance(x, Univariate) and (x.oscillates or x.composed) for x in args):
+            parts = [self._tabulated_once(x) if isinstance(x, Univariate) and x.oscillates else x for x in args]
             apart = univariate(node, record, parts, kwargs)
             if apart is not None:
-                function = replace(apart, whole=function)
+                function = replace(apart, composed=function)
             elif self.result_qparams(node) is not None:
                 function = None
                 args = [self._tabulated_once(x) if isinstance(x, Univariate) and not x.factor else x for x in args]
-        if function is not None and not (function.jumps and self.result_qparams(node) is not None):
+        if function is not None and not (function.is_discontinuous and self.result_qparams(node) is not None):
             return function
         args = [_settle(arg) for arg in args]
         kwargs = {name: _settle(arg) for name, arg in kwargs.items()}

@@ -65,7 +65,7 @@ class Selection:
     def parts(self, name: str = "arm") -> list[Part]:
         """The delegates, called ``name`` and a number; each stands behind those that it reads from."""
         chosen = {node for node in self.order if node not in self.refusals}
-        placed = self._joined_to_readers(self._divided(levels(self.order, chosen)), chosen)
+        placed = self._sink_into_consumers(self._divided(levels(self.order, chosen)), chosen)
         groups: dict[int, list[Node]] = {}
         position = {node: index for index, node in enumerate(self.program.graph.nodes)}
         for node in position:
@@ -99,7 +99,7 @@ class Selection:
         cut = enumerate(placed.items())
         return {node: level * len(placed) + index // _NODES_WITH_STATES for index, (node, level) in cut}
 
-    def _joined_to_readers(self, placed: dict[Node, int], chosen: set[Node]) -> dict[Node, int]:
+    def _sink_into_consumers(self, placed: dict[Node, int], chosen: set[Node]) -> dict[Node, int]:
         """Levels of the chosen nodes. One whose result no delegate can hand over is where its readers are.
 
         Where these are on several levels it is copied. What no delegate hands over: real numbers held as integers, and
@@ -108,7 +108,7 @@ class Selection:
         constant = set(self.walk.constants)
         constant |= {node for node in chosen if is_quantize(node) and self._value(node).data is not None}
         for node in reversed(self.order):
-            if node not in chosen or not (node in constant or self.walk.holds(node)):
+            if node not in chosen or not (node in constant or self.walk.is_internal(node)):
                 continue
             readers: dict[int | None, list[Node]] = {}  # None: on the CPU
             for user in node.users:
@@ -196,7 +196,7 @@ def _unmaterializable(
     """Nodes that hold a real number as integers, or not computed yet, although something outside reads it."""
     torn: dict[Node, Unsupported] = {}
     for node in reversed(order):
-        if node in refusals or not walk.holds(node):
+        if node in refusals or not walk.is_internal(node):
             continue
         reader = next((user for user in node.users if user.op == "output" or user in refusals or user in torn), None)
         if reader is not None and reader.op != "output":

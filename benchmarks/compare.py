@@ -88,7 +88,7 @@ def _export_with_ours(model: Any, calibration: list[Inputs], name: str) -> tuple
     figures: Row = {"total_s": time.perf_counter() - started}
     report = result.report
     vela = [delegate.vela for delegate in report.delegates if delegate.vela is not None]
-    outside = {operator.operator: operator.count for operator in report.cpu}
+    outside = {operator.operator: operator.count for operator in report.cpu_operators}
     figures |= {
         "stages_s": {stage.upper(): seconds for stage, seconds in report.seconds.items()},
         "pte_bytes": len(result.buffer),

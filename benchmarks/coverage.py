@@ -130,7 +130,7 @@ def _measure(name: str, recipe: str, given: argparse.Namespace, to: Connection) 
         report = result.report
         row["delegates"] = len(report.delegates)
         row["loops"] = sum(delegate.calls > 1 for delegate in report.delegates)
-        row["cpu"] = [[entry.operator, entry.count, entry.reason] for entry in report.cpu]
+        row["cpu"] = [[entry.operator, entry.count, entry.reason] for entry in report.cpu_operators]
     except Exception as error:
         to.send({"error": _first_line(error)})
         return

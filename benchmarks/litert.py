@@ -147,7 +147,7 @@ def ours(name: str, target_name: str) -> Row:
             "cycles": sum(figure.total_cycles for figure in figures),
             "sram": max((figure.sram_bytes for figure in figures), default=0),
             "bytes": report.program_bytes,
-            "cpu": sum(operator.count for operator in report.cpu),
+            "cpu": sum(operator.count for operator in report.cpu_operators),
             "npu_macs": sum(figure.macs for figure in figures),
         },
         "layers": [

@@ -73,7 +73,7 @@ def _check(
         ours = first if info.scale is None else info.dequantize(first)
         error = float((ours - real).abs().max() / real.abs().max())
         assert error <= TOLERANCE[recipe.name.rsplit("_", 1)[1]], error
-    return result, [operator.operator for operator in result.report.cpu]
+    return result, [operator.operator for operator in result.report.cpu_operators]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

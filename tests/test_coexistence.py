@@ -40,7 +40,7 @@ for kind in {order}:
         assert package == "arm_backend_core", package
         result = export(model, recipe, samples)
         (delegate,) = result.report.delegates
-        assert delegate.backend == "TOSABackend" and not result.report.cpu
+        assert delegate.backend == "TOSABackend" and not result.report.cpu_operators
         assert (result.run(*samples[0]) - model(*samples[0])).abs().max() < 0.05
     else:
         assert package == "executorch", package

@@ -253,7 +253,7 @@ def test_a_decomposition_that_fails_is_a_refusal_that_blames_the_compiler(
 ) -> None:
     known = records()[overload]
     assert isinstance(known, registry.Composite)
-    monkeypatch.setitem(registry._RECORDS, overload, dataclasses.replace(known, parts=_raises_in_parts))
+    monkeypatch.setitem(registry._RECORDS, overload, dataclasses.replace(known, decompose=_raises_in_parts))
     layer = torch.nn.LSTM(3, 2)
     call: Any = (lambda m, x: layer(x)[0]) if overload is aten.lstm.input else (lambda m, x: torch.hypot(x, x))
     program = _exported(call, torch.randn(2, 1, 3))

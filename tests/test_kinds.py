@@ -36,10 +36,10 @@ def test_figures_count_both_parts_of_complex_numbers() -> None:
 
 def test_only_integers_stand_for_real_numbers() -> None:
     info = TensorInfo("y", "int8", (2,), scale=0.5, zero_point=1)
-    assert info.real(torch.tensor([1, 3], dtype=torch.int8)).tolist() == [0.0, 1.0]
+    assert info.to_model(torch.tensor([1, 3], dtype=torch.int8)).tolist() == [0.0, 1.0]
     for other in (torch.tensor([True, False]), torch.tensor([1j, 2.0])):
-        assert info.real(other) is other
-        assert info.taken(other) is other
+        assert info.to_model(other) is other
+        assert info.to_program(other) is other
 
 
 def test_labels_are_no_complex_numbers() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from arm_backend_core.alternatives.choose import Alternative, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Region, around
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 from arm_backend_core.tosa.passes.split import attributes_part, convolve_part
@@ -51,12 +51,12 @@ def _linear(op: Op, rewriter: Rewriter) -> tuple[Op, Op] | None:
     return (conv, rescale) if kept and moved and alone else None
 
 
-def _written(op: Op, rewriter: Rewriter) -> Part | None:
+def _written(op: Op, rewriter: Rewriter) -> Region | None:
     made = _linear(op, rewriter)
     if made is None:
         return None
     behind = around(op, rewriter, ("RESHAPE",), ("RESHAPE", "TRANSPOSE", "MATMUL", "RESCALE"))
-    return Part((*made, *behind), ((op,),))
+    return Region((*made, *behind), ((op,),))
 
 
 def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
@@ -85,5 +85,5 @@ JOIN = Alternative(
     "heads joined by a convolution",
     ("CONV2D",),
     join_heads,
-    lambda op, rewriter: Part(around(op, rewriter, ("RESHAPE", "TRANSPOSE"), ("RESCALE",)), ((op,),)),
+    lambda op, rewriter: Region(around(op, rewriter, ("RESHAPE", "TRANSPOSE"), ("RESCALE",)), ((op,),)),
 )

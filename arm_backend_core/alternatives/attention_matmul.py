@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from arm_backend_core.alternatives.attention_heads import heads_of
-from arm_backend_core.alternatives.choose import Alternative, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Region, around
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
 
@@ -84,17 +84,17 @@ def _rescaled(op: Op, rewriter: Rewriter) -> Op | None:
     return readers[0] if one else None
 
 
-def _turned(op: Op, rewriter: Rewriter) -> Part | None:
+def _turned(op: Op, rewriter: Rewriter) -> Region | None:
     last, (_, rows, columns) = _rescaled(op, rewriter), op.output.shape
     if last is None or rewriter.build.target.family == "ethos-u85" or columns <= rows:
         return None
     behind = around(last, rewriter, (), ("RESHAPE", "TRANSPOSE"))
     if any(step.kind == "TRANSPOSE" for step in behind):  # one behind the other: nothing merges them from here on
         return None
-    return Part([*around(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT"), ()), *behind], ((last,),))
+    return Region([*around(op, rewriter, ("RESHAPE", "TRANSPOSE", "CONCAT"), ()), *behind], ((last,),))
 
 
-def _product(op: Op, rewriter: Rewriter) -> Part | None:
+def _product(op: Op, rewriter: Rewriter) -> Region | None:
     last = _rescaled(op, rewriter)
     if last is None or rewriter.build.target.family != "ethos-u85" or not 1 < op.output.shape[0] <= _MOST:
         return None
@@ -109,7 +109,7 @@ def _product(op: Op, rewriter: Rewriter) -> Part | None:
     read = around(last, rewriter, (), ("RESHAPE",))
     readers = [reader for step in read for reader in rewriter.users(step.output) or () if reader.kind == "CONV2D"]
     scaled = [step for conv in readers for step in around(conv, rewriter, (), ("RESCALE",))]
-    return Part([*convs, *before, *behind, *read, *scaled], ((last,),))
+    return Region([*convs, *before, *behind, *read, *scaled], ((last,),))
 
 
 PRODUCTS = Alternative("matrix products of heads apart", ("MATMUL",), multiply_apart, _product)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from arm_backend_core.alternatives.choose import Alternative, Part
+from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter
 
@@ -47,10 +47,10 @@ def _windows(size: int, before: int, after: int) -> Iterator[tuple[int, int, int
         size, before, after = size - reach, before - pads[0], after - pads[1]
 
 
-def _siblings(op: Op, rewriter: Rewriter) -> Part:
+def _siblings(op: Op, rewriter: Rewriter) -> Region:
     """Pools of one tensor share the beginnings of their cascades."""
     readers = [reader for reader in rewriter.users(op.inputs[0]) or [op] if reader.kind == op.kind]
-    return Part(readers, (readers,))
+    return Region(readers, (readers,))
 
 
 CASCADE = Alternative("max pools as cascades of small ones", ("MAX_POOL2D",), cascade, _siblings)

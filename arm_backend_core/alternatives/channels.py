@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Alternative, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Region, around
 from arm_backend_core.alternatives.split_axes import places
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant, prod
@@ -71,7 +71,7 @@ def _sides(pixels: int) -> tuple[int, int]:
     return height, pixels // height
 
 
-def _moved(op: Op, rewriter: Rewriter) -> Part | None:
+def _moved(op: Op, rewriter: Rewriter) -> Region | None:
     """A TRANSPOSE, or SLICE of every so many channels, with what moves its result on and the convolutions behind."""
     strided = op.kind == "TRANSPOSE" or (op.output.shape[-1] == 1 and op.inputs[0].shape[-1] > 1)
     if not strided or _channels(op.output) is None:
@@ -90,7 +90,7 @@ def _moved(op: Op, rewriter: Rewriter) -> Part | None:
         feeding += [step] * bool(convs)
         ends += [step] * (len(readers) > len(on) + len(convs) or not readers)
         ops += [step, *(behind for conv in convs for behind in around(conv, rewriter, (), ("RESCALE",)))]
-    return Part(ops, ([*folding, *ends], [*feeding, *ends], waiting[:2]))
+    return Region(ops, ([*folding, *ends], [*feeding, *ends], waiting[:2]))
 
 
 CHANNELS = Alternative("moves of channels by convolutions", ("TRANSPOSE", "SLICE"), take_channels, _moved)

@@ -20,11 +20,11 @@ from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
 Ask = Callable[[Sequence[Graph]], list[Price | None]]
 
 
-class Part(NamedTuple):
+class Region(NamedTuple):
     """What is decided together: the operators that are priced, and the ways to replace some of them."""
 
     ops: Collection[Op]
-    ways: Sequence[Collection[Op]]
+    alternatives: Sequence[Collection[Op]]
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,15 @@ class Alternative:
 
     Attributes:
         name: what was written, for the report.
-        kinds: operators that ``part`` looks at.
+        kinds: operators that ``match_region`` looks at.
         rule: gives the result of an operator in the other form, or None.
-        part: what is decided together for an operator; None where there is nothing to ask.
+        match_region: what is decided together for an operator; None where there is nothing to ask.
     """
 
     name: str
     kinds: tuple[str, ...]
     rule: Rule
-    part: Callable[[Op, Rewriter], Part | None]
+    match_region: Callable[[Op, Rewriter], Region | None]
 
 
 class Choice(NamedTuple):
@@ -97,7 +97,7 @@ def _cheaper(graph: Graph, target: Target, form: Alternative, ask: Ask) -> tuple
     trials: dict[Hashable, list[tuple[Sequence[int], Graph]]] = {}
     for part in _parts(graph, target, form):
         ops = sorted(set(part.ops), key=position.__getitem__)
-        ways = [[i for i, op in enumerate(ops) if op in way] for way in ((), *part.ways)]
+        ways = [[i for i, op in enumerate(ops) if op in way] for way in ((), *part.alternatives)]
         key = _structure(ops), repr(ways)
         if alike.setdefault(key, []):
             alike[key].append(ops)
@@ -137,12 +137,12 @@ def _structure(ops: Sequence[Op]) -> Hashable:
     )
 
 
-def _parts(graph: Graph, target: Target, form: Alternative) -> Iterator[Part]:
+def _parts(graph: Graph, target: Target, form: Alternative) -> Iterator[Region]:
     """The parts that a form may be for; no operator is in two of them to be replaced."""
     rewriter, seen = Rewriter(graph, target), set[Op]()
     for op in graph.ops:
-        found = form.part(op, rewriter) if op.kind in form.kinds and op not in seen else None
-        replaced = {other for way in found.ways for other in way} if found is not None else set()
+        found = form.match_region(op, rewriter) if op.kind in form.kinds and op not in seen else None
+        replaced = {other for way in found.alternatives for other in way} if found is not None else set()
         if found is not None and seen.isdisjoint(replaced):
             seen |= replaced
             yield found

@@ -42,7 +42,7 @@ def unpickle_graph(data: bytes) -> Graph:
     graph.inputs, graph.outputs = ([values[i] for i in side] for side in ends)
     for kind, read, made, attrs in ops:
         results = [values[i] for i in made]
-        op = Op(kind, [values[i] for i in read], results[0], attrs, more=results[1:])
+        op = Op(kind, [values[i] for i in read], results[0], attrs, extra_outputs=results[1:])
         for result in results:
             result.producer = op
         graph.ops.append(op)

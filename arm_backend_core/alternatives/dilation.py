@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Alternative, Part
+from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer
@@ -71,7 +71,7 @@ def _unpadded(op: Op) -> tuple[Value, int]:
     return source, sides[along]
 
 
-def _along_one(op: Op, rewriter: Rewriter) -> Part | None:
+def _along_one(op: Op, rewriter: Rewriter) -> Region | None:
     x, weight = op.inputs[:2]
     flat = x.shape[1] == 1 and weight.shape[_axis(op)] == 1 and x.dtype in (DType.INT8, DType.INT16)
     if not flat or max(op.attrs["stride"]) > 1:
@@ -84,7 +84,7 @@ def _along_one(op: Op, rewriter: Rewriter) -> Part | None:
     while before is not None and before.kind in ("RESHAPE", "PAD"):
         part.append(before)
         before = before.inputs[0].producer
-    return Part(part, (readers,))
+    return Region(part, (readers,))
 
 
 DILATION = Alternative("convolutions along one dimension", _KINDS, fold_dilation, _along_one)

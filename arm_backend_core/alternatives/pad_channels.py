@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Alternative, Part
+from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.alternatives.conv_epilogue import steps_from
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
@@ -30,13 +30,13 @@ def fill_block(op: Op, rewriter: Rewriter) -> Value:
     return rewriter.build.emit("CONV2D", (image, kernel, bias), op.output.shape, op.output.dtype, **op.attrs)
 
 
-def _on_one_pixel(op: Op, rewriter: Rewriter) -> Part | None:
+def _on_one_pixel(op: Op, rewriter: Rewriter) -> Region | None:
     x, weight = op.inputs[:2]
     one = x.shape[:3] == op.output.shape[:3] == (1, 1, 1) and weight.shape[1:3] == (1, 1)
     filled = x.shape[3] % _BLOCK == 0 or weight.data is None or weight.size < _WEIGHTS
     if filled or not one or x.dtype is not DType.INT8 or rewriter.build.target.family == "ethos-u85":
         return None
-    return Part(steps_from(op, rewriter), ((op,),))
+    return Region(steps_from(op, rewriter), ((op,),))
 
 
 FILLING = Alternative("convolutions on one pixel with filled blocks of weights", ("CONV2D",), fill_block, _on_one_pixel)

@@ -10,7 +10,7 @@ from itertools import groupby
 from math import prod
 from typing import NamedTuple
 
-from arm_backend_core.alternatives.choose import Alternative, Part
+from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.alternatives.conv_epilogue import read_behind, steps_from
 from arm_backend_core.alternatives.split_axes import Piece, as_made, moved, moves_to, parted
 from arm_backend_core.tosa.graph import Op, Value, constant
@@ -108,12 +108,12 @@ def _image(conv: Op, pixels: Sequence[list[Piece]], above: list[Piece], columns:
     return (1, *(prod(piece.size for piece in run) for run in (above, columns))) if plain else None
 
 
-def _in_front(op: Op, rewriter: Rewriter) -> Part | None:
+def _in_front(op: Op, rewriter: Rewriter) -> Region | None:
     path = moves_to(op, rewriter)
     if _plan(path) is None:
         return None
     steps = steps_from(op, rewriter)
-    return Part([*path, *steps, *read_behind(steps[-1], rewriter)], ((op,),))
+    return Region([*path, *steps, *read_behind(steps[-1], rewriter)], ((op,),))
 
 
 PATCHES = Alternative("convolutions that read pixels as channels", ("CONV2D",), read_pixels, _in_front)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Alternative, Part
+from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.alternatives.conv_epilogue import (
     ACTIVATIONS,
     done_to,
@@ -114,7 +114,7 @@ def _image(conv: Op, pixels: Sequence[int], above: int) -> tuple[int, ...] | Non
     return (1, rows, columns) if plain else None
 
 
-def _behind_convolution(op: Op, rewriter: Rewriter) -> Part | None:
+def _behind_convolution(op: Op, rewriter: Rewriter) -> Region | None:
     """With an activation behind what is moved, too, which Vela does with each convolution."""
     path = steps_from(op, rewriter)
     wanted = {*MOVES, *(ACTIVATIONS if path[-1].kind not in ACTIVATIONS else ())}
@@ -123,7 +123,7 @@ def _behind_convolution(op: Op, rewriter: Rewriter) -> Part | None:
         wanted -= set(ACTIVATIONS if path[-1].kind in ACTIVATIONS else ())
     if len(path) == 1 or _plan(path) is None:
         return None
-    return Part([*path, *read_behind(path[-1], rewriter)], ((path[-1],),))
+    return Region([*path, *read_behind(path[-1], rewriter)], ((path[-1],),))
 
 
 SHUFFLES = Alternative("convolutions that write channels as pixels", ("CONV2D",), write_pixels, _behind_convolution)
@@ -145,7 +145,7 @@ def write_moved(op: Op, rewriter: Rewriter) -> Value | None:
     return write_pixels(value.producer, rewriter) if value.producer is not None else None
 
 
-def _of_others(op: Op, rewriter: Rewriter) -> Part | None:
+def _of_others(op: Op, rewriter: Rewriter) -> Region | None:
     path = [op]
     while len(readers := rewriter.users(path[-1].output) or []) == 1 and readers[0].kind in MOVES:
         path += readers
@@ -156,7 +156,7 @@ def _of_others(op: Op, rewriter: Rewriter) -> Part | None:
     own = [piece.axis == _CHANNELS for piece in moved(x.shape, moves) or ()]
     if not any(own[i] and not all(own[:i]) and not all(own[i:]) for i in range(len(own))):
         return None  # no channels between pixels
-    return Part([*moves, *read_behind(path[-1], rewriter)], ((moves[-1],),))
+    return Region([*moves, *read_behind(path[-1], rewriter)], ((moves[-1],),))
 
 
 MOVED = Alternative("channels written as pixels by a convolution", ("TRANSPOSE",), write_moved, _of_others)

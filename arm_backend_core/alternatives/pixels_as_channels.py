@@ -6,7 +6,7 @@ from math import gcd
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Alternative, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Region, around
 from arm_backend_core.alternatives.conv_epilogue import done_to, selected_channels, steps_from, steps_to
 from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value, constant
@@ -42,7 +42,7 @@ def join_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     return b.reshape(done_to(sums, steps, channels, b), op.output.shape)
 
 
-def _narrow(op: Op, rewriter: Rewriter) -> Part | None:
+def _narrow(op: Op, rewriter: Rewriter) -> Region | None:
     x, weight = op.inputs[:2]
     if rewriter.build.target.family != "ethos-u85":
         return None
@@ -54,7 +54,7 @@ def _narrow(op: Op, rewriter: Rewriter) -> Part | None:
     # Others that read the same, before which Vela copies what is reshaped, and what reads the result in another order.
     beside = rewriter.users(x) or []
     behind = around(steps[-1], rewriter, (), ("CONCAT", "DEPTHWISE_CONV2D", "RESCALE"))
-    return Part([*steps, *beside, *behind], ((steps[-1],),)) if len(steps) > 1 else None
+    return Region([*steps, *beside, *behind], ((steps[-1],),)) if len(steps) > 1 else None
 
 
 PIXELS = Alternative("convolutions of two pixels at once", ("CONV2D",), join_pixels, _narrow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Alternative, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Region, around
 from arm_backend_core.alternatives.split_axes import places
 from arm_backend_core.alternatives.transpose_split import STEPS
 from arm_backend_core.permutation import Layout
@@ -80,10 +80,10 @@ def _runs(order: Array) -> list[tuple[int, int]] | None:
     return runs
 
 
-def _together(op: Op, rewriter: Rewriter) -> Part | None:
+def _together(op: Op, rewriter: Rewriter) -> Region | None:
     if _turned(op) is None:
         return None
-    return Part(around(op, rewriter, _CUTS, ("CONV2D", "RESCALE", *_CUTS)), ((op,),))
+    return Region(around(op, rewriter, _CUTS, ("CONV2D", "RESCALE", *_CUTS)), ((op,),))
 
 
 PHASES = Alternative("parts put together as one transposition", ("CONCAT",), turn_at_once, _together)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from arm_backend_core.alternatives.choose import Alternative, Part, around
+from arm_backend_core.alternatives.choose import Alternative, Region, around
 from arm_backend_core.permutation import Layout, merged
 from arm_backend_core.targets.target import Target
 from arm_backend_core.targets.transpose_swaps import steps
@@ -51,12 +51,12 @@ def _form(name: str, find: Callable[[Op], Path | None]) -> Alternative:
         path = find(op)
         return _turned(op, path, rewriter) if path else None
 
-    def part(op: Op, rewriter: Rewriter) -> Part | None:
+    def part(op: Op, rewriter: Rewriter) -> Region | None:
         """With what reads it, which Vela may do with it."""
         own = ((op.inputs[0].shape, tuple(op.attrs["perms"])),)
         if rewriter.build.target.family != "ethos-u85" or find(op) in (None, own):
             return None
-        return Part(around(op, rewriter, (), ("RESHAPE", "MATMUL")), ((op,),))
+        return Region(around(op, rewriter, (), ("RESHAPE", "MATMUL")), ((op,),))
 
     return Alternative(name, ("TRANSPOSE",), rule, part)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from arm_backend_core.alternatives.choose import Alternative, Part
+from arm_backend_core.alternatives.choose import Alternative, Region
 from arm_backend_core.alternatives.conv_epilogue import done_to, read_behind, selected_channels, steps_from, steps_to
 from arm_backend_core.tosa.graph import Op, Value, constant
 from arm_backend_core.tosa.operators import Array
@@ -59,11 +59,11 @@ def _phases(weight: Array, strides: list[int], taps: list[int], zero_point: int)
     return np.ascontiguousarray(apart.transpose(2, 4, 0, 1, 3, 5)).reshape(strides[0], -1, *taps, inputs)
 
 
-def _upsampled(op: Op, rewriter: Rewriter) -> Part | None:
+def _upsampled(op: Op, rewriter: Rewriter) -> Region | None:
     steps = steps_from(op, rewriter)
     if max(op.attrs["stride"]) == 1 or len(steps) == 1:
         return None
-    return Part([*steps, *read_behind(steps[-1], rewriter)], ((steps[-1],),))
+    return Region([*steps, *read_behind(steps[-1], rewriter)], ((steps[-1],),))
 
 
 UPSAMPLING = Alternative(

@@ -145,7 +145,7 @@ class _Decomposer:
             return complex_numbers.on_pairs(node, writer.call_as, writer.constants)
         record = composite(node)
         if record is not None and record.stepwise:
-            return record.parts(writer.call, *node.args, **node.kwargs)
+            return record.decompose(writer.call, *node.args, **node.kwargs)
         rule = self._rule(node, writer.constants)
         if rule is None:
             return None
@@ -177,7 +177,7 @@ class _Decomposer:
             return computed_weights.RULES[overload][1]
         record = composite(node)
         if record is not None:
-            return partial(record.parts, quantized=self.quantized) if record.tell_quantized else record.parts
+            return partial(record.decompose, quantized=self.quantized) if record.takes_quantized else record.decompose
         if overload in torch._decomp.decomposition_table:
             return torch._decomp.decomposition_table[overload]
         return overload.decompose if is_implicit(overload) else None

@@ -89,7 +89,7 @@ def functional(program: ExportedProgram) -> ExportedProgram:
     for node in program.graph.find_nodes(op="call_function", target=aten.multilabel_margin_loss_forward.default):
         parts = composite(node)  # PyTorch's own decomposition, which no table prevents, counts a list's end as a class
         assert parts is not None
-        node.target = parts.parts
+        node.target = parts.decompose
     try:
         with torch.no_grad():  # parts of complex tensors are not written where there are to be gradients
             program = program.run_decompositions(undeclared_views(program.graph))

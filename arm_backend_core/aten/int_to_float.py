@@ -32,6 +32,6 @@ def _counting(node: Node) -> Iterator[Node]:
     joins = bool(node.args) and isinstance(node.args[0], (list, tuple))
     if record is not None and result is not None and result.dtype is torch.float32:
         for source in node.all_input_nodes if joins or record.kind is Kind.ELEMENTWISE else ():
-            chooses = record.chooses and source is node.args[0]
+            chooses = record.is_select and source is node.args[0]
             if isinstance(source.meta.get("val"), torch.Tensor) and is_countable(source) and not chooses:
                 yield source

@@ -19,7 +19,7 @@ from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
-_CONV: dict[str, Any] = {"kind": Kind.CONV, "activations": (0,), "fuses": True}
+_CONV: dict[str, Any] = {"kind": Kind.CONV, "activations": (0,), "absorbs_activation": True}
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def conv_transpose(
         try:
             made = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
             value = cx.b.transpose_conv2d(part, *made, out_pad=ends, stride=steps, zps=zps)
-            results.append(cx.finished(value, sums))
+            results.append(cx.requantize_sums(value, sums))
         except Unsupported:
             whole = _by_phases(cx, part, sums, steps, [max(end, 0) for end in ends[1::2]], zps, weight.value.dtype)
             size = (image.shape[0], *(1, *cx.shape[-spatial:])[-2:], out_channels)
@@ -200,11 +200,11 @@ def _by_phases(
     kernel = np.full((oc, ty * sy, tx * sx, ic), zps[1], sums.weights.dtype)
     kernel[:, :kh, :kw] = sums.weights
     kernel = kernel.reshape(oc, ty, sy, tx, sx, ic)[:, ::-1, :, ::-1].transpose(2, 4, 0, 1, 3, 5)
-    parts = (sums.scales, sums.peaks, sums.late)
+    parts = (sums.scales, sums.peaks, sums.residual_bias)
     rest = (x if x is None or x.size == 1 < oc else np.tile(x, sy * sx) for x in parts)
     many = Accumulator(kernel.reshape(-1, ty, tx, ic), np.tile(sums.offsets, sy * sx), sums.dtype, *rest)
     made = b.const(many.weights, dtype), b.const(many.offsets, many.dtype)
-    value = cx.finished(b.conv2d(image, *made, pad=(ty - 1, ty - 1, tx - 1, tx - 1), zps=zps), many)
+    value = cx.requantize_sums(b.conv2d(image, *made, pad=(ty - 1, ty - 1, tx - 1, tx - 1), zps=zps), many)
     n, h, w, _ = value.shape
     rows = b.transpose(b.reshape(value, (n * h, w, sy, sx * oc)), (0, 2, 1, 3))
     return b.reshape(rows, (n, h * sy, w * sx, oc))
@@ -263,7 +263,7 @@ def _grouped(
         sums = accumulator(cx, x, weight, bias, kernel[rows].transpose(0, 2, 3, 1), rows)
         constants = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
         # A group is finished before groups are joined: CONCAT takes no INT48.
-        results.append(cx.finished(cx.b.conv2d(part, *constants, **attrs), sums))
+        results.append(cx.requantize_sums(cx.b.conv2d(part, *constants, **attrs), sums))
     return cx.b.concat(results, 3)
 
 
@@ -277,7 +277,7 @@ def _depthwise(
     hardware = cx.target.hardware
     most = hardware.largest_stride if hardware.npu else max(stride)
     dense = tuple(max(step for step in range(1, most + 1) if full % step == 0) for full in stride)
-    value = cx.finished(cx.b.depthwise_conv2d(*operands, stride=dense, **attrs), sums)
+    value = cx.requantize_sums(cx.b.depthwise_conv2d(*operands, stride=dense, **attrs), sums)
     for axis, (full, step) in enumerate(zip(stride, dense, strict=True), 1):
         value = take(cx.b, value, axis, range(0, value.shape[axis], full // step))
     return value

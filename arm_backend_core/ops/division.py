@@ -20,7 +20,7 @@ from arm_backend_core.tosa.graph import Value
 
 aten = torch.ops.aten
 Operand = Tensor | float
-_WHOLE: dict[str, Any] = {"univariate": True, "jumps": True, "wide": True}
+_WHOLE: dict[str, Any] = {"univariate": True, "is_discontinuous": True, "compute_fp32": True}
 #: Quotients up to this are off by one at most, however their reciprocal was rounded.
 _EXACT = 2.0**21
 #: The inverse of a quotient of which two divisions leave more than the divisor.
@@ -45,7 +45,7 @@ def _divided(cx: Context, x: Operand, y: Operand, *, rounded: bool = False) -> t
             nearest = right.equal(0.0).where(nearest, nearest + left * 0.0)
         quotient, rest = nearest.value, left_over.value
     else:
-        known = divisor.data if "INTDIV" in cx.target.hardware.lacks else None
+        known = divisor.data if "INTDIV" in cx.target.hardware.unsupported else None
         if known is not None and np.abs(known).min() > 1:
             # x * round(2**31 / y) / 2**31 is half of one off at most: rounded, the quotient or one more.
             inverse = b.const(np.rint((1 << 31) / known.astype(np.float64)), cx.dtype)
@@ -157,17 +157,17 @@ def _in_steps(plain: Record, *, rest: bool = False) -> Rule:
             down = Fixed.ceil if number < 0 else Fixed.floor
             method = Fixed.trunc if plain is fmod or mode.get("rounding_mode") == "trunc" else down
             return quotient(cx, x, number, method, rest=rest)
-        dividend, divisor = cx.integer(x), cx.integer(y).in_steps().in_steps_of(1.0)
+        dividend, divisor = cx.integer(x), cx.integer(y).in_steps().with_scale(1.0)
         ratio = min(dividend.scale / cx.integer(y).scale, (SHIFTED - 1) / dividend.peak)
         bits = min(int(math.log2((SHIFTED - 1) / max(dividend.peak * ratio, divisor.peak))), 22)
-        left = dividend.rescale(DType.INT32, ratio * 2.0**bits).in_steps_of(1.0)
+        left = dividend.rescale(DType.INT32, ratio * 2.0**bits).with_scale(1.0)
         none = (abs(divisor).maximum(1) - abs(divisor)).within(0, 1)
         right = (divisor + none).times(1 << bits)
         whole = replace(cx, out=None, computed=DType.INT32)
         value = plain.lower(whole, Tensor(left.value), Tensor(right.value), **mode)
         if rest:
             return FixedPoint(cx.b, value, -right.peak, right.peak, cx.integer(y).scale * 2.0**-bits).to(cx.q)
-        infinite = none.times(1 << 29).in_steps_of(1.0) * dividend.sign().in_steps_of(1.0)
+        infinite = none.times(1 << 29).with_scale(1.0) * dividend.sign().with_scale(1.0)
         return (FixedPoint(cx.b, value, -left.peak - 1, left.peak) + infinite).to(cx.q)
 
     return rule

@@ -25,7 +25,7 @@ from arm_backend_core.tosa.graph import Value
 aten = torch.ops.aten
 Operand = Tensor | float
 _TINY = 2.0**-64  #: beside it every divisor with an infinite reciprocal is small, and its inverse far from overflow
-_ARITHMETIC: dict[str, Any] = {"univariate": True, "fuses": True}
+_ARITHMETIC: dict[str, Any] = {"univariate": True, "absorbs_activation": True}
 
 
 def _common(cx: Context, *operands: Operand) -> list[Value]:
@@ -41,7 +41,7 @@ def _sum(cx: Context, x: Operand, y: Operand, factor: float) -> Value:
     if isinstance(x, Tensor) and cx.q.same(x.q) and x.value.shape == cx.shape and not known.any():  # as of a mask
         return x.value
     right = cx.integer(y)
-    pair = cx.integer(x), right.in_steps_of(right.scale * abs(factor))
+    pair = cx.integer(x), right.with_scale(right.scale * abs(factor))
     left, right = of_int16(*pair, cx.q) or to_common_scale(*pair, cx.q)
     return (left + right if factor > 0 else left - right).to(cx.q)
 
@@ -127,7 +127,7 @@ def _(cx: Context, x: Tensor, y: Tensor) -> Value | Tensor:
     return product.to(cx.q)
 
 
-@op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, wide=True, **_ARITHMETIC)
+@op(aten.div.Tensor, aten.div.Scalar, factor=_inverse, compute_fp32=True, **_ARITHMETIC)
 def div(cx: Context, x: Operand, y: Operand) -> Value:
     """x / y as x * (1 / y)."""
     dividend = Float(cx.b, cx.operand(x, cx.dtype))
@@ -156,7 +156,7 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     is 0.
     """
     assert isinstance(x, Tensor)  # a number divided by a tensor is a function of that tensor
-    dividend, divisor = (cx.integer(z).in_steps().in_steps_of(1.0) for z in (x, y))
+    dividend, divisor = (cx.integer(z).in_steps().with_scale(1.0) for z in (x, y))
     size = abs(divisor)
     # One step over one step, in steps of the result; and the quotient from which on results saturate.
     unit = cx.integer(x).scale / cx.integer(y).scale / float(cx.q.scale)
@@ -165,14 +165,14 @@ def _(cx: Context, x: Operand, y: Tensor) -> Value:
     bits = min(max(most, dividend.peak).bit_length() + 1, 62)
     if unit * 2.0 ** (bits - 30) > 1 / 8 and most < dividend.peak:  # too coarse: leave no room for larger quotients
         bits = most.bit_length() + 1
-        dividend = dividend.minimum(size.times(most).in_steps_of(1.0)).maximum(size.times(-most).in_steps_of(1.0))
+        dividend = dividend.minimum(size.times(most).with_scale(1.0)).maximum(size.times(-most).with_scale(1.0))
     peak = min(max(most, dividend.peak) << 30 >> bits, 1 << 29) + (1 << 17)
     quotient = (dividend * divisor.sign()).times(_inverse_of(size.maximum(1), cx.q.dtype), bits, peak)
-    signs = cx.integer(x).in_steps().sign().in_steps_of(1.0)
-    infinite = (size.maximum(1) - size).within(0, 1).times(1 << 29).in_steps_of(1.0) * signs
-    total = quotient + infinite.in_steps_of(quotient.scale)
+    signs = cx.integer(x).in_steps().sign().with_scale(1.0)
+    infinite = (size.maximum(1) - size).within(0, 1).times(1 << 29).with_scale(1.0) * signs
+    total = quotient + infinite.with_scale(quotient.scale)
     # All quotients but infinite ones round to 0 where the bits that would have to be dropped are more than 62.
-    return total.in_steps_of(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).to(cx.q)
+    return total.with_scale(max(unit, 4 * span * 2.0**-bits) * 2.0 ** (bits - 30) * float(cx.q.scale)).to(cx.q)
 
 
 def _inverse_of(v: FixedPoint, result: DType) -> FixedPoint:
@@ -180,8 +180,8 @@ def _inverse_of(v: FixedPoint, result: DType) -> FixedPoint:
     inverse = fixed_point.reciprocal(v)
     if result is not DType.INT16:
         return inverse
-    rest = inverse.like(1 << 30) - inverse.times(v, peak=(1 << 30) + (1 << 17)).in_steps_of(inverse.scale)
-    return inverse + inverse.times(rest.within(-(1 << 17), 1 << 17), 30).in_steps_of(inverse.scale)
+    rest = inverse.like(1 << 30) - inverse.times(v, peak=(1 << 30) + (1 << 17)).with_scale(inverse.scale)
+    return inverse + inverse.times(rest.within(-(1 << 17), 1 << 17), 30).with_scale(inverse.scale)
 
 
 def _extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
@@ -199,7 +199,7 @@ def _extreme(name: str, ignoring: OpOverload, *overloads: OpOverload) -> None:
         result: Value = getattr(cx.b, name)(*_common(cx, x, y), ignore_nan=True)
         return result
 
-    op(*overloads, fuses=True, univariate=True)(rule).integer(integer)
+    op(*overloads, absorbs_activation=True, univariate=True)(rule).integer(integer)
     op(ignoring)(other).integer(integer)
 
 
@@ -207,7 +207,7 @@ _extreme("maximum", aten.fmax.default, aten.maximum.default, aten.clamp_min.Tens
 _extreme("minimum", aten.fmin.default, aten.minimum.default, aten.clamp_max.Tensor)
 
 
-@op(aten.pow.Tensor_Tensor, univariate=True, wide=True, error=2.0**-11)
+@op(aten.pow.Tensor_Tensor, univariate=True, compute_fp32=True, error=2.0**-11)
 def power(cx: Context, x: Tensor, y: Tensor) -> Value:
     """x ** y."""
     if not cx.dtype.is_float:
@@ -220,12 +220,12 @@ def power(cx: Context, x: Tensor, y: Tensor) -> Value:
 def _(cx: Context, x: Tensor, y: Tensor) -> Value:
     """exp(y * ln(x)); of x < 0, which has powers by whole numbers alone, that of 0."""
     base, exponent = of_one_rank(*(cx.integer(z).in_steps() for z in (x, y)))
-    steps = base.in_steps_of(1.0).maximum(0)
+    steps = base.with_scale(1.0).maximum(0)
     log = fixed_point.logarithm(steps.maximum(1))
     log = log + round(math.log(base.scale) / log.scale)
     power = exponent.times(log, max((log.peak * exponent.peak).bit_length() - 28, 0))
-    none = (steps.maximum(1) - steps).within(0, 1) * exponent.sign().in_steps_of(1.0)  # of 0 the logarithm is infinite
-    return fixed_point.exponential(power - none.times(1 << 29).in_steps_of(power.scale), cx.q).to(cx.q)
+    none = (steps.maximum(1) - steps).within(0, 1) * exponent.sign().with_scale(1.0)  # of 0 the logarithm is infinite
+    return fixed_point.exponential(power - none.times(1 << 29).with_scale(power.scale), cx.q).to(cx.q)
 
 
 @op(aten.prelu.default, aten._prelu_kernel.default, univariate=True)

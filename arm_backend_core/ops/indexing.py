@@ -68,7 +68,7 @@ def _gathered(cx: Context, x: Value, axis: int, indices: Value) -> Value:
     front = b.transpose(x, order)
     few = front.shape[0] <= _FEW_ROWS and indices.size * front.size <= _FEW_PRODUCTS
     known = front.data is not None and front.dtype in (DType.INT8, DType.INT16)
-    if "GATHER" in cx.target.hardware.lacks and known and few:
+    if "GATHER" in cx.target.hardware.unsupported and known and few:
         picked = _product(b, front, b.cast(indices, DType.INT32))
     else:
         flat = reshape_indices(cx, b.cast(indices, DType.INT32), (1, indices.size))
@@ -83,7 +83,7 @@ def _rows(cx: Context, values: Value, indices: Value) -> Value:
     computed = DType.INT8 if dtype is DType.INT8 else DType.INT32
     numbers = dtype in (DType.INT8, DType.INT16, DType.INT32)
     few = w * values.size * computed.bytes <= _FEW_BYTES
-    if "GATHER" not in cx.target.hardware.lacks or not (numbers and few):
+    if "GATHER" not in cx.target.hardware.unsupported or not (numbers and few):
         return b.gather(values, indices)
     hot = _hot(b, b.reshape(indices, (n, w, 1)), values.shape[1])
     if computed is DType.INT8:
@@ -187,7 +187,7 @@ def gather(cx: Context, x: Tensor, dim: int, indices: Tensor, *, sparse_grad: bo
     part = cx.b.slice(x.value, (0,) * x.rank, [n if i == axis else picked.shape[i] for i, n in enumerate(x.shape)])
     if part.data is not None and part.size and part.data.min() == part.data.max():  # whatever the indices are
         return cx.b.const(np.full(cx.shape, part.data.flat[0]), part.dtype)
-    if picked.data is not None and "GATHER" in cx.target.hardware.lacks:
+    if picked.data is not None and "GATHER" in cx.target.hardware.unsupported:
         return cx.b.reshape(_row_by_row(cx.b, part, axis, np.asarray(picked.data)), cx.shape)
     order = [*(i for i in range(x.rank) if i != axis), axis]
     last = [cx.b.transpose(value, order) for value in (part, cx.b.cast(picked, DType.INT32))]

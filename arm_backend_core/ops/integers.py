@@ -88,11 +88,11 @@ class FixedPoint:
         """The same, where more is known of its range than arithmetic on intervals tells."""
         return replace(self, low=max(low, self.low), high=min(high, self.high))
 
-    def in_steps_of(self, scale: float) -> FixedPoint:
+    def with_scale(self, scale: float) -> FixedPoint:
         """The same integers, standing for other real numbers."""
         return replace(self, scale=scale)
 
-    def less(self, zero_point: int) -> FixedPoint:
+    def sub_zero_point(self, zero_point: int) -> FixedPoint:
         """The integers minus a number, which RESCALE takes away."""
         low, high = self.low - zero_point, self.high - zero_point
         return replace(self, low=low, high=high, zero_point=self.zero_point + zero_point)
@@ -237,9 +237,9 @@ class FixedPoint:
         """In parameters ``out``: rounded once and saturated.
 
         Raises:
-            Unsupported: see ``requantized``.
+            Unsupported: see ``requantize``.
         """
-        return requantized(self.b, self.value, float(self.peak), np.array([self.scale]), out, self.zero_point)
+        return requantize(self.b, self.value, float(self.peak), np.array([self.scale]), out, self.zero_point)
 
     def _bounded(self, factor: float, span: int) -> FixedPoint:
         """Values that saturate ``span`` anyway are made small enough for RESCALE."""
@@ -283,7 +283,7 @@ def _rounded(x: int, shift: int) -> int:
     return (x + (1 << shift - 1)) >> shift if shift else x
 
 
-def requantized(b: Builder, x: Value, peaks: Array | float, scales: Array, out: QParams, zero_point: int = 0) -> Value:
+def requantize(b: Builder, x: Value, peaks: Array | float, scales: Array, out: QParams, zero_point: int = 0) -> Value:
     """(x - zero_point) * scales in parameters ``out``: rounded once and saturated.
 
     One step of x that is beyond all that ``out`` can hold saturates whatever its size, so it may be taken for less; and
@@ -323,7 +323,7 @@ class Accumulator:
         dtype: element type of sums and offsets.
         scales: real numbers in a step of the sums, [1] or [out_channels]; None for floats, which are ready.
         peaks: what the sums may come to, [out_channels].
-        late: what of the real bias the offsets leave, [out_channels].
+        residual_bias: what of the real bias the offsets leave, [out_channels].
     """
 
     weights: Array
@@ -331,7 +331,7 @@ class Accumulator:
     dtype: DType
     scales: Array | None = None
     peaks: Array | None = None
-    late: Array | None = None
+    residual_bias: Array | None = None
 
     @classmethod
     def of(cls, x: FixedPoint, weights: Array, zero_point: int, scales: Array, bias: Array) -> Accumulator:
@@ -354,19 +354,19 @@ class Accumulator:
         offsets = np.rint(bias / scales)
         return cls(weights, offsets, dtype, scales, sums + np.abs(offsets), bias - offsets * scales)
 
-    def finished(self, b: Builder, value: Value, out: QParams) -> Value:
+    def requantize(self, b: Builder, value: Value, out: QParams) -> Value:
         """The operator's sums in parameters ``out``, and what is left of the bias where it exceeds a quarter of a step.
 
         Raises:
-            Unsupported: see ``requantized``; or 32 bits cannot hold sums and bias in steps that are fine enough.
+            Unsupported: see ``requantize``; or 32 bits cannot hold sums and bias in steps that are fine enough.
         """
         assert self.scales is not None
         assert self.peaks is not None
-        assert self.late is not None
-        if float(np.abs(self.late).max()) <= float(out.scale) / 4:
+        assert self.residual_bias is not None
+        if float(np.abs(self.residual_bias).max()) <= float(out.scale) / 4:
             peaks = self.peaks if self.scales.size > 1 else float(self.peaks.max())
-            return requantized(b, value, peaks, self.scales, out)
-        most = max(float((self.peaks * self.scales).max()), float(np.abs(self.late).max()))
+            return requantize(b, value, peaks, self.scales, out)
+        most = max(float((self.peaks * self.scales).max()), float(np.abs(self.residual_bias).max()))
         step = max(float(out.scale) * 2.0**-12, most * 2.0**-28)
         if step > float(out.scale) / 4:
             raise Unsupported(
@@ -374,7 +374,7 @@ class Accumulator:
                 f"result in steps of {float(out.scale):.2g}; calibrate with samples in which neither is constant"
             )
         fine = b.rescale(value, DType.INT32, np.where(self.peaks > 0, self.scales / step, 0.0))
-        bias = FixedPoint.const(b, np.rint(self.late / step).astype(np.int64), DType.INT32, step)
+        bias = FixedPoint.const(b, np.rint(self.residual_bias / step).astype(np.int64), DType.INT32, step)
         return (FixedPoint(b, fine, -(1 << 28) - 1, (1 << 28) + 1, step) + bias).to(out)
 
 
@@ -422,7 +422,7 @@ def of_int16(x: FixedPoint, y: FixedPoint, out: QParams) -> tuple[FixedPoint, Fi
     if not (x.b.target.hardware.npu and mixed and held and step <= float(out.scale)):
         return None
     short = (z if z.dtype is DType.INT16 else z.rescale(DType.INT16, z.scale / step) for z in pair)
-    left, right = (z.rescale(DType.INT32, 1.0).in_steps_of(step) for z in short)
+    left, right = (z.rescale(DType.INT32, 1.0).with_scale(step) for z in short)
     return left, right
 
 
@@ -444,9 +444,9 @@ def _saturate_negligible(x: FixedPoint, y: FixedPoint, out: QParams | None) -> t
         return x, y
     room = 0.0 if out is None else out.real_peak
     if 0 < 2 * room < x.scale:
-        x = x.sign().in_steps_of(2 * room)
+        x = x.sign().with_scale(2 * room)
     most = 2 * (x.real_peak + room)
-    return x, y.sign().in_steps_of(most) if y.scale > most else y
+    return x, y.sign().with_scale(most) if y.scale > most else y
 
 
 def _guard(x: FixedPoint, most: int) -> int:
@@ -463,4 +463,4 @@ def _in_steps(x: FixedPoint, step: float) -> FixedPoint:
     if x.value.data is not None and (x.dtype is DType.INT32 or x.value.size == 1):
         steps = np.rint((x.value.data.astype(np.float64) - x.zero_point) * (x.scale / step))
         return FixedPoint.const(x.b, steps.astype(np.int64), DType.INT32, step)
-    return x.rescale(DType.INT32, x.scale / step).in_steps_of(step)
+    return x.rescale(DType.INT32, x.scale / step).with_scale(step)

@@ -11,7 +11,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.nodes import TIMESTEP_SLOT
 from arm_backend_core.ops.convolution import accumulator, zero_points
-from arm_backend_core.ops.integers import Q15_MAX, Accumulator, FixedPoint, requantized
+from arm_backend_core.ops.integers import Q15_MAX, Accumulator, FixedPoint, requantize
 from arm_backend_core.ops.operands import Context, Tensor
 from arm_backend_core.ops.registry import Kind, op
 from arm_backend_core.tosa.graph import Value, prod
@@ -20,7 +20,7 @@ from arm_backend_core.tosa.legality import refusal
 aten = torch.ops.aten
 
 
-@op(aten.linear.default, kind=Kind.CONV, activations=(0,), fuses=True)
+@op(aten.linear.default, kind=Kind.CONV, activations=(0,), absorbs_activation=True)
 def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Value:
     """x [..., IC], weight [OC, IC]: a 1x1 convolution whose pixels are the rows of x."""
     if x.q is not None and weight.q is None:
@@ -37,7 +37,7 @@ def linear(cx: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None) -
         return cx.b.reshape(_row(cx, x, weight, sums), cx.shape)
     kernel, offsets = cx.b.const(sums.weights, weight.value.dtype), cx.b.const(sums.offsets, sums.dtype)
     value = cx.b.conv2d(image, kernel, offsets, pad=(0, 0, 0, 0), zps=zero_points(x, weight))
-    return cx.b.reshape(cx.finished(value, sums), cx.shape)
+    return cx.b.reshape(cx.requantize_sums(value, sums), cx.shape)
 
 
 linear.integer(linear.lower)
@@ -47,7 +47,7 @@ def _row(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
     """One row, by MATMUL: int16 steps that hold the largest sum, times the channels' scales, plus the bias."""
     assert sums.scales is not None
     assert sums.peaks is not None
-    assert sums.late is not None
+    assert sums.residual_bias is not None
     matrix = cx.b.const(sums.weights.reshape(1, *weight.shape), weight.value.dtype)
     products = cx.b.matmul(matrix, cx.b.reshape(x.value, (1, x.value.size, 1)), zero_points(x, weight)[::-1])
     step, most = max(float(sums.peaks.max()) / Q15_MAX, 1.0), float(sums.scales.max())
@@ -56,7 +56,9 @@ def _row(cx: Context, x: Tensor, weight: Tensor, sums: Accumulator) -> Value:
     real = FixedPoint(cx.b, coarse, -Q15_MAX, Q15_MAX, step) * FixedPoint.const(
         cx.b, scales, DType.INT16, most / Q15_MAX
     )
-    bias = np.rint((sums.offsets * sums.scales + sums.late) / real.scale).astype(np.int64).reshape(coarse.shape)
+    bias = (
+        np.rint((sums.offsets * sums.scales + sums.residual_bias) / real.scale).astype(np.int64).reshape(coarse.shape)
+    )
     return (real + FixedPoint.const(cx.b, bias, DType.INT32, real.scale) if bias.any() else real).to(cx.q)
 
 
@@ -76,7 +78,7 @@ def _product(cx: Context, a: Tensor, b: Tensor) -> Value:
     if peak > sums.dtype.range[1]:
         name = sums.dtype.value
         raise Unsupported(f"a matrix product over {a.shape[-1]} elements, which {name} might not hold; split it")
-    return requantized(cx.b, sums, peak, np.array([left.scale * right.scale]), cx.q)
+    return requantize(cx.b, sums, peak, np.array([left.scale * right.scale]), cx.q)
 
 
 def _split_product(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
@@ -90,11 +92,11 @@ def _split_product(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
 
     def parts(x: FixedPoint) -> tuple[FixedPoint, FixedPoint]:
         """High and low byte, in three NPU operations: SUB, MUL and SUB of int16 with their RESCALEs fused."""
-        x = x.in_steps_of(1.0)
+        x = x.with_scale(1.0)
         half = x.like(radix // 2)
         # RESCALE rounds half up, so that (x - 128) / 256 becomes floor(x / 256).
         high = (x.rescale(DType.INT32, 1.0) - half.rescale(DType.INT32, 1.0)).rescale(DType.INT8, 1 / radix)
-        high_part = (high * 64).rescale(DType.INT16, 4.0).in_steps_of(x.scale)  # 256 * high
+        high_part = (high * 64).rescale(DType.INT16, 4.0).with_scale(x.scale)  # 256 * high
         scale = 2.0**14  # another one than above: Vela fuses no RESCALE that two operators share
         rest = x.rescale(DType.INT32, scale) - high_part.rescale(DType.INT32, scale)
         low = cx.b.rescale(rest.value, DType.INT8, 1 / scale, 0, DType.INT8.range[0])
@@ -114,7 +116,7 @@ def _split_product(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
         sums = cx.b.matmul(left.value, right.value, (left.zero_point, right.zero_point))
         peak = left.peak * right.peak * k
         whole = FixedPoint(cx.b, sums, -peak, peak, scale * weight)
-        return whole.rescale(DType.INT32, whole.scale / step).in_steps_of(step)
+        return whole.rescale(DType.INT32, whole.scale / step).with_scale(step)
 
     total = product(a_high, b_high, radix**2)
     for left, right, weight in ((a_high, b_low, radix), (a_low, b_high, radix), (a_low, b_low, 1)):
@@ -122,7 +124,7 @@ def _split_product(cx: Context, a: FixedPoint, b: FixedPoint) -> Value:
     return total.to(cx.q)
 
 
-@op(aten.bmm.default, aten.mm.default, aten.matmul.default, aten._int_mm.default, fuses=True)
+@op(aten.bmm.default, aten.mm.default, aten.matmul.default, aten._int_mm.default, absorbs_activation=True)
 def matmul(cx: Context, a: Tensor, b: Tensor) -> Value:
     """torch.matmul: leading dimensions broadcast; a vector operand is a matrix with a dimension of size 1.
 

@@ -89,7 +89,7 @@ _comparison("GREATER", aten.lt.Tensor, aten.lt.Scalar, swap=True)
 _comparison("GREATER_EQUAL", aten.le.Tensor, aten.le.Scalar, swap=True)
 
 
-@op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, chooses=True)
+@op(aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar, is_select=True)
 def where(cx: Context, condition: Tensor, x: Operand, y: Operand) -> Value:
     """x where the condition holds, else y."""
     return cx.b.select(to_bool(cx, condition), _operand(cx, x, cx.dtype), _operand(cx, y, cx.dtype))
@@ -151,7 +151,7 @@ for _left, _bits, _python in (
     (False, aten.bitwise_right_shift, aten.__rshift__),
 ):
     _forms = (_bits.Tensor, _bits.Tensor_Scalar, _bits.Scalar_Tensor, _python.Tensor, _python.Scalar)
-    op(*_forms, kind=Kind.PASSTHROUGH, wide=True)(partial(_shifted, left=_left))
+    op(*_forms, kind=Kind.PASSTHROUGH, compute_fp32=True)(partial(_shifted, left=_left))
 
 
 @op(aten.logical_not.default)

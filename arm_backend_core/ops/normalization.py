@@ -20,7 +20,7 @@ from arm_backend_core.tosa.graph import Value, prod
 
 aten = torch.ops.aten
 #: Rules that keep 16 to 32 bits inside: tables of 513 points, of which index, entries and interpolation are rounded.
-_INSIDE: dict[str, Any] = {"reads_int16": True, "error": 2.0**-13, "activations": (0,), "wide": True}
+_INSIDE: dict[str, Any] = {"reads_int16": True, "error": 2.0**-13, "activations": (0,), "compute_fp32": True}
 
 
 def _affine(
@@ -32,7 +32,7 @@ def _affine(
     return gain, offset
 
 
-@op(aten.batch_norm.default, activations=(0,), fuses=True, wide=True)
+@op(aten.batch_norm.default, activations=(0,), absorbs_activation=True, compute_fp32=True)
 def batch_norm(
     cx: Context,
     x: Tensor,
@@ -82,7 +82,7 @@ def _batch_norm_integer(cx: Context, x: Tensor, gain: np.ndarray, offset: np.nda
         pad=(0, 0, 0, 0),
         zps=(x.q.zero_point, 0),
     )
-    return cx.b.reshape(to_nchw(cx.b, cx.finished(accumulator, sums)), shape)
+    return cx.b.reshape(to_nchw(cx.b, cx.requantize_sums(accumulator, sums)), shape)
 
 
 def _standardized(cx: Context, x: Value, axes: Sequence[int], eps: float) -> Value:

@@ -193,9 +193,9 @@ class Context:
         known = FixedPoint.of(self.b, value, QParams(1.0, 0, value.dtype, *value.dtype.range))
         return known.within(0, 1) if x.value.dtype is DType.BOOL else known
 
-    def finished(self, value: Value, sums: Accumulator) -> Value:
+    def requantize_sums(self, value: Value, sums: Accumulator) -> Value:
         """An operator's sums in the result's parameters; of floating point only 8 bits have sums of another type."""
-        return self.b.cast(value, self.dtype) if sums.scales is None else sums.finished(self.b, value, self.q)
+        return self.b.cast(value, self.dtype) if sums.scales is None else sums.requantize(self.b, value, self.q)
 
     def requantize(self, x: Tensor, q: QParams) -> Value:
         """``x`` in other parameters; constants are converted at compile time."""

@@ -173,7 +173,7 @@ def cells(size: int, out: int) -> list[tuple[int, int]]:
     aten._adaptive_avg_pool2d.default,
     aten.adaptive_avg_pool1d.default,
     error=2.0**-14,
-    wide=True,
+    compute_fp32=True,
 )
 def adaptive_avg_pool(cx: Context, x: Tensor, output_size: Sequence[int]) -> Value:
     """Every output cell is the mean of its part of the input."""

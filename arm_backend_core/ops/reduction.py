@@ -53,7 +53,7 @@ def mean_over(cx: Context, x: Tensor, axes: Sequence[int]) -> Value:
     return cx.b.mul(total, cx.operand(1.0 / count))
 
 
-@op(aten.mean.dim, aten.mean.default, fuses=True, error=2.0**-14, wide=True)
+@op(aten.mean.dim, aten.mean.default, absorbs_activation=True, error=2.0**-14, compute_fp32=True)
 def mean(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
@@ -65,7 +65,7 @@ def mean(
 mean.integer(mean.lower)
 
 
-@op(aten.sum.dim_IntList, aten.sum.default, fuses=True, wide=True)
+@op(aten.sum.dim_IntList, aten.sum.default, absorbs_activation=True, compute_fp32=True)
 def sum_(
     cx: Context, x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Value:
@@ -119,7 +119,7 @@ def _mean_square(cx: Context, x: Value, axes: Sequence[int], less: float) -> Val
     return mean_over(cx, Tensor(cx.b.mul(x, cx.b.mul(x, cx.operand(count / (count - less))))), axes)
 
 
-@op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, error=2.0**-13, wide=True)
+@op(aten.var.correction, aten.var.dim, aten.var.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
 def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Variance over ``dim``."""
     x = vector(cx, x)
@@ -130,7 +130,7 @@ def var(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     return cx.b.reshape(_mean_square(cx, centred, axes, less), cx.shape)
 
 
-@op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, wide=True)
+@op(aten.std.correction, aten.std.dim, aten.std.default, reads_int16=True, error=2.0**-13, compute_fp32=True)
 def std(cx: Context, x: Tensor, *args: Any, **kwargs: Any) -> Value:
     """Square root of the variance, of numbers that are divided by the largest: no square leaves the type's range."""
     x = vector(cx, x)
@@ -177,7 +177,7 @@ _quantifier("REDUCE_ANY", aten.any.default, aten.any.dim, aten.any.dims)
 _quantifier("REDUCE_ALL", aten.all.default, aten.all.dim, aten.all.dims)
 
 
-@op(aten.prod.default, aten.prod.dim_int, wide=True, error=2.0**-10)
+@op(aten.prod.default, aten.prod.dim_int, compute_fp32=True, error=2.0**-10)
 def product(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     """Product over ``dim``, all dimensions if None."""
     x = vector(cx, Tensor(cx.b.cast(x.value, cx.dtype)))
@@ -195,10 +195,10 @@ def _(cx: Context, x: Tensor, dim: int | None = None, keepdim: bool = False, *, 
     order = [*(i for i in range(x.rank) if i != axis), axis]
     element = cx.integer(x).in_steps()
     element = replace(element, value=cx.b.transpose(element.value, order)).reshape((x.value.size // count, count))
-    log = fixed_point.logarithm(abs(element).in_steps_of(1.0).maximum(1))
+    log = fixed_point.logarithm(abs(element).with_scale(1.0).maximum(1))
     log = log + round(math.log(element.scale) / log.scale)
     total = log.times(1, max((log.peak * count).bit_length() - 29, 0)).sum(1)
-    signs = element.sign().in_steps_of(1.0)
+    signs = element.sign().with_scale(1.0)
     while count > 1:
         half = count // 2
         left, right = (cx.b.narrow(signs.value, 1, start, half) for start in (0, half))

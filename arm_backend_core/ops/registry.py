@@ -39,13 +39,14 @@ class Record:
         bias: position of the bias (CONV only).
         weight_axis: the weight's output-channel dimension, given the node (CONV only).
         univariate: an elementwise function that may be merged with its neighbours into one TABLE.
-        jumps: not of int16 then, as its integer rule is exact there and a TABLE is not.
+        is_discontinuous: not of int16 then, as its integer rule is exact there and a TABLE is not.
         clamp: for relu and its kin: the arguments -> (low, high); such a function merges into its producer's rescale.
         factor: for multiplication by a positive number: the arguments -> that number, or None; merges likewise.
-        fuses: its integer result leaves through a RESCALE, into which ``clamp`` and ``factor`` users can merge.
+        absorbs_activation: its integer result leaves through a RESCALE, into which ``clamp`` and ``factor`` users can
+            merge.
         fixed_range: (low, high) of the result whatever the input, None if it depends on the data.
         reads_int16: keeps precision inside, so an int16 input is worth having in an INT8 program.
-        chooses: between numbers too, so its result may be quantized though no operand is.
+        is_select: between numbers too, so its result may be quantized though no operand is.
         error: what the integer rule may be off by besides rounding its result, relative to the largest element of
             operands and result: 2**-14 is two steps of int16 at most.
     """
@@ -59,13 +60,13 @@ class Record:
     bias: int = 2
     weight_axis: Callable[[torch.fx.Node], int] = field(default=lambda node: 0)
     univariate: bool = False
-    jumps: bool = False
+    is_discontinuous: bool = False
     clamp: Callable[..., tuple[float, float]] | None = None
     factor: Callable[..., float | None] | None = None
-    fuses: bool = False
+    absorbs_activation: bool = False
     fixed_range: tuple[float, float] | None = None
     reads_int16: bool = False
-    chooses: bool = False
+    is_select: bool = False
     error: float = 0.0
 
     def integer(self, rule: Rule) -> Rule:
@@ -81,16 +82,16 @@ class Composite:
 
     Attributes:
         overloads: the ATen overloads that share this record.
-        parts: what it does, as a function of tensors with the arguments of the operator's schema. PyTorch traces it.
-            A result that it does not give (indices, say) is None.
-        tell_quantized: it has another form for a program that is going to be quantized, and takes ``quantized``.
-        stepwise: ``parts`` writes nodes and takes what writes them before the arguments, see ``ops/recurrent``.
+        decompose: what it does, as a function of tensors with the arguments of the operator's schema. PyTorch traces
+            it. A result that it does not give (indices, say) is None.
+        takes_quantized: it has another form for a program that is going to be quantized, and takes ``quantized``.
+        stepwise: ``decompose`` writes nodes and takes what writes them before the arguments, see ``ops/recurrent``.
         reads_memory: its numbers depend on where its operands begin in memory, not on shapes and strides alone.
     """
 
     overloads: tuple[OpOverload, ...]
-    parts: Rule
-    tell_quantized: bool = False
+    decompose: Rule
+    takes_quantized: bool = False
     stepwise: bool = False
     reads_memory: bool = False
 
@@ -119,18 +120,18 @@ def register(record: Entry) -> Entry:
 
 
 def op(
-    *overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, wide: bool = False, **facts: Any
+    *overloads: OpOverload, kind: Kind = Kind.ELEMENTWISE, compute_fp32: bool = False, **facts: Any
 ) -> Callable[[Rule], Record]:
     """Decorator that registers the rule below it, for plain values; see ``Record`` for ``facts``.
 
-    ``wide``: a floating-point formula of several steps or a sum, computed in FP32 (``Context.widened``).
+    ``compute_fp32``: a floating-point formula of several steps or a sum, computed in FP32 (``Context.widened``).
 
     A rule takes a ``Context`` and the operator's arguments as ATen's schema has them, tensors being ``Tensor``, and
     returns the resulting value or ``Tensor`` (several in a list). A data-movement rule serves quantized values too.
     """
 
     def decorate(rule: Rule) -> Record:
-        lower = (lambda cx, *args, **kwargs: cx.widened(rule, *args, **kwargs)) if wide else rule
+        lower = (lambda cx, *args, **kwargs: cx.widened(rule, *args, **kwargs)) if compute_fp32 else rule
         record = Record(overloads, kind, lower, **facts)
         if kind is Kind.SHARED and record.lower_integer is None:
             record.lower_integer = rule

@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.ops.integers import FixedPoint, requantized
+from arm_backend_core.ops.integers import FixedPoint, requantize
 from arm_backend_core.qparams import QParams
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value, prod
@@ -68,7 +68,7 @@ def window_means(
     ones = b.const(np.ones((*kernel, channels, 1)), DType.INT8)
     zeros = b.const(np.zeros(channels), DType.INT48 if x.dtype is DType.INT16 else DType.INT32)
     sums = b.depthwise_conv2d(image, ones, zeros, pad=(0, 0, 0, 0), stride=stride, zps=(x.zero_point, 0))
-    return requantized(b, sums, float(x.peak * area), np.array([x.scale / area]), out)
+    return requantize(b, sums, float(x.peak * area), np.array([x.scale / area]), out)
 
 
 def _parts(size: int, longest: int) -> list[int]:
@@ -87,7 +87,7 @@ def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> 
     batch, height, width, channels = image.shape
     longest = b.target.hardware.longest_kernel
     x = FixedPoint.of(b, image, q)
-    x = x.in_steps_of(x.scale / (height * width))
+    x = x.with_scale(x.scale / (height * width))
     # Whether the image may be viewed in another form: no copy, and no slower (16 channels at least, no slices).
     free = alone and channels % _DEPTH == 0 and height <= longest
     lengths = [height * width] if free and height * width <= longest else [n for n in (height, width) if n > 1]
@@ -101,7 +101,7 @@ def _reduce(b: Builder, image: Value, q: QParams, out: QParams, alone: bool) -> 
             sums = _sums(x, parts)
             peak = x.peak * parts[0]
             if len(sums) == 1 and prod(sums[0].shape[1:]) == channels:
-                return requantized(b, sums[0], float(peak), np.array([x.scale]), out)
+                return requantize(b, sums[0], float(peak), np.array([x.scale]), out)
             step = min(1.0, 32767 / peak)  # exact where int16 holds the sum
             joined = b.concat([b.rescale(total, DType.INT16, step) for total in sums], 1)
             bound = 32767 if step < 1 else math.ceil(peak)  # peak * step may be rounded to more

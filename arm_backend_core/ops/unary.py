@@ -369,14 +369,18 @@ unary(aten.special_entr.default, lambda x: x.equal(0.0).where(0.0, x.less(0.0).w
 
 unary(aten.abs.default, abs)
 unary(aten.neg.default, lambda x: -x)
-unary(aten.sign.default, _sign, jumps=True).integer(lambda cx, x: cx.integer(x).sign().in_steps_of(1.0).to(cx.q))
-unary(aten.sgn.default, _sign, jumps=True).integer(lambda cx, x: cx.integer(x).sign().in_steps_of(1.0).to(cx.q))
-unary(aten.floor.default, lambda x: x.unary("FLOOR"), jumps=True).integer(whole(Fixed.floor))
-unary(aten.ceil.default, lambda x: x.unary("CEIL"), jumps=True).integer(whole(Fixed.ceil))
-unary(aten.round.default, _round, jumps=True).integer(whole(Fixed.round))
-unary(aten.round.decimals, _round_decimals, jumps=True).integer(whole(Fixed.round))
-unary(aten.trunc.default, Float.truncated, jumps=True).integer(whole(Fixed.trunc))
-unary(aten.frac.default, lambda x: x - x.truncated(), jumps=True).integer(
+unary(aten.sign.default, _sign, is_discontinuous=True).integer(
+    lambda cx, x: cx.integer(x).sign().with_scale(1.0).to(cx.q)
+)
+unary(aten.sgn.default, _sign, is_discontinuous=True).integer(
+    lambda cx, x: cx.integer(x).sign().with_scale(1.0).to(cx.q)
+)
+unary(aten.floor.default, lambda x: x.unary("FLOOR"), is_discontinuous=True).integer(whole(Fixed.floor))
+unary(aten.ceil.default, lambda x: x.unary("CEIL"), is_discontinuous=True).integer(whole(Fixed.ceil))
+unary(aten.round.default, _round, is_discontinuous=True).integer(whole(Fixed.round))
+unary(aten.round.decimals, _round_decimals, is_discontinuous=True).integer(whole(Fixed.round))
+unary(aten.trunc.default, Float.truncated, is_discontinuous=True).integer(whole(Fixed.trunc))
+unary(aten.frac.default, lambda x: x - x.truncated(), is_discontinuous=True).integer(
     lambda cx, x: quotient(cx, x, 1.0, Fixed.trunc, rest=True)
 )
 unary(aten.nan_to_num.default, _nan_to_num)

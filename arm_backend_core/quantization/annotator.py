@@ -66,8 +66,8 @@ class Annotator:
 
     def _agree(self, base: Node) -> None:
         """Functions of ``base`` that are computed as one read it alike: as the finest of them does."""
-        functions = [node for node, origin in self.regions.origin.items() if origin is base]
-        if not self.regions.interior.isdisjoint(functions):
+        functions = [node for node, origin in self.regions.chain_base.items() if origin is base]
+        if not self.regions.fused.isdisjoint(functions):
             finest = max((self.configs[node] for node in functions), key=lambda c: c.activation.quant_max or 0)
             self.configs |= dict.fromkeys(functions, finest)
 
@@ -77,7 +77,7 @@ class Annotator:
         users = [user for piece in node.users for user in piece.users] if several else list(node.users)
         specs = [self.configs[user].activation for user in users if user in self.configs]
         spec = max(specs, key=lambda spec: spec.quant_max or 0, default=self.configs[node].activation)
-        self._results[node] = self.configs[node].activation if node in self.regions.origin else spec
+        self._results[node] = self.configs[node].activation if node in self.regions.chain_base else spec
         if self.records[node].kind is Kind.SHARED:
             self.configs[node] = replace(self.configs[node], activation=spec)
 
@@ -86,8 +86,8 @@ class Annotator:
         states = {state: value for state, value, _ in self._writes()}
         may_be_wide = {node for node in self.records if self.configs[node].inner is not None}
         self.regions = Regions(self.records, self.constants, may_be_wide.__contains__, self._is_wide, states)
-        self.regions.interior |= set(filter(self._is_exact, self.records))
-        for base in dict.fromkeys(self.regions.origin.values()):
+        self.regions.fused |= set(filter(self._is_exact, self.records))
+        for base in dict.fromkeys(self.regions.chain_base.values()):
             self._agree(base)
         for node in reversed(self.records):
             self._follow_readers(node)
@@ -135,12 +135,10 @@ class Annotator:
             self._annotate_shared(node)
             return
         regions = self.regions
-        if not (node in regions.origin or node in regions.readers or regions.has_integer_rule(node)):
+        if not (node in regions.chain_base or node in regions.readers or regions.has_integer_rule(node)):
             return  # stays in floating point: an integer-only target will say why
         inputs: dict[Node, QuantizationSpecBase | None] = {
-            source: self._input_spec(node, source)
-            for source in regions.operands(node)
-            if source not in regions.interior
+            source: self._input_spec(node, source) for source in regions.operands(node) if source not in regions.fused
         }
         if record.kind is Kind.CONV:
             weight = node.args[record.weight]
@@ -150,7 +148,7 @@ class Annotator:
             if isinstance(weight, Node) and spec is not None:
                 inputs[weight] = spec if spec.ch_axis is None else replace(spec, ch_axis=record.weight_axis(node))
                 inputs |= self._bias_spec(node, weight)
-        output = None if node in regions.interior or not is_float(node) else self._output_spec(node)
+        output = None if node in regions.fused or not is_float(node) else self._output_spec(node)
         node.meta[ANNOTATION] = QuantizationAnnotation(inputs, output, _annotated=True)
 
     def _is_wide(self, node: Node) -> bool:
@@ -158,7 +156,7 @@ class Annotator:
 
     def _is_exact(self, node: Node) -> bool:
         """Whether an int16 product within a recurrent layer is added as it is."""
-        wide = node in self.regions.wide or self._is_wide(node)
+        wide = node in self.regions.int16_nodes or self._is_wide(node)
         return TIMESTEP_SLOT in node.meta and wide and is_term(node) and len(self.regions.operands(node)) == 2
 
     def _bias_spec(self, node: Node, weight: Node) -> dict[Node, QuantizationSpecBase]:
@@ -197,7 +195,7 @@ class Annotator:
         alone = record.univariate or (record.kind is Kind.SHARED and len(self.regions.operands(node)) == 1)
         if alone and source in self.records and _interval(source) is not None:
             return self._output_spec(source)
-        wide, place = self.regions.wide, TIMESTEP_SLOT in node.meta
+        wide, place = self.regions.int16_nodes, TIMESTEP_SLOT in node.meta
         origin = self._origin(source)
         if place and record.kind is not Kind.CONV and TIMESTEP_SLOT in origin.meta and origin in wide:
             return self._output_spec(origin)
@@ -208,7 +206,7 @@ class Annotator:
 
     def _output_spec(self, node: Node) -> QuantizationSpecBase:
         config, record = self.configs[node], self.records[node]
-        spec = (config.inner if node in self.regions.wide else None) or self._results[node]
+        spec = (config.inner if node in self.regions.int16_nodes else None) or self._results[node]
         interval = _interval(node)
         if interval is not None:
             return _fixed_spec(spec if interval == _BYTES else config.inner or spec, *interval)
@@ -231,7 +229,7 @@ class Annotator:
         sources = self.regions.operands(node)
         if _casts_integers(node):
             node.meta[ANNOTATION] = QuantizationAnnotation({}, self._output_spec(node), _annotated=True)
-        if not sources or not self.regions.interior.isdisjoint(sources):
+        if not sources or not self.regions.fused.isdisjoint(sources):
             return
         first, *others = sources
         shared = SharedQuantizationSpec((first, node))

@@ -52,11 +52,11 @@ class Hardware:
     """Limits and costs beyond the TOSA profile.
 
     Attributes:
-        lacks: operators that it has for no element type.
+        unsupported: operators that it has for no element type.
         types: element types of an operator's first operand, where they are fewer than the profile's.
         limits: what it cannot do with an operator that it has.
         booleans: whether it has boolean tensors.
-        counted: what it lacks and ``tosa/passes/booleans.py`` writes as arithmetic, booleans being numbers.
+        bool_as_int8: what it lacks and ``tosa/passes/booleans.py`` writes as arithmetic, booleans being numbers.
         npu: an Ethos-U: convolutions and data movement are written in the form that Vela's estimate is best for.
         longest_kernel: elements along one side of a window.
         largest_stride: larger ones are taken apart by Vela, one operation for each element of the window.
@@ -69,16 +69,17 @@ class Hardware:
             Vela moves them by a TRANSPOSE of at most 64 KiB a row.
         slow_weights: up to so many multiplications in a cycle, weights are decoded at 12 in a cycle, so that one row
             takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
-        mistakes: names of forms that its compiler gets wrong (``docs/vela.md``); ``tosa/passes/vela.py`` writes others,
-            in its own order.
-        forgotten: axes along which its compiler, where it takes an operator apart, forgets which part it is to read.
+        vela_bugs: names of the bugs of its compiler (``docs/vela.md``) that ``tosa/vela_workarounds`` avoids, in the
+            order that stands there.
+        axes_lost_on_split: axes along which its compiler splits an operator and then loses the offset of the part to
+            read.
     """
 
-    lacks: frozenset[str] = frozenset()
+    unsupported: frozenset[str] = frozenset()
     types: Mapping[str, tuple[DType, ...]] = field(default_factory=dict)
     limits: Mapping[str, Limit] = field(default_factory=dict)
     booleans: bool = True
-    counted: frozenset[str] = frozenset()
+    bool_as_int8: frozenset[str] = frozenset()
     npu: bool = False
     longest_kernel: int = 64
     largest_stride: int = 3
@@ -88,12 +89,12 @@ class Hardware:
     transposes_by_convolution: bool = False
     slow_weights: int = 0
     widest_multiplied: int = 0
-    mistakes: tuple[str, ...] = ()
-    forgotten: Axes = lambda op: ()
+    vela_bugs: tuple[str, ...] = ()
+    axes_lost_on_split: Axes = lambda op: ()
 
     def refusal(self, kind: str, inputs: Sequence[DType], output: DType, op: Operation | None = None) -> str | None:
         """What it has not, after "<target> has no"; without ``op`` by the element types alone."""
-        if kind in self.lacks:
+        if kind in self.unsupported:
             return f"{kind} in hardware"
         if not self.booleans and DType.BOOL in (*inputs, output):
             return "boolean tensors in hardware"
@@ -295,20 +296,20 @@ _SHAPES = (
     *("clipped_rescale", "reshaped_parts"),
 )
 _U55 = Hardware(
-    lacks=frozenset((*_BITWISE, *_LOGIC, *_CHOICE, "GATHER", "SCATTER", "INTDIV")),
-    counted=frozenset((*_LOGIC, *_CHOICE)),
+    unsupported=frozenset((*_BITWISE, *_LOGIC, *_CHOICE, "GATHER", "SCATTER", "INTDIV")),
+    bool_as_int8=frozenset((*_LOGIC, *_CHOICE)),
     types=_U55_TYPES,
     limits=_U55_LIMITS,
     booleans=False,
     npu=True,
     averages_by_convolution=True,
     widest_multiplied=1 << 14,
-    mistakes=(
+    vela_bugs=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
         *("scaled_maximum", "channel_scales", "one_of_five", "reshaped_broadcast", "joined_table", "activation"),
         *("rescaled_part", "rescaled_parts", "joined_rescale", "joined_upsampling"),
     ),
-    forgotten=partial(
+    axes_lost_on_split=partial(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
     ),
 )
@@ -320,7 +321,7 @@ _U85 = Hardware(
     macs_per_result=64,
     transposes_by_convolution=True,
     slow_weights=256,
-    mistakes=(
+    vela_bugs=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
         *(
             "turned_table",
@@ -332,7 +333,7 @@ _U85 = Hardware(
             *("rescaled_once", "rescaled_choice", "rescaled_cast", "shifted_cast", "unclipped_term", "long_scale"),
         ),
     ),
-    forgotten=partial(
+    axes_lost_on_split=partial(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
     ),
 )

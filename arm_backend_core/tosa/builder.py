@@ -337,7 +337,7 @@ class Builder:
 
         Where BITWISE_AND is lacking, the last bits are what a multiple of a power of two leaves.
         """
-        lacks = kind == "BITWISE_AND" and (not self.target.integer or kind in self.target.hardware.lacks)
+        lacks = kind == "BITWISE_AND" and (not self.target.integer or kind in self.target.hardware.unsupported)
         if lacks and b.data is not None:
             masks = b.data.astype(np.int64)
             if ((masks & masks + 1) == 0).all() and masks.max() < 1 << 30:  # 2**n - 1; all bits are -1

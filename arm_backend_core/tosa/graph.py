@@ -79,7 +79,7 @@ class Op:
     output: Value
     attrs: dict[str, Any] = field(default_factory=dict)
     origins: Origins = field(default_factory=dict)
-    more: list[Value] = field(default_factory=list)
+    extra_outputs: list[Value] = field(default_factory=list)
 
     @property
     def origin(self) -> Origin | None:
@@ -106,7 +106,7 @@ class Op:
     @property
     def results(self) -> list[Value]:
         """All of them."""
-        return [self.output, *self.more]
+        return [self.output, *self.extra_outputs]
 
     @property
     def graphs(self) -> list[Graph]:

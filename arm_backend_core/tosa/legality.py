@@ -33,10 +33,10 @@ def write_refusal(target: Target, op: Op) -> str | None:
     """Why ``op`` cannot be written for ``target``: as ``op_refusal``, but booleans may be numbers in the end."""
     hardware, types = target.hardware, [value.dtype for value in (*op.inputs, op.output)]
     kept = OPERATORS[op.kind].moves or op.kind == "IDENTITY"
-    if hardware.booleans or DType.BOOL not in types or not (op.kind in hardware.counted or kept):
+    if hardware.booleans or DType.BOOL not in types or not (op.kind in hardware.bool_as_int8 or kept):
         return op_refusal(target, op)
     counted = [DType.INT8 if dtype is DType.BOOL else dtype for dtype in types]
-    lack = None if op.kind in hardware.counted else hardware.refusal(op.kind, counted[:-1], counted[-1], op)
+    lack = None if op.kind in hardware.bool_as_int8 else hardware.refusal(op.kind, counted[:-1], counted[-1], op)
     return OPERATORS[op.kind].refusal(op, target) or _named(target, lack)
 
 

@@ -312,7 +312,7 @@ def _layer(row: Row, parts: Sequence[Sums], told: frozenset[str]) -> LayerGap:
         scale=row.grid.scale if row.grid else None,
         zero_point=row.grid.zero_point if row.grid else None,
         moves=row.is_data_movement,
-        told_by="program" if row.name in told else "PyTorch",
+        value_source="program" if row.name in told else "PyTorch",
         gap=added(parts).gap,
     )
 
@@ -345,7 +345,7 @@ def _layers(
                 range=row.grid.bounds,
                 values=(losses.low, losses.high),
                 calibrated=seen,
-                usual=losses.usual,
+                p999=losses.usual,
                 output=effects.get(row.name),
                 advice=Facts(losses, row.grid, row.is_fixed, seen, weights, row.readers).advice,
             )

@@ -140,7 +140,7 @@ def _extended(part: Part, selection: Selection, names: frozenset[str]) -> Part:
 def _can_leave(node: Node, selection: Selection) -> bool:
     """Whether a node's result is a tensor of the graph: integers that it is quantized to, or real numbers."""
     result = selection.walk.results.get(node)
-    if not isinstance(result, Lowered) or result.value.data is not None or selection.walk.holds(node):
+    if not isinstance(result, Lowered) or result.value.data is not None or selection.walk.is_internal(node):
         return False
     return is_quantize(node) or (is_float(node) and not is_dequantize(node) and result.value.dtype.is_float)
 

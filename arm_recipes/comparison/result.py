@@ -40,7 +40,7 @@ class OwnLoss:
         sqnr: in dB; ``max_error``: the largest error.
         clipped: share of the values that lie beyond the range of the program.
         range: of the program; ``values``: of the samples; ``calibrated``: of calibration, where that is known.
-        usual: what 99.9 % of the values do not exceed.
+        p999: what 99.9 % of the values do not exceed.
         output: SQNR of the first output if this layer alone is quantized, measured with the first samples; for the five
             layers of ``Comparison.worst``, where the model has no state.
         advice: the main cause, and what could be done.
@@ -52,7 +52,7 @@ class OwnLoss:
     range: tuple[float, float]
     values: tuple[float, float]
     calibrated: tuple[float, float] | None
-    usual: float
+    p999: float
     output: float | None
     advice: LayerAdvice
 
@@ -68,7 +68,7 @@ class LayerGap:
         dtype: as the program has it.
         scale, zero_point: None where it is not quantized.
         moves: it only brings numbers to other places.
-        told_by: "program": the number that the delegate computes; "PyTorch": what PyTorch computes of these, of
+        value_source: "program": the number that the delegate computes; "PyTorch": what PyTorch computes of these, of
             operators on the CPU and delegates that tell nothing.
         gap: as the program runs, errors of the layers before included.
         own: what it loses by itself; None where it is not quantized, or ``moves``, and between two programs.
@@ -83,7 +83,7 @@ class LayerGap:
     scale: float | None
     zero_point: int | None
     moves: bool
-    told_by: str
+    value_source: str
     gap: Gap
     own: OwnLoss | None = None
     weights: tuple[Weights, ...] = ()
@@ -173,7 +173,7 @@ class Comparison(Renderable):
         table = [heads]
         for layer in chosen:
             mine = (_decibels(layer.own.sqnr) if layer.own else "",) if own else ()
-            table.append((*_place(layer), layer.dtype, *mine, *_cells(layer.gap), layer.told_by))
+            table.append((*_place(layer), layer.dtype, *mine, *_cells(layer.gap), layer.value_source))
         listed = "" if len(chosen) == len(self.layers) else f", {len(chosen)} of them here; all are in frame()"
         of = "" if self.layer_samples == self.samples else f", {self.layer_samples} samples"
         yield f"Layers, as the program runs: {len(self.layers)}{of}{listed}", table
@@ -198,7 +198,7 @@ def _accuracy_rows(accuracy: Accuracy, reference: str) -> list[tuple[str, ...]]:
 
 
 def _line(layer: LayerGap) -> dict[str, Any]:
-    names = ("name", "operator", "module", "source", "dtype", "scale", "zero_point", "told_by")
+    names = ("name", "operator", "module", "source", "dtype", "scale", "zero_point", "value_source")
     line = {name: getattr(layer, name) for name in names}
     line |= {"sqnr": layer.gap.sqnr, "cosine": layer.gap.cosine, "max_error": layer.gap.max_error}
     own = layer.own

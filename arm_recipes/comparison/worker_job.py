@@ -154,14 +154,14 @@ class _Running:
         """What the program returns for inputs of the model, as real numbers."""
         side = self._side
         tensors = [
-            info.taken(tensor) if isinstance(info, TensorInfo) else tensor
+            info.to_program(tensor) if isinstance(info, TensorInfo) else tensor
             for info, tensor in zip(side.inputs, inputs, strict=True)
         ]
         with plugin.observed() as executions:
             made = self._program.run(*tensors, method=side.method)
         self._executions = executions
         return [
-            info.real(value) if isinstance(info, TensorInfo) else value
+            info.to_model(value) if isinstance(info, TensorInfo) else value
             for info, value in zip(side.outputs, made, strict=True)
         ]
 

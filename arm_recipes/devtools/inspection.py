@@ -108,11 +108,11 @@ class Method:
 
     def _real(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the model takes."""
-        return [info.real(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
+        return [info.to_model(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def _taken(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What the program takes."""
-        return [info.taken(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
+        return [info.to_program(tensor) for info, tensor in zip(self._report.inputs, tensors, strict=True)]
 
     def bundled(self, samples: Sequence[Sequence[torch.Tensor]], outputs: Sequence[Sequence[torch.Tensor]]) -> Any:
         """ExecuTorch's ``MethodTestSuite``."""

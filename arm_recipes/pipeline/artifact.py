@@ -187,7 +187,7 @@ class Artifact:
         pattern = self.patterns[method.name]
         leaves = zip(pattern.flatten(sample, "a sample"), pattern.leaves, strict=True)
         tensors = [leaf for leaf, expected in leaves if isinstance(expected, torch.Tensor)]
-        return [info.taken(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
+        return [info.to_program(tensor) for info, tensor in zip(method.inputs, tensors, strict=True)]
 
     def run_real(self, sample: Inputs) -> Any:
         """What ``run`` gives for a sample of the only method, in real numbers with ``quantized_io`` too.
@@ -198,7 +198,7 @@ class Artifact:
         (method,) = self.report.methods
         outputs = self._loaded().run(*self.program_inputs(method, sample), method=method.name)
         pairs = zip(method.outputs, outputs, strict=True)
-        return self.structured(method.name, [info.real(value) for info, value in pairs])
+        return self.structured(method.name, [info.to_model(value) for info, value in pairs])
 
     def structured(self, method: str, outputs: list[Any]) -> Any:
         """What the program returns, as the model does."""

@@ -166,7 +166,7 @@ def _cards(report: ExportRecord, comparisons: Iterable[ComparisonRecord]) -> Ite
         yield "SRAM at most", format_bytes(max(vela.sram_bytes for vela in velas))
         yield "flash", format_bytes(sum(vela.flash_bytes for vela in velas))
     yield "delegates", str(len(report.delegates))
-    yield "operators on the CPU", str(sum(operator.count for operator in report.cpu))
+    yield "operators on the CPU", str(sum(operator.count for operator in report.cpu_operators))
     for told in comparisons:
         yield f"SQNR of '{told.method}'", f"{told.sqnr:.1f} dB"
     yield "export", f"{report.total_seconds:.1f} s"
@@ -192,8 +192,8 @@ def _body(
     for number, used in enumerate(report.memory):
         yield _heading(
             f"{used.memory.upper()} of {used.delegate} over time",
-            f"In use while each operation runs. The memory must have {format_bytes(used.bytes)}. Below is what is in it "
-            "when most is in use.",
+            f"In use while each operation runs. The memory must have {format_bytes(used.bytes)}. Below are the tensors "
+            "in it at the peak.",
         )
         yield f'<div id="memory{number}"></div>{_table(_LIVE, map(_live, used.peak))}'
     for number, told in enumerate(comparisons):

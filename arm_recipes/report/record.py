@@ -55,7 +55,7 @@ class MethodReport:
         delegates: in program order.
         other_delegates: backend id -> number of delegates that another backend made (combined recipes).
         boundary: operators around the delegates that only convert types, by name.
-        cpu: every other operator outside the delegates.
+        cpu_operators: every other operator outside the delegates.
         not_runnable: operators outside the delegates that ExecuTorch's library cannot execute, and why.
     """
 
@@ -65,7 +65,7 @@ class MethodReport:
     delegates: tuple[Delegate, ...]
     other_delegates: dict[str, int]
     boundary: dict[str, int]
-    cpu: tuple[CpuOperator, ...]
+    cpu_operators: tuple[CpuOperator, ...]
     quantization: Quantization | None
     not_runnable: tuple[CpuOperator, ...] = ()
 
@@ -112,9 +112,9 @@ class ExportRecord(Renderable):
         return tuple(used for method in self.methods for used in method_memory(method.name, method.delegates))
 
     @property
-    def cpu(self) -> tuple[CpuOperator, ...]:
+    def cpu_operators(self) -> tuple[CpuOperator, ...]:
         """Operators on the CPU of all methods, boundary conversions not counted."""
-        return tuple(operator for method in self.methods for operator in method.cpu)
+        return tuple(operator for method in self.methods for operator in method.cpu_operators)
 
     def to_dict(self) -> dict[str, Any]:
         """The record as dicts, lists, str and numbers, ready for JSON; flatbuffers by their size."""
@@ -174,8 +174,8 @@ def _method_sections(method: MethodReport, *, many: bool) -> Iterator[Section]:
             [(name, str(number), _saved(name)) for name, number in method.boundary.items()],
         )
     yield (
-        f"Operators on the CPU{of}: {sum(operator.count for operator in method.cpu)}",
-        _operator_rows(method.cpu) or [("none",)],
+        f"Operators on the CPU{of}: {sum(operator.count for operator in method.cpu_operators)}",
+        _operator_rows(method.cpu_operators) or [("none",)],
     )
     if method.not_runnable:
         yield f"Without a kernel that can execute it{of}", _operator_rows(method.not_runnable)
@@ -281,7 +281,7 @@ def _method_dict(method: MethodReport) -> dict[str, Any]:
         ],
         "other_delegates": method.other_delegates,
         "boundary": method.boundary,
-        "cpu": [to_jsonable(operator) for operator in method.cpu],
+        "cpu_operators": [to_jsonable(operator) for operator in method.cpu_operators],
         "not_runnable": [to_jsonable(operator) for operator in method.not_runnable],
         "quantization": to_jsonable(method.quantization),
     }

@@ -47,14 +47,14 @@ class TensorInfo:
         scale, zero_point = self._parameters()
         return (integers.float() - zero_point) * scale
 
-    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_program(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the program takes for a tensor of the model: integers for real numbers where it is quantized."""
         from arm_backend_core.kinds import ScalarKind, kind_of
 
         quantizes = self.scale is not None and kind_of(tensor.dtype) is ScalarKind.FLOAT
         return self.quantize(tensor) if quantizes else tensor
 
-    def real(self, tensor: torch.Tensor) -> torch.Tensor:
+    def to_model(self, tensor: torch.Tensor) -> torch.Tensor:
         """What a tensor of the program is in the model: real numbers for integers where it is quantized."""
         from arm_backend_core.kinds import ScalarKind, kind_of
 

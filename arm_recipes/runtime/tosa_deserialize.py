@@ -165,7 +165,7 @@ class _Block:
         if not outputs:
             raise PayloadError("it has no result")
         first, *more = [self._value(name, name) for name in outputs]
-        op = Op(kind, operands, first, attrs, more=more)
+        op = Op(kind, operands, first, attrs, extra_outputs=more)
         for value in op.results:
             value.producer = op
         return op

@@ -62,7 +62,7 @@ def model(request: SubRequest) -> Exported:
 @_parametrize_exports(expectations.GATED)
 def test_one_legal_delegate_and_nothing_on_the_cpu(model: Exported, recipe: ArmRecipeType) -> None:
     result = model.result(recipe)
-    found = {operator.operator: operator.reason for operator in result.report.cpu}
+    found = {operator.operator: operator.reason for operator in result.report.cpu_operators}
     expected = ON_CPU.get((model.name, recipe.name.rsplit("_", 1)[0]), {})
     assert found.keys() == expected.keys(), found
     for operator, reason in expected.items():

@@ -41,7 +41,7 @@ def test_keyword_spotter(recipe: ArmRecipeType) -> None:
     result = export(KeywordSpotter().eval(), ExportRecipe.get_recipe(recipe), samples)
     (delegate,) = result.report.delegates
     assert delegate.vela is not None
-    assert not result.report.cpu
+    assert not result.report.cpu_operators
     assert len(result.buffer) <= most_bytes
     assert delegate.vela.total_cycles <= most_cycles
 

@@ -54,8 +54,8 @@ def test_regions_of_a_graph() -> None:
     regions = Regions(records, constant_nodes(graph), lambda node: False, lambda node: False)
     assert {a.name: b.name for a, b in regions.merged.items()} == {"conv2d": "mul", "add_1": "relu"}
     # swish's steps but the last; tanh is an output, so what is computed of it starts anew.
-    assert {node.name for node in regions.interior} == {"conv2d", "sigmoid", "mul_1", "add_1", "exp", "mul_2"}
-    origins = {node.name: base.name for node, base in regions.origin.items()}
+    assert {node.name for node in regions.fused} == {"conv2d", "sigmoid", "mul_1", "add_1", "exp", "mul_2"}
+    origins = {node.name: base.name for node, base in regions.chain_base.items()}
     assert origins == {
         **dict.fromkeys(("sigmoid", "mul_1", "add"), "mul"),
         "tanh": "x",

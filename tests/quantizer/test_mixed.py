@@ -67,7 +67,7 @@ def _mixed(precisions: dict[str, str]) -> tuple[ExportResult, list[tuple[Tensor,
 def test_a_program_of_any_mixture_gives_what_its_quantized_graph_gives(seed: int) -> None:
     draw = random.Random(seed)
     result, samples, _ = _mixed({name: draw.choice(["INT8", "A16W8"]) for name in ["", *_NAMES]})
-    assert not result.report.cpu
+    assert not result.report.cpu_operators
     graph = result.exported_programs["forward"].module(check_guards=False)
     for sample in samples:
         expected, actual = graph(*sample), result.run(*sample)
@@ -126,7 +126,7 @@ def test_islands_in_floating_point_stay_in_the_delegate(name: str) -> None:
     precisions = dict.fromkeys(names, "FP")
     recipe = ExportRecipe.get_recipe(ArmRecipeType.VGF_INT8, precisions=precisions, calibration=samples)
     result = export(make().eval(), recipe, [samples[0]], progress=False)
-    assert not result.report.cpu
+    assert not result.report.cpu_operators
     graph = result.exported_programs["forward"].module(check_guards=False)
     for expected, actual in zip(*map(tree_leaves, (graph(*samples[1]), result.run(*samples[1]))), strict=True):
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)

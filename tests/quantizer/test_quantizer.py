@@ -53,7 +53,7 @@ def test_masks_that_a_model_writes_itself(mask: str) -> None:
     model = _Attention(mask).eval()
     samples = [(torch.randn(2, LENGTH, 16), torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()) for _ in range(3)]
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples)
-    assert not result.report.cpu, result.report.cpu
+    assert not result.report.cpu_operators, result.report.cpu_operators
     with torch.no_grad():
         assert sqnr([model(*samples[0])], [result.run(*samples[0])]) > 30
 
@@ -85,7 +85,7 @@ def test_what_is_masked_for_other_ends_than_attention(head: str) -> None:
         keep[:, :2], keep[:, 2:4] = True, False
         samples.append((2 * torch.randn(16, 8), keep))
     result = export(Model().eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8), samples)
-    assert not result.report.cpu, result.report.cpu
+    assert not result.report.cpu_operators, result.report.cpu_operators
     found, expected = (torch.cat([model(*sample) for sample in samples]) for model in (result.run, Model()))
     assert sqnr([expected], [found]) > (12 if head == "argmax" else 18)  # a step decides between two of 128 rows
 
@@ -171,7 +171,7 @@ def test_models_that_are_delegated_whole(model: nn.Module, shape: tuple[int, ...
     samples = [(torch.randn(shape),) for _ in range(3)]
     model.eval()
     result = export(model, ExportRecipe.get_recipe(recipe), samples)
-    assert not result.report.cpu, result.report.cpu
+    assert not result.report.cpu_operators, result.report.cpu_operators
     with torch.no_grad():
         assert sqnr([model(*samples[0])], [result.run(*samples[0])]) > 35
 
@@ -246,7 +246,7 @@ def test_inputs_of_any_size(size: float, recipe: ArmRecipeType) -> None:
     model = Model().eval()
     samples = [(torch.randn(1, 3, 8, 8) * size, torch.randn(1, 4, 6, 6)) for _ in range(3)]
     result = export(model, ExportRecipe.get_recipe(recipe), samples)
-    assert not result.report.cpu, result.report.cpu
+    assert not result.report.cpu_operators, result.report.cpu_operators
     with torch.no_grad():
         for expected, actual in zip(model(*samples[0]), result.run(*samples[0]), strict=True):
             assert bool(actual.isfinite().all())

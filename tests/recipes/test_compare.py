@@ -121,10 +121,10 @@ def test_layers_end_in_the_output(recipe: ArmRecipeType) -> None:
     assert gap.max_error == pytest.approx(float((given - right).abs().max()), rel=0.01, abs=1e-7)
     assert gap.cosine == pytest.approx(float(torch.cosine_similarity(right.flatten(), given.flatten(), 0)), abs=1e-5)
     last = found.layers[-1]
-    assert (last.module, last.operator, last.told_by) == ("head", "aten.linear.default", "program")
+    assert (last.module, last.operator, last.value_source) == ("head", "aten.linear.default", "program")
     assert last.gap.sqnr == pytest.approx(gap.sqnr, abs=1e-3 if recipe is not FP else 3)
     assert last.gap.max_error == pytest.approx(gap.max_error, abs=1e-7)
-    assert {layer.told_by for layer in found.layers} == {"program"}
+    assert {layer.value_source for layer in found.layers} == {"program"}
     assert not [note for note in found.notes if "int16" not in note]
 
 
@@ -170,14 +170,14 @@ def test_operators_on_the_cpu() -> None:
     """Where a delegate reads the result it is the program's own number, else PyTorch computes it of such."""
     result = export(Between().eval(), ExportRecipe.get_recipe(U55), vectors())
     found = result.compare(vectors(), workers=1)
-    assert {layer.told_by for layer in found.layers} == {"program"}
+    assert {layer.value_source for layer in found.layers} == {"program"}
     assert found.layers[-1].gap.sqnr == pytest.approx(found.sqnr, abs=1e-3)
     moved = next(layer for layer in found.layers if layer.operator == "aten.topk.default")
     assert moved.moves
     assert moved.own is None  # its numbers are on the grid already
     assert moved.gap.sqnr < 40
     real = export(Between().eval(), ExportRecipe.get_recipe(FP), vectors()).compare(vectors(), workers=1)
-    told = {layer.operator: layer.told_by for layer in real.layers}
+    told = {layer.operator: layer.value_source for layer in real.layers}
     assert told == {
         "aten.linear.default": "program",
         "aten.cumsum.default": "PyTorch",

@@ -46,7 +46,7 @@ def test_every_recipe_gives_one_delegate_and_the_models_results(recipe: ArmRecip
     result = export(model, get(recipe), images())
     method = result.report.methods[0]
     assert len(method.delegates) == 1
-    assert method.cpu == ()
+    assert method.cpu_operators == ()
     backend = {"TOSA": "TOSABackend", "VGF": "VgfBackend", "ETHOSU": "EthosUBackend"}[recipe.name.split("_")[0]]
     assert method.delegates[0].backend == backend
     assert (method.delegates[0].vela is not None) == (backend == "EthosUBackend")
@@ -175,7 +175,7 @@ def test_what_stays_on_the_cpu_has_a_reason_and_a_line(recipe: ArmRecipeType) ->
     model = Sorting().eval()
     result = export(model, get(recipe), vectors())
     assert len(result.report.delegates) == 2
-    (topk,) = result.report.cpu
+    (topk,) = result.report.cpu_operators
     assert topk.operator.startswith("aten.topk")
     assert topk.reason
     assert any("models.py" in source for source in topk.sources)
@@ -493,7 +493,7 @@ def test_int64_results_are_warned_about() -> None:
 def test_an_integer_target_says_why_it_takes_nothing_unquantized() -> None:
     recipe = get(ArmRecipeType.ETHOSU_U85_INT8)
     recipe.quantization_recipe = None
-    operators = export(Small().eval(), recipe, images()).report.cpu
+    operators = export(Small().eval(), recipe, images()).report.cpu_operators
     assert operators
     assert all("quantiz" in operator.reason for operator in operators), operators
 

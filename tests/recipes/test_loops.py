@@ -178,7 +178,7 @@ def _check(name: str, kind: str, steps: int) -> None:
     looped, _ = _exported(name, kind, steps)
     assert _calls(whole) == []
     assert _calls(looped) == [-(-T // steps)] * CASES[name][2]
-    assert looped.report.methods[0].cpu == ()
+    assert looped.report.methods[0].cpu_operators == ()
     for sample in samples:
         one, other = (pytree.tree_leaves(result.run(*sample)) for result in (whole, looped))
         for x, y, info in zip(one, other, looped.report.methods[0].outputs, strict=True):

@@ -72,7 +72,7 @@ def _as_quantized(result: ExportResult) -> Run:
 def test_a_decoder_goes_on_from_its_prompt(recipe: str) -> None:
     result = _exported(recipe)
     for method in result.report.methods:
-        assert not method.cpu
+        assert not method.cpu_operators
         assert len(method.delegates) == 1
     program = arm_recipes.load(result.buffer)
     found = _decoded(lambda method, sample: program.run(*sample, method=method)[0])
@@ -91,7 +91,7 @@ def test_many_layers_are_several_delegates(monkeypatch: pytest.MonkeyPatch) -> N
     result = arm_recipes.export(methods, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
     pieces = arm_recipes.load(result.buffer)
     for described in result.report.methods:
-        assert not described.cpu
+        assert not described.cpu_operators
         assert len(described.delegates) > 2
         assert sum(described.boundary.values()) == 1
     for method, sample in [("prefill", prompt(PROMPT)), *(("decode", prompt(1, PROMPT + i)) for i in range(4))]:

@@ -54,7 +54,7 @@ METHOD = MethodReport(
     delegates=(DELEGATE,),
     other_delegates={"XnnpackBackend": 2},
     boundary={"cortex_m.quantize_per_tensor.default": 1},
-    cpu=(CpuOperator("aten.<sort>", 2, "no rule & no way", ("model.py:3", "model.py:9")),),
+    cpu_operators=(CpuOperator("aten.<sort>", 2, "no rule & no way", ("model.py:3", "model.py:9")),),
     quantization=Quantization({"int8": 4}, {"int8 per channel": 2}, 1),
 )
 REPORT = Report("tosa_<x>", (METHOD,), 12_345, {"quantize": 1.0, "to_executorch": 0.25}, ("mind <this>",))
@@ -114,7 +114,7 @@ def test_json() -> None:
         "scale": 0.5,
         "zero_point": -3,
     }
-    assert method["cpu"][0]["reason"] == "no rule & no way"
+    assert method["cpu_operators"][0]["reason"] == "no rule & no way"
 
 
 def test_html_is_escaped() -> None:
@@ -127,7 +127,7 @@ def test_html_is_escaped() -> None:
 
 def test_sums_over_methods() -> None:
     report = Report("r", (METHOD, METHOD), 1, {}, ())
-    assert len(report.delegates) == len(report.cpu) == 2
+    assert len(report.delegates) == len(report.cpu_operators) == 2
     assert "Delegates of 'forward': 1" in str(report)
 
 

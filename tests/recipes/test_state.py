@@ -161,7 +161,7 @@ def test_streams(network: Callable[[], nn.Module], least: float, recipe: str) ->
     assert _decibels([expected(*frame) for frame in frames], found) > (100 if recipe == "TOSA_FP" else least)
     if not (network is Cache and "U55" in recipe):  # which has no SCATTER
         (method,) = result.report.methods
-        assert not method.cpu
+        assert not method.cpu_operators
         assert len(method.delegates) == 1
 
 
@@ -204,7 +204,7 @@ def test_counters_are_held_in_int32(start: int, recipe: str) -> None:
         assert (program.run(*frame)[0] - expected(*frame)).abs().max() < 0.02
     if start < 1 << 40 and recipe != "TOSA_FP":
         (method,) = result.report.methods
-        assert not method.cpu
+        assert not method.cpu_operators
 
 
 class Kept:
@@ -275,7 +275,7 @@ class _Positions(nn.Module):
 def test_a_constant_that_is_added_in_place_is_no_state(kind: ArmRecipeType) -> None:
     model, x = _Positions().eval(), torch.linspace(-2, 2, 8).reshape(2, 4)
     result = arm_recipes.export(model, ExportRecipe.get_recipe(kind), [(x,)])
-    assert not result.report.cpu
+    assert not result.report.cpu_operators
     torch.testing.assert_close(result.run(x), model(x), atol=1e-5 if kind is ArmRecipeType.TOSA_FP else 0.05, rtol=0)
 
 
@@ -298,7 +298,7 @@ class _Literal(nn.Module):
 def test_a_literal_that_is_written_is_no_state(kind: ArmRecipeType) -> None:
     model, x = _Literal().eval(), torch.linspace(-2, 2, 8).reshape(2, 4)
     result = arm_recipes.export(model, ExportRecipe.get_recipe(kind), [(x,), (-x,)])
-    assert not result.report.cpu
+    assert not result.report.cpu_operators
     for sample in (x, -x):
         tolerance = 1e-5 if kind is ArmRecipeType.TOSA_FP else 0.15
         torch.testing.assert_close(result.run(sample), model(sample), atol=tolerance, rtol=0)

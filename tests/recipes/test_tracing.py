@@ -55,7 +55,7 @@ def test_what_a_buffer_says_is_known(name: str) -> None:
     model, x = _Asking(_KNOWN[name]).eval(), torch.linspace(-2, 2, 8).reshape(2, 4)
     expected = model(x)
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(x,)])
-    assert not result.report.cpu
+    assert not result.report.cpu_operators
     torch.testing.assert_close(result.run(x), expected, atol=1e-5, rtol=1e-5)
 
 

@@ -40,7 +40,7 @@ def test_bytes_that_are_moved(how: str, kind: ArmRecipeType) -> None:
     samples = [(torch.randint(0, 256, (1, 3, 8, 8), dtype=torch.uint8),) for _ in range(3)]
     model = _Model(how).eval()
     result = export(model, ExportRecipe.get_recipe(kind), samples)
-    assert not result.report.cpu
+    assert not result.report.cpu_operators
     assert len(result.report.delegates) == 1
     found, expected = result.run(*samples[0]), model(*samples[0])
     assert found.dtype is expected.dtype

@@ -133,7 +133,7 @@ def _pooled(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
 
 
 def _chosen(b: Builder, x: Value, y: Value, rng: random.Random) -> Value:
-    if "SELECT" in b.target.hardware.lacks:  # an earlier pass writes arithmetic
+    if "SELECT" in b.target.hardware.unsupported:  # an earlier pass writes arithmetic
         raise Unsupported("no SELECT")
     return b.select(b.compare("GREATER", b.cast(x, DType.INT32), _number(b, x, 5, DType.INT32)), x, y)
 

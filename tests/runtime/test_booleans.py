@@ -32,7 +32,7 @@ DTYPES = (DType.INT8, DType.INT16, DType.INT32)
 
 
 def test_what_hardware_counts_has_a_rule() -> None:
-    assert RULES.keys() == U55.hardware.counted
+    assert RULES.keys() == U55.hardware.bool_as_int8
 
 
 def _same(net: Net, outputs: list[Value], arrays: list[Array], emulator: Emulator) -> None:
@@ -123,7 +123,7 @@ def test_masks_enter_and_leave_a_program(recipe: ArmRecipeType, tmp_path: Path) 
     torch.manual_seed(0)
     samples = [(torch.randn(1, 3, 4, 4), torch.rand(1, 1, 4, 4) > 0.5) for _ in range(2)]
     result = export(Calls(_masked), ExportRecipe.get_recipe(recipe), samples, verify=True)
-    assert not result.report.cpu
+    assert not result.report.cpu_operators
     assert len(result.report.delegates) == 1
     chosen, *masks = result.run(*samples[0])
     expected, *right = _masked(*samples[0])

@@ -84,7 +84,7 @@ def test_the_boundary_quantizes_as_pytorch_does(recipe: ArmRecipeType) -> None:
 def test_all_kinds_of_tensors(recipe: ArmRecipeType) -> None:
     result = mixed(recipe)
     assert len(result.report.delegates) == 1
-    assert result.report.cpu == ()
+    assert result.report.cpu_operators == ()
     program = load(result.buffer)
     assert [str(value) for value in program.inputs] == ["float32[2, 3]", "float32[]", "int32[4]", "bool[2, 3]"]
     assert [value.name for value in program.inputs] == ["x", "scale", "count", "mask"]

@@ -103,13 +103,13 @@ def test_two_mistakes_at_one_operator_are_both_rewritten() -> None:
 
 
 def test_workarounds_that_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "MISTAKES", (Workaround("sliced", ("MUL",), _always, _again),))
+    monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _again),))
     with pytest.raises(AssertionError, match=r"left: sliced: .* = MUL"):
         apply_vela_workarounds(graphs.graph(_copied, X), U55)
 
 
 def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "MISTAKES", (Workaround("sliced", ("MUL",), _always, _refused),))
+    monkeypatch.setattr(catalog, "WORKAROUNDS", (Workaround("sliced", ("MUL",), _always, _refused),))
     with pytest.raises(AssertionError, match=r"sliced: .* = MUL.* cannot be written otherwise: no such operator"):
         apply_vela_workarounds(graphs.graph(_copied, X), U55)
 
@@ -118,11 +118,11 @@ def test_workarounds_that_the_target_refuses(monkeypatch: pytest.MonkeyPatch) ->
     ("known", "named", "message"),
     [
         ((), ("typo",), "names what no workaround is for: typo"),
-        (("one", "two"), ("one",), "no Hardware.mistakes names two"),
+        (("one", "two"), ("one",), "no Hardware.vela_bugs names two"),
         (("one", "one"), ("one",), "mistakes of one name: one"),
     ],
 )
 def test_names_are_checked(known: tuple[str, ...], named: tuple[str, ...], message: str) -> None:
     mistakes = [Workaround(name, ("MUL",), _always, _again) for name in known]
     with pytest.raises(ValueError, match=re.escape(message)):
-        check_names(mistakes, [Hardware(mistakes=named)])
+        check_names(mistakes, [Hardware(vela_bugs=named)])

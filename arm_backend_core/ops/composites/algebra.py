@@ -95,7 +95,7 @@ def largest(a: Tensor) -> Tensor:
     return divisor(size)
 
 
-@decomposition(aten._linalg_slogdet.default, tell_quantized=True)
+@decomposition(aten._linalg_slogdet.default, takes_quantized=True)
 def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
     """Sign and logarithm of the determinant without the factors."""
     if a.shape[-1] > _FEW:
@@ -109,7 +109,7 @@ def slogdet(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor, None, None]:
     return torch.sign(value), logarithm, None, None
 
 
-@decomposition(aten.linalg_inv_ex.default, tell_quantized=True)
+@decomposition(aten.linalg_inv_ex.default, takes_quantized=True)
 def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[Tensor, Tensor]:
     """The cofactors over the determinant; of a matrix without inverse, infinite, and never an error."""
     nothing = torch.zeros(a.shape[:-2], dtype=torch.int32)
@@ -125,7 +125,7 @@ def inverse(a: Tensor, *, check_errors: bool = False, quantized: bool) -> tuple[
     return result if size is None else result / size, nothing
 
 
-@decomposition(aten._linalg_solve_ex.default, tell_quantized=True)
+@decomposition(aten._linalg_solve_ex.default, takes_quantized=True)
 def solve(
     a: Tensor, b: Tensor, *, left: bool = True, check_errors: bool = False, quantized: bool
 ) -> tuple[Tensor, None, None, Tensor]:
@@ -235,7 +235,7 @@ def _mirrored(x: Tensor, mirror: Tensor, gain: Tensor) -> Tensor:
     return x - gain * mirror @ (mirror.mT @ x)
 
 
-@decomposition(aten.linalg_qr.default, tell_quantized=True)
+@decomposition(aten.linalg_qr.default, takes_quantized=True)
 def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Tensor]:
     """By Householder's reflections."""
     rows, columns = a.shape[-2:]
@@ -247,7 +247,7 @@ def qr(a: Tensor, mode: str = "reduced", *, quantized: bool) -> tuple[Tensor, Te
     return (torch.zeros(0, dtype=a.dtype) if mode == "r" else q[..., :count]), r[..., :count, :]
 
 
-@decomposition(aten.geqrf.default, tell_quantized=True)
+@decomposition(aten.geqrf.default, takes_quantized=True)
 def geqrf(a: Tensor, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """R with the mirrors below its diagonal, and their gains."""
     r, mirrors, gains = _reflected(a, quantized)
@@ -312,7 +312,7 @@ def triangular_solve(
     return solved, a.expand(*solved.shape[:-2], *a.shape[-2:]).clone()
 
 
-@decomposition(aten.linalg_matrix_exp.default, tell_quantized=True)
+@decomposition(aten.linalg_matrix_exp.default, takes_quantized=True)
 def matrix_exp(a: Tensor, *, quantized: bool) -> Tensor:
     """Terms of the series of exp(a / 64), squared six times: 1e-8, and rounding, where the norm is below 20.
 

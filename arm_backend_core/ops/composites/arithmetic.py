@@ -119,14 +119,14 @@ def _times(function: Callable[[Tensor], Tensor], at_zero: float) -> Callable[...
     return product
 
 
-decomposition(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self, tell_quantized=True)(
+decomposition(aten.xlogy.Tensor, aten.xlogy.Scalar_Other, aten.xlogy.Scalar_Self, takes_quantized=True)(
     _times(torch.log, 1.0)
 )
 decomposition(
     aten.special_xlog1py.default,
     aten.special_xlog1py.other_scalar,
     aten.special_xlog1py.self_scalar,
-    tell_quantized=True,
+    takes_quantized=True,
 )(_times(torch.log1p, 0.0))
 
 
@@ -189,13 +189,13 @@ def hypot(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(torch.isinf(x) | torch.isinf(y), math.inf, large * torch.sqrt(1 + ratio * ratio))
 
 
-@decomposition(aten.signbit.default, tell_quantized=True)
+@decomposition(aten.signbit.default, takes_quantized=True)
 def signbit(x: Tensor, *, quantized: bool = False) -> Tensor:
     """Minus zero has it too, but no quantized number is minus zero, and 1 / 0 has no scale."""
     return x < 0 if quantized else torch.minimum(x, 1 / x) < 0
 
 
-@decomposition(aten.copysign.Tensor, aten.copysign.Scalar, tell_quantized=True)
+@decomposition(aten.copysign.Tensor, aten.copysign.Scalar, takes_quantized=True)
 def copysign(x: Tensor, y: Any, *, quantized: bool = False) -> Tensor:
     """The magnitude of x with the sign of y."""
     dtype = (x / y).dtype  # integers become floating-point numbers alike

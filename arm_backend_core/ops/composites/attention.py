@@ -21,7 +21,7 @@ aten = torch.ops.aten
 QUANTIZABLE_LOWEST = -64.0
 
 
-@decomposition(aten.scaled_dot_product_attention.default, tell_quantized=True)
+@decomposition(aten.scaled_dot_product_attention.default, takes_quantized=True)
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -63,7 +63,7 @@ def _scores(
     return scores + mask, True
 
 
-@decomposition(aten._scaled_dot_product_flash_attention_for_cpu.default, tell_quantized=True)
+@decomposition(aten._scaled_dot_product_flash_attention_for_cpu.default, takes_quantized=True)
 def flash_attention(
     query: Tensor,
     key: Tensor,
@@ -86,7 +86,7 @@ def flash_attention(
     return scaled_dot_product_attention(*masked, scale=scale, quantized=quantized), sums
 
 
-@decomposition(aten._transformer_encoder_layer_fwd.default, tell_quantized=True)
+@decomposition(aten._transformer_encoder_layer_fwd.default, takes_quantized=True)
 def transformer_encoder_layer(
     src: Tensor,
     embed_dim: int,
@@ -130,7 +130,7 @@ def transformer_encoder_layer(
     return norm(src + feed_forward(src), norm_weight_2, norm_bias_2)
 
 
-@decomposition(aten._native_multi_head_attention.default, tell_quantized=True)
+@decomposition(aten._native_multi_head_attention.default, takes_quantized=True)
 def multi_head_attention(
     query: Tensor,
     key: Tensor,

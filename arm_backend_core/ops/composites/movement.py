@@ -90,7 +90,7 @@ def reshape_alias(x: Tensor, size: Sequence[int], stride: Sequence[int]) -> Tens
     aten.embedding_bag.padding_idx,
     aten._embedding_bag.default,
     aten._embedding_bag_forward_only.default,
-    tell_quantized=True,
+    takes_quantized=True,
 )
 def embedding_bag(
     weight: Tensor,
@@ -187,7 +187,7 @@ def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
 # -- replacing ----------------------------------------------------------------------------------------------------
 
 
-@decomposition(aten.slice_scatter.default, tell_quantized=True)
+@decomposition(aten.slice_scatter.default, takes_quantized=True)
 def slice_scatter(
     x: Tensor,
     source: Tensor,
@@ -240,14 +240,14 @@ def as_strided_scatter(
     return _written(x, source, lambda _: places)
 
 
-@decomposition(aten.put.default, tell_quantized=True)
+@decomposition(aten.put.default, takes_quantized=True)
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False, *, quantized: bool = False) -> Tensor:
     """x with the elements of ``source`` at indices of the flattened tensor."""
     flat = x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate
     return index_put(*flat, quantized=quantized).reshape(x.shape)
 
 
-@decomposition(aten._unsafe_masked_index.default, tell_quantized=True)
+@decomposition(aten._unsafe_masked_index.default, takes_quantized=True)
 def masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: float, *, quantized: bool = False
 ) -> Tensor:
@@ -290,7 +290,7 @@ def _like(x: Tensor, value: Any) -> Tensor:
     return value.to(x.dtype) if isinstance(value, Tensor) else torch.full((), value, dtype=x.dtype)
 
 
-@decomposition(aten.index_copy.default, tell_quantized=True)
+@decomposition(aten.index_copy.default, takes_quantized=True)
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
     """x with the rows of ``source`` at the indices along ``dim``; of equal indices the last counts."""
     if not index.numel():
@@ -302,7 +302,7 @@ def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized:
     return torch.where(_along(hits.any(0), x, dim), rows, x)
 
 
-@decomposition(aten.index_add.default, tell_quantized=True)
+@decomposition(aten.index_add.default, takes_quantized=True)
 def index_add(
     x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1, quantized: bool = False
 ) -> Tensor:
@@ -328,7 +328,7 @@ def scatter_value(x: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     return torch.where(hits.any(-2).transpose(dim, -1), _like(x, value), x)
 
 
-@decomposition(aten.scatter.src, tell_quantized=True)
+@decomposition(aten.scatter.src, takes_quantized=True)
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor, *, quantized: bool = False) -> Tensor:
     """x with the elements of ``source`` at the indices along ``dim``; of equal indices the last counts."""
     if not index.numel():
@@ -360,7 +360,7 @@ _REDUCTIONS: dict[str, tuple[float, Callable[..., Tensor], Callable[..., Tensor]
 }
 
 
-@decomposition(aten.scatter_reduce.two, tell_quantized=True)
+@decomposition(aten.scatter_reduce.two, takes_quantized=True)
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True, **how: bool
 ) -> Tensor:
@@ -382,7 +382,7 @@ def scatter_reduce(
     return new.transpose(dim, -1)
 
 
-@decomposition(aten.index_reduce.default, tell_quantized=True)
+@decomposition(aten.index_reduce.default, takes_quantized=True)
 def index_reduce(x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, **how: bool) -> Tensor:
     """x joined with the rows of ``source`` at the indices along ``dim``."""
     places = _along(index.reshape(-1), source, dim).expand(source.shape)
@@ -405,7 +405,7 @@ def _scattered(x: Tensor, dim: int, index: Tensor, source: Tensor) -> tuple[Tens
     return hits, part
 
 
-@decomposition(aten.index_put.default, tell_quantized=True)
+@decomposition(aten.index_put.default, takes_quantized=True)
 def index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *, quantized: bool = False
 ) -> Tensor:

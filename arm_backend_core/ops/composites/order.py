@@ -83,7 +83,7 @@ def _kept(pair: tuple[Tensor, Tensor], dim: int, keepdim: bool) -> tuple[Tensor,
     return pair if keepdim else (pair[0].squeeze(dim), pair[1].squeeze(dim))
 
 
-@decomposition(aten.sort.default, aten.sort.stable, tell_quantized=True)
+@decomposition(aten.sort.default, aten.sort.stable, takes_quantized=True)
 def sort(
     x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None, quantized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
@@ -124,7 +124,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
     return _kept(_at(x, dim, k), dim, keepdim)
 
 
-@decomposition(aten.median.dim, tell_quantized=True)
+@decomposition(aten.median.dim, takes_quantized=True)
 def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """Of an even number of elements the lower one in the middle; NaN where there is one."""
     value, index = _at(x, dim, (x.shape[dim] + 1) // 2 if x.dim() else 1)
@@ -135,7 +135,7 @@ def median_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -
     return _kept((value, index), dim, keepdim)
 
 
-@decomposition(aten.mode.default, tell_quantized=True)
+@decomposition(aten.mode.default, takes_quantized=True)
 def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, Tensor]:
     """The least of the elements that most others equal, and the last place where it is."""
     if not x.dim():
@@ -152,7 +152,7 @@ def mode(x: Tensor, dim: int = -1, keepdim: bool = False, *, quantized: bool) ->
     return _kept(found, dim, keepdim)
 
 
-@decomposition(aten.quantile.scalar, tell_quantized=True)
+@decomposition(aten.quantile.scalar, takes_quantized=True)
 def quantile(
     x: Tensor, q: float, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear", **how: bool
 ) -> Tensor:
@@ -183,7 +183,7 @@ def _line(x: Tensor) -> Tensor:
     return x.reshape(-1)
 
 
-@decomposition(aten.nanmedian.dim, tell_quantized=True)
+@decomposition(aten.nanmedian.dim, takes_quantized=True)
 def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool) -> tuple[Tensor, None]:
     """The same of what is a number: that comes first in order where NaN counts as infinity."""
     if quantized or not x.is_floating_point() or not x.dim():
@@ -196,7 +196,7 @@ def nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False, *, quantized: bool
     return value if keepdim else value.squeeze(dim), None
 
 
-@decomposition(aten.nanmean.default, tell_quantized=True)
+@decomposition(aten.nanmean.default, takes_quantized=True)
 def nanmean(
     x: Tensor,
     dim: Sequence[int] | None = None,
@@ -273,7 +273,7 @@ decomposition(aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction
 _MOST_PRODUCTS = 64
 
 
-@decomposition(aten.cumprod.default, tell_quantized=True)
+@decomposition(aten.cumprod.default, takes_quantized=True)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
     """One after the other, as 0 times a product that overflows is no number; quantized or many, in steps."""
     size = x.shape[dim] if x.dim() else 1
@@ -286,7 +286,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized:
     return torch.cat(products, dim)
 
 
-@decomposition(aten.cumsum.default, tell_quantized=True)
+@decomposition(aten.cumsum.default, takes_quantized=True)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None, quantized: bool = False) -> Tensor:
     """Quantized, a product with a triangle of ones, which is rounded once; else in steps."""
     if quantized and x.dim() and x.is_floating_point():
@@ -315,8 +315,8 @@ def _extremes(join: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor
     return both
 
 
-decomposition(aten.cummax.default, tell_quantized=True)(_extremes(torch.maximum))
-decomposition(aten.cummin.default, tell_quantized=True)(_extremes(torch.minimum))
+decomposition(aten.cummax.default, takes_quantized=True)(_extremes(torch.maximum))
+decomposition(aten.cummin.default, takes_quantized=True)(_extremes(torch.minimum))
 
 
 def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[..., Tensor]) -> Tensor:
@@ -332,7 +332,7 @@ def _cumulative(x: Tensor, dim: int, dtype: torch.dtype | None, join: Callable[.
     return x.transpose(dim, -1)
 
 
-@decomposition(aten.histc.default, tell_quantized=True)
+@decomposition(aten.histc.default, takes_quantized=True)
 def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0, *, quantized: bool) -> Tensor:
     """How many elements are in each part of [min, max]; the range is that of the elements where both are 0."""
     flat, all_of_them = x.reshape(-1, 1), min == max

@@ -116,7 +116,7 @@ def bicubic_vec(
 # -- sampling ----------------------------------------------------------------------------------------------------
 
 
-@decomposition(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default, tell_quantized=True)
+@decomposition(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default, takes_quantized=True)
 def grid_sampler(
     x: Tensor, grid: Tensor, interpolation: int, padding: int, align_corners: bool, *, quantized: bool = False
 ) -> Tensor:

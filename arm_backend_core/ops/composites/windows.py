@@ -44,7 +44,7 @@ def unfold(
     return torch.stack(pictures, 2).reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
 
 
-@decomposition(aten.col2im.default, tell_quantized=True)
+@decomposition(aten.col2im.default, takes_quantized=True)
 def fold(
     x: Tensor,
     output_size: Sequence[int],
@@ -165,11 +165,11 @@ def _max_pool(
     return maxima, _largest(x, [taps_of(*of) for of in sizes], quantized)
 
 
-decomposition(aten.max_pool2d_with_indices.default, tell_quantized=True)(partial(_max_pool, 2))
-decomposition(aten.max_pool3d_with_indices.default, tell_quantized=True)(partial(_max_pool, 3))
+decomposition(aten.max_pool2d_with_indices.default, takes_quantized=True)(partial(_max_pool, 2))
+decomposition(aten.max_pool3d_with_indices.default, takes_quantized=True)(partial(_max_pool, 3))
 
 
-@decomposition(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, tell_quantized=True)
+@decomposition(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default, takes_quantized=True)
 def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool = False) -> tuple[Tensor, Tensor]:
     """x [..., (D,) H, W]: every output cell is the largest of its part of the input."""
     spatial, maxima = len(output_size), x
@@ -187,7 +187,7 @@ def adaptive_max_pool(x: Tensor, output_size: Sequence[int], *, quantized: bool 
 _MOST_COMPARED = 1 << 24
 
 
-@decomposition(aten.max_unpool2d.default, aten.max_unpool3d.default, tell_quantized=True)
+@decomposition(aten.max_unpool2d.default, aten.max_unpool3d.default, takes_quantized=True)
 def max_unpool(x: Tensor, indices: Tensor, output_size: Sequence[int], *_: Any, quantized: bool = False) -> Tensor:
     """Elements of x [..., (D,) H, W] at their places in flattened images or volumes, which are else 0."""
     spatial, places = len(output_size), math.prod(output_size)

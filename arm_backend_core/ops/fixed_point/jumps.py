@@ -26,7 +26,7 @@ class Fixed:
         """x / unit, unit > 0, as finely as RESCALE takes it."""
         bits = min(29 - math.frexp(x.real_peak / unit)[1], 28)
         parts = x.rescale(DType.INT32, x.scale / unit * 2.0**bits)
-        return cls(parts.in_steps_of(1.0), max(bits, 0), 2.0 ** max(-bits, 0))
+        return cls(parts.with_scale(1.0), max(bits, 0), 2.0 ** max(-bits, 0))
 
     def floor(self, more: FixedPoint | int = 0) -> FixedPoint:
         """Rounded down after ``more`` parts are added: RESCALE rounds halves up."""
@@ -39,22 +39,22 @@ class Fixed:
     def trunc(self) -> FixedPoint:
         """Rounded towards zero: negative numbers up, others down."""
         negative = self.parts.minimum(0).maximum(-1)
-        return self.floor(negative.times(1 - (1 << self.bits)).in_steps_of(1.0))
+        return self.floor(negative.times(1 - (1 << self.bits)).with_scale(1.0))
 
     def round(self) -> FixedPoint:
         """To the nearest, of two the even one: RESCALE gives the upper, of which 1 is taken if it is odd."""
         upper = self._nearest(self.parts)
-        odd = (upper.rescale(DType.INT32, 0.5).times(2).in_steps_of(1.0) - upper).within(0, 1)
+        odd = (upper.rescale(DType.INT32, 0.5).times(2).with_scale(1.0) - upper).within(0, 1)
         between = (self.rest(upper) + ((1 << self.bits >> 1) - 1)).maximum(-1).minimum(0)
         return upper + between * odd
 
     def rest(self, whole: FixedPoint) -> FixedPoint:
         """The parts that remain beyond ``whole``."""
         most = 1 << self.bits
-        return (self.parts - whole.times(most).in_steps_of(1.0)).within(-most, most)
+        return (self.parts - whole.times(most).with_scale(1.0)).within(-most, most)
 
     def _nearest(self, parts: FixedPoint) -> FixedPoint:
-        return parts.rescale(DType.INT32, 2.0**-self.bits).in_steps_of(1.0)
+        return parts.rescale(DType.INT32, 2.0**-self.bits).with_scale(1.0)
 
 
 def whole(method: Callable[[Fixed], FixedPoint]) -> Rule:
@@ -62,7 +62,7 @@ def whole(method: Callable[[Fixed], FixedPoint]) -> Rule:
 
     def rule(cx: Context, x: Tensor, *, decimals: int = 0) -> Value:
         fixed = Fixed.of(cx.integer(x), 10.0**-decimals)
-        return method(fixed).in_steps_of(fixed.step * 10.0**-decimals).to(cx.q)
+        return method(fixed).with_scale(fixed.step * 10.0**-decimals).to(cx.q)
 
     return rule
 
@@ -75,5 +75,5 @@ def quotient(cx: Context, x: Tensor, y: float, method: Callable[[Fixed], FixedPo
     fixed = Fixed.of(dividend, unit)
     result = method(fixed)
     if rest:
-        return fixed.rest(result).in_steps_of(fixed.step * unit * 2.0**-fixed.bits).to(cx.q)
-    return (result if y > 0 else result.like(0) - result).in_steps_of(fixed.step).to(cx.q)
+        return fixed.rest(result).with_scale(fixed.step * unit * 2.0**-fixed.bits).to(cx.q)
+    return (result if y > 0 else result.like(0) - result).with_scale(fixed.step).to(cx.q)

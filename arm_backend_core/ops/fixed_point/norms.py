@@ -92,19 +92,19 @@ def _standardized(rows: ReductionView, eps: float, out: QParams, *, centre: bool
     energy = Energy.of(rows, centre=centre, floor=floor)
     v = (energy.squares + energy.scaled(floor)).maximum(1)
     # c / sqrt(sum(c * c)) is 1 at most.
-    y = energy.shifted.times(rsqrt(v.in_steps_of(1.0)), 14, peak=1 << 30)
-    return y.in_steps_of(math.sqrt(rows.n) * 2.0 ** (14 - 29 - energy.drop / 2))
+    y = energy.shifted.times(rsqrt(v.with_scale(1.0)), 14, peak=1 << 30)
+    return y.with_scale(math.sqrt(rows.n) * 2.0 ** (14 - 29 - energy.drop / 2))
 
 
 def _scaled_deviation(rows: ReductionView, eps: float, *, centre: bool) -> FixedPoint:
     """(x - mean) / sqrt(eps) where x is in steps so small, as of zeros alone, that no variance counts beside eps."""
     bits = 6 if rows.x.dtype is DType.INT8 else 2
-    x = rows.x.in_steps_of(1.0).widened(bits)
+    x = rows.x.with_scale(1.0).widened(bits)
     if centre:
-        x = x - rows.mean(bits).in_steps_of(x.scale)
+        x = x - rows.mean(bits).with_scale(x.scale)
     elif rows.zero_point:
         x = x - (rows.zero_point << bits)
-    return x.in_steps_of(rows.x.scale * 2.0**-bits / math.sqrt(eps))
+    return x.with_scale(rows.x.scale * 2.0**-bits / math.sqrt(eps))
 
 
 # -- int8 ----------------------------------------------------------------------------------------------------
@@ -117,17 +117,17 @@ def squares_int8(rows: ReductionView, bits: int, *, centre: bool) -> tuple[Fixed
     64-bit product inside MUL; the mean's rounding moves the result by n * 2**-16 at most, so flat rows come
     out right too. By Cauchy and Schwarz Q >= S * S / n but for that rounding.
     """
-    x, n = rows.x.in_steps_of(1.0), rows.n
+    x, n = rows.x.with_scale(1.0), rows.n
     squares, total = rows.sum_of(x * x), rows.sum_of(x)
     up = bits + round(math.log2(squares.scale))  # a sum of parts may count in larger steps
     scaled = squares.shifted_left(up) if up > 0 else squares.shifted_right(-up) if up else squares
     if centre:
-        mean22 = total.rescale(I32, (1 << 22) / n).in_steps_of(2.0**-22)
+        mean22 = total.rescale(I32, (1 << 22) / n).with_scale(2.0**-22)
         difference = scaled - total.times(mean22, 22 - bits)
         return difference.within(-n - 1, math.ceil(n * 2.0 ** (14 + bits)) + n), total
     unit = 2.0**-bits
     times = -2 * rows.zero_point
-    cross = (total.times(times << bits) if bits >= 0 else total.rescale(I32, times * 2.0**bits)).in_steps_of(unit)
+    cross = (total.times(times << bits) if bits >= 0 else total.rescale(I32, times * 2.0**bits)).with_scale(unit)
     square = scaled + cross + round(n * rows.zero_point**2 * 2.0**bits)
     return square.within(0, math.ceil(n * 2.0 ** (16 + bits))), total
 
@@ -139,7 +139,7 @@ def _standardized_int8(rows: ReductionView, floor: float, *, centre: bool) -> Fi
     to 30 bits. Their difference is result * 2**(29 - shift) / sqrt(n * 2**bits), which leaves 16 bits below
     one for n = 1024.
     """
-    n, x = rows.n, rows.x.in_steps_of(1.0)
+    n, x = rows.n, rows.x.with_scale(1.0)
     bits = min(14, math.floor(29.9 - math.log2(n * ((1 << 14 if centre else 1 << 16) + floor))))
     squares, total = squares_int8(rows, bits, centre=centre)
     v = (squares + round(n * floor * 2.0**bits)).maximum(1 << max(bits - 1, 0))
@@ -147,13 +147,13 @@ def _standardized_int8(rows: ReductionView, floor: float, *, centre: bool) -> Fi
     shift = max(0, 7 - bits // 2)
     product = x.widened(6).times(g, shift + 6)
     if centre:
-        mean = total.in_steps_of(n).rescale(I32, (1 << 13) / n)
-        product = product - mean.times(g, shift + 13).in_steps_of(product.scale)
+        mean = total.with_scale(n).rescale(I32, (1 << 13) / n)
+        product = product - mean.times(g, shift + 13).with_scale(product.scale)
     elif rows.zero_point:
-        product = product - g.like(rows.zero_point << 6).times(g, shift + 6).in_steps_of(product.scale)
+        product = product - g.like(rows.zero_point << 6).times(g, shift + 6).with_scale(product.scale)
     scale = math.sqrt(n * 2.0**bits) * 2.0 ** (shift - 29)
     peak = math.ceil(1.01 * math.sqrt(n) / scale) + (1 << 16)  # |x - mean| <= sqrt(n) * deviation, and roundings
-    return product.within(-peak, peak).in_steps_of(scale)
+    return product.within(-peak, peak).with_scale(scale)
 
 
 # -- int16 ---------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class Energy:
 
         With 2**16 elements and a floor of 2**46, beyond which no norm asks for it, ``bits`` is -4.
         """
-        n, x = rows.n, rows.x.in_steps_of(1.0)
+        n, x = rows.n, rows.x.with_scale(1.0)
         drop = 28 if centre else 29
         exponent, _ = _amount(n, floor)
         bits = min(10, (14 if centre else 13) - math.ceil(math.log2(n)), (drop - exponent) // 2)
@@ -197,10 +197,10 @@ class Energy:
             fine = fine - rows.mean(bits + more)
         elif centre:
             total = rows.sum_of(fine)
-            fine = fine - total.rescale(I32, 1 / n).in_steps_of(fine.scale)
+            fine = fine - total.rescale(I32, 1 / n).with_scale(fine.scale)
         c = fine.shifted_right(more) if more else fine
         shift = _places(abs(c), rows, bool(more)).minimum(most).maximum(more)
-        shifted = fine.in_steps_of(1.0).shifted_left(shift - more, 1 << 29)
+        shifted = fine.with_scale(1.0).shifted_left(shift - more, 1 << 29)
         squares = rows.sum_of(shifted.times(shifted, drop), peak=(1 << 29) + n)
         return cls(shifted, shift, squares, bits, drop, n)
 
@@ -211,12 +211,12 @@ class Energy:
         falls = self.shift.like(-exponent) - (self.shift + self.shift)
         falls = falls.minimum(31).maximum(0)
         whole = FixedPoint.const(self.shift.b, np.full(self.shift.shape, mantissa), I32)
-        return whole.shifted_right(falls).in_steps_of(self.squares.scale)
+        return whole.shifted_right(falls).with_scale(self.squares.scale)
 
     def root(self) -> FixedPoint:
         """sqrt(sum(c * c)) in steps of x."""
-        root = sqrt(self.squares.in_steps_of(1.0))  # 2**shift times as much, in steps of c
-        return root.shifted_right(self.shift).in_steps_of(2.0 ** (-self.bits + self.drop / 2 - 14))
+        root = sqrt(self.squares.with_scale(1.0))  # 2**shift times as much, in steps of c
+        return root.shifted_right(self.shift).with_scale(2.0 ** (-self.bits + self.drop / 2 - 14))
 
 
 def _places(size: FixedPoint, rows: ReductionView, rounded: bool) -> FixedPoint:

@@ -95,13 +95,13 @@ class ReductionView:
 
     def sum(self, zero_point: int = 0) -> FixedPoint:
         """Sum of each row less the zero point, int32."""
-        return self.sum_of(self.x.less(zero_point))
+        return self.sum_of(self.x.sub_zero_point(zero_point))
 
     def mean(self, bits: int) -> FixedPoint:
         """Mean of each row, as its elements are stored, in steps of 2**-bits of theirs; int32."""
         total = self.sum()
         factor = 2.0**bits / self.n * (total.scale / self.x.scale)
-        return total.rescale(I32, factor).in_steps_of(2.0**-bits)
+        return total.rescale(I32, factor).with_scale(2.0**-bits)
 
     def sum_of(self, x: FixedPoint, peak: int | None = None) -> FixedPoint:
         """Sum along the rows of something else than the tensor itself, int32; for ``peak`` see ``FixedPoint.times``.

@@ -40,13 +40,13 @@ def softmax(b: Builder, x: Value, q: QParams, axis: int, out: QParams) -> Value:
         return rows.restore(_alike(rows, 1).to(out))
     grid, e, total = _exponential(rows, precise=out.dtype is not DType.INT8)
     k = grid.least * Q15_MAX
-    r = reciprocal(total).rescale(I16, k / (1 << 30), saturate=True).in_steps_of(grid.one / k)
+    r = reciprocal(total).rescale(I16, k / (1 << 30), saturate=True).with_scale(grid.one / k)
     return rows.restore((e * r).to(out))
 
 
 def _alike(rows: ReductionView, number: int) -> FixedPoint:
     """``number`` whatever the elements are."""
-    wide = rows.x.rescale(I32, 1.0).in_steps_of(1.0)
+    wide = rows.x.rescale(I32, 1.0).with_scale(1.0)
     return wide - wide + number
 
 
@@ -79,7 +79,7 @@ def _require(out: QParams, step: float, operator: str) -> None:
 
 def _in_units(x: FixedPoint, scale: float, unit: float) -> FixedPoint:
     """Integers in steps of ``scale`` as INT32 in steps of 1 / unit."""
-    return x.rescale(I32, scale * unit).in_steps_of(1 / unit)
+    return x.rescale(I32, scale * unit).with_scale(1 / unit)
 
 
 @dataclass(frozen=True)
@@ -112,9 +112,9 @@ class _ExpTableIndex:
         """
         narrow = self.rows.x.dtype is DType.INT8
         gain, zero_point = (1.0, variant) if narrow else (2.0**variant, 0)
-        x = self.rows.x.less(zero_point).rescale(I32, gain)
-        start = self.start.less(zero_point).rescale(I32, self.stride * gain)
-        index = (x.in_steps_of(1.0) - start.in_steps_of(1.0)).rescale(I16, self.factor / gain, saturate=True)
+        x = self.rows.x.sub_zero_point(zero_point).rescale(I32, gain)
+        start = self.start.sub_zero_point(zero_point).rescale(I32, self.stride * gain)
+        index = (x.with_scale(1.0) - start.with_scale(1.0)).rescale(I16, self.factor / gain, saturate=True)
         return index.tabulated(values, 1 / self.one)
 
 
@@ -141,12 +141,12 @@ def _summed(grid: _ExpTableIndex, value: FixedPoint, split: bool) -> FixedPoint:
         return rows.sum_of(value)
     if rows.x.dtype is DType.INT8:
         remainder = rows.sum_of(grid.table((exact - np.rint(exact)) * (1 << 14), 1))
-        return rows.sum_of(value) + remainder.rescale(I32, 2.0**-14).in_steps_of(value.scale)
+        return rows.sum_of(value) + remainder.rescale(I32, 2.0**-14).with_scale(value.scale)
     _at_most(64000, rows)
     tail = exact < Q15_MAX / GAIN
     upper = rows.sum_of(grid.table(np.where(tail, 0, exact), 1))
     lower = rows.sum_of(grid.table(np.where(tail, GAIN * exact, 0), 2))
-    return upper + lower.rescale(I32, 1 / GAIN).in_steps_of(value.scale)
+    return upper + lower.rescale(I32, 1 / GAIN).with_scale(value.scale)
 
 
 def _at_most(n: int, rows: ReductionView) -> None:

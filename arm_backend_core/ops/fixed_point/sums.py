@@ -26,7 +26,7 @@ def mean(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) ->
     """
     rows = ReductionView.of(b, x, q, axes, "mean")
     total = rows.sum(q.zero_point)
-    return _kept(x, axes, total.in_steps_of(total.scale / rows.n), out)
+    return _kept(x, axes, total.with_scale(total.scale / rows.n), out)
 
 
 def sum_(b: Builder, x: Value, q: QParams, axes: Sequence[int], out: QParams) -> Value:
@@ -57,11 +57,11 @@ def var(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     if q.dtype is DType.INT8:
         squares, bits = _squares_int8(rows)
     else:
-        x2 = rows.x.in_steps_of(1.0).widened(2)
-        c = x2 - rows.mean(2).in_steps_of(x2.scale)  # Q2, up to 2**18
+        x2 = rows.x.with_scale(1.0).widened(2)
+        c = x2 - rows.mean(2).with_scale(x2.scale)  # Q2, up to 2**18
         bits = 30 - 32 - max(0, math.ceil(math.log2(n)) - 2)  # sum <= n / 4 * 2**32
         squares = rows.sum_of(c.times(c, 4 - bits), peak=1 << 30)
-    squares = squares.in_steps_of(float(q.scale) ** 2 * 2.0**-bits / (n - correction))
+    squares = squares.with_scale(float(q.scale) ** 2 * 2.0**-bits / (n - correction))
     if squares.scale > float(out.scale) and q.dtype is DType.INT16:
         raise Unsupported(
             f"a variance in steps of {float(out.scale):.2g}, finer than the {squares.scale:.2g} of its sums; "
@@ -79,11 +79,11 @@ def std(b: Builder, x: Value, q: QParams, axes: Sequence[int], correction: float
     rows = ReductionView.of(b, x, q, axes, "std")
     if q.dtype is DType.INT8:
         squares, bits = _squares_int8(rows)
-        root = sqrt(squares.maximum(0).in_steps_of(1.0))
-        root = root.in_steps_of(root.scale * 2.0 ** (-bits / 2))
+        root = sqrt(squares.maximum(0).with_scale(1.0))
+        root = root.with_scale(root.scale * 2.0 ** (-bits / 2))
     else:
         root = Energy.of(rows, centre=True).root()
-    return _kept(x, axes, root.in_steps_of(root.scale * float(q.scale) / math.sqrt(rows.n - correction)), out)
+    return _kept(x, axes, root.with_scale(root.scale * float(q.scale) / math.sqrt(rows.n - correction)), out)
 
 
 def _squares_int8(rows: ReductionView) -> tuple[FixedPoint, int]:

@@ -82,8 +82,8 @@ def _ends(node: Node) -> bool:
     if record is None or any(user.op != "output" or user.meta.get(ANNOTATION) for user in node.users):
         return False
     before = node.all_input_nodes[0] if node.all_input_nodes else node
-    merges = merging_reader(before) is node and getattr(find(before), "fuses", False)
-    return record.fuses or record.reads_int16 or merges
+    merges = merging_reader(before) is node and getattr(find(before), "absorbs_activation", False)
+    return record.absorbs_activation or record.reads_int16 or merges
 
 
 def _widen_angles(graph: Graph) -> None:

@@ -117,7 +117,7 @@ def _is(x: Value, number: int) -> bool:
     return x.data is not None and x.size == 1 and x.data.item() == number
 
 
-#: What is written for each of ``Hardware.counted``.
+#: What is written for each of ``Hardware.bool_as_int8``.
 RULES: dict[str, list[Rule]] = {
     **{kind: [_compared] for kind in ("EQUAL", "GREATER", "GREATER_EQUAL")},
     **{kind: [_logic] for kind in ("LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "LOGICAL_XOR")},

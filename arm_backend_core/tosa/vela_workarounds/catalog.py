@@ -1,6 +1,6 @@
 """Ethos-U: forms that Vela compiles to something else, in forms that it compiles right (``docs/vela.md``).
 
-``Hardware.mistakes`` names those that a family meets; the names are checked when this module is imported. Nothing here
+``Hardware.vela_bugs`` names those that a family meets; the names are checked when this module is imported. Nothing here
 changes a bit of a result. Where a copy helps it is here; ``vela_numbers``, ``vela_shapes`` and ``vela_tables`` have the
 other forms. A workaround may make room for another mistake, or an operator may have two: the graph is rewritten until
 no predicate of a mistake is true of it.
@@ -45,7 +45,7 @@ def apply_vela_workarounds(graph: Graph, target: Target) -> None:
         found = find_mistakes(graph, target)
         if not found:
             return
-        _rewrite(graph, target, late=all(isinstance(mistake, Workaround) and mistake.late for mistake in found))
+        _rewrite(graph, target, late=all(isinstance(mistake, Workaround) and mistake.runs_last for mistake in found))
     check_mistakes(graph, target)
 
 
@@ -90,7 +90,7 @@ def _rewrite(graph: Graph, target: Target, *, late: bool) -> None:
     for mistake in _made_by(target):
         if isinstance(mistake, GraphWorkaround):
             mistake.rewrite(graph, target, mistake.find(graph, target))
-        elif mistake.late <= late:
+        elif mistake.runs_last <= late:
             for kind in mistake.kinds:
                 rules.setdefault(kind, []).append(partial(_replace, mistake))
     apply_once(graph, target, rules)
@@ -170,7 +170,7 @@ def _is_turned_back(value: Value, users: Mapping[Value, Sequence[Op]]) -> bool:
 
 def _forgets_slice(op: Op, value: Value, rewriter: Rewriter) -> bool:
     """Vela lets an operator read part of what a SLICE reads, and forgets it where it takes the operator apart."""
-    axes: Sequence[int] = rewriter.build.target.hardware.forgotten(op)
+    axes: Sequence[int] = rewriter.build.target.hardware.axes_lost_on_split(op)
     if axes and op.kind == "MATMUL" and _is_turned_slice(value):
         return True
     while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
@@ -224,7 +224,7 @@ def _is_misplaced(reader: Op, value: Value, rewriter: Rewriter) -> bool:
         return False
     if op.kind == "DEPTHWISE_CONV2D":
         return op.inputs[1].shape[3] > 1 and not reshaped
-    forgotten = bool(rewriter.build.target.hardware.forgotten(op))
+    forgotten = bool(rewriter.build.target.hardware.axes_lost_on_split(op))
     # Of a MATMUL the results that Vela sees have four dimensions, the first of them 1.
     return forgotten and (reshaped if op.kind == "MATMUL" else op.kind in _REDUCTIONS and not reshaped)
 
@@ -354,13 +354,13 @@ def check_names(known: Sequence[AnyWorkaround], hardware: Iterable[Hardware]) ->
         ValueError: with the names that do not fit.
     """
     names = [mistake.name for mistake in known]
-    named = {name for one in hardware for name in one.mistakes}
+    named = {name for one in hardware for name in one.vela_bugs}
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(f"mistakes of one name: {', '.join(sorted(twice))}")
     if unknown := named - set(names):
-        raise ValueError(f"Hardware.mistakes names what no workaround is for: {', '.join(sorted(unknown))}")
+        raise ValueError(f"Hardware.vela_bugs names what no workaround is for: {', '.join(sorted(unknown))}")
     if unnamed := set(names) - named:
-        raise ValueError(f"no Hardware.mistakes names {', '.join(sorted(unnamed))}")
+        raise ValueError(f"no Hardware.vela_bugs names {', '.join(sorted(unnamed))}")
 
 
 check_names(WORKAROUNDS, HARDWARE.values())

@@ -23,12 +23,12 @@ class Workaround(Generic[Found]):
     """A form of an operator and its neighbours that the compiler gets wrong.
 
     Attributes:
-        name: as in ``Hardware.mistakes`` and ``docs/vela.md``.
+        name: as in ``Hardware.vela_bugs`` and ``docs/vela.md``.
         kinds: operators that ``find`` is asked about.
         find: what the compiler gets wrong at an operator; false where it is right, and false of what ``rewrite`` gives.
             It reads the graph and writes nothing.
         rewrite: gives the value that replaces the operator's result, equal to the bit, of what ``find`` gave.
-        late: it is rewritten where nothing but late ones is left, because others may end it on their way.
+        runs_last: it is rewritten where nothing but late ones is left, because others may end it on their way.
         releases: of the compiler, that make it.
     """
 
@@ -36,7 +36,7 @@ class Workaround(Generic[Found]):
     kinds: tuple[str, ...]
     find: Callable[[Op, Rewriter], Found | None]
     rewrite: Callable[[Op, Found, Rewriter], Value]
-    late: bool = False
+    runs_last: bool = False
     releases: tuple[Release, ...] = RELEASES
 
 
@@ -45,7 +45,7 @@ class GraphWorkaround(Generic[Found]):
     """The same of a graph as a whole: its results, or operators that are no neighbours.
 
     Attributes:
-        name: as in ``Hardware.mistakes`` and ``docs/vela.md``.
+        name: as in ``Hardware.vela_bugs`` and ``docs/vela.md``.
         find: all that the compiler gets wrong; nothing behind ``rewrite``.
         rewrite: changes the graph in place.
         releases: of the compiler, that make it.
@@ -62,4 +62,4 @@ AnyWorkaround = Workaround[Any] | GraphWorkaround[Any]
 
 def is_needed(mistake: AnyWorkaround, target: Target) -> bool:
     """Whether the compiler of ``target`` makes it; of a release that is not known, any release's."""
-    return mistake.name in target.hardware.mistakes and (target.vela is None or target.vela in mistake.releases)
+    return mistake.name in target.hardware.vela_bugs and (target.vela is None or target.vela in mistake.releases)

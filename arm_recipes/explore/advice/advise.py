@@ -42,7 +42,9 @@ def advise(
     if partitioner is None:
         raise ValueError("advice is for programs of Ethos-U recipes: others have no estimates of cycles and memory")
     if not known:
-        raise ValueError("advice is for what runs on the NPU, and nothing of this program does: report.cpu tells why")
+        raise ValueError(
+            "advice is for what runs on the NPU, and nothing of this program does: report.cpu_operators says why"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about programs that nobody gets
         return _advised(recipe, partitioner, known, programs)

@@ -22,26 +22,26 @@ class DataSplit:
 
     Attributes:
         calibration: that ranges are found with.
-        choosing: programs are chosen by these.
-        judging: what is told of programs is measured with these; ``choosing`` itself where there are too few.
+        search: programs are chosen by these.
+        test: what is told of programs is measured with these; ``search`` itself where there are too few.
     """
 
     calibration: list[Inputs]
-    choosing: Evaluator
-    judging: Evaluator
+    search: Evaluator
+    test: Evaluator
 
     @property
     def sizes(self) -> dict[str, int]:
         """How many samples each part has."""
-        parts = {"calibrated": self.calibration, "chose": self.choosing.samples, "judged": self.judging.samples}
+        parts = {"calibrated": self.calibration, "chose": self.search.samples, "judged": self.test.samples}
         return {name: len(part) for name, part in parts.items()}
 
     @property
     def notes(self) -> list[str]:
         """What the user should know of it."""
-        if self.judging is not self.choosing:
+        if self.test is not self.search:
             return []
-        held = len(self.choosing.samples)
+        held = len(self.search.samples)
         which = "the sample that did" if held == 1 else f"the {held} samples that did"
         return [
             f"accuracy is that of {which} not calibrate, by which the program was chosen too: there are too few to "

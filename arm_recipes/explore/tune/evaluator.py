@@ -50,7 +50,7 @@ class Trial:
         self.program, self.recipe, self.everywhere, self.division = program, recipe, everywhere, division
         self._kept = kept
         self._content = _digest(program, recipe, division.calibration)
-        panels = (division.choosing, division.judging)
+        panels = (division.search, division.test)
         self._by = {panel: _samples_digest(panel.samples) for panel in panels}
         self._ratings: dict[str, Rating] = {}
         self._prices: dict[str, Price | str] = {}
@@ -66,11 +66,11 @@ class Trial:
         Raises:
             ExportError, ArmBackendError: it cannot be quantized so.
         """
-        return self._rated(plan, self.division.choosing)
+        return self._rated(plan, self.division.search)
 
     def judge(self, plan: PrecisionPlan) -> Rating:
         """How right it is by the samples that judge; raises as ``rate``."""
-        return self._rated(plan, self.division.judging)
+        return self._rated(plan, self.division.test)
 
     def _rated(self, plan: PrecisionPlan, panel: Evaluator) -> Rating:
         name = self._key(plan, self._by[panel])

@@ -153,7 +153,7 @@ class _Search:
         division = trial.division
         self._goal, self._judged = (
             goals.goal(budget, at_least, within, base=base.price, floating=panel.floating(), metric=panel.metric)
-            for panel in (division.choosing, division.judging)
+            for panel in (division.search, division.test)
         )
         # What is saved in flash is looked for where flash is all that is limited.
         only = {limit.price for limit in self._goal.limits}
@@ -395,12 +395,12 @@ class _Search:
         division = self._trial.division
         best = export(self._trial.program, recipe, division.calibration, progress=False)
         try:
-            samples = self._marked(division.judging.samples, "running", "sample")
+            samples = self._marked(division.test.samples, "running", "sample")
             outputs = [best.run_real(sample) for sample in samples]
         except (RunError, ArmBackendError) as error:
             notes.append(f"the program was not run: {error}")
             return best, None
-        return best, division.judging.rated(outputs).metric
+        return best, division.test.rated(outputs).metric
 
     def _marked(self, items: Sequence[Any], doing: str, unit: str) -> Iterable[Any]:
         return progress_bar(items, doing, unit, shown=self._shown, count=len(items))
