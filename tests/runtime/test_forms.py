@@ -697,7 +697,7 @@ def test_where_vela_fails_on_chosen_forms_there_are_the_usual_ones(monkeypatch: 
         return compiled(spec, *arguments, **keywords)
 
     monkeypatch.setattr(size_or_speed, "compile_payload", failing)
-    monkeypatch.setattr(delegate, "culprit", lambda *_: None)
+    monkeypatch.setattr(delegate, "bisect_failure", lambda *_: None)
     model, samples = torch.nn.Conv2d(3, 4, 3).eval(), [(torch.rand(1, 3, 8, 8),) for _ in range(2)]
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8), samples)
     assert tried == [True, False]
@@ -713,7 +713,7 @@ def test_a_form_that_fails_ends_no_export(monkeypatch: pytest.MonkeyPatch) -> No
     def failing(*_: object) -> None:
         raise IndexError("of channels")
 
-    monkeypatch.setattr(chooser, "FORMS", (replace(pools.CASCADE, rule=failing),))
+    monkeypatch.setattr(chooser, "ALTERNATIVES", (replace(pools.CASCADE, rule=failing),))
     x = torch.randn(1, 8, 14, 14).to(memory_format=torch.channels_last)
     with pytest.raises(InternalError, match="max pools as cascades of small ones' raised IndexError: of channels"):
         export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8), [(x,)])
