@@ -185,8 +185,9 @@ class ExportResult:
         Args:
             via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
             pad: see ``Program.run``.
-            inputs, keywords: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
-                Numbers, strings and None must be those that the model was exported with.
+            inputs: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``). Numbers, strings
+                and None must be those that the model was exported with.
+            keywords: inputs by name.
 
         Returns:
             what the model returns; for a constant method its value, or a list of its values. What the model writes
@@ -217,7 +218,9 @@ class ExportResult:
         """Execute the program; yields each operation of its Ethos-U delegates with its names and what it wrote.
 
         Args:
-            inputs, method, keywords: as for ``run``.
+            inputs: as for ``run``.
+            method: as for ``run``.
+            keywords: as for ``run``.
 
         Raises:
             ValueError, RunError: as ``run``.
@@ -268,7 +271,8 @@ class ExportResult:
         Args:
             path: of the ETDump, for example ``model.etdp``.
             method: by default ``main_method``.
-            inputs, keywords: as for ``run``.
+            inputs: as for ``run``.
+            keywords: as for ``run``.
 
         Raises:
             ValueError, RunError: as ``run``; or nothing can be written at ``path``.
@@ -292,7 +296,8 @@ class ExportResult:
 
         Args:
             method: by default ``main_method``; the Inspector calls it "forward".
-            inputs, keywords: as for ``run``.
+            inputs: as for ``run``.
+            keywords: as for ``run``.
 
         Raises:
             ValueError, RunError: as ``run``.
