@@ -6,7 +6,8 @@
 
 A ``text`` block that directly follows a ``python`` or ``bash`` block is the output of that block. A line ``...`` in it
 stands for lines that are left out. The lines before the first ``...`` are the beginning of the output, those behind the
-last one its end. A part between two of them begins at the line with the same words and has the same number of lines.
+last one its end. A part between two of them begins at the line with the same words, or else the most similar ones, and
+has the same number of lines.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ _ROOT = _DOCS.parent
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?%?")
 _GAP = "..."
+_SIMILAR = 0.5
 
 
 def main() -> int:
@@ -90,13 +93,24 @@ def select(shown: str, output: str) -> str:
         elif i == len(parts) - 1:
             at = max(at, len(lines) - len(part))
         else:
-            following = [n for n in range(at, len(lines)) if _words(lines[n]) == _words(part[0])]
-            if not following:
-                raise ValueError(f"no line of the output has the words of {part[0]!r}:\n{output}")
-            at = following[0]
+            at = _most_similar(part[0], lines, at)
         chosen += lines[at : at + len(part)]
         at += len(part)
     return "\n".join(chosen) + "\n"
+
+
+def _most_similar(line: str, lines: list[str], first: int) -> int:
+    """The position of the line from ``first`` on whose words are most like those of ``line``.
+
+    Raises:
+        ValueError: none has similar words.
+    """
+    words = _words(line)
+    ratios = {n: SequenceMatcher(None, words, _words(lines[n])).ratio() for n in range(first, len(lines))}
+    best = max(ratios, key=lambda n: ratios[n], default=first)
+    if ratios.get(best, 0.0) < _SIMILAR:
+        raise ValueError(f"no line of the output has words like those of {line!r}:\n" + "\n".join(lines))
+    return best
 
 
 def _run(page: Path, line: int, kind: str, body: str, names: dict[str, Any]) -> str | None:
