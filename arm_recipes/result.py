@@ -185,8 +185,8 @@ class ExportResult:
         Args:
             via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
             pad: see ``Program.run``.
-            inputs: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``). Numbers, strings
-                and None must be those that the model was exported with.
+            inputs: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``). Numbers,
+                strings and None must be those that the model was exported with.
             keywords: inputs by name.
 
         Returns:

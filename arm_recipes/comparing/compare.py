@@ -92,8 +92,8 @@ def compare(
     """Compare two programs as they run on this machine: ``b`` beside ``a``.
 
     Args:
-        a: what ``export`` returned, or a saved program: a path, bytes, or a loaded one, which is loaded anew. Layers are
-            compared where both are exports of one model; they are found by their names.
+        a: what ``export`` returned, or a saved program: a path, bytes, or a loaded one, which is loaded anew. Layers
+            are compared where both are exports of one model; they are found by their names.
         b: the second program, as ``a``.
         samples: inputs of the model, as real numbers where a program has ``quantized_io``.
         labels: as for ``ExportResult.compare``.
