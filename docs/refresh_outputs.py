@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("pages", nargs="*", type=Path)
     parser.add_argument("--check", action="store_true", help="compare the text without its numbers; write nothing")
     arguments = parser.parse_args()
-    pages = arguments.pages or [_ROOT / "README.md", *sorted((_DOCS / "users").glob("*.md"))]
+    pages = arguments.pages or [_ROOT / "README.md", *sorted(_DOCS.rglob("*.md"))]
     stale = 0
     for page in pages:
         before = page.read_text()
