@@ -136,7 +136,8 @@ class ExportResult(Artifact):
         Args:
             path: of the ETDump, for example ``model.etdp``.
             method: by default ``main_method``.
-            inputs, keywords: as for ``run``.
+            inputs: as for ``run``.
+            keywords: as for ``run``.
 
         Raises:
             ValueError, RunError: as ``run``; or nothing can be written at ``path``.
@@ -160,7 +161,8 @@ class ExportResult(Artifact):
 
         Args:
             method: by default ``main_method``; the Inspector calls it "forward".
-            inputs, keywords: as for ``run``.
+            inputs: as for ``run``.
+            keywords: as for ``run``.
 
         Raises:
             ValueError, RunError: as ``run``.

@@ -173,7 +173,7 @@ def bilinear(
     wide = {DType.INT8: DType.INT32, DType.INT16: DType.INT48}.get(image.dtype, image.dtype)
     reason = _offence(cx, image, wide, samplings, "BILINEAR")
     if all(sampling.parameters == (1, 1, 0, 0) for sampling in samplings):
-        result = image  # Vela has a mistake there: resized_same of docs/vela.md
+        result = image  # Vela has a mistake there: resized_same of docs/contributors/vela.md
     elif reason is None:
         result = _resize(cx, image, samplings, "BILINEAR")
         if x.q is not None:

@@ -94,10 +94,16 @@ def compare(
     """Compare two programs as they run on this machine: ``b`` beside ``a``.
 
     Args:
-        a, b: what ``export`` returned, or saved programs: paths, bytes, or loaded ones, which are loaded anew.
-            Layers are compared where both are exports of one model; they are found by their names.
+        a: what ``export`` returned, or a saved program: a path, bytes, or a loaded one, which is loaded anew. Layers
+            are compared where both are exports of one model; they are found by their names.
+        b: the second program, as ``a``.
         samples: inputs of the model, as real numbers where a program has ``quantized_io``.
-        labels, metric, method, layers, workers, progress: as for ``ExportResult.compare``.
+        labels: as for ``ExportResult.compare``.
+        metric: as for ``ExportResult.compare``.
+        method: as for ``ExportResult.compare``.
+        layers: as for ``ExportResult.compare``.
+        workers: as for ``ExportResult.compare``.
+        progress: as for ``ExportResult.compare``.
 
     Raises:
         ValueError: an argument cannot be used, or the programs do not take the same inputs.

@@ -121,8 +121,9 @@ class Artifact:
         Args:
             via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
             pad: see ``Program.run``.
-            inputs, keywords: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``).
-                Numbers, strings and None must be those that the model was exported with.
+            inputs: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``). Numbers,
+                strings and None must be those that the model was exported with.
+            keywords: inputs by name.
 
         Returns:
             what the model returns; for a constant method its value, or a list of its values. What the model writes
@@ -143,7 +144,9 @@ class Artifact:
         """Execute the program; yields each operation of its Ethos-U delegates with its names and what it wrote.
 
         Args:
-            inputs, method, keywords: as for ``run``.
+            inputs: as for ``run``.
+            method: as for ``run``.
+            keywords: as for ``run``.
 
         Raises:
             ValueError, RunError: as ``run``.

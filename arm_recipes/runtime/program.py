@@ -141,7 +141,9 @@ class Program:
         """Execute a method, then the Ethos-U delegates that ran once more: yields each of their operations.
 
         Args:
-            tensors, method, named: as for ``run``.
+            tensors: as for ``run``.
+            method: as for ``run``.
+            named: as for ``run``.
 
         Raises:
             ValueError, RunError: as ``run``.

@@ -283,7 +283,7 @@ def test_a_lost_input_is_an_error() -> None:
 
 
 def test_a_lost_result_is_an_error() -> None:
-    """Of this graph Vela writes a program with one result fewer (docs/vela.md, turned_back)."""
+    """Of this graph Vela writes a program with one result fewer (docs/contributors/vela.md, turned_back)."""
     mistake = next(mistake for mistake in MISTAKES if mistake.name == "turned_back_input")
     flatbuffer = program(mistake.body, *mistake.inputs)
     with pytest.raises(CompileError, match=r"results of \[576\] bytes, not \[576, 108\]") as caught:

@@ -1,6 +1,6 @@
 """Random small graphs of RESCALEs and their neighbours: arithmetic, CASTs, windows and operators that move elements.
 
-Most of what Vela 5.2 gets wrong is how it joins these (``docs/vela.md``).
+Most of what Vela 5.2 gets wrong is how it joins these (``docs/contributors/vela.md``).
 """
 
 from __future__ import annotations

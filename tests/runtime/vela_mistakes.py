@@ -1,4 +1,4 @@
-"""The smallest flatbuffers that Vela compiles to something else: ``docs/vela.md`` describes them."""
+"""The smallest flatbuffers that Vela compiles to something else: ``docs/contributors/vela.md`` describes them."""
 
 from __future__ import annotations
 

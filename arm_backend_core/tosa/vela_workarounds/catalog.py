@@ -1,4 +1,4 @@
-"""Ethos-U: forms that Vela compiles to something else, in forms that it compiles right (``docs/vela.md``).
+"""Ethos-U: forms that Vela compiles to something else, in forms that it compiles right (``docs/contributors/vela.md``).
 
 ``Hardware.vela_bugs`` names those that a family meets; the names are checked when this module is imported. Nothing here
 changes a bit of a result. Where a copy helps it is here; ``vela_numbers``, ``vela_shapes`` and ``vela_tables`` have the

@@ -23,7 +23,7 @@ class Workaround(Generic[Found]):
     """A form of an operator and its neighbours that the compiler gets wrong.
 
     Attributes:
-        name: as in ``Hardware.vela_bugs`` and ``docs/vela.md``.
+        name: as in ``Hardware.vela_bugs`` and ``docs/contributors/vela.md``.
         kinds: operators that ``find`` is asked about.
         find: what the compiler gets wrong at an operator; false where it is right, and false of what ``rewrite`` gives.
             It reads the graph and writes nothing.
@@ -45,7 +45,7 @@ class GraphWorkaround(Generic[Found]):
     """The same of a graph as a whole: its results, or operators that are no neighbours.
 
     Attributes:
-        name: as in ``Hardware.vela_bugs`` and ``docs/vela.md``.
+        name: as in ``Hardware.vela_bugs`` and ``docs/contributors/vela.md``.
         find: all that the compiler gets wrong; nothing behind ``rewrite``.
         rewrite: changes the graph in place.
         releases: of the compiler, that make it.

@@ -57,14 +57,20 @@ def sweep(
             ``calibration``, and measure the accuracy. A sample may have more than the model takes, such as labels,
             behind the inputs: the metric gets it whole.
         recipes: Ethos-U recipes or their names; by default those for int8.
-        macs, memory_modes: what to combine; by default all that Vela has. What is not possible together is left out.
+        macs: numbers of MACs to combine; by default all that Vela has for the NPU.
+        memory_modes: memory modes to combine; by default all that Vela has. Impossible combinations are left out.
         system_configs: what is around the NPU: clock, memories and their speed; by default that of each recipe, "all"
             for all in the ``.ini``.
         metric: ``metric(outputs, sample)`` gives a number, the higher the better; its mean is the accuracy. By default
             that is the signal to noise of the outputs against the model in floating point, in dB.
         folder: where finished configurations are kept, by content: graphs, Vela's options and version. A sweep that
             was ended goes on with the others, and a new one makes only what has changed. Failed ones are tried again.
-        calibration, per_channel, tuning, optimise, extra_flags, config_ini: options of the recipes.
+        calibration: option of the recipes.
+        per_channel: option of the recipes.
+        tuning: option of the recipes.
+        optimise: option of the recipes.
+        extra_flags: option of the recipes.
+        config_ini: option of the recipes.
         progress: show a progress bar if standard error is a terminal.
 
     Returns:
