@@ -72,7 +72,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     reference = (tmp_path / "site" / "users" / "reference" / "index.html").read_text()
-    assert "arm_recipes.pipeline.export.export" in reference
+    assert "arm_recipes.api.export" in reference
 
 
 def test_every_recipe_and_option_is_named() -> None:
