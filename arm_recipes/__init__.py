@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from arm_recipes.recipe_types import ArmRecipeType
     from arm_recipes.result import ExportResult
     from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
-    from arm_recipes.runtime.inspect import inspect
+    from arm_recipes.runtime.inspect import inspect_program
     from arm_recipes.runtime.load import load
     from arm_recipes.runtime.program import Program
     from arm_recipes.runtime.pte import ProgramError
@@ -54,7 +54,7 @@ __all__ = [
     "VelaProgram",
     "compare",
     "export",
-    "inspect",
+    "inspect_program",
     "load",
     "load_recipe",
     "prepare_qat",
@@ -76,7 +76,7 @@ _CHEAP = {
     "Sweep": "explore.sweep.result",
     "Tuned": "explore.tune.result",
     "VelaProgram": "runtime.vela_program",
-    "inspect": "runtime.inspect",
+    "inspect_program": "runtime.inspect",
     "load": "runtime.load",
 }
 _COSTLY = {

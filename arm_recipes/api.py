@@ -16,7 +16,7 @@ from arm_recipes.samples.sizes import Sizes
 def export(
     model: Any,
     recipe: ExportRecipe,
-    example_inputs: Any = None,
+    samples: Any = None,
     *,
     output: str | Path | None = None,
     dynamic_shapes: Any = None,
@@ -37,7 +37,7 @@ def export(
             of these by method name. A module in training mode is exported in evaluation mode, with a warning.
             What is quantized already is not quantized again.
         recipe: from ``ExportRecipe.get_recipe`` or ``ExportRecipe.combine``.
-        example_inputs: samples: a list of input tuples (or one tuple, or one tensor), of dicts of keyword inputs or
+        samples: samples: a list of input tuples (or one tuple, or one tensor), of dicts of keyword inputs or
             of ``Inputs``, any other iterable of them, a function that returns one, or a ``DataLoader``; for several
             methods a dict of these. Inputs are tensors or NumPy arrays; numbers, booleans, strings and None become
             constants of the program. The first sample is captured; all of them calibrate, unless the recipe has
@@ -79,7 +79,7 @@ def export(
     artifact = run_export(
         model,
         recipe,
-        example_inputs,
+        samples,
         dynamic_shapes=dynamic_shapes,
         sizes=sizes,
         constant_methods=constant_methods,

@@ -81,10 +81,12 @@ def _recipe(recipe_type: ArmRecipeType, spec: ArmCompileSpec, given: Options, kw
         chosen = getattr(quantizers, f"{prefix}Quantizer")(spec)
         everywhere = precisions.of_recipe(recipe_type.name, per_channel=given["per_channel"])
         precisions.apply(chosen, everywhere, given["precisions"] or {}, OBSERVERS[given["observer"]])
-        improve = options.improvements(given["improve"], recipe_type.name)
+        algorithms = options.algorithms_named(given["algorithms"], recipe_type.name)
         if given["quantized_io"]:  # integers that the program returns are int8, as those that it takes
-            improve = tuple(name for name in improve if name != "outputs")
-        quantization = quantization_recipe(chosen, given["calibration"], improve, given["qat"], given["min_sqnr"])
+            algorithms = tuple(name for name in algorithms if name != "int16_outputs")
+        quantization = quantization_recipe(
+            chosen, given["calibration_samples"], algorithms, given["qat"], given["min_sqnr"]
+        )
         if given["quantized_io"]:
             passes.append(edge_manager.quantized_io)
         # VGF runtimes, and those on Linux, have ExecuTorch's own kernels, which the partitioner loads.
@@ -116,7 +118,7 @@ def load_recipe(source: str | Path | Mapping[str, Any], **options: Any) -> ArmRe
 
     Args:
         source: a path, or the dict.
-        options: added to those that were written, or in their place: ``calibration`` for example.
+        options: added to those that were written, or in their place: ``calibration_samples`` for example.
 
     Raises:
         ValueError: it is no such thing; the message says what is wrong.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_writable, write
 from arm_recipes.pipeline.artifact import Artifact
-from arm_recipes.runtime.load import twin_path
+from arm_recipes.runtime.load import reference_path
 from arm_recipes.runtime.signature import sealed
 from arm_recipes.runtime.tensor_info import TensorInfo
 
@@ -43,36 +43,39 @@ class ExportResult(Artifact):
         """Outputs of the same method."""
         return self.main.outputs
 
-    def save(self, path: str | Path, *, tosa: bool = False, etrecord: bool = False, bundled: Any = None) -> Path:
+    def save(
+        self, path: str | Path, *, reference: bool = False, etrecord: bool = False, bundled_samples: Any = None
+    ) -> Path:
         """Write the ``.pte``; an existing file is replaced only when the new one is complete.
 
         Args:
-            tosa: write its TOSA twin beside it too, ``model.tosa.pte`` for ``model.pte``: the same program with
-                the graphs that the delegates were compiled from. With it, a program that ``arm_recipes.load``
-                reads can be compared with them, by ``run(..., via="tosa")``.
+            reference: write its reference program beside it too, ``model.tosa.pte`` for ``model.pte``: the same program
+                with the graphs that the delegates were compiled from. With it, a program that ``arm_recipes.load``
+                reads can be compared with them, by ``run(..., backend="tosa")``.
             etrecord: write ``model.etrecord``, which ExecuTorch's Inspector needs beside an ETDump; of each further
                 method one of its own, ``model.NAME.etrecord``.
-            bundled: samples as for ``export``: write ``model.bpte``, ExecuTorch's bundled program, which holds them and
-                what the program, loaded anew, gives for one after the other on this machine. The record has them too.
+            bundled_samples: samples as for ``export``: write ``model.bpte``, ExecuTorch's bundled program, which holds
+                them and what the program, loaded anew, gives for one after the other on this machine. The record has
+                them too.
 
         Raises:
-            ValueError: nothing can be written at ``path``, or ``bundled`` is not what the model takes; the message says
-                why.
-            RunError: ``bundled``, and this machine cannot run the program.
+            ValueError: nothing can be written at ``path``, or ``bundled_samples`` is not what the model takes; the
+                message says why.
+            RunError: ``bundled_samples``, and this machine cannot run the program.
         """
         target = check_writable(path)
         beside: dict[str, bytes] = {}
-        if etrecord or bundled is not None:
+        if etrecord or bundled_samples is not None:
             from arm_recipes.devtools.inspection import files
 
-            beside = files(self, target.stem, etrecord, bundled)
+            beside = files(self, target.stem, etrecord, bundled_samples)
         write(target, *sealed(self.pieces))
         for name, data in beside.items():
             write(target.with_name(name), data)
         if self.written is None:  # empty unless the recipe puts weights outside the program
             self.executorch_program.write_tensor_data_to_file(str(target.parent))
-        if tosa:
-            write(twin_path(target), self.reference_program())
+        if reference:
+            write(reference_path(target), self.reference_program())
         return target
 
     def save_firmware(self, folder: str | Path, samples: Any = None) -> Firmware:
@@ -82,8 +85,8 @@ class ExportResult(Artifact):
 
         Args:
             folder: new, empty, or written by an earlier call; of that, all files are made anew.
-            samples: what the self-test runs, as ``example_inputs`` of ``export``. Each stands in flash, so give few;
-                without any, noise.
+            samples: what the self-test runs, as ``samples`` of ``arm_recipes.export``. Each stands in flash, so give
+                few; without any, noise.
 
         Raises:
             ValueError: nothing can be written there, the program is for another target, or samples do not fit it.
@@ -108,7 +111,7 @@ class ExportResult(Artifact):
         by layer.
 
         Args:
-            samples: as ``example_inputs`` of ``export``; what stands behind the model's inputs, as the labels that a
+            samples: as of ``export``; what stands behind the model's inputs, as the labels that a
                 ``DataLoader`` gives, is left out of the calls. A model with state gets them in this order.
             labels: classes, one for each item of the samples: the share of first outputs whose largest score is there.
                 Without them, integers that stand behind a ``DataLoader``'s inputs are taken.

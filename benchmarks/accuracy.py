@@ -1,13 +1,14 @@
 """Measures what INT8 loses on samples that did not calibrate: signal to noise of PyTorch's quantized graph.
 
     python benchmarks/accuracy.py --out rows.jsonl                                   # the ten models, by default
-    python benchmarks/accuracy.py --out rows.jsonl --variants default improve=False peer
+    python benchmarks/accuracy.py --out rows.jsonl --variants default algorithms=False peer
     python benchmarks/accuracy.py --out rows.jsonl --models low --variants default observer=minmax
     python benchmarks/accuracy.py --out rows.jsonl --table benchmarks/accuracy.md
 
 A variant is ``default``, ``peer`` (ExecuTorch's own Arm backend), or arguments of a recipe such as
-``observer=mse,improve=bias+outputs`` or ``recipe=TOSA_A16W8``. Every row is measured in a process of its own; rows that
-the file has are not measured again. TOSA and the NPUs are quantized alike, and the tests hold them to this graph.
+``observer=mse,algorithms=bias_correction+int16_outputs`` or ``recipe=TOSA_A16W8``. Every row is measured in a process
+of its own; rows that the file has are not measured again. TOSA and the NPUs are quantized alike, and the tests hold
+them to this graph.
 """
 
 from __future__ import annotations
@@ -144,10 +145,10 @@ def _build(name: str) -> tuple[Any, list[Any], list[Any]]:
 
 
 def _arguments(variant: str) -> dict[str, Any]:
-    """``per_channel=False,improve=bias+outputs`` as arguments."""
+    """``per_channel=False,algorithms=bias_correction+int16_outputs`` as arguments."""
     values = {"True": True, "False": False}
     pairs = (part.split("=") for part in variant.split(","))
-    return {key: values.get(value, value.split("+") if key == "improve" else value) for key, value in pairs}
+    return {key: values.get(value, value.split("+") if key == "algorithms" else value) for key, value in pairs}
 
 
 def _by_us(model: Any, samples: list[Any], arguments: dict[str, Any]) -> tuple[Callable[..., Any], float]:

@@ -98,7 +98,7 @@ def _export_with_ours(model: Any, calibration: list[Inputs], name: str) -> tuple
         "cycles": sum(figure.total_cycles for figure in vela) or None,
         "npu_cycles": sum(figure.npu_cycles for figure in vela) or None,
     }
-    return figures, partial(result.run, via="tosa" if name.startswith("ETHOSU") else None)
+    return figures, partial(result.run, backend="tosa" if name.startswith("ETHOSU") else None)
 
 
 def _export_with_peer(model: Any, calibration: list[Inputs], name: str) -> tuple[Row, Callable[..., Any]]:

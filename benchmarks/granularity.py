@@ -37,7 +37,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     samples, held = entry.samples[:12], entry.samples[12:]
     recipe: Any = ExportRecipe.get_recipe(ArmRecipeType[recipe_name])
     options: dict[str, Any] = {"precisions": [_OTHER], "budget": {"cycles": 1.0}, "folder": folder}
-    found = tune(entry.model, samples, recipe, **options, held_out=held, progress=False)
+    found = tune(entry.model, recipe, samples, **options, test_samples=held, progress=False)
     (coarse,) = (c for c in found.candidates if c.precisions == {"": _OTHER})
     best = max(found.base.search_accuracy, coarse.search_accuracy)
     as_exact = min((c for c in found.candidates if c.search_accuracy >= best), key=lambda c: c.price.of("cycles"))

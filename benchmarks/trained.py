@@ -214,7 +214,7 @@ def measured(name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"float": [job.score(expected, wanted), None]}
     found["INT8"] = rated(export(model, recipe(), samples).run)
     found["A16W8"] = rated(export(model, recipe("ETHOSU_U85_A16W8"), samples).run)
-    found["tuned"] = rated(tune(model, samples, recipe(), budget={"cycles": 1.1}, progress=False).best.run)
+    found["tuned"] = rated(tune(model, recipe(), samples, budget={"cycles": 1.1}, progress=False).best.run)
     prepared = prepare_qat(copy.deepcopy(model), recipe(), samples)
     fit(prepared.train(), job, _QAT_EPOCHS, job.rate / 10)
     found["QAT"] = [job.score(_outputs(prepared.eval().export(samples).run, inputs), wanted), None]  # of other weights

@@ -43,7 +43,7 @@ def measured(name: str, recipe_name: str, folder: Path | None) -> dict[str, Any]
     recipe: Any = ExportRecipe.get_recipe(ArmRecipeType[recipe_name])
     start = time.perf_counter()
     options: dict[str, Any] = {"budget": {"cycles": _BUDGET}, "held_out": held, "folder": folder, "progress": False}
-    found = tune(entry.model, samples, recipe, **options)
+    found = tune(entry.model, recipe, samples, **options)
     seconds = time.perf_counter() - start
     program, given, examples, _ = captured(entry.model, samples, "tune")
     trial = Trial(program, recipe, "INT8", divide(program, recipe, examples, given, held, None), ResultStore(folder))

@@ -104,7 +104,7 @@ def file_name(recipe: ArmRecipeType, arguments: dict[str, int]) -> str:
 def accuracy_of_file(path: Path, images: Tensor, labels: Tensor) -> tuple[float | None, str]:
     """Accuracy of a program from its file, and what executed it; None where this machine cannot, with the reason.
 
-    A program that has its TOSA twin beside it is compared with that, logit by logit.
+    A program that has its reference program beside it is compared with that, logit by logit.
     """
     program = load(path)
     backends = {delegate.backend for method in program.content.methods.values() for delegate in method.delegates}
@@ -113,8 +113,8 @@ def accuracy_of_file(path: Path, images: Tensor, labels: Tensor) -> tuple[float 
     except RuntimeUnavailable as error:
         return None, str(error)
     how = f"the .pte itself, {' and '.join(sorted(backends))}"
-    if program.twin is not None:
-        others = torch.cat([outputs[0] for outputs in program.run_batch(images.split(1), via="tosa")])
+    if program.reference is not None:
+        others = torch.cat([outputs[0] for outputs in program.run_batch(images.split(1), backend="tosa")])
         same = int((logits == others).all(dim=1).sum())
         how += f"; {same} of {len(others)} results are those of its TOSA graph"
     return accuracy(logits, labels), how
@@ -134,13 +134,13 @@ def main() -> None:
     trained = time.perf_counter()
 
     samples = [(image,) for image in train_images[:CALIBRATION_SAMPLES].split(1)]
-    result = export(model, chosen, example_inputs=samples)
-    paths = [result.save(file_name(recipe, arguments), tosa=recipe.name.startswith("ETHOSU"))]
+    result = export(model, chosen, samples=samples)
+    paths = [result.save(file_name(recipe, arguments), reference=recipe.name.startswith("ETHOSU"))]
     exported = time.perf_counter()
 
     for other in (ArmRecipeType.TOSA_INT8, ArmRecipeType.VGF_INT8):
         if other is not recipe:
-            simulated = export(model, ExportRecipe.get_recipe(other), example_inputs=samples)
+            simulated = export(model, ExportRecipe.get_recipe(other), samples=samples)
             paths.append(simulated.save(file_name(other, {})))
     with torch.no_grad():
         in_float = accuracy(model(test_images), test_labels)

@@ -75,7 +75,7 @@ model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.ReLU()).eval()
 samples = [(torch.randn(1, 8),) for _ in range(2)]
 for name in ("TOSA_INT8", "ETHOSU_U55_A16W8", "VGF_INT8", "TOSA_FP"):
     result = export(model, ExportRecipe.get_recipe(ArmRecipeType[name]), samples)
-    result.run(*samples[0], via="tosa")
+    result.run(*samples[0], backend="tosa")
 print(*(name for name in sys.modules if name.startswith("executorch.backends.arm")))
 """
 

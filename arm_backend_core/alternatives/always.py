@@ -3,8 +3,8 @@
 ``bounded``, for Vela 5.1 alone, changes no command of the NPU, but an estimate that is wrong without it: 5.1 charges an
 operation of U55 and U65 that no activation follows as if it had a table: 1 cycle an element on U55-128. One with a
 CLAMP is charged what its own output takes, 0.25 to 0.75. It is the same command, with the bounds that all results have
-(``docs/contributors/vela.md``). So this is no gain in hardware: it is one of the estimate, which Vela's scheduler and our choice of
-forms follow. Vela 5.2 estimates both alike, and may compute such a CLAMP by an operation of its own.
+(``docs/contributors/vela.md``). So this is no gain in hardware: it is one of the estimate, which Vela's scheduler and
+our choice of forms follow. Vela 5.2 estimates both alike, and may compute such a CLAMP by an operation of its own.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def chooser(spec: ArmCompileSpec) -> Pass:
             return
         transpose_split.drop_ones(graph, target)
         made: list[Choice] = []
-        if isinstance(spec, EthosUCompileSpec) and spec.tuning:
+        if isinstance(spec, EthosUCompileSpec) and spec.search_alternatives:
             made = choose_alternatives(graph, target, ALTERNATIVES, VelaCostModel(spec.configuration).of)
         if made:
             events.current().notes.append(describe_choices(made))

@@ -1,4 +1,6 @@
-"""A postcondition of streams: no kernel writes beyond the tensors that Vela has placed (``docs/contributors/vela.md``: it has)."""
+"""A postcondition of streams: no kernel writes beyond the tensors that Vela has placed (``docs/contributors/vela.md``:
+it has).
+"""
 
 from bisect import bisect_right
 from collections import defaultdict

@@ -1,4 +1,5 @@
-"""What Vela leaves out of streams (``docs/contributors/vela.md``): waits before a DMA and tables (U55, U65), and before kernels.
+"""What Vela leaves out of streams (``docs/contributors/vela.md``): waits before a DMA and tables (U55, U65), and before
+kernels.
 
 The two operations before a DMA ("kernels") may still be under way, and Vela mistakes where parts of tensors are. The
 smallest NPUs lose tables in each kernel without one, and Vela passes over some of these. Constants are left to it.

@@ -99,7 +99,7 @@ class ObservedProgram(torch.nn.Module):
         program: from ``torch.export.export``. Its graph is edited; its tensors and the samples stay as they were.
         quantizer: annotates it.
         common: what programs that go on from each other's state, and share observers, have in common.
-        improve: names of improvements, of which those that change the graph, annotations or observers are made here.
+        algorithms: names of improvements, of which those that change the graph, annotations or observers are made here.
 
     Attributes:
         held: nodes of parameters, buffers and constants, and which tensor each is.
@@ -121,7 +121,7 @@ class ObservedProgram(torch.nn.Module):
         program: ExportedProgram,
         quantizer: Quantizer,
         common: SharedTensors | None = None,
-        improve: Collection[str] = (),
+        algorithms: Collection[str] = (),
     ) -> None:
         super().__init__()
         self._program = program = functional(program)
@@ -132,18 +132,18 @@ class ObservedProgram(torch.nn.Module):
         fold_constant_adds(self._program.graph_module.graph)
         bound_mask_fill(self._program.graph_module)
         fuse_log_softmax(self._program.graph_module)
-        fuse_norms(self._program.graph_module, improve)
+        fuse_norms(self._program.graph_module, algorithms)
         self.model = quantizer.transform_for_annotation(self._program.graph_module)
         self._in_spec = program.call_spec.in_spec
         quantizer.annotate(self.model)
-        choose_activation_precision(self.model.graph, improve)
+        choose_activation_precision(self.model.graph, algorithms)
         quantizer.validate(self.model)
         places = prepare._get_edge_or_node_to_qspec(self.model)
         groups = _groups(places)
         self.observers: dict[Any, Any] = prepare._get_obs_or_fq_map(groups, places, is_qat=False)
         quantizer.prepare_obs_or_fq_callback(self.model, self.observers)
         self.watchers: list[tuple[Node, Callable[[Tensor], None]]] = []
-        self.joins = ConcatScales(self, apart="joins" in improve, wide="outputs" in improve)
+        self.joins = ConcatScales(self, apart="concat_scales" in algorithms, wide="int16_outputs" in algorithms)
         self.samples = 0
         self.last = LastSample()
         self._writes = bool(self.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default))

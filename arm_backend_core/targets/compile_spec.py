@@ -145,7 +145,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         memory_mode: memory mode in the ``.ini``; by default that of Arm's tooling for the family.
         extra_flags: flags of Vela's command line, for example ``["--optimise=Size"]``.
         config_ini: a file that comes with Vela (``Arm/vela.ini``, the default) or the path of one.
-        tuning: ask Vela what equal forms of operators cost, and take the cheapest; else the usual ones.
+        search_alternatives: ask Vela what equal forms of operators cost, and take the cheapest; else the usual ones.
         optimise: "performance", "size" or "auto", the better of both (``forms/goal.py``).
 
     Attributes:
@@ -168,7 +168,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         memory_mode: str | None = None,
         extra_flags: Sequence[str] | None = None,
         config_ini: str | os.PathLike[str] | None = None,
-        tuning: bool = True,
+        search_alternatives: bool = True,
         optimise: str = "performance",
     ) -> None:
         from arm_backend_core.targets import vela_config
@@ -186,7 +186,7 @@ class EthosUCompileSpec(ArmCompileSpec):
         self.configuration: Configuration = vela_config.configure(
             npu, self.system_config, self.memory_mode, flags, chosen
         )
-        self.config_ini, self.tuning, self.extra_flags = os.fspath(chosen), tuning, flags
+        self.config_ini, self.search_alternatives, self.extra_flags = os.fspath(chosen), search_alternatives, flags
         self.sram_budget: int | None = None
         self.optimise = "size" if "optimize=Size" in self.configuration.options else optimise
         super().__init__(

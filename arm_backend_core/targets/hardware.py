@@ -69,8 +69,8 @@ class Hardware:
             Vela moves them by a TRANSPOSE of at most 64 KiB a row.
         slow_weights: up to so many multiplications in a cycle, weights are decoded at 12 in a cycle, so that one row
             takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
-        vela_bugs: names of the bugs of its compiler (``docs/contributors/vela.md``) that ``tosa/vela_workarounds`` avoids, in the
-            order that stands there.
+        vela_bugs: names of the bugs of its compiler (``docs/contributors/vela.md``) that ``tosa/vela_workarounds``
+            avoids, in the order that stands there.
         axes_lost_on_split: axes along which its compiler splits an operator and then loses the offset of the part to
             read.
     """

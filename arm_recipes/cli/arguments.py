@@ -52,8 +52,14 @@ SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
         {"action": _Pairs, "metavar": "MODULE=NAME", "help": "A16W8 for one; repeat for more"},
     ),
     "per_channel": ("--per-tensor", {"action": "store_false", "help": "one scale per weight tensor"}),
-    "tuning": ("--no-tuning", {"action": "store_false", "help": "take the usual forms, and ask Vela for no prices"}),
-    "improve": ("--improve", {"nargs": "*", "metavar": "NAME", "help": "of the improvements, these alone, or none"}),
+    "search_alternatives": (
+        "--no-search-alternatives",
+        {"action": "store_false", "help": "take the usual forms, and ask Vela for no prices"},
+    ),
+    "algorithms": (
+        "--algorithms",
+        {"nargs": "*", "metavar": "NAME", "help": "of the improvements, these alone, or none"},
+    ),
     "min_sqnr": ("--min-sqnr", {"type": float, "metavar": "DB", "help": "that rounding must leave of each output"}),
     "steps_per_call": (
         "--steps-per-call",
@@ -83,8 +89,8 @@ def add_recipe(parser: argparse.ArgumentParser, *, required: bool = True) -> Non
     which.add_argument("--recipe", type=recipe, metavar="NAME", help="see arm-recipes recipes")
     which.add_argument("--tuned", type=Path, metavar="FILE", help="a recipe as arm-recipes tune --save writes it")
     for option in options.OPTIONS.values():
-        if option.name == "calibration":
-            add_samples(parser, "--calibration", "to calibrate with, instead of the inputs in the model's file")
+        if option.name == "calibration_samples":
+            add_samples(parser, "--calibration-samples", "to calibrate with, instead of the inputs in the model's file")
             continue
         if option.name == "qat":  # a function, which no command line can give
             continue
@@ -117,10 +123,10 @@ def chosen(given: argparse.Namespace) -> dict[str, Any]:
     if given.tuned is not None:
         given.recipe, written = read_recipe(given.tuned)
         found = written | found
-    source = found.pop("calibration", None)
+    source = found.pop("calibration_samples", None)
     if source is not None:
-        check_source(source, "--calibration")
-        options.check(given.recipe, {"calibration": [source]})
+        check_source(source, "--calibration-samples")
+        options.check(given.recipe, {"calibration_samples": [source]})
     SPECS[given.recipe](options.check(given.recipe, found))
     check_saved_program(given.model)
     return found
@@ -146,8 +152,8 @@ def made_recipe(given: argparse.Namespace, found: dict[str, Any], program: Expor
     """
     from arm_recipes import ArmRecipeType, ExportRecipe
 
-    samples = model_samples(given, "calibration", program)
-    calibration = {} if samples is None else {"calibration": samples}
+    samples = model_samples(given, "calibration_samples", program)
+    calibration = {} if samples is None else {"calibration_samples": samples}
     return ExportRecipe.get_recipe(ArmRecipeType[given.recipe], **found, **calibration)
 
 

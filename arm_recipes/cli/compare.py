@@ -45,7 +45,7 @@ def _compare(given: argparse.Namespace) -> None:
         if lost:
             raise ValueError(f"{lost[0]} belongs to a recipe, and two programs are compiled already: leave it out")
     page = None if given.html is None else check_writable(given.html)
-    arguments.check_apart([given.model, given.other, given.samples, given.calibration, given.labels], [page])
+    arguments.check_apart([given.model, given.other, given.samples, given.calibration_samples, given.labels], [page])
     if given.other is None:
         found, report = _with_model(given, labels)
         if page is not None:

@@ -19,15 +19,15 @@ def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "export",
         help="compile a program that torch.export.save wrote",
-        description="Compile a program. Quantizing recipes calibrate with --calibration, or with the inputs saved in "
-        "the program.",
+        description="Compile a program. Quantizing recipes calibrate with --calibration-samples, or with the "
+        "inputs saved in the program.",
     )
     arguments.add_model(parser)
     parser.add_argument("-o", "--output", type=Path, help="default: the model's name with .pte")
     arguments.add_recipe(parser)
-    parser.add_argument("--tosa", action="store_true", help="write the TOSA twin too: model.tosa.pte")
+    parser.add_argument("--reference", action="store_true", help="write the reference program too: model.tosa.pte")
     parser.add_argument("--etrecord", action="store_true", help="write ExecuTorch's record too: model.etrecord")
-    arguments.add_samples(parser, "--bundled", "write a bundled program too, model.bpte, with what these give")
+    arguments.add_samples(parser, "--bundled-samples", "write a bundled program too, model.bpte, with what these give")
     parser.add_argument("--html", type=Path, help="write the report as a page there (needs Plotly)")
     parser.add_argument("--channels-last", action="store_true", help="take images as torch.channels_last has them")
     parser.add_argument("--cache-dir", type=Path, help="keep programs there; what is there already is not made again")
@@ -40,16 +40,16 @@ def _export(given: argparse.Namespace) -> None:
     chosen = arguments.chosen(given)
     output = check_writable(given.output or given.model.with_suffix(".pte"))
     page = None if given.html is None else check_writable(given.html)
-    if given.bundled is not None:
-        check_source(given.bundled, "--bundled")
-    arguments.check_apart([given.model, given.calibration, given.bundled], [output, page])
+    if given.bundled_samples is not None:
+        check_source(given.bundled_samples, "--bundled-samples")
+    arguments.check_apart([given.model, given.calibration_samples, given.bundled_samples], [output, page])
     from arm_recipes import export
 
     program = arguments.load_model(given.model)
     recipe = arguments.made_recipe(given, chosen, program)
     result = export(program, recipe, channels_last=given.channels_last, verify=given.verify, cache_dir=given.cache_dir)
-    bundled = arguments.model_samples(given, "bundled", program)
-    result.save(output, tosa=given.tosa, etrecord=given.etrecord, bundled=bundled)
+    bundled = arguments.model_samples(given, "bundled_samples", program)
+    result.save(output, reference=given.reference, etrecord=given.etrecord, bundled_samples=bundled)
     arguments.show(result.report, as_json=given.json)
     arguments.wrote(output)
     if page is not None:

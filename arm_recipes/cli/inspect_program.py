@@ -21,6 +21,6 @@ def add(commands: Commands) -> None:
 
 
 def _inspect(given: argparse.Namespace) -> None:
-    from arm_recipes.runtime.inspect import inspect
+    from arm_recipes.runtime.inspect import inspect_program
 
-    arguments.show(inspect(given.program), as_json=given.json)
+    arguments.show(inspect_program(given.program), as_json=given.json)

@@ -29,7 +29,7 @@ def add(commands: Commands) -> None:
     parser.add_argument("program", type=Path, help="a .pte file, or a .tflite that Vela compiled")
     arguments.add_samples(parser, "--inputs", "what to run it with, one call for each sample", required=True)
     parser.add_argument("--method", default="forward")
-    parser.add_argument("--via", choices=["tosa"], help="run the TOSA graphs that the delegates were compiled from")
+    parser.add_argument("--backend", choices=["tosa"], help="run the TOSA graphs that the delegates were compiled from")
     parser.add_argument("-o", "--output", type=Path, help="an .npz file for the outputs, the samples along axis 0")
     arguments.add_json(parser)
     parser.set_defaults(call=_run)
@@ -45,7 +45,9 @@ def _run(given: argparse.Namespace) -> None:
     program = load(given.program)
     names = [value.name for value in program.signature(given.method).outputs]
     samples = arguments.read(given, "inputs", arguments.program_slots(program, given.method))
-    found = list(program.run_batch(samples() if callable(samples) else samples, method=given.method, via=given.via))
+    found = list(
+        program.run_batch(samples() if callable(samples) else samples, method=given.method, backend=given.backend)
+    )
     rows = list(_rows(names, found))
     if given.json:
         arguments.show_json({"method": given.method, "outputs": rows})

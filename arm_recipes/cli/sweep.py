@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from arm_recipes.cli.arguments import Commands
 
 
-_SWITCHES = ("extra_flags", "per_channel", "tuning")
+_SWITCHES = ("extra_flags", "per_channel", "search_alternatives")
 
 
 def add(commands: Commands) -> None:
@@ -41,7 +41,7 @@ def add(commands: Commands) -> None:
         flag, kind = arguments.SPECIAL[name]
         parser.add_argument(flag, dest=name, **kind)
     parser.add_argument("--optimise", default="auto", help=", ".join(GOALS) + "; default: auto")
-    parser.add_argument("--folder", type=Path, help="where finished configurations are kept, to go on from")
+    parser.add_argument("--cache-dir", type=Path, help="where finished configurations are kept, to go on from")
     parser.add_argument("--html", type=Path, help="write a picture there (needs Plotly)")
     arguments.add_json(parser)
     parser.set_defaults(call=_sweep)
@@ -56,19 +56,19 @@ def _sweep(given: argparse.Namespace) -> None:
     systems = given.system_configs if given.system_configs != [ALL] else ALL
     varied = {"macs": given.macs, "system_config": systems, "memory_mode": given.memory_modes}
     rest = {name: getattr(given, name) for name in (*_SWITCHES, "optimise", "config_ini")}
-    configurations(given.recipes, varied, {"calibration": None, **rest})  # now: before PyTorch is imported
+    configurations(given.recipes, varied, {"calibration_samples": None, **rest})  # now: before PyTorch is imported
     from arm_recipes import sweep
 
     program = arguments.load_model(given.model)
     samples = arguments.model_samples(given, "samples", program)
     found = sweep(
         program,
+        given.recipes,
         samples,
-        recipes=given.recipes,
         macs=given.macs,
         system_configs=systems,
         memory_modes=given.memory_modes,
-        folder=given.folder,
+        cache_dir=given.cache_dir,
         **rest,
     )
     if picture is not None:

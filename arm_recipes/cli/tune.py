@@ -27,14 +27,18 @@ def add(commands: Commands) -> None:
     arguments.add_model(parser)
     arguments.add_recipe(parser)
     arguments.add_samples(parser, "--samples", "to calibrate and measure with, instead of those in the model's file")
-    arguments.add_samples(parser, "--held-out", "to judge with, others than --samples")
+    arguments.add_samples(parser, "--test-samples", "to judge with, others than --samples")
     for name in goals.PRICES:
         parser.add_argument(f"--{name}", type=_limit, help="at most: 1.1 is a factor, 512KiB or 400000 absolute")
     parser.add_argument("--sqnr", type=float, metavar="DB", help="at least; the cheapest program that has it")
     parser.add_argument(
-        "--choose", action="append", choices=precisions.NAMES, metavar="NAME", help="a precision; repeat for more"
+        "--candidate-precisions",
+        action="append",
+        choices=precisions.NAMES,
+        metavar="NAME",
+        help="a precision; repeat for more",
     )
-    parser.add_argument("--folder", type=Path, help="where what was tried is kept, to go on from")
+    parser.add_argument("--cache-dir", type=Path, help="where what was tried is kept, to go on from")
     parser.add_argument("-o", "--output", type=Path, help="write the program there")
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the recipe there, for export --tuned")
     parser.add_argument("--html", type=Path, help="write a picture there (needs Plotly)")
@@ -44,14 +48,14 @@ def add(commands: Commands) -> None:
 
 def _tune(given: argparse.Namespace) -> None:
     chosen = arguments.chosen(given)
-    for flag, source in (("--samples", given.samples), ("--held-out", given.held_out)):
+    for flag, source in (("--samples", given.samples), ("--test-samples", given.test_samples)):
         if source is not None:
             check_source(source, flag)
     budget = {name: getattr(given, name) for name in goals.PRICES if getattr(given, name) is not None} or None
     goals.check(budget, given.sqnr, None)
     written = {name: getattr(given, name) for name in ("output", "save", "html")}
     paths = {name: None if path is None else check_writable(path) for name, path in written.items()}
-    read = [given.model, given.samples, given.held_out, given.calibration, given.tuned]
+    read = [given.model, given.samples, given.test_samples, given.calibration_samples, given.tuned]
     arguments.check_apart(read, paths.values())
     from arm_recipes import ArmRecipe, tune
 
@@ -61,13 +65,13 @@ def _tune(given: argparse.Namespace) -> None:
     samples = arguments.model_samples(given, "samples", program)
     found = tune(
         program,
-        samples,
         recipe,
+        samples,
         budget=budget,
-        metric_at_least=given.sqnr,
-        precisions=given.choose,
-        held_out=arguments.model_samples(given, "held_out", program),
-        folder=given.folder,
+        min_metric=given.sqnr,
+        candidate_precisions=given.candidate_precisions,
+        test_samples=arguments.model_samples(given, "test_samples", program),
+        cache_dir=given.cache_dir,
     )
     if paths["output"] is not None:
         found.best.save(paths["output"])

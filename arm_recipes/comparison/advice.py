@@ -111,7 +111,7 @@ class Facts:
         margin = _BEYOND * (seen[1] - seen[0])
         if losses.low < seen[0] - margin or losses.high > seen[1] + margin:
             known = "" if self.seen is None else f" (calibration saw {seen[0]:.4g} to {seen[1]:.4g})"
-            return f"{text}{known}: calibrate with samples like these, get_recipe(..., calibration=samples)"
+            return f"{text}{known}: calibrate with samples like these, get_recipe(..., calibration_samples=samples)"
         return (
             f"{text}; 99.9 % are within {losses.usual:.4g}, and calibration leaves such outliers out, as it errs least "
             f"so: {_BOUND}, or {self._wider()}"
@@ -132,7 +132,7 @@ class Facts:
         if self._width / self._used > _STRETCHED:
             return "range", (
                 f"{most}, and calibration made the range {low:.4g} to {high:.4g}, {steps}: calibrate with samples like "
-                "these, get_recipe(..., calibration=samples)"
+                "these, get_recipe(..., calibration_samples=samples)"
             )
         return "outliers", (
             f"outliers stretch the range: {most}, and it is {low:.4g} to {high:.4g}, {steps}: {_BOUND}, or "

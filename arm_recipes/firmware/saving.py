@@ -18,7 +18,7 @@ from arm_recipes.firmware.pools import Pools, measure
 from arm_recipes.firmware.sources import Golden, Model, Ports, Versions, identifier, rendered
 from arm_recipes.runtime.build import SOURCES
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, read_parts
-from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect
+from arm_recipes.runtime.inspect import DelegateInspection, Inspection, inspect_program
 from arm_recipes.runtime.load import load
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import PteMethod, PteTensor
@@ -98,7 +98,7 @@ def save_firmware(source: Artifact | Program | str | Path | bytes, folder: str |
     Args:
         source: what ``export`` returned; a loaded program, the path of a ``.pte`` or its bytes.
         folder: new, empty, or written by an earlier call; of that, all files are made anew.
-        samples: what the self-test runs: for a result as ``example_inputs`` of ``export``, for a program lists of
+        samples: what the self-test runs: for a result as ``samples`` of ``arm_recipes.export``, for a program lists of
             the tensors that it takes; by method, where there are several. Each stands in flash. Where a method has
             none, noise.
 
@@ -158,7 +158,7 @@ def _of_program(method: str, ports: Ports, sample: Any, what: str) -> Sequence[A
 
 
 def _gathered(program: Program, samples: Any, convert: Convert, made_with: tuple[str, str], name: str) -> Model:
-    inspection, methods = inspect(program.data), program.content.methods
+    inspection, methods = inspect_program(program.data), program.content.methods
     _check(inspection)
     ports = tuple(_ports(methods[method.name], method.inputs, method.outputs) for method in inspection.methods)
     cases = tuple(_cases(ports, samples, convert))
@@ -239,8 +239,8 @@ def _cases(ports: Sequence[Ports], samples: Any, convert: Convert) -> Iterator[C
     for of in ports:
         try:
             found = sample_list(of.method, given[of.method]) if of.method in given else []
-        except ValueError as error:
-            raise ValueError(str(error).replace("example_inputs", "samples")) from error
+        except ValueError:
+            raise
         what = f"of method '{of.method}'"
         converted = [convert(of.method, of, sample, f"samples[{i}] {what}") for i, sample in enumerate(found)]
         for tensors in converted or [made_up(of.inputs)]:

@@ -110,7 +110,7 @@ class Artifact:
         self,
         *inputs: Any,
         method: str = "forward",
-        via: Literal["tosa"] | None = None,
+        backend: Literal["tosa"] | None = None,
         pad: Pad | None = None,
         **keywords: Any,
     ) -> Any:
@@ -119,7 +119,7 @@ class Artifact:
         TOSA delegates run on Arm's reference model, VGF ones on Vulkan, those for Ethos-U on an emulator of the NPU.
 
         Args:
-            via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
+            backend: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
             pad: see ``Program.run``.
             inputs: as the model takes them; integers for ``quantized_io`` (see ``inputs[0].quantize``). Numbers,
                 strings and None must be those that the model was exported with.
@@ -134,11 +134,11 @@ class Artifact:
             RunError: this machine cannot run it; the message says what it takes.
         """
         program = self._loaded()
-        if via == "tosa" and not program.runs_via_tosa:
-            program.twin = Program(self.reference_program())
+        if backend == "tosa" and not program.has_reference:
+            program.reference = Program(self.reference_program())
         example = next(iter(self.sized[method].methods)) if method in self.sized else method
         tensors = self.tensors_of_call(example, inputs, keywords) if example in self.patterns else inputs
-        return self.structured(example, program.run(*tensors, method=method, via=via, pad=pad))
+        return self.structured(example, program.run(*tensors, method=method, backend=backend, pad=pad))
 
     def trace(self, *inputs: Any, method: str = "forward", **keywords: Any) -> Iterator[TracedOperation]:
         """Execute the program; yields each operation of its Ethos-U delegates with its names and what it wrote.

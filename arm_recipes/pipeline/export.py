@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def run_export(
     model: Any,
     recipe: ExportRecipe,
-    example_inputs: Any = None,
+    samples: Any = None,
     *,
     dynamic_shapes: Any = None,
     sizes: Sizes | None = None,
@@ -38,9 +38,9 @@ def run_export(
     if verify:
         library()  # now: an export may take minutes
     models = inputs.models_by_method(model)
-    example_inputs = inputs.with_loaders(example_inputs)
-    examples = inputs.examples_by_method(example_inputs, models)
-    notes = [] if sizes or dynamic_shapes else inputs.batch_notes(example_inputs, models, examples)
+    samples = inputs.with_loaders(samples)
+    examples = inputs.examples_by_method(samples, models)
+    notes = [] if sizes or dynamic_shapes else inputs.batch_notes(samples, models, examples)
     sized: dict[str, Sized] = {}
     if sizes is not None:
         models, examples, sized = expanded(models, examples, dynamic_shapes, sizes)
@@ -102,8 +102,12 @@ def _run(
     return result
 
 
-def check_recipe(recipe: Any) -> None:
+def check_recipe(recipe: Any, function: str = "export") -> None:
     """Find what is no recipe.
+
+    Args:
+        recipe: the argument.
+        function: that takes it, for the message.
 
     Raises:
         TypeError: it is something else.
@@ -111,7 +115,7 @@ def check_recipe(recipe: Any) -> None:
     if isinstance(recipe, RecipeType):
         raise TypeError(f"recipe: got the type {recipe.name}; pass ExportRecipe.get_recipe({recipe})")
     if not isinstance(recipe, ExportRecipe):
-        order = "the order is export(model, recipe, example_inputs)"
+        order = f"the order is {function}(model, recipe, samples)"
         raise TypeError(f"recipe must be an ExportRecipe, got {type(recipe).__name__}; {order}")
 
 

@@ -77,8 +77,8 @@ def _watch(method: MethodReport, delegate: Delegate, execution: plugin.Execution
         said = named(error, {delegate.checksum: delegate})
         raise VerificationError(
             f"verify: delegate '{delegate.name}' of method '{method.name}' gives the right numbers here, and may give "
-            f"others on a device: {said}. It has {_operators(delegate)}. docs/contributors/vela.md lists what Vela is known to "
-            "compile wrong: report this one, or change the model there"
+            f"others on a device: {said}. It has {_operators(delegate)}. docs/contributors/vela.md lists the bugs of "
+            "Vela that are known: report this one, or change the model there"
         ) from error
 
 
@@ -99,7 +99,8 @@ def _compare(method: MethodReport, sample: int, delegate: Delegate, execution: p
             f"verify: delegate '{delegate.name}' of method '{method.name}' gives other numbers than the TOSA graph "
             f"that it was compiled from, for sample {sample}: {len(wrong):,} of {given.size:,} numbers of '{io.name}', "
             f"the first at {list(at)}: {given[at]} in place of {right[at]}. It has {_operators(delegate)}. "
-            "docs/contributors/vela.md lists what Vela is known to compile wrong: report this one, or change the model there"
+            "docs/contributors/vela.md lists the bugs of Vela that are known: report this one, or change the "
+            "model there"
         )
 
 

@@ -33,8 +33,9 @@ def prepare_qat(
     Args:
         model: as for ``export``, of one method. It is trained itself, not a copy.
         recipe: an integer recipe from ``ExportRecipe.get_recipe``.
-        samples: as ``example_inputs`` of ``export``: what ranges begin with; the first one's shapes are those that
-            ``.export()`` compiles for, unless it is given others. None: those of ``calibration=`` of the recipe.
+        samples: as of ``export``: what ranges begin with; the first one's shapes are those that
+            ``.export()`` compiles for, unless it is given others. None: those of ``calibration_samples=`` of the
+            recipe.
         ranges: "learned" makes the bounds of activations parameters, "follow" lets them go after what batches show.
         batch_norm_steps: training steps up to which batch norms normalize by the statistics of the batch and update the
             running ones; from then on these stay as they are. 0 leaves them alone from the beginning.
@@ -50,7 +51,7 @@ def prepare_qat(
         TypeError: ``model`` or ``recipe`` is something else.
         ExportError: the model raises while it is traced.
     """
-    check_recipe(recipe)
+    check_recipe(recipe, "prepare_qat")
     quantization = recipe.quantization_recipe
     if quantization is None or not quantization.quantizers:
         raise ValueError(
@@ -70,7 +71,7 @@ def prepare_qat(
         samples = [first if first.keywords else inputs.without_labels(next(iter(models.values())), tuple(first))]
     if samples is None and not all(isinstance(each, ExportedProgram) for each in models.values()):
         raise ValueError(
-            "samples is missing: give prepare_qat a list of input tuples, [(x,)], or the recipe calibration="
+            "samples is missing: give prepare_qat a list of input tuples, [(x,)], or the recipe calibration_samples="
         )
     with quiet():
         module = trainable(models)

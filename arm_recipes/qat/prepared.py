@@ -40,11 +40,11 @@ class Prepared(FakeQuantizedModel):
         super().__init__(model, stage, examples, **settings)
         self._recipe, self._notes = recipe, list(notes)
 
-    def export(self, example_inputs: Any = None, **options: Any) -> ExportResult:
+    def export(self, samples: Any = None, **options: Any) -> ExportResult:
         """The program with the weights and ranges that the training found, as often as you like.
 
         Args:
-            example_inputs: as for ``arm_recipes.export``; the first decides the shapes. None: the samples of
+            samples: as for ``arm_recipes.export``; the first decides the shapes. None: the samples of
                 ``prepare_qat``.
             options: further ones of ``arm_recipes.export``.
 
@@ -55,8 +55,8 @@ class Prepared(FakeQuantizedModel):
         model = self.model if self._device().type == "cpu" else copy.deepcopy(self.model).cpu()
         recipe = replace(self._recipe, quantization_recipe=self.trained())
         with inputs.evaluation_mode({METHOD: model}):
-            result = export(model, recipe, self._examples if example_inputs is None else example_inputs, **options)
-        if example_inputs is None:
+            result = export(model, recipe, self._examples if samples is None else samples, **options)
+        if samples is None:
             for note in self._notes:
                 warn(note)
             result.report = replace(result.report, notes=(*self._notes, *result.report.notes))

@@ -78,13 +78,13 @@ def _is_format(value: Any) -> str | None:
     return None if value is None or value in MX_FORMATS else "none of these"
 
 
-def _is_improve(value: Any) -> str | None:
+def _is_algorithms(value: Any) -> str | None:
     if isinstance(value, bool):
         return None
     if not isinstance(value, (list, tuple, set, frozenset)):
         return "neither a bool nor a list of names"
-    unknown = [name for name in value if name not in IMPROVEMENTS + NAMED_IMPROVEMENTS]
-    return f"there is no improvement {unknown[0]!r}" if unknown else None
+    unknown = [name for name in value if name not in ALGORITHMS + OPT_IN_ALGORITHMS]
+    return f"there is no algorithm {unknown[0]!r}" if unknown else None
 
 
 def _is_observer(value: Any) -> str | None:
@@ -95,12 +95,12 @@ def _is_goal(value: Any) -> str | None:
     return None if value in GOALS else "none of these"
 
 
-def improvements(value: Any, recipe: str) -> tuple[str, ...]:
-    """The names that ``improve`` stands for, with a recipe."""
+def algorithms_named(value: Any, recipe: str) -> tuple[str, ...]:
+    """The names that ``algorithms`` stands for, with a recipe."""
     if isinstance(value, bool):
-        usual = [name for name in IMPROVEMENTS if not (name in _DEAR and "ethos-u" in groups(recipe))]
+        usual = [name for name in ALGORITHMS if not (name in _DEAR and "ethos-u" in groups(recipe))]
         return tuple(usual) if value else ()
-    return tuple(name for name in IMPROVEMENTS + NAMED_IMPROVEMENTS if name in value)
+    return tuple(name for name in ALGORITHMS + OPT_IN_ALGORITHMS if name in value)
 
 
 def _is_ini(value: Any) -> str | None:
@@ -126,9 +126,9 @@ def _is_calibration(value: Any) -> str | None:
     if value is None or callable(value):
         return None
     if _is_tensor(value):
-        return "a single tensor; write calibration=[(tensor,)]"
+        return "a single tensor; write calibration_samples=[(tensor,)]"
     if isinstance(value, Mapping):
-        return "a dict; give samples per method to export() as example_inputs={'method': [...]}"
+        return "a dict; give samples per method to export() as samples={'method': [...]}"
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         return "not iterable"
     if isinstance(value, Sized) and len(value) == 0:
@@ -184,11 +184,20 @@ _PRECISIONS = 'a dict of precisions by module, such as {"head": "A16W8"}'
 
 _BUDGET = 'a number of bytes, or a text such as "512KiB"'
 
-#: What recipes do beyond rounding to the ranges that calibration shows: by default, and where they are named.
-IMPROVEMENTS = ("angles", "attention", "bias", "channels", "joins", "norms", "outputs", "rms_norms")
-NAMED_IMPROVEMENTS = ("rounding",)
+#: Quantization algorithms beyond rounding to calibrated ranges: those applied by default, and those only by name.
+ALGORITHMS = (
+    "bias_correction",
+    "concat_scales",
+    "cross_layer_equalization",
+    "fused_norms",
+    "fused_rms_norms",
+    "int16_angles",
+    "int16_attention",
+    "int16_outputs",
+)
+OPT_IN_ALGORITHMS = ("gptq",)
 #: What an NPU takes more than 2 % more cycles for: there it is made where it is named.
-_DEAR = ("rms_norms",)
+_DEAR = ("fused_rms_norms",)
 
 #: Elements of blocks of 32 channels; ``arm_backend_core.ops.block_scaled`` has what they are.
 MX_FORMATS = ("fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1")
@@ -199,7 +208,7 @@ GOALS = ("auto", "performance", "size")
 #: How ranges follow from what calibration shows; ``arm_recipes.recipe.observers`` has the classes.
 OBSERVER_NAMES = ("mse", "minmax", "percentile", "entropy")
 
-_IMPROVE = f"a bool, or a list of names of {', '.join(IMPROVEMENTS + NAMED_IMPROVEMENTS)}"
+_ALGORITHM_NAMES = f"a bool, or a list of names of {', '.join(ALGORITHMS + OPT_IN_ALGORITHMS)}"
 
 OPTIONS: dict[str, Option] = {
     option.name: option
@@ -209,7 +218,7 @@ OPTIONS: dict[str, Option] = {
         Option("memory_mode", "ethos-u", "the name of a [Memory_Mode] in the .ini", _is_name),
         Option("extra_flags", "ethos-u", "a list of Vela command line flags", _is_flags),
         Option("config_ini", "ethos-u", "the path of a Vela .ini file", _is_ini),
-        Option("tuning", "ethos-u", "a bool", _is_bool, default=True),
+        Option("search_alternatives", "ethos-u", "a bool", _is_bool, default=True),
         Option("optimise", "ethos-u", f"one of {', '.join(map(repr, GOALS))}", _is_goal, default="auto"),
         Option("sram_budget", "ethos-u", _BUDGET, _is_budget),
         Option("flash_budget", "ethos-u", _BUDGET, _is_budget),
@@ -218,9 +227,9 @@ OPTIONS: dict[str, Option] = {
         Option("mx", "tosa-fp", f"one of {', '.join(map(repr, MX_FORMATS))}", _is_format),
         Option("per_channel", "int", "a bool", _is_bool, default=True),
         Option("precisions", "int", _PRECISIONS, precisions.problem),
-        Option("calibration", "int", _CALIBRATION, _is_calibration),
+        Option("calibration_samples", "int", _CALIBRATION, _is_calibration),
         Option("observer", "int", f"one of {', '.join(map(repr, OBSERVER_NAMES))}", _is_observer, default="mse"),
-        Option("improve", "int", _IMPROVE, _is_improve, default=True),
+        Option("algorithms", "int", _ALGORITHM_NAMES, _is_algorithms, default=True),
         Option("qat", "int", "a function that trains the model that it is given", _is_function),
         Option("min_sqnr", "int", "a number of dB", _is_decibels),
         Option("quantized_io", "int", "a bool", _is_bool, default=False),

@@ -54,7 +54,7 @@ class ArmRecipe(ExportRecipe):
 
 
 #: Options that are given anew.
-NO_TEXT = frozenset({"calibration", "qat"})
+NO_TEXT = frozenset({"calibration_samples", "qat"})
 
 
 def make_recipe(name: str, options: Mapping[str, Any]) -> ArmRecipe:

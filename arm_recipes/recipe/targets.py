@@ -37,7 +37,7 @@ def _ethos_u(family: str, default_macs: int) -> Callable[[Options], ArmCompileSp
             memory_mode=given["memory_mode"],
             extra_flags=flags or None,
             config_ini=None if given["config_ini"] is None else str(given["config_ini"]),
-            tuning=given["tuning"],
+            search_alternatives=given["search_alternatives"],
             optimise=_goal(given["optimise"], flags),
         )
         budget = given["sram_budget"]

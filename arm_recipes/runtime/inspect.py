@@ -1,4 +1,4 @@
-"""``inspect``: what is in a program, told without running it."""
+"""``inspect_program``: what is in a program, told without running it."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Inspection(Renderable):
             yield "Named data", [(name, format_bytes(count)) for name, count in self.named_data.items()]
 
 
-def inspect(source: str | Path | bytes) -> Inspection:
+def inspect_program(source: str | Path | bytes) -> Inspection:
     """Tell what is in a program: inputs, outputs, delegates and what the firmware must have for it.
 
     A payload that is damaged is shown as such; the rest is still told. Of a TFLite model that Vela compiled, operators

@@ -37,7 +37,7 @@ class Program:
     Attributes:
         data: the file; ``content``: what it holds.
         sized: methods that were exported in several sizes, by name.
-        twin: the same program with its delegates as TOSA graphs, if there is one.
+        reference: the same program with its delegates as TOSA graphs, if there is one.
         records: what an export tells of delegates, by checksum: ``trace`` and errors take names from them.
 
     Raises:
@@ -57,7 +57,7 @@ class Program:
         self._shared: Any = None
         self.content = content
         self.sized = sized_methods(self.content)
-        self.twin: Program | None = None
+        self.reference: Program | None = None
         self.records: Mapping[bytes, Delegate] = {}
         self.data = data
         self._signatures = signatures
@@ -97,7 +97,7 @@ class Program:
         self,
         *tensors: Any,
         method: str = "forward",
-        via: Literal["tosa"] | None = None,
+        backend: Literal["tosa"] | None = None,
         pad: Pad | None = None,
         **named: Any,
     ) -> list[Any]:
@@ -106,7 +106,7 @@ class Program:
         Args:
             tensors: one for each input, in the shape and dtype of ``inputs``; or the first ones of them.
             named: the others, by their names in ``inputs``.
-            via: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
+            backend: "tosa" runs the TOSA graphs that the delegates were compiled from, instead of the delegates.
             pad: where no size fits exactly, what to fill the tensors up with at their ends, a number or one for each
                 input by name. What is computed of it is cut off the outputs.
 
@@ -117,8 +117,8 @@ class Program:
             ValueError: no such method, or the tensors are not what it takes.
             RunError: this machine cannot run it (the message says what it takes), or it failed.
         """
-        if via is not None:
-            return self._via(via).run(*tensors, method=method, pad=pad, **named)
+        if backend is not None:
+            return self._reference_for(backend).run(*tensors, method=method, pad=pad, **named)
         if method in self.sized:
             return self._run_sized(self.sized[method], tensors, named, pad)
         given = self._taken(method, tensors, named)
@@ -158,7 +158,7 @@ class Program:
             yield from operations
 
     def run_batch(
-        self, samples: Iterable[Any], *, method: str = "forward", via: Literal["tosa"] | None = None
+        self, samples: Iterable[Any], *, method: str = "forward", backend: Literal["tosa"] | None = None
     ) -> Iterator[list[Any]]:
         """Execute a method for one sample after the other; yields the outputs of each as they come.
 
@@ -168,29 +168,31 @@ class Program:
         Raises:
             ValueError, RunError: as ``run``; the message begins with the number of the sample.
         """
-        return call_batch(lambda *tensors, **named: self.run(*tensors, method=method, via=via, **named), samples)
+        return call_batch(
+            lambda *tensors, **named: self.run(*tensors, method=method, backend=backend, **named), samples
+        )
 
     @property
-    def runs_via_tosa(self) -> bool:
-        """Whether ``via="tosa"`` works: the TOSA twin is there, or nothing in the program needs one."""
-        return self.twin is not None or self._is_own_twin
+    def has_reference(self) -> bool:
+        """Whether ``backend="tosa"`` works: the reference program is there, or nothing in the program needs one."""
+        return self.reference is not None or self._is_own_reference
 
     @property
-    def _is_own_twin(self) -> bool:
+    def _is_own_reference(self) -> bool:
         backends = {delegate.backend for method in self.content.methods.values() for delegate in method.delegates}
         return not backends & _COMPILED
 
-    def _via(self, via: str) -> Program:
-        if via != "tosa":
-            raise ValueError(f"via={via!r}: the only other way to run a program is via='tosa'")
-        if self.twin is not None:
-            return self.twin
-        if self._is_own_twin:
+    def _reference_for(self, backend: str) -> Program:
+        if backend != "tosa":
+            raise ValueError(f"backend={backend!r}: the only other way to run a program is backend='tosa'")
+        if self.reference is not None:
+            return self.reference
+        if self._is_own_reference:
             return self
         raise RunError(
-            "via='tosa' needs the TOSA graphs of this program, which are not there. Keep them at export with "
-            "result.save('model.pte', tosa=True), which writes 'model.tosa.pte' beside it; "
-            "load finds it there, or takes it as tosa=..."
+            "backend='tosa' needs the TOSA graphs of this program, which are not there. Keep them at export with "
+            "result.save('model.pte', reference=True), which writes 'model.tosa.pte' beside it; "
+            "load finds it there, or takes it as reference=..."
         )
 
     def _taken(self, method: str, tensors: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

@@ -96,7 +96,7 @@ def stored_names(
     tosa_of: str | None = None,
     sized: Mapping[str, Any] | None = None,
 ) -> bytes:
-    """What is stored: names of inputs and outputs by method; for a TOSA twin, the SHA-256 of its original.
+    """What is stored: names of inputs and outputs by method; for a reference program, the SHA-256 of its original.
 
     Args:
         sized: see ``arm_recipes.samples.sizes.Sized.told``, by the name of the method.
@@ -151,8 +151,8 @@ def _stored_names(program: PteProgram, method: str) -> dict[str, Any]:
     return names if isinstance(names, dict) else {}
 
 
-def twin_of(program: PteProgram) -> str | None:
-    """SHA-256 of the program that this is the TOSA twin of, in hexadecimal; None if it is no twin."""
+def reference_of(program: PteProgram) -> str | None:
+    """SHA-256 of the program that this is the reference program of, in hexadecimal; None if it is none."""
     digest = _stored(program).get("tosa_of")
     return digest if isinstance(digest, str) else None
 

@@ -99,8 +99,8 @@ class VelaProgram(Program):
         arrays = [_array(output.tobytes(), info) for output, info in zip(outputs, self.model.outputs, strict=True)]
         return list(map(torch.from_numpy, arrays))
 
-    def _via(self, via: str) -> Program:
-        raise RunError(f"via={via!r}: a TFLite model that Vela compiled has no TOSA graphs")
+    def _reference_for(self, backend: str) -> Program:
+        raise RunError(f"backend={backend!r}: a TFLite model that Vela compiled has no TOSA graphs")
 
     def _runtime(self, name: str) -> Any:
         raise RunError("ExecuTorch's runtime does not run TFLite models")

@@ -25,7 +25,7 @@ _LAYER_LIBRARIES = ("libVkLayer_Tensor.so", "libVkLayer_Graph.so")
 _ADVICE = (
     "Install Mesa's CPU driver and a Vulkan loader of at least version 1.4 (Debian 12: apt-get install "
     f"mesa-vulkan-drivers chromium-common), or name a loader in {LOADER_VARIABLE}. "
-    "The TOSA graph runs without Vulkan: run(..., via='tosa')."
+    "The TOSA graph runs without Vulkan: run(..., backend='tosa')."
 )
 
 

@@ -109,6 +109,6 @@ def stop_monitor(calibrated: GraphModule) -> GraphModule:
     if monitor.samples == 1:
         warn(
             "calibration saw only one sample: the ranges of activations are those of this input alone. "
-            "Pass more to get_recipe(..., calibration=...) or as example_inputs"
+            "Pass more to get_recipe(..., calibration_samples=...) or as samples"
         )
     return calibrated

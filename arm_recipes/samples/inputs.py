@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from executorch.export import ExportRecipe, RecipeType
 from torch.export import ExportedProgram
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader
@@ -84,21 +85,21 @@ def _load(path: str | Path) -> ExportedProgram:
         ) from error
 
 
-def examples_by_method(example_inputs: Any, models: Mapping[str, Model]) -> Examples:
+def examples_by_method(samples: Any, models: Mapping[str, Model]) -> Examples:
     """Example inputs by method, in one form; exported programs fall back on their own.
 
     Raises:
         ValueError: a method has none, or what it has cannot be inputs of a model.
     """
-    given = dict(example_inputs) if isinstance(example_inputs, Mapping) else {}
-    if not isinstance(example_inputs, Mapping) and example_inputs is not None:
+    given = dict(samples) if isinstance(samples, Mapping) else {}
+    if not isinstance(samples, Mapping) and samples is not None:
         if len(models) > 1:
-            raise ValueError(f"example_inputs: give a dict of lists of input tuples for {_names(models)}")
-        given = {next(iter(models)): example_inputs}
+            raise ValueError(f"samples: give a dict of lists of input tuples for {_names(models)}")
+        given = {next(iter(models)): samples}
     unknown = [method for method in given if method not in models]
     if unknown:
         hint = f"; keyword inputs go into a list: [{{'{unknown[0]}': ...}}]" if len(models) == 1 else ""
-        raise ValueError(f"example_inputs: no method '{unknown[0]}' in the model; it has {_names(models)}{hint}")
+        raise ValueError(f"samples: no method '{unknown[0]}' in the model; it has {_names(models)}{hint}")
     return {method: _examples(method, model, given.get(method)) for method, model in models.items()}
 
 
@@ -111,24 +112,24 @@ def _examples(method: str, model: Model, given: Any) -> list[Inputs]:
         args, kwargs = model.example_inputs
         given = [Inputs(*args, **kwargs)]
     if given is None:
-        raise ValueError(f"example_inputs is missing for method '{method}': give a list of input tuples, [(x,)]")
+        raise ValueError(f"samples is missing for method '{method}': give a list of input tuples, [(x,)]")
     is_loader = isinstance(given, DataLoader)
     samples = sample_list(method, given)
     if is_loader:
         samples = [without_labels(model, sample) for sample in samples]
     if not samples:
-        raise ValueError(f"example_inputs of method '{method}' is empty: give a list of input tuples, [(x,)]")
+        raise ValueError(f"samples of method '{method}' is empty: give a list of input tuples, [(x,)]")
     of = f" of method '{method}'"
-    first, *others = (as_inputs(sample, f"example_inputs[{i}]", of) for i, sample in enumerate(samples))
+    first, *others = (as_inputs(sample, f"samples[{i}]", of) for i, sample in enumerate(samples))
     pattern = Pattern.of_inputs(first)
     if is_loader:
         others = list(fitted(others, pattern))
     for index, sample in enumerate(others, 1):
-        pattern.check_form(sample, f"example_inputs[{index}]{of}")
+        pattern.check_form(sample, f"samples[{index}]{of}")
     return [first, *others]
 
 
-def sample_list(method: str, given: Any, argument: str = "example_inputs") -> list[Any]:
+def sample_list(method: str, given: Any, argument: str = "samples") -> list[Any]:
     """The samples that a user gave for a method, each as it was given; ``argument`` is what messages call them.
 
     Raises:
@@ -168,26 +169,26 @@ def without_labels(model: Model, sample: Any) -> Any:
     return sample[: sum(parameter.kind in positional for parameter in parameters)]
 
 
-def with_loaders(example_inputs: Any) -> Any:
+def with_loaders(samples: Any) -> Any:
     """Example inputs, by method if they were, with the ``DataLoader`` in place of a function that returns one."""
-    if isinstance(example_inputs, Mapping):
-        return {method: with_loaders(given) for method, given in example_inputs.items()}
-    if not callable(example_inputs):
-        return example_inputs
-    found = example_inputs()
+    if isinstance(samples, Mapping):
+        return {method: with_loaders(given) for method, given in samples.items()}
+    if not callable(samples):
+        return samples
+    found = samples()
     return found if isinstance(found, DataLoader) else lambda: found
 
 
-def batch_notes(example_inputs: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
+def batch_notes(samples: Any, models: Mapping[str, Model], examples: Examples) -> list[str]:
     """What to tell of methods that are about to be captured with a batch of a ``DataLoader``.
 
     A program that is captured already has its batch, and tensors that are given as such are what is wanted.
 
     Args:
-        example_inputs: as they were given, ``with_loaders``.
+        samples: as they were given, ``with_loaders``.
         examples: what ``examples_by_method`` made of them.
     """
-    given = example_inputs if isinstance(example_inputs, Mapping) else dict.fromkeys(models, example_inputs)
+    given = samples if isinstance(samples, Mapping) else dict.fromkeys(models, samples)
     notes = []
     for method, model in models.items():
         loader = given.get(method)
@@ -198,7 +199,7 @@ def batch_notes(example_inputs: Any, models: Mapping[str, Model], examples: Exam
             notes.append(
                 f"the DataLoader's batches of {size} make '{method}' a program of batch {size}, which computes {size} "
                 "items in every run: for one at a time give DataLoader(..., batch_size=1); or one sample as "
-                "example_inputs, and the DataLoader as the recipe's calibration, which splits its batches"
+                "samples, and the DataLoader as the recipe's calibration, which splits its batches"
             )
     return notes
 
@@ -255,3 +256,20 @@ def evaluation_mode(models: Mapping[str, Model]) -> Iterator[list[str]]:
     finally:
         for module, flag in flags:
             module.training = flag
+
+
+def check_order(function: str, parameter: str, recipe: Any, samples: Any) -> None:
+    """Find arguments in another order than (model, recipe, samples), which all functions have.
+
+    Raises:
+        TypeError: a recipe stands in the place of the samples.
+    """
+    if isinstance(samples, (ExportRecipe, RecipeType)) or _is_tensors(recipe):
+        raise TypeError(
+            f"{parameter}: got {type(recipe).__name__}; the order is {function}(model, {parameter}, samples)"
+        )
+
+
+def _is_tensors(value: Any) -> bool:
+    first = value[0] if isinstance(value, (list, tuple)) and value else value
+    return isinstance(first, (torch.Tensor, tuple, Inputs))

@@ -92,7 +92,7 @@ def _delegated(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dic
         return {method: chosen.transform_for_pre_decomposition(program) for method, program in programs.items()}
 
     log = events.current()
-    if not getattr(partitioner.compile_spec, "tuning", False):
+    if not getattr(partitioner.compile_spec, "search_alternatives", False):
         return each(partitioner)
     try:
         with events.record() as tried:
@@ -100,7 +100,7 @@ def _delegated(partitioner: Any, programs: Mapping[str, ExportedProgram]) -> dic
     except CompileError as error:
         usual = copy.copy(partitioner)
         usual.compile_spec = copy.copy(partitioner.compile_spec)
-        usual.compile_spec.tuning = False
+        usual.compile_spec.search_alternatives = False
         try:
             found = each(usual)
         except CompileError:

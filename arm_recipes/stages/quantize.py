@@ -17,7 +17,7 @@ from torchao.quantization.pt2e.quantizer import Quantizer
 
 from arm_backend_core.quantization.shared_observers import observe_together
 from arm_recipes._internal.messages import AccuracyError, ExportError
-from arm_recipes.recipe.options import IMPROVEMENTS
+from arm_recipes.recipe.options import ALGORITHMS
 from arm_recipes.samples.calibration import Calibration, start_monitor, stop_monitor
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture
@@ -38,45 +38,45 @@ _NAMED, _ASKED = "arm_recipes_improve", "arm_recipes_min_sqnr"
 
 
 @dataclass
-class ImprovedRecipe(QuantizationRecipe):
+class AlgorithmRecipe(QuantizationRecipe):
     """A ``QuantizationRecipe`` that names the improvements that its stage makes.
 
     Attributes:
-        improve: names, of ``options.IMPROVEMENTS``.
+        algorithms: names, of ``options.ALGORITHMS``.
     """
 
-    improve: Collection[str] = IMPROVEMENTS
+    algorithms: Collection[str] = ALGORITHMS
 
 
-def improvements_of(recipe: QuantizationRecipe) -> Collection[str]:
+def algorithms_of(recipe: QuantizationRecipe) -> Collection[str]:
     """Those that a recipe names; of one that was combined: that all which name some do; one of others has all."""
-    if isinstance(recipe, ImprovedRecipe):
-        return recipe.improve
+    if isinstance(recipe, AlgorithmRecipe):
+        return recipe.algorithms
     named = [getattr(quantizer, _NAMED) for quantizer in recipe.quantizers or () if hasattr(quantizer, _NAMED)]
-    return tuple(name for name in (named or [IMPROVEMENTS])[0] if all(name in names for names in named))
+    return tuple(name for name in (named or [ALGORITHMS])[0] if all(name in names for names in named))
 
 
 def quantization_recipe(
     quantizer: Quantizer,
     calibration: Any = None,
-    improve: Collection[str] = IMPROVEMENTS,
+    algorithms: Collection[str] = ALGORITHMS,
     train: Any = None,
     min_sqnr: float | None = None,
-) -> ImprovedRecipe:
+) -> AlgorithmRecipe:
     """Quantization with ``quantizer``.
 
     Args:
         calibration: samples as ``Calibration`` takes them; None calibrates with the example inputs.
-        improve: names of improvements.
+        algorithms: names of improvements.
         train: trains the prepared model that it is given; None quantizes after training.
         min_sqnr: dB that rounding must leave of each result, or None.
     """
-    setattr(quantizer, _NAMED, improve)
+    setattr(quantizer, _NAMED, algorithms)
     setattr(quantizer, _ASKED, min_sqnr)
     asked = {"qat": train, "min_sqnr": min_sqnr}
     refusals: list[Any] = [_Refusal(name) for name, value in asked.items() if value is not None]
-    return ImprovedRecipe(
-        improve=improve,
+    return AlgorithmRecipe(
+        algorithms=algorithms,
         quantizers=[quantizer],
         calibration_inputs_fn=None if calibration is None else Calibration(calibration),
         post_prepare_passes=[start_monitor],
@@ -216,8 +216,8 @@ class FastQuantizeStage(QuantizeStage):
         from arm_backend_core.quantization.ptq import ObservedProgram
 
         (quantizer,) = self.quantizers
-        improve = set(improvements_of(self._quantization_recipe)) - (set() if alone else {"joins"})
-        return ObservedProgram(program, quantizer, common, improve)
+        algorithms = set(algorithms_of(self._quantization_recipe)) - (set() if alone else {"concat_scales"})
+        return ObservedProgram(program, quantizer, common, algorithms)
 
     def _quantize(
         self, programs: Mapping[str, ExportedProgram], models: Mapping[str, Any], examples: Mapping[str, list[Inputs]]
@@ -229,16 +229,18 @@ class FastQuantizeStage(QuantizeStage):
         from arm_backend_core.quantization.ptq import SharedTensors
 
         common, passes = SharedTensors(), self._quantization_recipe.pre_convert_passes or ()
-        improve = improvements_of(self._quantization_recipe)
+        algorithms = algorithms_of(self._quantization_recipe)
         trained = any(isinstance(one, SetTrainedRanges) for one in passes)
-        if "channels" in improve and not trained and len(programs) == 1:  # methods share their weights
+        if (
+            "cross_layer_equalization" in algorithms and not trained and len(programs) == 1
+        ):  # methods share their weights
             equalize(next(iter(programs.values())))
         captured = {method: copied(program) for method, program in programs.items()}
         alone = len(programs) == 1
         observed = {method: self.observed(program, common, alone=alone) for method, program in programs.items()}
         if len(observed) > 1:
             observe_together(observed, models)
-        corrections = [] if trained else _corrections(list(observed.values()), improve)
+        corrections = [] if trained else _corrections(list(observed.values()), algorithms)
         for method, model in observed.items():
             self.calibrated(method, model, examples[method])
         for model in observed.values() if not trained else ():
@@ -321,15 +323,15 @@ def _results(program: ExportedProgram) -> list[str]:
     return [f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in values if isinstance(x, torch.Tensor)]
 
 
-def _corrections(observed: list[Any], improve: Collection[str]) -> list[Any]:
+def _corrections(observed: list[Any], algorithms: Collection[str]) -> list[Any]:
     """What edits a program after its samples, in this order; ``observed`` watch for them from now on."""
     from arm_backend_core.quantization.algorithms.bias_correction import BiasCorrection
     from arm_backend_core.quantization.algorithms.gptq import Gptq
 
     corrections: list[Any] = []
-    if "rounding" in improve and len(observed) == 1:  # methods share their weights
-        corrections = [Gptq(model, centred="bias" in improve) for model in observed]
-    return corrections + ([BiasCorrection(observed)] if "bias" in improve else [])
+    if "gptq" in algorithms and len(observed) == 1:  # methods share their weights
+        corrections = [Gptq(model, centred="bias_correction" in algorithms) for model in observed]
+    return corrections + ([BiasCorrection(observed)] if "bias_correction" in algorithms else [])
 
 
 def _samples(source: Callable[[], Iterable[Any]] | None, model: GraphModule, examples: list[Inputs]) -> Iterable[Any]:

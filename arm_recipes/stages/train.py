@@ -26,7 +26,7 @@ from arm_backend_core.quantization.ptq import ObservedProgram
 from arm_recipes._internal.messages import ExportError, quiet
 from arm_recipes.samples import inputs
 from arm_recipes.samples.sample import Inputs, Pattern
-from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, improvements_of, is_quantized
+from arm_recipes.stages.quantize import FastQuantizeStage, SetTrainedRanges, algorithms_of, is_quantized
 
 #: Calls in training after which batch norms keep their statistics.
 BATCH_NORM_STEPS = 30
@@ -104,7 +104,7 @@ class FakeQuantizedModel(torch.nn.Module):
         self.steps += training
         return results
 
-    def export(self, example_inputs: Any = None, **options: Any) -> Any:
+    def export(self, samples: Any = None, **options: Any) -> Any:
         """Refuse: the export that trains this model goes on when the training function returns.
 
         Raises:
@@ -184,7 +184,7 @@ class FakeQuantizedModel(torch.nn.Module):
             example = self._pattern.unflatten([x.detach() if isinstance(x, Tensor) else x for x in leaves])
             with quiet(), inputs.evaluation_mode({METHOD: self.model}):
                 program = self._stage.capture(METHOD, self.model, example)
-                if self._joined is None and "channels" in improvements_of(self._quantization):
+                if self._joined is None and "cross_layer_equalization" in algorithms_of(self._quantization):
                     equalize_model(program, tensors_of(self.model))
                 form = FakeQuantProgram(program, self._stage.observed)
             if self._joined is not None:

@@ -14,7 +14,7 @@ from torch.export import Dim
 from arm_recipes.firmware.host_run import Case
 from arm_recipes.firmware.layout import method_bytes
 from arm_recipes.firmware.pools import measure
-from arm_recipes.runtime.inspect import inspect
+from arm_recipes.runtime.inspect import inspect_program
 
 pytestmark = pytest.mark.xdist_group("firmware")
 
@@ -51,7 +51,7 @@ def test_as_measured(name: str) -> None:
     captured = torch.export.export(model, inputs, dynamic_shapes=shapes)
     edge = to_edge(captured, compile_config=EdgeCompileConfig(_check_ir_validity=False))
     content = bytes(edge.to_executorch().buffer)
-    inspection = inspect(content)
+    inspection = inspect_program(content)
     (method,) = inspection.methods
     if name == "dynamic":
         inputs = (torch.randn(7, 5),)

@@ -82,8 +82,8 @@ _EVALUATIONS = 4
 _MOST_EVALUATIONS = 60
 _Kind = Callable[[GraphModule], Interpreter]
 _HELD = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-#: What recipes improve that gives operators other types and scales; the rest gives them other weights.
-_IMPROVE = ("angles", "attention", "joins", "norms", "outputs", "rms_norms")
+#: What recipes algorithms that gives operators other types and scales; the rest gives them other weights.
+_IMPROVE = ("int16_angles", "int16_attention", "concat_scales", "fused_norms", "int16_outputs", "fused_rms_norms")
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,9 @@ def quantized(program: ExportedProgram, samples: Sequence[tuple[Tensor, ...]], *
         ModelError: a sample makes a tensor that has no scale, or one is not float32.
     """
     config = get_symmetric_a16w8_quantization_config() if wide else get_symmetric_quantization_config()
-    observed = ObservedProgram(program, TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config), improve=_IMPROVE)
+    observed = ObservedProgram(
+        program, TOSAQuantizer(compile_spec("TOSA_INT8")).set_global(config), algorithms=_IMPROVE
+    )
     with torch.no_grad():
         for sample in samples:
             observed(*_copies(sample))
@@ -395,7 +397,7 @@ def check_runtime(model: nn.Module, samples: Sequence[tuple[Tensor, ...]], targe
     """
     made = compiled(model, samples, target)
     expected = made.run(samples[0])
-    same = {} if TARGETS[target].wide is None else {"improve": _IMPROVE}
+    same = {} if TARGETS[target].wide is None else {"algorithms": _IMPROVE}
     recipe = ExportRecipe.get_recipe(ArmRecipeType[target], steps_per_call=2, **same)
     try:
         result = arm_recipes.export(model, recipe, [_copies(sample) for sample in samples])

@@ -70,9 +70,11 @@ class Exported:
         result = self.result(recipe)
         flatbuffer = _flatbuffer(result), sample
         as_it_is = recipe.name.startswith("TOSA")
-        key = (recipe.name, sample) if as_it_is else flatbuffer  # a twin's flatbuffer need not be run twice
+        key = (
+            (recipe.name, sample) if as_it_is else flatbuffer
+        )  # a reference program's flatbuffer need not be run twice
         if key not in self._outputs:
-            output = result.run(*self.held_out[sample], via=None if as_it_is else "tosa")
+            output = result.run(*self.held_out[sample], backend=None if as_it_is else "tosa")
             self._outputs[key] = self._outputs[flatbuffer] = output
         return self._outputs[key]
 

@@ -138,7 +138,7 @@ def test_columns(module: nn.Module, most: float, macs: int, monkeypatch: pytest.
     kept = tuple(entry for entry in passes.HARDWARE_PASSES if entry[0] is not passes.matmul_columns)
     monkeypatch.setattr(passes, "HARDWARE_PASSES", kept)
     rows = exported()
-    got, expected, plain = columns.run(*samples[1]), columns.run(*samples[1], via="tosa"), rows.run(*samples[1])
+    got, expected, plain = columns.run(*samples[1]), columns.run(*samples[1], backend="tosa"), rows.run(*samples[1])
     for one, other, third in zip(*map(_tensors, (got, expected, plain)), strict=True):
         assert torch.equal(one, other)
         assert torch.equal(one, third)

@@ -59,7 +59,7 @@ def _mixed(precisions: dict[str, str]) -> tuple[ExportResult, list[tuple[Tensor,
     torch.manual_seed(5)
     model = _Many().eval()
     samples: list[tuple[Tensor, ...]] = [(torch.randn(1, 3, 12, 12),) for _ in range(5)]
-    made = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, precisions=precisions, calibration=samples)
+    made = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, precisions=precisions, calibration_samples=samples)
     return export(model, made, [samples[0]], progress=False), samples, model
 
 
@@ -124,7 +124,7 @@ def test_islands_in_floating_point_stay_in_the_delegate(name: str) -> None:
     torch.manual_seed(1)
     samples: list[tuple[Tensor, ...]] = [(torch.randn(4, 8),) for _ in range(3)]
     precisions = dict.fromkeys(names, "FP")
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.VGF_INT8, precisions=precisions, calibration=samples)
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.VGF_INT8, precisions=precisions, calibration_samples=samples)
     result = export(make().eval(), recipe, [samples[0]], progress=False)
     assert not result.report.cpu_operators
     graph = result.exported_programs["forward"].module(check_guards=False)
@@ -137,7 +137,7 @@ def test_what_is_returned_is_int16_unless_integers_are_asked_for() -> None:
     assert result.outputs[0].dtype == "float32"
     (delegate,) = result.report.delegates
     assert [output.dtype for output in delegate.outputs] == ["int16"]
-    made = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, quantized_io=True, calibration=samples)
+    made = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, quantized_io=True, calibration_samples=samples)
     combined = ExportRecipe.combine([made, ExportRecipe.get_recipe(ArmRecipeType.VGF_FP)])
     for recipe in (made, combined):
         assert export(_Many().eval(), recipe, [samples[0]], progress=False).outputs[0].dtype == "int8"

@@ -290,7 +290,7 @@ def test_divisors_that_are_computed_have_more_steps_than_int8() -> None:
     """Small ones, among larger numbers of the same tensor: 13.6 dB with 256 steps."""
     generator = torch.Generator().manual_seed(0)
     samples = [tuple(torch.randn(1, 16, 8, generator=generator) for _ in range(3)) for _ in range(12)]
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, improve=False)
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, algorithms=False)
     result = export(_LinearAttention(), recipe, samples[:8])
     assert result.compare(samples[8:], layers=False).sqnr > 27
 

@@ -81,4 +81,4 @@ def vectors(count: int = 4) -> Samples:
 
 def run(result: ExportResult, *inputs: Any) -> Any:
     """What a program returns on this machine: one for an NPU by the TOSA graph that it was compiled from."""
-    return result.run(*inputs, via="tosa" if result.report.recipe.startswith("arm_recipes_ethosu") else None)
+    return result.run(*inputs, backend="tosa" if result.report.recipe.startswith("arm_recipes_ethosu") else None)

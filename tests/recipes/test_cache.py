@@ -64,7 +64,7 @@ def test_an_unchanged_export_is_taken_from_the_folder(made: tuple[Path, ExportRe
 def test_what_the_folder_has_not_is_made_when_it_is_asked_for(made: tuple[Path, ExportResult], tmp_path: Path) -> None:
     folder, first = made
     again = _export(folder)
-    again.save(tmp_path / "model.pte", tosa=True)
+    again.save(tmp_path / "model.pte", reference=True)
     assert (tmp_path / "model.pte").read_bytes() == first.buffer
     compared, expected = (result.compare(images(), layers=False, progress=False) for result in (again, first))
     assert compared.outputs == expected.outputs
@@ -117,14 +117,14 @@ def _changed_quantizer() -> ExportRecipe:
         lambda: {"samples": images(5)},
         lambda: {"samples": [images()[0], *images()[2:], images()[1]]},
         lambda: {"recipe": ExportRecipe.get_recipe(INT8, quantized_io=True)},
-        lambda: {"recipe": ExportRecipe.get_recipe(INT8, calibration=images(2))},
+        lambda: {"recipe": ExportRecipe.get_recipe(INT8, calibration_samples=images(2))},
         lambda: {"recipe": ExportRecipe.get_recipe(ArmRecipeType.TOSA_A16W8)},
         lambda: {"recipe": _changed_quantizer()},
         lambda: {"constant_methods": {"version": 2}},
         lambda: {"channels_last": True},
     ],
     ids=[
-        *("graph", "weight", "tied", "training", "more samples", "order of samples", "option", "calibration"),
+        *("graph", "weight", "tied", "training", "more samples", "order of samples", "option", "calibration_samples"),
         *("recipe", "quantizer", "constant", "layout"),
     ],
 )
@@ -273,7 +273,7 @@ def test_calibration_data_that_change_are_not_kept(tmp_path: Path) -> None:
     def drawn() -> list[tuple[Tensor, ...]]:
         return [(torch.randn(1, 3, 8, 8),) for _ in range(2)]
 
-    recipe = ExportRecipe.get_recipe(INT8, calibration=drawn)
+    recipe = ExportRecipe.get_recipe(INT8, calibration_samples=drawn)
     with pytest.warns(ArmRecipesWarning, match="others each time they are read"):
         result = _export(tmp_path, recipe=recipe)
     assert "others each time" in result.report.notes[-1]
@@ -281,8 +281,8 @@ def test_calibration_data_that_change_are_not_kept(tmp_path: Path) -> None:
 
 
 def test_a_generator_is_calibrated_with_as_it_was_read(tmp_path: Path) -> None:
-    first = _export(tmp_path, recipe=ExportRecipe.get_recipe(INT8, calibration=iter(images(3))))
-    again = _export(tmp_path, recipe=ExportRecipe.get_recipe(INT8, calibration=images(3)))
+    first = _export(tmp_path, recipe=ExportRecipe.get_recipe(INT8, calibration_samples=iter(images(3))))
+    again = _export(tmp_path, recipe=ExportRecipe.get_recipe(INT8, calibration_samples=images(3)))
     assert again.report.cached
     assert again.buffer == first.buffer
     assert first.report.methods[0].quantization is not None

@@ -65,8 +65,8 @@ def test_calibration_of_files_is_that_of_samples(
     Path("given_samples.py").write_text(
         "import numpy\n\ndef made():\n    return [(x[None],) for x in numpy.load('samples.npz')['arr_0']]\n"
     )
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration=samples)
-    assert main(["export", str(small), "--recipe", "tosa-int8", "--calibration", source]) == 0
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration_samples=samples)
+    assert main(["export", str(small), "--recipe", "tosa-int8", "--calibration-samples", source]) == 0
     assert "4 samples" in capsys.readouterr().out
     assert small.with_suffix(".pte").read_bytes() == export(str(small), recipe).buffer
 
@@ -107,7 +107,15 @@ def test_sweep_takes_several_of_each(small: Path, capsys: pytest.CaptureFixture[
 def test_export_writes_what_is_asked_for(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(small.with_name("x.npy"), images(2)[0][0].numpy())
     page = small.with_name("report.html")
-    more = ["--etrecord", "--bundled", str(small.with_name("x.npy")), "--html", str(page), "--sram-budget", "1MiB"]
+    more = [
+        "--etrecord",
+        "--bundled-samples",
+        str(small.with_name("x.npy")),
+        "--html",
+        str(page),
+        "--sram-budget",
+        "1MiB",
+    ]
     assert main(["export", str(small), "--recipe", "ethosu_u55_int8", *more]) == 0
     assert f"wrote {page}" in capsys.readouterr().err
     for suffix in (".pte", ".etrecord", ".bpte"):
@@ -189,7 +197,7 @@ def test_a_disk_that_is_full_exits_with_1(
 def test_options_of_recipes_are_not_for_two_programs(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(small.with_name("x.npy"), images(1)[0][0].numpy())
     given = ["compare", str(small), str(small), "--samples", str(small.with_name("x.npy"))]
-    for option in (["--macs", "128"], ["--calibration", "a:b"], ["--per-tensor"]):
+    for option in (["--macs", "128"], ["--calibration-samples", "a:b"], ["--per-tensor"]):
         assert main([*given, *option]) == 2
         assert "belongs to a recipe, and two programs are compiled already" in capsys.readouterr().err
 
@@ -202,7 +210,7 @@ def test_no_command_writes_over_what_it_reads(small: Path, capsys: pytest.Captur
         ["export", model, "--recipe", "TOSA_FP", "-o", model],
         ["export", model, "--recipe", "TOSA_FP", "--html", f"{small.parent}/./{small.name}"],
         ["export", model, "--recipe", "TOSA_FP", "-o", both, "--html", both],
-        ["export", model, "--recipe", "TOSA_FP", "--bundled", str(arrays), "-o", str(arrays)],
+        ["export", model, "--recipe", "TOSA_FP", "--bundled-samples", str(arrays), "-o", str(arrays)],
         ["run", model, "--inputs", str(arrays), "-o", str(arrays)],
         ["compare", model, "--recipe", "TOSA_FP", "--samples", str(arrays), "--html", model],
         ["sweep", model, "--recipe", "ethosu_u55_int8", "--html", model],
@@ -250,8 +258,11 @@ def test_torchscript_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recipe", "TOSA_FP", "--calibration", "random:samples"], "TOSA_FP: unknown argument 'calibration'"),
-        (["--recipe", "TOSA_INT8", "--calibration", "none.npz"], "--calibration: there is no 'none.npz'"),
+        (["--recipe", "TOSA_FP", "--calibration-samples", "random:samples"], "TOSA_FP: unknown argument 'calibration'"),
+        (
+            ["--recipe", "TOSA_INT8", "--calibration-samples", "none.npz"],
+            "--calibration-samples: there is no 'none.npz'",
+        ),
         (["--recipe", "ETHOSU_U55_INT8", "--macs", "512"], "error: macs=512: no ethos-u55 has that many"),
         (["--recipe", "TOSA_FP", "--macs", "512"], "error: TOSA_FP: unknown argument 'macs'"),
         (["--recipe", "ETHOSU_U55_INT8", "--direct-drive"], "error: ETHOSU_U55_INT8: unknown argument 'direct_drive'"),

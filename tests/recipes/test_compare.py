@@ -258,7 +258,7 @@ def test_weights_with_outliers_are_found_first() -> None:
     model = Stack()
     with torch.no_grad():
         model.second.weight[:, 5] = 20.0 * torch.rand(64)
-    layer = _worst(model, _rows(), _rows(seed=2), improve=False)  # which would bring the channels to one size
+    layer = _worst(model, _rows(), _rows(seed=2), algorithms=False)  # which would bring the channels to one size
     assert (layer.module, layer.own.advice.cause) == ("second", "weights")
     assert "'second.weight' has" in layer.own.advice.text
     assert "a few large weights stretch: bound them" in layer.own.advice.text
@@ -300,7 +300,7 @@ def test_samples_beyond_the_calibrated_range_are_a_cause() -> None:
     seen = torch.cat([x for (x,) in _rows()])
     assert layer.own.calibrated == (float(seen.min()), float(seen.max()))
     assert "of the values are clipped" in layer.own.advice.text
-    assert "calibrate with samples like these, get_recipe(..., calibration=samples)" in layer.own.advice.text
+    assert "calibrate with samples like these, get_recipe(..., calibration_samples=samples)" in layer.own.advice.text
 
 
 def test_outliers_that_stretch_the_range_are_found_first() -> None:
@@ -349,11 +349,11 @@ def test_a_fixed_range_is_no_affair_of_calibration() -> None:
 
 def test_the_advice_of_int16_for_what_reads_a_layer_helps_as_it_says() -> None:
     """Its rounding is gone, and the loss that was computed for that is the one that is measured then."""
-    result = export(Stack().eval(), ExportRecipe.get_recipe(INT8, improve=False), _rows())
+    result = export(Stack().eval(), ExportRecipe.get_recipe(INT8, algorithms=False), _rows())
     before = {layer.module: layer for layer in result.compare(_rows(seed=2), workers=1).layers}["first"]
     assert before.own is not None
     assert "what reads it, 'second'" in before.own.advice.text
-    recipe = ExportRecipe.get_recipe(INT8, improve=False, precisions={"second": "A16W8"})
+    recipe = ExportRecipe.get_recipe(INT8, algorithms=False, precisions={"second": "A16W8"})
     found = export(Stack().eval(), recipe, _rows()).compare(_rows(seed=2), workers=1)
     after = {layer.module: layer for layer in found.layers}["first"]
     assert after.own is not None

@@ -286,7 +286,7 @@ def test_another_method() -> None:
 
 def test_files_are_what_executorch_reads(tmp_path: Path) -> None:
     result = _exported(Block(), U85, SAMPLES)
-    result.save(tmp_path / "model.pte", etrecord=True, bundled=SAMPLES)
+    result.save(tmp_path / "model.pte", etrecord=True, bundled_samples=SAMPLES)
     dump = result.etdump(*SAMPLES[0], path=tmp_path / "model.etdp")
     assert {path.name for path in tmp_path.iterdir()} == {
         "model.pte",
@@ -307,7 +307,7 @@ def test_files_are_what_executorch_reads(tmp_path: Path) -> None:
 
 def test_bundled_programs_verify(tmp_path: Path) -> None:
     result = _exported(Block(), INT8, SAMPLES)
-    result.save(tmp_path / "model.pte", bundled=SAMPLES)
+    result.save(tmp_path / "model.pte", bundled_samples=SAMPLES)
     data = (tmp_path / "model.bpte").read_bytes()
     held = deserialize_from_flatbuffer_to_bundled_program(data)
     assert bytes(held.program) == (tmp_path / "model.pte").read_bytes()
@@ -323,7 +323,7 @@ def test_several_methods_have_a_record_each(tmp_path: Path) -> None:
     models = {"encode": Small().eval(), "decode": Sorting().eval()}
     samples = {"encode": images(), "decode": vectors()}
     result = export(models, ExportRecipe.get_recipe(INT8), samples)
-    result.save(tmp_path / "model.pte", etrecord=True, bundled={"decode": vectors(2)})
+    result.save(tmp_path / "model.pte", etrecord=True, bundled_samples={"decode": vectors(2)})
     record = parse_etrecord(str(tmp_path / "model.decode.etrecord"))
     assert torch.equal(record._representative_inputs[0], vectors()[0][0])
     (expected,) = load(tmp_path / "model.pte").run(*vectors()[1], method="decode")
@@ -344,7 +344,7 @@ def test_several_methods_have_a_record_each(tmp_path: Path) -> None:
 def test_samples_that_cannot_be_bundled(bundled: Any, message: str, tmp_path: Path) -> None:
     result = _exported(Small(), INT8, images())
     with pytest.raises(ValueError, match=message):
-        result.save(tmp_path / "model.pte", bundled=bundled)
+        result.save(tmp_path / "model.pte", bundled_samples=bundled)
     assert not list(tmp_path.iterdir())
 
 
@@ -355,7 +355,9 @@ def test_two_exports_give_the_same_bytes(tmp_path: Path) -> None:
     ):
         found = []
         for _ in range(2):
-            _exported(model(), kind, samples, **options).save(tmp_path / "model.pte", etrecord=True, bundled=samples)
+            _exported(model(), kind, samples, **options).save(
+                tmp_path / "model.pte", etrecord=True, bundled_samples=samples
+            )
             found.append([(tmp_path / name).read_bytes() for name in ("model.etrecord", "model.bpte")])
         assert found[0] == found[1]
 
@@ -429,7 +431,7 @@ def test_what_an_etdump_cannot_hold_is_refused(more: Any, message: str, tmp_path
 def test_results_that_cannot_be_bundled(more: Any, message: str, tmp_path: Path) -> None:
     result = _exported(Returning(more), FP, vectors())
     with pytest.raises(ValueError, match=f"bundled programs cannot hold these samples: .*{message}"):
-        result.save(tmp_path / "model.pte", bundled=vectors())
+        result.save(tmp_path / "model.pte", bundled_samples=vectors())
     assert not list(tmp_path.iterdir())
 
 

@@ -106,12 +106,12 @@ def test_more_is_left_of_small_channels(name: str, per_channel: bool) -> None:
     """And each layer can be compared with the model."""
     model, samples = _model(name)
     found = {}
-    for improve in ([], ["channels"]):
-        recipe = ExportRecipe.get_recipe(INT8, improve=improve, per_channel=per_channel)
+    for algorithms in ([], ["cross_layer_equalization"]):
+        recipe = ExportRecipe.get_recipe(INT8, algorithms=algorithms, per_channel=per_channel)
         result = export(model, recipe, samples[:-1])
         with torch.no_grad():
             pairs = zip(model(*samples[-1]), result.run(*samples[-1]), strict=True)
-        found[len(improve)] = min(_sqnr(*pair) for pair in pairs)
+        found[len(algorithms)] = min(_sqnr(*pair) for pair in pairs)
     assert found[1] > max(found[0] + 10, 35)
     assert min(layer.gap.sqnr for layer in result.compare(samples[-1:]).layers) > 25
 
@@ -123,8 +123,11 @@ def test_a_model_that_is_trained_has_channels_of_one_size() -> None:
     with torch.no_grad():
         expected = model(x)[0]
     found = {}
-    for name, improve in (("as it was", {"bias"}), ("equalized", {"bias", "channels"})):
-        recipe = ExportRecipe.get_recipe(INT8, improve=improve, per_channel=False)
+    for name, algorithms in (
+        ("as it was", {"bias_correction"}),
+        ("equalized", {"bias_correction", "cross_layer_equalization"}),
+    ):
+        recipe = ExportRecipe.get_recipe(INT8, algorithms=algorithms, per_channel=False)
         prepared = prepare_qat(copy.deepcopy(model), recipe, samples[:-1], progress=False).eval()
         with torch.no_grad():
             torch.testing.assert_close(prepared.model(x)[0], expected, rtol=1e-4, atol=1e-5)

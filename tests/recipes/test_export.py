@@ -104,7 +104,7 @@ def test_garbage_collection_is_left_as_it_was(before: bool) -> None:
     if before:
         gc.freeze()
     try:
-        export(Small().eval(), get(INT8, calibration=drawn), images(1))
+        export(Small().eval(), get(INT8, calibration_samples=drawn), images(1))
         assert counts[0] > 1000
         assert (gc.get_freeze_count() > 1000) == before
     finally:
@@ -381,7 +381,7 @@ def test_an_exception_of_the_calibration_data_is_named_with_its_line() -> None:
     with pytest.raises(
         ExportError, match=r"quantizing 'forward' failed at .*test_export.py:\d+: OSError: the disk is full"
     ):
-        export(Sorting().eval(), get(INT8, calibration=samples), vectors(1))
+        export(Sorting().eval(), get(INT8, calibration_samples=samples), vectors(1))
 
 
 @pytest.mark.parametrize(
@@ -521,9 +521,9 @@ def test_dynamic_shapes_on_a_static_target() -> None:
 
 
 def test_missing_inputs_and_non_tensors() -> None:
-    with pytest.raises(ValueError, match="example_inputs is missing for method 'forward'"):
+    with pytest.raises(ValueError, match="samples is missing for method 'forward'"):
         export(Small().eval(), get(FP))
-    with pytest.raises(ValueError, match=r"example_inputs\[0\]\[0\] of method 'forward' is \{3\} \(set\)"):
+    with pytest.raises(ValueError, match=r"samples\[0\]\[0\] of method 'forward' is \{3\} \(set\)"):
         export(Small().eval(), get(FP), [({3},)])
 
 

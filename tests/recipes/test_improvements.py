@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from arm_backend_core.nodes import is_dequantize
 from arm_backend_core.quantization import get_symmetric_quantization_config
 from arm_recipes import ArmRecipeType, ExportRecipe, ExportResult, export
-from arm_recipes.stages.quantize import improvements_of
+from arm_recipes.stages.quantize import algorithms_of
 
 INT8, U55, U85 = ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U55_INT8, ArmRecipeType.ETHOSU_U85_INT8
 Samples = list[tuple[Tensor, ...]]
@@ -55,10 +55,10 @@ def test_weights_of_many_keys_are_in_finer_steps(recipe: ArmRecipeType, count: i
     model = Attention().eval()
     expected = model(*samples[-1])
     found = {}
-    for improve in (["outputs"], ["attention", "outputs"]):
-        result = export(model, ExportRecipe.get_recipe(recipe, improve=improve), samples[:-1])
+    for algorithms in (["int16_outputs"], ["int16_attention", "int16_outputs"]):
+        result = export(model, ExportRecipe.get_recipe(recipe, algorithms=algorithms), samples[:-1])
         assert not result.report.cpu_operators or recipe is not INT8
-        found[len(improve)] = _sqnr(expected, result.run(*samples[-1]))
+        found[len(algorithms)] = _sqnr(expected, result.run(*samples[-1]))
     assert found[2] > found[1] + gain
     assert found[2] > 35
 
@@ -119,9 +119,9 @@ def test_results_that_become_float_are_int16_where_sums_give_them(name: str) -> 
         assert _sqnr(one, other) > 30
 
 
-@pytest.mark.parametrize("how", ["quantized_io", "set_io", "improve"])
+@pytest.mark.parametrize("how", ["quantized_io", "set_io", "algorithms"])
 def test_results_are_int8_where_that_is_asked_for(how: str) -> None:
-    options = {"quantized_io": {"quantized_io": True}, "improve": {"improve": False}}.get(how, {})
+    options = {"quantized_io": {"quantized_io": True}, "algorithms": {"algorithms": False}}.get(how, {})
     recipe = ExportRecipe.get_recipe(INT8, **options)
     if how == "set_io":
         assert recipe.quantization_recipe is not None
@@ -195,9 +195,9 @@ def test_norms_that_are_written_out_keep_precision(how: str, target: Any) -> Non
     with torch.no_grad():
         expected = model(*samples[-1])[:, 1]
     found = {}
-    for improve in ([], ["norms", "rms_norms"]):
-        result = export(model, ExportRecipe.get_recipe(INT8, improve=improve), samples[:-1])
-        found[len(improve)] = _sqnr(expected, result.run(*samples[-1])[:, 1])
+    for algorithms in ([], ["fused_norms", "fused_rms_norms"]):
+        result = export(model, ExportRecipe.get_recipe(INT8, algorithms=algorithms), samples[:-1])
+        found[len(algorithms)] = _sqnr(expected, result.run(*samples[-1])[:, 1])
     targets = [node.target for node in result.exported_programs["forward"].graph.nodes]
     assert target in targets
     assert not {torch.ops.aten.mean.dim, torch.ops.aten.var.correction} & set(targets)
@@ -222,13 +222,15 @@ def test_the_logarithm_of_a_softmax(recipe: ArmRecipeType) -> None:
 def test_what_an_npu_pays_for_is_made_there_where_it_is_named(recipe: ArmRecipeType) -> None:
     found: dict[bool, Any] = {}
     for named in (True, False):
-        quantization = ExportRecipe.get_recipe(recipe, improve=["rms_norms"] if named else True).quantization_recipe
+        quantization = ExportRecipe.get_recipe(
+            recipe, algorithms=["fused_rms_norms"] if named else True
+        ).quantization_recipe
         assert quantization is not None
-        found[named] = improvements_of(quantization)
+        found[named] = algorithms_of(quantization)
     usual = found[False]
-    assert found[True] == ("rms_norms",)
-    assert ("rms_norms" in usual) is (recipe not in (U55, U85))
-    assert {"bias", "norms"} <= set(usual)
+    assert found[True] == ("fused_rms_norms",)
+    assert ("fused_rms_norms" in usual) is (recipe not in (U55, U85))
+    assert {"bias_correction", "fused_norms"} <= set(usual)
 
 
 @pytest.mark.parametrize(

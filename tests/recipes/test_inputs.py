@@ -152,37 +152,37 @@ def test_a_tensor_that_is_given_twice_is_two_inputs() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (None, r"example_inputs is missing for method 'forward': give a list of input tuples"),
-        ([], "example_inputs of method 'forward' is empty"),
-        (iter(()), "example_inputs of method 'forward' is empty"),
+        (None, r"samples is missing for method 'forward': give a list of input tuples"),
+        ([], "samples of method 'forward' is empty"),
+        (iter(()), "samples of method 'forward' is empty"),
         (
             {"backward": [(X,)]},
-            "example_inputs: no method 'backward' in the model; it has 'forward'; keyword inputs go into a list: ",
+            "samples: no method 'backward' in the model; it has 'forward'; keyword inputs go into a list: ",
         ),
-        ([X], r"example_inputs\[0\] of method 'forward' must be a tuple of the model's inputs, got Tensor"),
-        (3, r"example_inputs of method 'forward' must be a list of input tuples, \[\(x,\)\], .*; got int"),
-        ("digits", r"example_inputs of method 'forward' must be a list .*; got str"),
-        (lambda: 3, r"example_inputs of method 'forward' must be a list .*; got int"),
-        (["text"], r"example_inputs\[0\] of method 'forward' is of type str; each sample must be a tensor or a tuple"),
-        ([(X,), {3: X}], r"example_inputs\[1\] of method 'forward' is of type dict; each sample must"),
+        ([X], r"samples\[0\] of method 'forward' must be a tuple of the model's inputs, got Tensor"),
+        (3, r"samples of method 'forward' must be a list of input tuples, \[\(x,\)\], .*; got int"),
+        ("digits", r"samples of method 'forward' must be a list .*; got str"),
+        (lambda: 3, r"samples of method 'forward' must be a list .*; got int"),
+        (["text"], r"samples\[0\] of method 'forward' is of type str; each sample must be a tensor or a tuple"),
+        ([(X,), {3: X}], r"samples\[1\] of method 'forward' is of type dict; each sample must"),
         (
             [(X,), (X, object())],
-            r"example_inputs\[1\]\[1\] of method 'forward' is <object object at .* \(object\); inputs are tensors",
+            r"samples\[1\]\[1\] of method 'forward' is <object object at .* \(object\); inputs are tensors",
         ),
-        ([({"a": {X}},)], r"example_inputs\[0\]\[0\]\['a'\] of method 'forward' is .* \(set\); inputs are tensors"),
+        ([({"a": {X}},)], r"samples\[0\]\[0\]\['a'\] of method 'forward' is .* \(set\); inputs are tensors"),
         (
             [(np.array(["a"]),)],
-            r"example_inputs\[0\]\[0\] of method 'forward' is an array of <U1, which PyTorch does not",
+            r"samples\[0\]\[0\] of method 'forward' is an array of <U1, which PyTorch does not",
         ),
-        ([(X,), (X, 2)], r"example_inputs\[1\] of method 'forward' has 2 inputs, the model takes 1"),
+        ([(X,), (X, 2)], r"samples\[1\] of method 'forward' has 2 inputs, the model takes 1"),
         (
             [(X, 2), (X, 3)],
-            r"example_inputs\[1\] .*, input 1 \('\[1\]'\) is 3, but 2 is what the model was captured with",
+            r"samples\[1\] .*, input 1 \('\[1\]'\) is 3, but 2 is what the model was captured with",
         ),
-        ([(X, 1), (X, True)], r"example_inputs\[1\] .*, input 1 \('\[1\]'\) is True, but 1 is what"),
-        ([(X,), (None,)], r"example_inputs\[1\] .*, input 0 \('\[0\]'\) is of type NoneType, not a tensor"),
-        ([([X],), ([X, X],)], r"example_inputs\[1\] of method 'forward' has another structure than the inputs"),
-        ([{"a": X}, {"b": X}], r"example_inputs\[1\] .* has the keyword inputs b, the model was captured with a"),
+        ([(X, 1), (X, True)], r"samples\[1\] .*, input 1 \('\[1\]'\) is True, but 1 is what"),
+        ([(X,), (None,)], r"samples\[1\] .*, input 0 \('\[0\]'\) is of type NoneType, not a tensor"),
+        ([([X],), ([X, X],)], r"samples\[1\] of method 'forward' has another structure than the inputs"),
+        ([{"a": X}, {"b": X}], r"samples\[1\] .* has the keyword inputs b, the model was captured with a"),
     ],
 )
 def test_wrong_example_inputs_are_refused(given: Any, message: str) -> None:
@@ -264,7 +264,7 @@ def test_batches_of_a_data_loader_are_split_or_joined(batch: int, captured: int,
     data = torch.rand(70, 3)
     data[69] *= 100  # in the last, partial batch
     loader = DataLoader(TensorDataset(data, torch.arange(70)), batch_size=batch)
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration=loader)
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration_samples=loader)
     result = export(nn.Linear(3, 2).eval(), recipe, [(data[:captured],)])
     quantization = result.report.methods[0].quantization
     assert quantization is not None
@@ -304,12 +304,12 @@ def _batch_warnings(given: Any, model: Any = None, **options: Any) -> list[str]:
 def test_batches_of_a_data_loader_that_decide_the_program_are_told(given: Any) -> None:
     (told,) = _batch_warnings(given() if given is not _loader else given)
     assert told.startswith("the DataLoader's batches of 32 make 'forward' a program of batch 32")
-    assert "give DataLoader(..., batch_size=1); or one sample as example_inputs, and the DataLoader as" in told
+    assert "give DataLoader(..., batch_size=1); or one sample as samples, and the DataLoader as" in told
 
 
 def test_the_remedies_for_batches_of_a_data_loader_give_programs_of_batch_1() -> None:
     assert not _batch_warnings(_loader(1))
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration=_loader())
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration_samples=_loader())
     result = export(nn.Linear(3, 2).eval(), recipe, torch.rand(1, 3))
     assert result.inputs[0].shape == (1, 3)
     assert not [note for note in result.report.notes if "batch" in note]
@@ -339,7 +339,7 @@ def test_sweeps_and_training_tell_of_batches() -> None:
     with pytest.warns(ArmRecipesWarning, match="program of batch 32"):
         *_, notes = captured(nn.Linear(3, 2), _loader(), "sweep")
     assert "program of batch 32" in notes[0]
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration=_loader())
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, calibration_samples=_loader())
     for prepared in (prepare_qat(nn.Linear(3, 2), recipe, _loader()), prepare_qat(nn.Linear(3, 2), recipe)):
         with pytest.warns(ArmRecipesWarning, match="program of batch 32"):
             assert "program of batch 32" in prepared.export().report.notes[0]

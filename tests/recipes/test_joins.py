@@ -44,7 +44,9 @@ class _Joined(nn.Module):
 
 
 def _exported(model: nn.Module, target: ArmRecipeType = INT8, *, joins: bool = True) -> ExportResult:
-    recipe = ExportRecipe.get_recipe(target, improve=["outputs", "joins"] if joins else ["outputs"])
+    recipe = ExportRecipe.get_recipe(
+        target, algorithms=["int16_outputs", "concat_scales"] if joins else ["int16_outputs"]
+    )
     return export(model.eval(), recipe, _SAMPLES[:-2], verify=True)
 
 
@@ -157,7 +159,7 @@ def test_biases_follow_the_operand_that_they_are_added_to() -> None:
 def test_a_model_that_is_trained_is_joined_as_its_program_is() -> None:
     torch.manual_seed(0)
     model = _Detector()
-    prepared = prepare_qat(model, ExportRecipe.get_recipe(INT8, improve=["joins"]), _SAMPLES)
+    prepared = prepare_qat(model, ExportRecipe.get_recipe(INT8, algorithms=["concat_scales"]), _SAMPLES)
     prepared.train()
     prepared(torch.randn(2, 3, 4, 8)).sum().backward()  # a form of other shapes
     prepared.eval()

@@ -315,7 +315,7 @@ def test_developer_tools(tmp_path: Any) -> None:
     """Of what a loop calls the Inspector has no layers; files and comparisons are as for other programs."""
     result, samples = _exported("lstm", "ETHOSU_U85_INT8", 3)
     assert isinstance(result.inspector(*samples[0]), Inspector)
-    result.save(tmp_path / "model.pte", etrecord=True, bundled=samples)
+    result.save(tmp_path / "model.pte", etrecord=True, bundled_samples=samples)
     assert torch.equal(load(tmp_path / "model.pte").run(*samples[0])[0], result.run(*samples[0]))
     (output,) = result.compare(samples).outputs
     assert output.gap is not None

@@ -122,7 +122,7 @@ def test_timesteps_are_wide_in_int8(kind: str) -> None:
     result = _exported(model, samples, kind)
     assert not result.report.cpu_operators
     assert sqnr([model(*samples[-1])], [result.run(*samples[-1])]) > 28
-    recipe = ExportRecipe.get_recipe(ArmRecipeType[kind], improve=[])
+    recipe = ExportRecipe.get_recipe(ArmRecipeType[kind], algorithms=[])
     with pytest.warns(ArmRecipesWarning, match="rounding leaves"):
         export(model.eval(), recipe, list(samples))
 
@@ -183,7 +183,7 @@ def test_an_export_ends_where_rounding_leaves_less_than_is_asked_for() -> None:
 def test_a_warning_stands_where_less_than_that_is_asked_for() -> None:
     torch.manual_seed(0)
     samples = [(torch.rand(2, 8) * 40,) for _ in range(4)]
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=1e-3, improve=False)
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, min_sqnr=1e-3, algorithms=False)
     with pytest.warns(ArmRecipesWarning, match=r"rounding leaves [0-5]\.\d dB"):
         export(Calls(lambda x: torch.cos(x * 12)).eval(), recipe, samples)
 

@@ -165,9 +165,9 @@ def test_weights_are_in_the_payload_where_there_is_one_method() -> None:
 def test_via_the_tosa_graphs() -> None:
     result = _exported("ETHOSU_U85_INT8")
     ours, theirs = (result.program() for _ in range(2))
-    theirs.twin = Program(result.reference_program())
+    theirs.reference = Program(result.reference_program())
     sample = prompt(PROMPT)
-    assert torch.equal(ours.run(*sample, method="prefill")[0], theirs.run(*sample, method="prefill", via="tosa")[0])
+    assert torch.equal(ours.run(*sample, method="prefill")[0], theirs.run(*sample, method="prefill", backend="tosa")[0])
 
 
 class Kept(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 
 from arm_recipes import ArmRecipe, ArmRecipeType, export
 from arm_recipes.recipe import options
-from arm_recipes.stages.quantize import improvements_of
+from arm_recipes.stages.quantize import algorithms_of
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
 ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU")]
@@ -31,7 +31,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"MACS": 128}, r"did you mean 'macs'\?"),
         (U85, {"zzzzz": 1}, r"unknown argument 'zzzzz' \(allowed: macs, .*dump_dir\)"),
         (ArmRecipeType.TOSA_INT8, {"macs": 128}, "unknown argument 'macs'; it belongs to Ethos-U recipes"),
-        (ArmRecipeType.TOSA_FP, {"calibration": []}, "'calibration'; it belongs to quantizing recipes"),
+        (ArmRecipeType.TOSA_FP, {"calibration_samples": []}, "'calibration'; it belongs to quantizing recipes"),
         (
             ArmRecipeType.VGF_FP,
             {"quantised_io": True},
@@ -87,22 +87,26 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"dump_dir": 4}, "dump_dir must be a directory for intermediate artefacts; got 4: not a path"),
         (
             U85,
-            {"calibration": torch.zeros(2, 3)},
-            r"got tensor of shape \(2, 3\): a single tensor; write calibration=",
+            {"calibration_samples": torch.zeros(2, 3)},
+            r"got tensor of shape \(2, 3\): a single tensor; write calibration_samples=",
         ),
         (
             U85,
-            {"calibration": {"a": []}},
-            r"a dict; give samples per method to export\(\) as example_inputs=",
+            {"calibration_samples": {"a": []}},
+            r"a dict; give samples per method to export\(\) as samples=",
         ),
-        (U85, {"calibration": "digits"}, "got 'digits': not iterable"),
-        (U85, {"calibration": 7}, "got 7: not iterable"),
+        (U85, {"calibration_samples": "digits"}, "got 'digits': not iterable"),
+        (U85, {"calibration_samples": 7}, "got 7: not iterable"),
         (U85, {"qat": 3}, "qat must be a function that trains the model that it is given; got 3: not callable"),
         (ArmRecipeType.TOSA_FP, {"qat": print}, "'qat'; it belongs to quantizing recipes"),
-        (U85, {"calibration": []}, r"got \[\]: it has no samples"),
+        (U85, {"calibration_samples": []}, r"got \[\]: it has no samples"),
         (U85, {"observer": "median"}, "observer must be one of 'mse', .*; got 'median': none of these"),
-        (U85, {"improve": "bias"}, "improve must be a bool, or a list of names of angles, .*: neither a bool nor"),
-        (U85, {"improve": ["bias", "luck"]}, r"got \['bias', 'luck'\]: there is no improvement 'luck'"),
+        (
+            U85,
+            {"algorithms": "bias_correction"},
+            "algorithms must be a bool, or a list of names of angles, .*: neither a bool nor",
+        ),
+        (U85, {"algorithms": ["bias_correction", "luck"]}, r"got \['bias', 'luck'\]: there is no improvement 'luck'"),
         (U85, {"sram_budget": 0}, "sram_budget must be a number of bytes, .*got 0: not positive"),
         (U85, {"sram_budget": "2 GB"}, "got '2 GB': not a number of bytes, of B, KiB, MiB, KB or MB"),
         (U85, {"flash_budget": 1e6}, "flash_budget must be .*got 1000000.0: neither an int nor a str"),
@@ -131,11 +135,11 @@ def test_a_long_value_is_shortened() -> None:
 def test_allowed_options_follow_from_the_name(recipe: ArmRecipeType) -> None:
     expected = {"require_full_delegation", "require_runnable", "dump_dir", "steps_per_call"}
     if not recipe.name.endswith("FP"):
-        expected |= {"per_channel", "calibration", "observer", "improve", "precisions", "qat"}
+        expected |= {"per_channel", "calibration_samples", "observer", "algorithms", "precisions", "qat"}
         expected |= {"quantized_io", "min_sqnr"}
     if recipe in ETHOS_U:
         expected |= {"macs", "system_config", "memory_mode", "extra_flags", "config_ini"}
-        expected |= {"sram_budget", "flash_budget", "tuning", "optimise"}
+        expected |= {"sram_budget", "flash_budget", "search_alternatives", "optimise"}
     if recipe.name.startswith("ETHOSU_U85"):
         expected |= {"direct_drive"}
     if recipe not in ETHOS_U:
@@ -169,31 +173,33 @@ def _copies(recipe: ExportRecipe) -> list[ExportRecipe]:
 def test_a_copy_of_a_recipe_makes_the_same_program() -> None:
     torch.manual_seed(0)
     model, samples = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), [(torch.randn(2, 8),)] * 2
-    recipe = ExportRecipe.get_recipe(U85, macs=512, precisions={"0": "A16W8"}, improve=["bias"], per_channel=False)
+    recipe = ExportRecipe.get_recipe(
+        U85, macs=512, precisions={"0": "A16W8"}, algorithms=["bias_correction"], per_channel=False
+    )
     buffers = [export(model, each, samples).buffer for each in (recipe, *_copies(recipe))]
     assert buffers[0] == buffers[1] == buffers[2]
 
 
 @pytest.mark.parametrize("name", ["TOSA_INT8", "VGF_INT8"])
 def test_a_copy_of_a_recipe_has_its_options(name: str) -> None:
-    recipe = ExportRecipe.get_recipe(ArmRecipeType[name], improve=["bias"])
+    recipe = ExportRecipe.get_recipe(ArmRecipeType[name], algorithms=["bias_correction"])
     for copied in _copies(recipe):
         assert isinstance(copied, ArmRecipe)
-        assert copied.to_dict() == {"recipe": name, "options": {"improve": ["bias"]}}
+        assert copied.to_dict() == {"recipe": name, "options": {"algorithms": ["bias_correction"]}}
         assert copied.quantization_recipe is not None
         combined = QuantizationRecipe(quantizers=copied.quantization_recipe.quantizers)  # all that is left then
-        assert improvements_of(copied.quantization_recipe) == improvements_of(combined) == ("bias",)
+        assert algorithms_of(copied.quantization_recipe) == algorithms_of(combined) == ("bias_correction",)
 
 
 def test_lists_are_copied() -> None:
     torch.manual_seed(0)
-    model, samples, improve = nn.Linear(8, 4).eval(), [(torch.ones(2, 8),)] * 2, ["bias", "outputs"]
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, improve=improve, calibration=samples)
+    model, samples, algorithms = nn.Linear(8, 4).eval(), [(torch.ones(2, 8),)] * 2, ["bias_correction", "int16_outputs"]
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.TOSA_INT8, algorithms=algorithms, calibration_samples=samples)
     assert isinstance(recipe, ArmRecipe)
     before = export(model, recipe, samples[:1]).buffer
-    improve.clear()
+    algorithms.clear()
     samples[:] = [(torch.zeros(2, 8),)] * 2
-    assert recipe.options["improve"] == ["bias", "outputs"]
+    assert recipe.options["algorithms"] == ["bias_correction", "int16_outputs"]
     assert export(model, recipe, samples[:1]).buffer == before
 
 
@@ -210,9 +216,9 @@ def test_defaults_are_filled_in() -> None:
         "extensions": None,
         "per_channel": True,
         "precisions": None,
-        "calibration": None,
+        "calibration_samples": None,
         "observer": "mse",
-        "improve": True,
+        "algorithms": True,
         "qat": None,
         "min_sqnr": None,
         "quantized_io": True,

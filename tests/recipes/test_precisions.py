@@ -112,7 +112,7 @@ def test_velas_encoder_needs_fewer_bits_for_15_levels(family: str) -> None:
     narrow, wide = (_export(R[f"ETHOSU_{family}_{precision}"]) for precision in ("A8W4", "INT8"))
     assert len(wide.buffer) - len(narrow.buffer) > 0.35 * WEIGHTS
     sample = _images()[-1]
-    assert torch.equal(narrow.run(*sample), narrow.run(*sample, via="tosa"))
+    assert torch.equal(narrow.run(*sample), narrow.run(*sample, backend="tosa"))
 
 
 def test_without_the_extension_levels_are_the_same() -> None:
@@ -189,7 +189,7 @@ CONFIGS = {
 def _quantized(model: nn.Module, samples: Samples, config: str, correct: bool) -> Tensor:
     """What the quantized graph gives for the samples; results in int16, whose own rounding does not show."""
     quantizer = TOSAQuantizer(TosaCompileSpec("TOSA-1.0+INT+int16+int4")).set_global(CONFIGS[config])
-    observed = ObservedProgram(exported(model, samples[0]), quantizer, improve=["outputs"])
+    observed = ObservedProgram(exported(model, samples[0]), quantizer, algorithms=["int16_outputs"])
     correction = BiasCorrection([observed]) if correct else None
     with torch.no_grad():
         for sample in samples:
@@ -273,8 +273,8 @@ def test_weights_are_rounded_for_what_they_sum() -> None:
     with torch.no_grad():
         expected = model.eval()(*samples[-1])
     found = []
-    for names in (["bias", "outputs"], ["bias", "outputs", "rounding"]):
-        recipe = ExportRecipe.get_recipe(R.TOSA_A8W4, improve=names)
+    for names in (["bias_correction", "int16_outputs"], ["bias_correction", "int16_outputs", "gptq"]):
+        recipe = ExportRecipe.get_recipe(R.TOSA_A8W4, algorithms=names)
         found.append(_sqnr(expected, export(model, recipe, samples[:-1]).run(*samples[-1])))
     assert found[1] > found[0] + 2
 
@@ -283,5 +283,8 @@ def test_weights_are_rounded_for_what_they_sum() -> None:
 def test_weights_of_which_few_inputs_are_known_are_rounded_as_they_are(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     model, samples = nn.Linear(shape[1], 8).eval(), [(torch.rand(shape),) for _ in range(3)]
-    recipes = [ExportRecipe.get_recipe(R.TOSA_A8W4, improve=names) for names in (["bias"], ["bias", "rounding"])]
+    recipes = [
+        ExportRecipe.get_recipe(R.TOSA_A8W4, algorithms=names)
+        for names in (["bias_correction"], ["bias_correction", "gptq"])
+    ]
     assert torch.equal(*(export(model, recipe, samples).run(*samples[0]) for recipe in recipes))

@@ -35,7 +35,7 @@ class Everything(nn.Module):
 
 
 def programs(dump_dir: str | None) -> list[bytes]:
-    """The program for TOSA and that for an Ethos-U, with their twins and records."""
+    """The program for TOSA and that for an Ethos-U, with their reference programs and records."""
     samples = [(torch.linspace(-1, 1, 48).reshape(1, 3, 4, 4) * factor,) for factor in (1, 2)]
     found = []
     for kind in (ArmRecipeType.TOSA_INT8, ArmRecipeType.ETHOSU_U85_INT8):

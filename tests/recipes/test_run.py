@@ -81,33 +81,35 @@ def test_several_methods(quantized_io: bool) -> None:
 def test_an_npus_program_runs_as_its_tosa_twin(tmp_path: Path) -> None:
     result, (x,) = _small(U85), images(1)[0]
     expected = _small(INT8).run(x)
-    path = result.save(tmp_path / "small.pte", tosa=True)
+    path = result.save(tmp_path / "small.pte", reference=True)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["small.pte", "small.tosa.pte"]
     program = arm_recipes.load(path)
     assert program.inputs == result.inputs
-    for via in ("tosa", None):
-        (output,) = program.run(x, via=via)
+    for backend in ("tosa", None):
+        (output,) = program.run(x, backend=backend)
         assert torch.equal(output, expected)
-        assert torch.equal(result.run(x, via=via), expected)
-    # Without the twin beside it.
+        assert torch.equal(result.run(x, backend=backend), expected)
+    # Without the reference program beside it.
     alone = arm_recipes.load(path.read_bytes())
     assert torch.equal(alone.run(x)[0], expected)
-    with pytest.raises(RunError, match=r"via='tosa' needs the TOSA graphs of this program, which are not there"):
-        alone.run(x, via="tosa")
-    (output,) = arm_recipes.load(path.read_bytes(), tosa=tmp_path / "small.tosa.pte").run(x, via="tosa")
+    with pytest.raises(RunError, match=r"backend='tosa' needs the TOSA graphs of this program, which are not there"):
+        alone.run(x, backend="tosa")
+    (output,) = arm_recipes.load(path.read_bytes(), reference=tmp_path / "small.tosa.pte").run(x, backend="tosa")
     assert torch.equal(output, expected)
 
 
 def test_the_twin_of_another_program_is_refused(tmp_path: Path) -> None:
-    path = _small(U85).save(tmp_path / "small.pte", tosa=True)
+    path = _small(U85).save(tmp_path / "small.pte", reference=True)
     stale = (tmp_path / "small.tosa.pte").read_bytes()
     _small(U85, per_channel=False).save(path)
     with pytest.warns(ArmRecipesWarning, match=r"small\.tosa\.pte' is left aside: .* was made from another program"):
-        assert arm_recipes.load(path).twin is None
-    with pytest.raises(RunError, match="the TOSA twin was made from another program, so it would give other results"):
-        arm_recipes.load(path, tosa=stale)
-    with pytest.raises(RunError, match="the TOSA twin was made from another program"):
-        arm_recipes.load(path, tosa=_small(INT8).buffer)  # it is the twin of none
+        assert arm_recipes.load(path).reference is None
+    with pytest.raises(
+        RunError, match="the reference program was made from another program, so it would give other results"
+    ):
+        arm_recipes.load(path, reference=stale)
+    with pytest.raises(RunError, match="the reference program was made from another program"):
+        arm_recipes.load(path, reference=_small(INT8).buffer)  # it is that of no program
 
 
 def test_a_kernel_that_the_runtime_lacks_is_named() -> None:

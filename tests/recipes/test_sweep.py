@@ -63,7 +63,7 @@ class Mixing(nn.Module):
 @pytest.fixture(scope="module")
 def eight() -> Sweep:
     with joblib.parallel_config(n_jobs=1):
-        return sweep(Small().eval(), images(), **EIGHT)
+        return sweep(Small().eval(), None, images(), **EIGHT)
 
 
 def _found(result: Sweep) -> list[tuple[str, str, str]]:
@@ -91,7 +91,7 @@ def test_defaults_are_all_that_vela_has() -> None:
 
 
 def _configurations(system_configs: str | None) -> tuple[Configuration, ...]:
-    options = {"calibration": None, "per_channel": True, "extra_flags": None, "config_ini": None}
+    options = {"calibration_samples": None, "per_channel": True, "extra_flags": None, "config_ini": None}
     return configurations(None, {"macs": None, "system_config": system_configs, "memory_mode": None}, options)
 
 
@@ -128,11 +128,13 @@ def test_forms_are_chosen_for_each_configuration() -> None:
     one: dict[str, Any] = {"macs": 256, "system_configs": U85, "memory_modes": "Sram_Only"}
     with joblib.parallel_config(n_jobs=1):
         found = [
-            sweep(model, samples, recipes="ETHOSU_U85_INT8", tuning=tuning, **one).rows[0].figures
+            sweep(model, "ETHOSU_U85_INT8", samples, search_alternatives=tuning, **one).rows[0].figures
             for tuning in (True, False)
         ]
     chosen, usual = (
-        export(model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, tuning=tuning), samples).report.delegates
+        export(
+            model, ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, search_alternatives=tuning), samples
+        ).report.delegates
         for tuning in (True, False)
     )
     cycles = [row.vela.total_cycles for row in (*chosen, *usual) if row.vela is not None]
@@ -144,7 +146,7 @@ def test_precisions_differ_in_accuracy() -> None:
     narrow: dict[str, Any] = {"macs": 256, "system_configs": U85, "memory_modes": "Sram_Only"}
     recipes = [ArmRecipeType.ETHOSU_U85_INT8, "ethosu_u85_a16w8"]
     with joblib.parallel_config(n_jobs=1):
-        result = sweep(Small().eval(), images(), recipes=recipes, **narrow)
+        result = sweep(Small().eval(), recipes, images(), **narrow)
     bytes_wide, words = result.rows
     assert (bytes_wide.recipe, words.recipe) == ("ETHOSU_U85_INT8", "ETHOSU_U85_A16W8")
     assert words.accuracy is not None
@@ -163,8 +165,8 @@ def test_delegates_add_up_and_the_cpu_is_counted() -> None:
     with joblib.parallel_config(n_jobs=1):
         result = sweep(
             Sorting().eval(),
+            "ETHOSU_U85_INT8",
             vectors(),
-            recipes="ETHOSU_U85_INT8",
             macs=256,
             system_configs=U85,
             memory_modes="Shared_Sram",
@@ -181,7 +183,7 @@ def test_state_begins_with_the_values_of_the_model() -> None:
     model = Mixing().eval()
     recipes = ["ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"]
     with joblib.parallel_config(n_jobs=1):
-        result = sweep(model, vectors(8), recipes=recipes, macs=256, memory_modes="Sram_Only")
+        result = sweep(model, recipes, vectors(8), macs=256, memory_modes="Sram_Only")
     assert torch.equal(model.state, torch.ones(1, 8))
     for row in result.rows:
         exported = export(Mixing().eval(), ExportRecipe.get_recipe(ArmRecipeType[row.recipe]), vectors(8))
@@ -203,9 +205,7 @@ def test_a_metric_gets_the_outputs_and_the_whole_sample() -> None:
         return float(sample[1])
 
     with joblib.parallel_config(n_jobs=1):
-        result = sweep(
-            Small().eval(), labelled, metric=rank, recipes="ETHOSU_U85_INT8", macs=256, memory_modes="Sram_Only"
-        )
+        result = sweep(Small().eval(), "ETHOSU_U85_INT8", labelled, metric=rank, macs=256, memory_modes="Sram_Only")
     assert seen == [((1, 4), index) for index in range(4)]  # once for all system configurations
     assert {row.accuracy for row in result.rows} == {1.5}
     assert result.metric == "rank"
@@ -217,7 +217,7 @@ def test_a_metric_gets_the_outputs_and_the_whole_sample() -> None:
 def test_what_no_npu_operator_is_found_for_is_a_row_with_the_reason() -> None:
     samples = [(torch.arange(8, dtype=torch.int32), torch.full((8,), bits, dtype=torch.int32)) for bits in (3, 5)]
     with joblib.parallel_config(n_jobs=1):
-        result = sweep(Masking().eval(), samples, macs=256, system_configs=[U55, U85], memory_modes="Sram_Only")
+        result = sweep(Masking().eval(), None, samples, macs=256, system_configs=[U55, U85], memory_modes="Sram_Only")
     without, having = result.rows
     assert without.figures is None
     assert without.error is not None
@@ -237,7 +237,7 @@ def test_a_failure_of_vela_is_a_row_and_is_tried_again(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(vela, "compile_tosa", crashing)
     with joblib.parallel_config(n_jobs=1):
-        result = sweep(Small().eval(), images(), folder=tmp_path, **EIGHT)
+        result = sweep(Small().eval(), None, images(), cache_dir=tmp_path, **EIGHT)
     failed = [row for row in result.rows if row.figures is None]
     assert [(row.target, row.memory_mode) for row in failed] == [
         ("ethos-u55-128", "Shared_Sram"),
@@ -248,7 +248,9 @@ def test_a_failure_of_vela_is_a_row_and_is_tried_again(monkeypatch: pytest.Monke
     assert "Vela crashed with SIGSEGV" in str(result)
     monkeypatch.undo()
     with joblib.parallel_config(n_jobs=1):
-        assert all(row.figures is not None for row in sweep(Small().eval(), images(), folder=tmp_path, **EIGHT).rows)
+        assert all(
+            row.figures is not None for row in sweep(Small().eval(), None, images(), cache_dir=tmp_path, **EIGHT).rows
+        )
 
 
 def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +261,7 @@ def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(ExportResult, "run", refuse)
     with joblib.parallel_config(n_jobs=1):
-        result = sweep(Small().eval(), images(), **EIGHT)
+        result = sweep(Small().eval(), None, images(), **EIGHT)
     assert [row.accuracy for row in result.rows] == [None] * 8
     assert all(row.figures is not None for row in result.rows)
     assert any("there is no C++ compiler" in note for note in result.notes)
@@ -288,30 +290,30 @@ def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.Monke
 )
 def test_wrong_arguments_raise_before_anything_is_done(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        sweep(None, None, **arguments)
+        sweep(None, None, None, **arguments)
 
 
 def test_a_model_in_training_mode_is_compiled_in_evaluation_mode(eight: Sweep) -> None:
     narrow: dict[str, Any] = {"recipes": "ETHOSU_U85_INT8", "macs": 256, "memory_modes": "Sram_Only"}
     model = Small()
     with joblib.parallel_config(n_jobs=1), pytest.warns(ArmRecipesWarning, match="in training mode"):
-        result = sweep(model, images(), system_configs=U85, **narrow)
+        result = sweep(model, None, images(), system_configs=U85, **narrow)
     assert result.rows == tuple(r for r in eight.rows if (r.target, r.memory_mode) == ("ethos-u85-256", "Sram_Only"))
     assert any("in training mode" in note for note in result.notes)
     assert model.training
 
 
 def test_samples_are_those_of_export() -> None:
-    with pytest.raises(ValueError, match="example_inputs is missing"):
-        sweep(Small(), None, **EIGHT)
+    with pytest.raises(ValueError, match="samples is missing"):
+        sweep(Small(), None, None, **EIGHT)
     with pytest.raises(ValueError, match="sweep takes one"):
-        sweep({"one": Small(), "two": Small()}, images(), **EIGHT)
+        sweep({"one": Small(), "two": Small()}, None, images(), **EIGHT)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="folder: cannot make"):
-        sweep(Small().eval(), images(), folder=tmp_path / "file" / "below", **EIGHT)
+        sweep(Small().eval(), None, images(), cache_dir=tmp_path / "file" / "below", **EIGHT)
 
 
 # What is kept.
@@ -324,7 +326,7 @@ def test_a_killed_sweep_goes_on(eight: Sweep, tmp_path: Path, monkeypatch: pytes
     assert len(before) == 3
     compiled = _counted(monkeypatch)
     with joblib.parallel_config(n_jobs=1):
-        result = sweep(Small().eval(), images(), folder=tmp_path, **EIGHT)
+        result = sweep(Small().eval(), None, images(), cache_dir=tmp_path, **EIGHT)
     assert result == eight
     assert len(compiled) == 5
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -352,16 +354,16 @@ def test_what_changed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     other = Small().eval()
     nn.init.constant_(other.head.weight, 0.5)
     with joblib.parallel_config(n_jobs=1):
-        first = sweep(Small().eval(), images(), memory_modes="Sram_Only", **narrow)
-        assert sweep(Small().eval(), images(), memory_modes="Sram_Only", **narrow) == first
+        first = sweep(Small().eval(), None, images(), memory_modes="Sram_Only", **narrow)
+        assert sweep(Small().eval(), None, images(), memory_modes="Sram_Only", **narrow) == first
         assert len(compiled) == 1
-        sweep(other, images(), memory_modes="Sram_Only", **narrow)
+        sweep(other, None, images(), memory_modes="Sram_Only", **narrow)
         assert len(compiled) == 2
-        sweep(Small().eval(), images(), memory_modes="Sram_Only", extra_flags=["--optimise=Size"], **narrow)
+        sweep(Small().eval(), None, images(), memory_modes="Sram_Only", extra_flags=["--optimise=Size"], **narrow)
         assert len(compiled) == 3
         for path in tmp_path.glob("*.json"):
             path.write_text(path.read_text()[:-20])  # damaged
-        assert sweep(Small().eval(), images(), memory_modes="Sram_Only", **narrow) == first
+        assert sweep(Small().eval(), None, images(), memory_modes="Sram_Only", **narrow) == first
         assert len(compiled) == 4
 
 
@@ -378,13 +380,15 @@ def test_outputs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(ExportResult, "run", counting)
     with joblib.parallel_config(n_jobs=1):
-        first = sweep(Small().eval(), images(), **narrow)
+        first = sweep(Small().eval(), None, images(), **narrow)
         assert len(runs) == 4
-        assert sweep(Small().eval(), images(), **narrow) == first
-        (row, *_) = sweep(Small().eval(), images(), metric=lambda outputs, sample: float(outputs.sum()), **narrow).rows
+        assert sweep(Small().eval(), None, images(), **narrow) == first
+        (row, *_) = sweep(
+            Small().eval(), None, images(), metric=lambda outputs, sample: float(outputs.sum()), **narrow
+        ).rows
         assert len(runs) == 4  # a metric is not part of what is kept
         assert row.accuracy != first.rows[0].accuracy
-        sweep(Small().eval(), images(3), **narrow)
+        sweep(Small().eval(), None, images(3), **narrow)
         assert len(runs) == 7
 
 
@@ -393,12 +397,12 @@ def test_outputs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_processes_give_the_same(eight: Sweep) -> None:
     with joblib.parallel_config(n_jobs=2):
-        assert sweep(Small().eval(), images(), **EIGHT) == eight
+        assert sweep(Small().eval(), None, images(), **EIGHT) == eight
 
 
 def test_a_backend_that_gives_results_at_the_end(eight: Sweep) -> None:
     with joblib.parallel_config(backend="multiprocessing", n_jobs=1):
-        assert sweep(Small().eval(), images(), **EIGHT) == eight
+        assert sweep(Small().eval(), None, images(), **EIGHT) == eight
 
 
 def test_on_a_dask_cluster(eight: Sweep) -> None:
@@ -406,7 +410,7 @@ def test_on_a_dask_cluster(eight: Sweep) -> None:
 
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
     with LocalCluster(**settings) as cluster, Client(cluster) as client, joblib.parallel_config(backend="dask"):
-        assert sweep(Small().eval(), images(), **EIGHT) == eight
+        assert sweep(Small().eval(), None, images(), **EIGHT) == eight
         workers = client.run(lambda: vela._worker._process is not None)
     assert len(workers) == 2
     assert all(workers.values())  # both had Vela
@@ -507,7 +511,7 @@ def _killed(folder: str) -> None:
 
     result_store.ResultStore.keep = then_die  # type: ignore[method-assign]
     with joblib.parallel_config(n_jobs=1):
-        sweep(Small().eval(), images(), folder=folder, **EIGHT)
+        sweep(Small().eval(), None, images(), cache_dir=folder, **EIGHT)
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ def test_a_captured_program_is_trained_in_its_shapes_with_the_calibration_of_the
     data: Any = [(torch.randn(4), 1) for _ in range(6)]
     loader: Any = torch.utils.data.DataLoader(data, batch_size=2)
     program = torch.export.export(_model().eval(), (torch.zeros(2, 4),))
-    recipe = ExportRecipe.get_recipe(INT8, calibration=loader)
+    recipe = ExportRecipe.get_recipe(INT8, calibration_samples=loader)
     for model in (program, _model()):
         prepared = prepare_qat(model, recipe).train()
         before = copy.deepcopy(prepared.state_dict())

@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tuned(folder: Path) -> Tuned:
-    return tune(Uneven().eval(), _samples(), _recipe(), budget={"cycles": 1.2}, folder=folder)
+    return tune(Uneven().eval(), _recipe(), _samples(), budget={"cycles": 1.2}, cache_dir=folder)
 
 
 def test_it_is_more_exact_within_the_budget(tuned: Tuned) -> None:
@@ -91,8 +91,8 @@ def test_samples_that_judge_neither_calibrate_nor_choose(tuned: Tuned, folder: P
     samples = _samples()
     assert tuned.samples == {"calibrated": 5, "chose": 3, "judged": 2}
     others = _samples(4, seed=7)
-    recipe = _recipe(calibration=samples[::2])
-    found = tune(Uneven().eval(), samples[1::4], recipe, budget={"cycles": 1.2}, held_out=others, folder=folder)
+    recipe = _recipe(calibration_samples=samples[::2])
+    found = tune(Uneven().eval(), recipe, samples[1::4], budget={"cycles": 1.2}, test_samples=others, cache_dir=folder)
     assert found.samples == {"calibrated": 5, "chose": 3, "judged": 4}
     assert found.chosen.precisions == tuned.chosen.precisions
     assert found.chosen.search_accuracy == tuned.chosen.search_accuracy
@@ -108,7 +108,7 @@ def test_samples_that_judge_neither_calibrate_nor_choose(tuned: Tuned, folder: P
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_too_few_samples_to_judge_with_are_told(count: int) -> None:
     model, given = _Writes().layer.eval(), _vectors()[:count]
-    found = tune(model, given, _recipe(ArmRecipeType.TOSA_INT8), progress=False)
+    found = tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, progress=False)
     told = [note for note in found.notes if "by which the program was chosen too" in note]
     assert bool(told) == (count < 4)
     assert all(c.accuracy == c.search_accuracy for c in found.candidates) == (count < 4)
@@ -117,9 +117,9 @@ def test_too_few_samples_to_judge_with_are_told(count: int) -> None:
 def test_held_out_samples_that_the_model_does_not_take() -> None:
     model, given = _Writes().layer.eval(), _vectors()
     with pytest.raises(ValueError, match=r"held_out\[0\].*shape \(4, 9\)"):
-        tune(model, given, _recipe(ArmRecipeType.TOSA_INT8), held_out=[(torch.zeros(4, 9),)])
+        tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, test_samples=[(torch.zeros(4, 9),)])
     with pytest.raises(ValueError, match="held_out: there are none"):
-        tune(model, given, _recipe(ArmRecipeType.TOSA_INT8), held_out=[])
+        tune(model, _recipe(ArmRecipeType.TOSA_INT8), given, test_samples=[])
 
 
 class _Judged:
@@ -138,7 +138,7 @@ def test_a_goal_that_is_reached_by_the_samples_that_choose_alone() -> None:
     labelled = [(x, i) for i, (x,) in enumerate(_vectors())]
     metric = _Judged([3], 0.25)
     recipe = _recipe(ArmRecipeType.TOSA_INT8)
-    found = tune(_Writes().layer.eval(), labelled, recipe, metric=metric, metric_at_least=0.5, progress=False)
+    found = tune(_Writes().layer.eval(), recipe, labelled, metric=metric, min_metric=0.5, progress=False)
     assert (found.chosen.search_accuracy, found.chosen.accuracy) == (1.0, 0.25)
     assert not found.reached
     assert any("reached by the samples that chose (1), and not by those that judge (0.25)" in n for n in found.notes)
@@ -162,7 +162,7 @@ def test_a_search_goes_on_where_it_was(tuned: Tuned, folder: Path, monkeypatch: 
     assert tuned.verified is not None
     rating = accuracy.Rating(0.0, 0.0, tuned.verified)  # of the program as it runs, which is made in any case
     monkeypatch.setattr(accuracy.Evaluator, "rated", lambda self, outputs: rating)
-    again = tune(Uneven().eval(), _samples(), _recipe(), budget={"cycles": 1.2}, folder=folder)
+    again = tune(Uneven().eval(), _recipe(), _samples(), budget={"cycles": 1.2}, cache_dir=folder)
     assert again.to_dict() == tuned.to_dict()
 
 
@@ -180,7 +180,7 @@ def test_it_is_told_in_words_and_figures(tuned: Tuned) -> None:
 
 def test_the_cheapest_that_is_exact_enough(tuned: Tuned, folder: Path) -> None:
     least = (tuned.base.search_accuracy + tuned.chosen.search_accuracy) / 2
-    found = tune(Uneven().eval(), _samples(), _recipe(), metric_at_least=least, folder=folder)
+    found = tune(Uneven().eval(), _recipe(), _samples(), min_metric=least, cache_dir=folder)
     assert found.reached
     exact = [c.price.of("cycles") for c in found.candidates if c.search_accuracy >= least]
     assert found.chosen.search_accuracy >= least
@@ -188,7 +188,7 @@ def test_the_cheapest_that_is_exact_enough(tuned: Tuned, folder: Path) -> None:
 
 
 def test_what_cannot_be_reached_comes_as_near_as_can_be(folder: Path) -> None:
-    found = tune(Uneven().eval(), _samples(), _recipe(), metric_at_least=200.0, folder=folder)
+    found = tune(Uneven().eval(), _recipe(), _samples(), min_metric=200.0, cache_dir=folder)
     assert not found.reached
     assert found.chosen.search_accuracy == max(c.search_accuracy for c in found.candidates)
     assert any("no program that was made reaches the goal" in note for note in found.notes)
@@ -203,7 +203,7 @@ def test_a_metric_of_the_users() -> None:
     def right(scores: Tensor, sample: tuple[Tensor, int]) -> bool:
         return int(scores.argmax()) == sample[1]
 
-    found = tune(model, labelled, _recipe(ArmRecipeType.TOSA_INT8), metric=right, metric_within=0.0)
+    found = tune(model, _recipe(ArmRecipeType.TOSA_INT8), labelled, metric=right, max_drop=0.0)
     assert found.metric == "right"
     assert found.goal == "right at least 1"
     assert found.chosen.accuracy == found.verified == 1.0
@@ -212,7 +212,8 @@ def test_a_metric_of_the_users() -> None:
 
 
 def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
-    found = tune(Uneven().eval(), _samples(), _recipe(), precisions=["INT8_PER_TENSOR"], budget={"flash": 1.0})
+    names = ["INT8_PER_TENSOR"]
+    found = tune(Uneven().eval(), _recipe(), _samples(), candidate_precisions=names, budget={"flash": 1.0})
     assert {region.precision for region in found.regions} <= {"INT8", "INT8_PER_TENSOR"}
     assert found.chosen.price.flash <= found.base.price.flash
     assert found.chosen.search_accuracy >= found.base.search_accuracy
@@ -227,10 +228,10 @@ def test_scales_for_all_channels_or_for_each(folder: Path) -> None:
         ({"budget": {"flash": "many"}}, "budget: flash must be bytes"),
         ({"budget": {"cycles": -1.0}}, "budget: cycles must be positive"),
         ({"budget": {}}, "budget: {} is no dict with limits"),
-        ({"metric_at_least": "30"}, "metric_at_least: '30' is no number"),
-        ({"metric_at_least": float("nan")}, "metric_at_least: nan is no number"),
-        ({"metric_within": 0.5}, "give metric_at_least"),
-        ({"metric_at_least": 3.0, "metric_within": 0.5}, "give one of them"),
+        ({"min_metric": "30"}, "min_metric: '30' is no number"),
+        ({"min_metric": float("nan")}, "min_metric: nan is no number"),
+        ({"max_drop": 0.5}, "give min_metric"),
+        ({"min_metric": 3.0, "max_drop": 0.5}, "give one of them"),
         ({"metric": 3}, "metric: 3 is not callable"),
         ({"precisions": ["INT16"]}, "precisions: there is no precision 'INT16'"),
         ({"precisions": ["FP"]}, "'FP' is for VGF recipes"),
@@ -243,7 +244,7 @@ def test_wrong_arguments_say_what_is_wrong(arguments: dict[str, Any], message: s
     given = {"samples": _samples(4), "recipe": U85, **arguments}
     recipe = _recipe(given.pop("recipe"))
     with pytest.raises(ValueError, match=message.replace("{}", r"\{\}")):
-        tune(Uneven().eval(), given.pop("samples"), recipe, progress=False, **given)
+        tune(Uneven().eval(), recipe, given.pop("samples"), progress=False, **given)
 
 
 class _Writes(nn.Module):
@@ -267,15 +268,15 @@ def _vectors() -> list[tuple[Tensor, ...]]:
 
 def test_samples_stay_as_they_are_though_the_model_writes_into_them() -> None:
     given = _vectors()
-    found = tune(_Writes().eval(), given, _recipe(ArmRecipeType.TOSA_INT8), progress=False)
+    found = tune(_Writes().eval(), _recipe(ArmRecipeType.TOSA_INT8), given, progress=False)
     assert all(torch.equal(one[0], other[0]) for one, other in zip(given, _vectors(), strict=True))
     assert found.base.accuracy > 25
     assert found.verified == pytest.approx(found.chosen.accuracy, abs=1)
 
 
 def test_programs_of_integers_are_measured_in_real_numbers() -> None:
-    recipe = _recipe(ArmRecipeType.TOSA_INT8, quantized_io=True, improve={"bias"})
-    found = tune(_Writes().layer.eval(), _vectors(), recipe, progress=False)
+    recipe = _recipe(ArmRecipeType.TOSA_INT8, quantized_io=True, algorithms={"bias_correction"})
+    found = tune(_Writes().layer.eval(), recipe, _vectors(), progress=False)
     assert found.best.inputs[0].dtype == "int8"
     assert found.verified == pytest.approx(found.chosen.accuracy, abs=1)
 
@@ -284,7 +285,7 @@ def test_programs_of_integers_are_measured_in_real_numbers() -> None:
 def test_what_is_damaged_in_the_folder_is_made_again(content: str, tmp_path: Path) -> None:
     def search() -> dict[str, Any]:
         recipe = _recipe(ArmRecipeType.TOSA_INT8)
-        return tune(_Writes().layer.eval(), _vectors(), recipe, folder=tmp_path, progress=False).to_dict()
+        return tune(_Writes().layer.eval(), recipe, _vectors(), cache_dir=tmp_path, progress=False).to_dict()
 
     expected = search()
     for file in tmp_path.iterdir():
@@ -294,25 +295,25 @@ def test_what_is_damaged_in_the_folder_is_made_again(content: str, tmp_path: Pat
 
 def test_precisions_that_are_chosen_already_are_refused() -> None:
     with pytest.raises(ValueError, match="it has precisions already"):
-        tune(Uneven().eval(), _samples(4), _recipe(precisions={"head": "A16W8"}))
+        tune(Uneven().eval(), _recipe(precisions={"head": "A16W8"}), _samples(4))
     with pytest.raises(TypeError, match="recipe: must be ExportRecipe"):
-        tune(Uneven().eval(), _samples(4), U85)  # type: ignore[arg-type]
+        tune(Uneven().eval(), U85, _samples(4))  # type: ignore[arg-type]
 
 
 # -- recipes that are written down -----------------------------------------------------------------------------------
 
 
 def test_what_was_given_can_be_changed_afterwards() -> None:
-    precisions, improve = {"head": "A16W8"}, {"outputs", "bias"}
-    recipe = _recipe(precisions=precisions, improve=improve)
+    precisions, algorithms = {"head": "A16W8"}, {"int16_outputs", "bias_correction"}
+    recipe = _recipe(precisions=precisions, algorithms=algorithms)
     precisions["head"] = "INT8"
-    improve.clear()
+    algorithms.clear()
     told = json.loads(json.dumps(recipe.to_dict()))["options"]
-    assert told == {"precisions": {"head": "A16W8"}, "improve": ["bias", "outputs"]}
+    assert told == {"precisions": {"head": "A16W8"}, "algorithms": ["bias_correction", "int16_outputs"]}
 
 
 def test_a_recipe_is_written_down(tmp_path: Path) -> None:
-    recipe = _recipe(macs=512, precisions={"head": "A16W8"}, calibration=_samples(2), dump_dir=tmp_path)
+    recipe = _recipe(macs=512, precisions={"head": "A16W8"}, calibration_samples=_samples(2), dump_dir=tmp_path)
     told = json.loads(json.dumps(recipe.to_dict()))
     options = {"macs": 512, "precisions": {"head": "A16W8"}, "dump_dir": str(tmp_path)}
     assert told == {"recipe": "ETHOSU_U85_INT8", "options": options}
@@ -355,14 +356,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     base = [str(tmp_path / "model.pt2"), "--recipe", "ethosu_u85_int8"]
     wanted = ["--samples", str(tmp_path / "samples.npz"), "--cycles", "1.2", "--save", str(tmp_path / "tuned.json")]
     np.savez(tmp_path / "others.npz", x=torch.cat([x for (x,) in _samples(4, seed=7)]).numpy())
-    wanted += ["--held-out", str(tmp_path / "others.npz")]
+    wanted += ["--test-samples", str(tmp_path / "others.npz")]
     assert main.main(["tune", *base, *wanted, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["reached"]
     assert told["samples"] == {"calibrated": 3, "chose": 3, "judged": 4}
     assert json.loads((tmp_path / "tuned.json").read_text()) == told["recipe"]
     output = ["-o", str(tmp_path / "model.pte")]
-    tuned = ["--tuned", str(tmp_path / "tuned.json"), "--calibration", str(tmp_path / "samples.npz")]
+    tuned = ["--tuned", str(tmp_path / "tuned.json"), "--calibration-samples", str(tmp_path / "samples.npz")]
     assert main.main(["export", str(tmp_path / "model.pt2"), *tuned, *output]) == 0
     assert (tmp_path / "model.pte").exists()
 
@@ -386,10 +387,10 @@ class _Norm(nn.Module):
         return self.last(x * torch.rsqrt(self.square(x).mean(-1, keepdim=True) + 1e-6))
 
 
-@pytest.mark.parametrize(("improve", "modules"), [(True, ("", "last")), (False, ("square", "", "last"))])
-def test_modules_that_compute_are_those_of_the_improved_program(improve: bool, modules: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("algorithms", "modules"), [(True, ("", "last")), (False, ("square", "", "last"))])
+def test_modules_that_compute_are_those_of_the_improved_program(algorithms: bool, modules: tuple[str, ...]) -> None:
     program = torch.export.export(_Norm().eval(), _vectors()[0])
-    recipe = _recipe(ArmRecipeType.TOSA_INT8, improve=improve)
+    recipe = _recipe(ArmRecipeType.TOSA_INT8, algorithms=algorithms)
     assert regions.computing_modules(program, recipe) == modules
 
 

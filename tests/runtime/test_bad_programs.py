@@ -296,8 +296,8 @@ def test_an_integer_overflow() -> None:
 
 def test_a_program_without_its_tosa_twin() -> None:
     program = load(small(U55).buffer)
-    with pytest.raises(RunError, match=r"via='tosa' needs the TOSA graphs of this program, which are not there\."):
-        program.run(*images(1)[0], via="tosa")
+    with pytest.raises(RunError, match=r"backend='tosa' needs the TOSA graphs of this program, which are not there\."):
+        program.run(*images(1)[0], backend="tosa")
 
 
 def test_a_program_for_an_unknown_backend() -> None:

@@ -93,7 +93,7 @@ def _export(folder: Path) -> list[Path]:
     shapes = (1, 3, 8, 8), (1, 4, 8, 8)
     samples = [tuple(torch.randn(shape, generator=generator) for shape in shapes) for _ in range(2)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, quantized_io=True)
-    buffer = export(_Several().eval(), recipe, example_inputs=samples).buffer
+    buffer = export(_Several().eval(), recipe, samples=samples).buffer
     program = deserialize_pte_binary(buffer).program
     plan = program.execution_plan[0]
     assert not plan.operators

@@ -38,7 +38,7 @@ U55, U65, U85 = (ArmRecipeType[f"ETHOSU_{npu}_INT8"] for npu in ("U55", "U65", "
 
 def _equal(result: ExportResult, *inputs: Tensor) -> bool:
     """Whether the program's integers are those of its TOSA graphs, and so all that follows from them."""
-    ours, theirs = result.run(*inputs), result.run(*inputs, via="tosa")
+    ours, theirs = result.run(*inputs), result.run(*inputs, backend="tosa")
     assert isinstance(ours, Tensor)
     assert ours.unique().numel() > 1
     return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
@@ -69,7 +69,7 @@ def test_a_program_gives_the_numbers_of_its_tosa_graph(recipe: ArmRecipeType, qu
 )
 def test_configurations(recipe: ArmRecipeType, options: dict[str, Any]) -> None:
     result, x = wide(recipe, **options)
-    ours, theirs = result.run(x), result.run(x, via="tosa")
+    ours, theirs = result.run(x), result.run(x, backend="tosa")
     assert [output.shape for output in ours] == [(1, 40, 9, 9), (1, 40)]
     assert all(map(torch.equal, ours, theirs))
 
@@ -122,7 +122,7 @@ def test_all_kinds_of_tensors() -> None:
     result = export(Numbers().eval(), ExportRecipe.get_recipe(U85), [sample])
     assert result.report.cpu_operators == ()
     for given in (sample, (-x.flip(1), -sample[1], ~sample[2])):
-        ours, theirs = result.run(*given), result.run(*given, via="tosa")
+        ours, theirs = result.run(*given), result.run(*given, backend="tosa")
         assert [output.dtype for output in ours] == [torch.int32, torch.float32, torch.bool]
         assert all(map(torch.equal, ours, theirs))
 
@@ -135,14 +135,14 @@ def test_operators_between_delegates_and_state(recipe: ArmRecipeType, tmp_path: 
     """Every method has delegates, memory and buffers of its own, and so has every loaded program."""
     models = {"first": Counting().eval(), "between": Between().eval(), "second": Counting().eval()}
     result = export(models, ExportRecipe.get_recipe(recipe), dict.fromkeys(models, vectors(4)))
-    path = result.save(tmp_path / "methods.pte", tosa=True)
+    path = result.save(tmp_path / "methods.pte", reference=True)
     assert [len(method.delegates) for method in result.report.methods if method.name == "between"] == [2]
     programs = [load(path), load(path)]
     (x,) = vectors(1)[0]
     seen = []
     for index, method in [(0, "first"), (0, "second"), (1, "first"), (0, "between"), (0, "first"), (0, "first")]:
         outputs = programs[index].run(x, method=method)
-        assert all(map(torch.equal, outputs, programs[index].run(x, method=method, via="tosa")))
+        assert all(map(torch.equal, outputs, programs[index].run(x, method=method, backend="tosa")))
         seen.append((method, outputs[0]))
     firsts = [output for method, output in seen if method == "first"]
     assert torch.equal(firsts[0], firsts[1])  # of two programs

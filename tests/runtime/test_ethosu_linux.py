@@ -46,7 +46,7 @@ class TwoOutputs(torch.nn.Module):
 
 @pytest.mark.parametrize(
     "options",
-    [{"quantized_io": True, "direct_drive": True}, {"extra_flags": DIRECT_DRIVE, "improve": False}],
+    [{"quantized_io": True, "direct_drive": True}, {"extra_flags": DIRECT_DRIVE, "algorithms": False}],
     ids=["integers", "floats"],
 )
 def test_exported_program(backend_test: Path, tmp_path: Path, options: dict[str, Any]) -> None:
@@ -54,7 +54,7 @@ def test_exported_program(backend_test: Path, tmp_path: Path, options: dict[str,
     torch.manual_seed(0)
     inputs = [(torch.randn(1, 3, 8, 8), torch.randn(1, 8, 8, 8)) for _ in range(2)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, **options)
-    result = export(TwoOutputs().eval(), recipe, example_inputs=inputs)
+    result = export(TwoOutputs().eval(), recipe, samples=inputs)
     # The package's runtime has no such kernel: runtime/host/cortex_m_kernels.cpp does.
     assert (b"cortex_m::quantize_per_tensor" in result.buffer) is ("quantized_io" not in options)
     result.save(tmp_path / "model.pte")

@@ -33,8 +33,8 @@ def _equal(result: ExportResult, device: Firmware, *inputs: Tensor) -> bool:
     done = device.run(*inputs)
     assert done.ok, done.printed
     assert done.printed.splitlines() == _EVENTS
-    for via in (None, "tosa"):
-        expected = result.run(*inputs, via=via)
+    for backend in (None, "tosa"):
+        expected = result.run(*inputs, backend=backend)
         expected = (expected,) if isinstance(expected, Tensor) else expected
         assert all(output.unique().numel() > 1 for output in expected)
         if not all(map(torch.equal, done.outputs, expected)):

@@ -661,10 +661,10 @@ class _Heads(torch.nn.Module):
         return torch.softmax(parts[0] @ parts[1].transpose(-1, -2), -1) @ parts[2]
 
 
-@pytest.mark.parametrize("tuning", [True, False])
-def test_transpositions_of_five_dimensions_cost_what_those_of_four_do(tuning: bool) -> None:
+@pytest.mark.parametrize("search_alternatives", [True, False])
+def test_transpositions_of_five_dimensions_cost_what_those_of_four_do(search_alternatives: bool) -> None:
     """93,372 cycles each, of 14,392, where a dimension of size 1 stands between the others."""
-    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, tuning=tuning)
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, search_alternatives=search_alternatives)
     samples = [(torch.randn(1, 32, 64),) for _ in range(2)]
     together, apart = (export(_Heads(together=way).eval(), recipe, samples).report.delegates for way in (True, False))
     cycles = [sum(made.vela.total_cycles for made in each if made.vela) for each in (together, apart)]
@@ -674,8 +674,8 @@ def test_transpositions_of_five_dimensions_cost_what_those_of_four_do(tuning: bo
 def test_the_report_says_what_was_chosen() -> None:
     x = torch.randn(1, 8, 14, 14).to(memory_format=torch.channels_last)
     tuned, usual = (
-        export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, tuning=tuning), [(x,)])
-        for tuning in (True, False)
+        export(_Pools(), ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_INT8, search_alternatives=search), [(x,)])
+        for search in (True, False)
     )
     assert any("1 max pools as cascades of small ones" in note for note in tuned.report.notes)
     assert not any("cascades" in note for note in usual.report.notes)
@@ -691,8 +691,8 @@ def test_where_vela_fails_on_chosen_forms_there_are_the_usual_ones(monkeypatch: 
     compiled, tried = size_or_speed.compile_payload, list[bool]()
 
     def failing(spec: EthosUCompileSpec, *arguments: Any, **keywords: Any) -> Payload:
-        tried.append(spec.tuning)
-        if spec.tuning or len(tried) > 2:
+        tried.append(spec.search_alternatives)
+        if spec.search_alternatives or len(tried) > 2:
             raise CompileError(f"Vela crashed ({len(tried)})", delegate="arm_0")
         return compiled(spec, *arguments, **keywords)
 

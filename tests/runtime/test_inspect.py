@@ -1,4 +1,5 @@
-"""What ``inspect`` tells about real programs, as data, text, HTML and on the command line, and about damaged ones."""
+"""What ``inspect_program`` tells about real programs, as data, text, HTML and on the command line, and about damaged
+ones."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from arm_recipes.cli.main import main
 from arm_recipes.runtime import build, tosa_graph
 from arm_recipes.runtime.errors import PayloadError, RuntimeUnavailable
 from arm_recipes.runtime.ethosu_payload import EthosUPayload, EthosUTensor, read_payload
-from arm_recipes.runtime.inspect import DelegateInspection, inspect
+from arm_recipes.runtime.inspect import DelegateInspection, inspect_program
 from arm_recipes.runtime.payloads import VgfPayload, read_vgf
 from arm_recipes.runtime.pte import ProgramError, read
 from arm_recipes.runtime.tensor_info import TensorInfo
@@ -24,7 +25,7 @@ from tests.runtime.schemas import agree
 
 
 def _only(name: str) -> DelegateInspection:
-    (delegate,) = inspect(program(name)).methods[0].delegates
+    (delegate,) = inspect_program(program(name)).methods[0].delegates
     return delegate
 
 
@@ -39,7 +40,7 @@ def test_tosa() -> None:
     (given,), (result,) = delegate.payload.inputs, delegate.payload.outputs
     assert (given.dtype, given.shape, result.dtype, result.shape) == ("int8", (1, 3, 8, 8), "int16", (1, 4))
     assert delegate.compile_specs["tosa_spec"] == "TOSA-1.0+INT+int16"
-    method = inspect(program("tosa")).methods[0]
+    method = inspect_program(program("tosa")).methods[0]
     assert method.inputs == (TensorInfo("x", "float32", (1, 3, 8, 8)),)
     assert method.operators == ("cortex_m::quantize_per_tensor.out", "cortex_m::dequantize_per_tensor.out")
     assert method.planned_bytes > 0
@@ -66,7 +67,7 @@ def test_field_numbers_of_tosa_are_those_of_its_schema() -> None:
 
 
 def test_ethosu() -> None:
-    inspection = inspect(program("ethosu"))
+    inspection = inspect_program(program("ethosu"))
     payload = inspection.methods[0].delegates[0].payload
     assert isinstance(payload, EthosUPayload)
     assert (payload.product, payload.macs, payload.stream) == (55, 128, "COP1")
@@ -99,7 +100,7 @@ def _blocks(payload: bytes) -> dict[str, bytes]:
 
 
 def test_quantized_inputs_and_outputs() -> None:
-    inspection = inspect(program("ethosu"))
+    inspection = inspect_program(program("ethosu"))
     method, constants = inspection.methods[0], read(program("ethosu")).methods
     for side, (tensor,) in (("input", method.inputs), ("output", method.outputs)):
         assert isinstance(tensor, TensorInfo)
@@ -122,14 +123,14 @@ def test_vgf() -> None:
 def test_other_backends_and_constants() -> None:
     delegate = _only("xnnpack")
     assert (delegate.backend, delegate.payload, delegate.problem) == ("XnnpackBackend", None, None)
-    assert inspect(program("xnnpack")).methods[0].inputs == (TensorInfo("input0", "float32", (1, 8)),)
-    inspection = inspect(program("tosa"))
+    assert inspect_program(program("xnnpack")).methods[0].inputs == (TensorInfo("input0", "float32", (1, 8)),)
+    inspection = inspect_program(program("tosa"))
     assert inspection.constants["label"] == ("digits",)
-    assert inspect(program("xnnpack")).named_data
+    assert inspect_program(program("xnnpack")).named_data
 
 
 def test_several_methods() -> None:
-    inspection = inspect(program("segments"))
+    inspection = inspect_program(program("segments"))
     assert [method.name for method in inspection.methods] == ["encode", "sort"]
     assert [len(method.delegates) for method in inspection.methods] == [1, 2]
     assert inspection.methods[1].operators == ("aten::topk.values",)
@@ -139,7 +140,9 @@ def test_several_methods() -> None:
 
 def test_stored_names() -> None:
     names = {"methods": {"forward": {"inputs": ["picture"], "outputs": ["digit"]}}}
-    method = inspect(rewritten(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()})).methods[0]
+    method = inspect_program(
+        rewritten(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()})
+    ).methods[0]
     assert (method.inputs[0].name, method.outputs[0].name) == ("picture", "digit")
 
 
@@ -158,12 +161,12 @@ def test_stored_names() -> None:
     ids=lambda stored: stored[:12].decode(errors="replace"),
 )
 def test_nonsense_in_place_of_names(stored: bytes) -> None:
-    method = inspect(rewritten(program("ethosu"), named_data={"arm_recipes": stored})).methods[0]
+    method = inspect_program(rewritten(program("ethosu"), named_data={"arm_recipes": stored})).methods[0]
     assert (method.inputs[0].name, method.outputs[0].name) == ("input0", "output0")
 
 
 def test_text_and_html() -> None:
-    inspection = inspect(program("ethosu"))
+    inspection = inspect_program(program("ethosu"))
     text = str(inspection)
     for line in (
         "Inputs and outputs\n  in   x        int8[1, 3, 8, 8] scale=",
@@ -178,7 +181,7 @@ def test_text_and_html() -> None:
 
 def test_names_cannot_move_the_cursor() -> None:
     names = {"methods": {"forward": {"inputs": ["a\x1b[2J\nb"], "outputs": ["<b>é"]}}}
-    inspection = inspect(rewritten(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()}))
+    inspection = inspect_program(rewritten(program("ethosu"), named_data={"arm_recipes": json.dumps(names).encode()}))
     assert r"a\x1b[2J\nb" in str(inspection)
     assert "\x1b" not in str(inspection)
     assert "&lt;b&gt;é" in inspection._repr_html_()
@@ -186,7 +189,7 @@ def test_names_cannot_move_the_cursor() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_dict_is_json(name: str) -> None:
-    inspection = inspect(program(name))
+    inspection = inspect_program(program(name))
     told = json.loads(json.dumps(inspection.to_dict()))
     assert told["program_bytes"] == len(program(name))
     assert [method["name"] for method in told["methods"]] == [method.name for method in inspection.methods]
@@ -201,16 +204,16 @@ def test_dict_is_json(name: str) -> None:
     ],
 )
 def test_a_damaged_payload_hides_nothing_else(name: str, at: int, reason: str) -> None:
-    inspection = inspect(_with_payload(name, at))
+    inspection = inspect_program(_with_payload(name, at))
     delegate = inspection.methods[0].delegates[0]
     assert delegate.payload is None
     assert reason in (delegate.problem or "")
     assert re.search(rf"\n  not readable +.*{re.escape(reason)}", str(inspection))
-    assert inspection.methods[0].operators == inspect(program(name)).methods[0].operators
+    assert inspection.methods[0].operators == inspect_program(program(name)).methods[0].operators
 
 
 def test_a_damaged_ethosu_payload() -> None:
-    delegate = inspect(_with_payload("ethosu", 2)).methods[0].delegates[0]
+    delegate = inspect_program(_with_payload("ethosu", 2)).methods[0].delegates[0]
     assert delegate.payload is None
     assert delegate.problem
     with pytest.raises(PayloadError):
@@ -242,7 +245,7 @@ def test_no_compiler_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_fast_scratch(specs: dict[str, bytes], told: int | None, text: str | None) -> None:
     """The stream of an Ethos-U55 or U65 does not tell how much it uses: a compile spec does."""
-    inspection = inspect(rewritten(program("ethosu"), compile_specs=specs))
+    inspection = inspect_program(rewritten(program("ethosu"), compile_specs=specs))
     payload = inspection.methods[0].delegates[0].payload
     assert isinstance(payload, EthosUPayload)
     assert payload.fast_scratch_bytes == told
@@ -254,7 +257,7 @@ def test_fast_scratch(specs: dict[str, bytes], told: int | None, text: str | Non
 
 
 def test_a_size_of_fast_scratch_that_is_none() -> None:
-    inspection = inspect(rewritten(program("ethosu"), compile_specs={"fast_scratch_size": b"1024 "}))
+    inspection = inspect_program(rewritten(program("ethosu"), compile_specs={"fast_scratch_size": b"1024 "}))
     problem = inspection.methods[0].delegates[0].problem
     assert problem == "damaged: the compile spec fast_scratch_size has 5 bytes, not 4"
 
@@ -285,23 +288,23 @@ def test_truncated_payloads(name: str) -> None:
 def test_path(tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(program("tosa"))
-    assert inspect(path) == inspect(str(path)) == inspect(program("tosa"))
+    assert inspect_program(path) == inspect_program(str(path)) == inspect_program(program("tosa"))
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(
         ProgramError, match=r"model.pte': not an ExecuTorch program \(magic b'ing ', expected b'ET12'\)"
     ):
-        inspect(path)
+        inspect_program(path)
     with pytest.raises(ValueError, match=r"cannot read '.*none': No such file or directory"):
-        inspect(tmp_path / "none")
+        inspect_program(tmp_path / "none")
 
 
 def test_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pte"
     path.write_bytes(program("tosa"))
-    assert main(["inspect", str(path)]) == 0
-    assert capsys.readouterr().out == f"{inspect(path)}\n"
-    assert main(["inspect", str(path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(inspect(path).to_dict()))
+    assert main(["inspect_program", str(path)]) == 0
+    assert capsys.readouterr().out == f"{inspect_program(path)}\n"
+    assert main(["inspect_program", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(inspect_program(path).to_dict()))
     path.write_bytes(program("tosa")[:-1])
-    assert main(["inspect", str(path)]) == 2
+    assert main(["inspect_program", str(path)]) == 2
     assert f"error: '{path}': truncated" in capsys.readouterr().err

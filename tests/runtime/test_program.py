@@ -67,7 +67,7 @@ def test_real_numbers_are_those_of_the_reference_model(recipe: ArmRecipeType) ->
 @pytest.mark.parametrize("recipe", [INT8, A16W8, VGF_INT8], ids=_name)
 def test_the_boundary_quantizes_as_pytorch_does(recipe: ArmRecipeType) -> None:
     # With improvements, results become real numbers from int16.
-    program, inner = load(small(recipe, improve=False).buffer), small(recipe, quantized_io=True, improve=False)
+    program, inner = load(small(recipe, algorithms=False).buffer), small(recipe, quantized_io=True, algorithms=False)
     (source,), (sink,) = inner.inputs, inner.outputs
     q, dq = torch.ops.quantized_decomposed.quantize_per_tensor, torch.ops.quantized_decomposed.dequantize_per_tensor
     for (x,) in images(8):
@@ -209,7 +209,7 @@ def test_methods_that_share_a_buffer_see_each_others_writes() -> None:
 
 @pytest.mark.parametrize("recipe", [INT8, VGF_INT8, U55], ids=_name)
 def test_a_program_of_executorchs_own_export(recipe: ArmRecipeType) -> None:
-    program, ours = load(plain(recipe)), load(small(recipe, improve=False).buffer)  # these are of our own stage
+    program, ours = load(plain(recipe)), load(small(recipe, algorithms=False).buffer)  # these are of our own stage
     assert program.content.named_data == {}
     assert [value.name for value in (*program.inputs, *program.outputs)] == ["input0", "output0"]
     assert [str(value) for value in program.inputs] == [str(value) for value in ours.inputs]
@@ -313,14 +313,16 @@ def test_inputs_by_name() -> None:
 def test_via_tosa() -> None:
     (x,) = images(1)[0]
     program = load(small(INT8).buffer)
-    assert program.runs_via_tosa
-    assert torch.equal(program.run(x, via="tosa")[0], program.run(x)[0])
-    with pytest.raises(ValueError, match="via='npu': the only other way to run a program is via='tosa'"):
-        program.run(x, via="npu")  # type: ignore[arg-type]
+    assert program.has_reference
+    assert torch.equal(program.run(x, backend="tosa")[0], program.run(x)[0])
+    with pytest.raises(ValueError, match="backend='npu': the only other way to run a program is backend='tosa'"):
+        program.run(x, backend="npu")  # type: ignore[arg-type]
     program = load(small(VGF_INT8).buffer)
-    assert not program.runs_via_tosa
-    with pytest.raises(RunError, match=r"via='tosa' needs the TOSA graphs of this program.*save\('model.pte', tosa="):
-        program.run(x, via="tosa")
+    assert not program.has_reference
+    with pytest.raises(
+        RunError, match=r"backend='tosa' needs the TOSA graphs of this program.*save\('model.pte', reference="
+    ):
+        program.run(x, backend="tosa")
 
 
 def test_repr_and_signature() -> None:

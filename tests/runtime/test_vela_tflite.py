@@ -207,13 +207,13 @@ def test_it_is_loaded_as_other_programs_are(tmp_path: Path) -> None:
     for source in (path, str(path), path.read_bytes()):
         loaded = load(source)
         assert isinstance(loaded, VelaProgram)
-        assert (loaded.methods, loaded.sized, loaded.runs_via_tosa) == (("forward",), {}, False)
+        assert (loaded.methods, loaded.sized, loaded.has_reference) == (("forward",), {}, False)
         assert np.array_equal(loaded.run(*tensors)[0].numpy(), expected)
     assert repr(loaded).startswith("<VelaProgram (image: int8[1, 5, 6, 2] scale=0.5 zero_point=3, ")
-    with pytest.raises(RunError, match="via='tosa': a TFLite model that Vela compiled has no TOSA graphs"):
-        loaded.run(*tensors, via="tosa")
-    with pytest.raises(RunError, match="a TFLite model has no TOSA twin: leave tosa= out"):
-        load(path, tosa=path)
+    with pytest.raises(RunError, match="backend='tosa': a TFLite model that Vela compiled has no TOSA graphs"):
+        loaded.run(*tensors, backend="tosa")
+    with pytest.raises(RunError, match="a TFLite model has no reference program: leave reference= out"):
+        load(path, reference=path)
     with pytest.raises(ValueError, match="a delegate for ethos-u; firmware runs those for an Ethos-U"):
         save_firmware(path, tmp_path / "firmware")
 
@@ -237,7 +237,7 @@ def test_what_inspect_tells() -> None:
     (delegate,) = method.delegates
     assert isinstance(delegate.payload, EthosUPayload)
     assert (delegate.payload.product, delegate.payload.macs, delegate.problem) == (65, 512, None)
-    assert [tensor.scale for tensor in (*method.inputs, *method.outputs)] == [0.5, 0.25, 0.125]  # type: ignore[union-attr]
+    assert [tensor.scale for tensor in (*method.inputs, *method.outputs)] == [0.5, 0.25, 0.125]
     shown = str(described)
     for line in ("target +Ethos-U65, 512 MACs", "compiler +made for a test", "fast scratch +1,024", "weights +"):
         assert re.search(line, shown), line

@@ -94,7 +94,7 @@ def _convolutions() -> nn.Module:
 
 
 def _export(recipe: ExportRecipe, array: np.ndarray) -> Model:
-    result = export(_convolutions(), recipe, example_inputs=[(torch.randn(1, 3, 8, 8),) for _ in range(4)])
+    result = export(_convolutions(), recipe, samples=[(torch.randn(1, 3, 8, 8),) for _ in range(4)])
     (delegate,) = result.report.delegates
     return Model(result.buffer, array, reference.run(delegate.tosa, [array])[0])
 

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.xdist_group("host_children")
 
 VGF, TOSA = ArmRecipeType.VGF_INT8, ArmRecipeType.TOSA_INT8
 LOADER = product.LOADER_VARIABLE
-ADVICE = r"apt-get install mesa-vulkan-drivers chromium-common.*ARM_RECIPES_VULKAN_LOADER.*run\(\.\.\., via='tosa'\)"
+ADVICE = (
+    r"apt-get install mesa-vulkan-drivers chromium-common.*ARM_RECIPES_VULKAN_LOADER.*run\(\.\.\., backend='tosa'\)"
+)
 
 _FAKE = """
 #include <cstdint>

@@ -44,13 +44,13 @@ class ProbabilityObserver(RangeObserver):
         return 0.0, min(max(1.25 * seen.high, _LEAST), 1.0) if seen.count else 1.0
 
 
-def choose_activation_precision(graph: Graph, improve: Collection[str]) -> None:
+def choose_activation_precision(graph: Graph, algorithms: Collection[str]) -> None:
     """Change the annotations of an annotated graph; those of outputs that are annotated themselves are left alone.
 
     Args:
-        improve: names of improvements, of which "angles", "attention" and "outputs" are done here.
+        algorithms: names of improvements, of which "int16_angles", "int16_attention" and "int16_outputs" are done here.
     """
-    if "angles" in improve:
+    if "int16_angles" in algorithms:
         _widen_angles(graph)
     for node in graph.nodes:
         annotation = node.meta.get(ANNOTATION)
@@ -58,10 +58,10 @@ def choose_activation_precision(graph: Graph, improve: Collection[str]) -> None:
         if annotation is None or not is_float(node) or getattr(spec, "dtype", None) is not torch.int8:
             continue
         if isinstance(spec, FixedQParamsQuantizationSpec):
-            if "attention" in improve and _is_unit(spec) and _weights_attention(node):
+            if "int16_attention" in algorithms and _is_unit(spec) and _weights_attention(node):
                 qscheme = torch.per_tensor_affine
                 annotation.output_qspec = QuantizationSpec(torch.int8, ProbabilityObserver, -128, 127, qscheme)
-        elif "outputs" in improve and _ends(node):
+        elif "int16_outputs" in algorithms and _ends(node):
             annotation.output_qspec = get_symmetric_a16w8_quantization_config().activation
 
 

@@ -60,10 +60,14 @@ def fuse_log_softmax(module: GraphModule) -> None:
         drop_unread(module.graph)
 
 
-def fuse_norms(module: GraphModule, improve: Collection[str]) -> None:
-    """Replace norms that ``improve`` names, with the product by a constant of its size where one follows."""
+def fuse_norms(module: GraphModule, algorithms: Collection[str]) -> None:
+    """Replace norms that ``algorithms`` names, with the product by a constant of its size where one follows."""
     norms = {node: found for node in module.graph.nodes if (found := _normalized(node)) is not None}
-    norms = {node: found for node, found in norms.items() if ("norms" if found.centre else "rms_norms") in improve}
+    norms = {
+        node: found
+        for node, found in norms.items()
+        if ("fused_norms" if found.centre else "fused_rms_norms") in algorithms
+    }
     if not norms:
         return
     for check in module.graph.find_nodes(op="call_function", target=aten._assert_tensor_metadata.default):

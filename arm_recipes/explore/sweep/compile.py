@@ -53,7 +53,7 @@ def key(spec: EthosUCompileSpec, units: Sequence[Unit]) -> str:
     parts = [str(_FORM), vela.version(), chosen.accelerator, chosen.system_config, chosen.options]
     parts += [spec.optimise, str(spec.sram_budget)]
     parts += [unit.digest + f" x {unit.calls}" * (unit.calls > 1) for unit in units]
-    if spec.tuning:
+    if spec.search_alternatives:
         from arm_recipes.pipeline.cache.key import sources
 
         parts += [sources(), *(unit.unchosen for unit in units)]
@@ -66,7 +66,8 @@ def compile_units(
     """Compile the delegates of one configuration: its number with its figures, or with the error in words.
 
     Args:
-        arrays: flatbuffers in the usual forms and, with ``spec.tuning``, as many graphs to choose forms of.
+        arrays: flatbuffers in the usual forms and, with ``spec.search_alternatives``, as many graphs to choose forms
+            of.
     """
     from arm_backend_core import events
     from arm_backend_core.alternatives.chooser import chosen

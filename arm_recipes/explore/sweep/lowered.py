@@ -45,7 +45,7 @@ class Lowered:
 
     def arrays(self, spec: EthosUCompileSpec) -> tuple[Array, ...]:
         """What ``compile_units`` takes for a configuration."""
-        return (*self.flatbuffers, *self.graphs) if spec.tuning else self.flatbuffers
+        return (*self.flatbuffers, *self.graphs) if spec.search_alternatives else self.flatbuffers
 
 
 class Precision:

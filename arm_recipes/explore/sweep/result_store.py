@@ -21,14 +21,14 @@ class ResultStore:
     """Figures of configurations and outputs of programs, one file for each.
 
     Args:
-        folder: made if it is not there; None keeps nothing.
+        cache_dir: made if it is not there; None keeps nothing.
 
     Raises:
         ValueError: nothing can be written there.
     """
 
-    def __init__(self, folder: str | Path | None) -> None:
-        self._folder = None if folder is None else made_folder(folder, "folder")
+    def __init__(self, cache_dir: str | Path | None) -> None:
+        self._folder = None if cache_dir is None else made_folder(cache_dir, "cache_dir")
 
     def record(self, key: str) -> dict[str, Any] | None:
         """What was kept under a key; None if there is nothing, or a file that is not of this form."""

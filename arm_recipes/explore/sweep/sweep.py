@@ -20,6 +20,7 @@ from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.rows import Figures, Row
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.samples import inputs
+from arm_recipes.samples.inputs import check_order
 from arm_recipes.samples.sample import Inputs
 from arm_recipes.stages.capture.capture import Capture
 
@@ -29,17 +30,17 @@ _Behaviour = tuple[str, tuple[str, ...]]
 
 def sweep(
     model: Any,
+    recipes: Any,
     samples: Any,
     *,
-    recipes: Any = None,
     macs: Any = None,
     system_configs: Any = None,
     memory_modes: Any = None,
     metric: Metric | None = None,
-    folder: str | Path | None = None,
-    calibration: Any = None,
+    cache_dir: str | Path | None = None,
+    calibration_samples: Any = None,
     per_channel: bool = True,
-    tuning: bool = True,
+    search_alternatives: bool = True,
     optimise: str = "auto",
     extra_flags: Sequence[str] | None = None,
     config_ini: str | Path | None = None,
@@ -53,21 +54,21 @@ def sweep(
 
     Args:
         model: as ``export`` takes it; one method.
-        samples: as ``example_inputs`` of ``export``; all have one shape. They calibrate, unless there is
-            ``calibration``, and measure the accuracy. A sample may have more than the model takes, such as labels,
+        samples: as of ``export``; all have one shape. They calibrate, unless there is
+            ``calibration_samples``, and measure the accuracy. A sample may have more than the model takes, such as
+            labels,
             behind the inputs: the metric gets it whole.
-        recipes: Ethos-U recipes or their names; by default those for int8.
         macs: numbers of MACs to combine; by default all that Vela has for the NPU.
         memory_modes: memory modes to combine; by default all that Vela has. Impossible combinations are left out.
         system_configs: what is around the NPU: clock, memories and their speed; by default that of each recipe, "all"
             for all in the ``.ini``.
         metric: ``metric(outputs, sample)`` gives a number, the higher the better; its mean is the accuracy. By default
             that is the signal to noise of the outputs against the model in floating point, in dB.
-        folder: where finished configurations are kept, by content: graphs, Vela's options and version. A sweep that
+        cache_dir: where finished configurations are kept, by content: graphs, Vela's options and version. A sweep that
             was ended goes on with the others, and a new one makes only what has changed. Failed ones are tried again.
-        calibration: option of the recipes.
+        calibration_samples: option of the recipes.
         per_channel: option of the recipes.
-        tuning: option of the recipes.
+        search_alternatives: option of the recipes.
         optimise: option of the recipes.
         extra_flags: option of the recipes.
         config_ini: option of the recipes.
@@ -82,9 +83,9 @@ def sweep(
         ExportError: the model cannot be captured.
     """
     fixed = {
-        "calibration": calibration,
+        "calibration_samples": calibration_samples,
         "per_channel": per_channel,
-        "tuning": tuning,
+        "search_alternatives": search_alternatives,
         "optimise": optimise,
         "extra_flags": extra_flags,
         "config_ini": config_ini,
@@ -92,8 +93,9 @@ def sweep(
     varied = {"macs": macs, "system_config": system_configs, "memory_mode": memory_modes}
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
+    check_order("sweep", "recipes", recipes, samples)
     chosen = configurations(recipes, varied, fixed)
-    kept = ResultStore(folder)
+    kept = ResultStore(cache_dir)
     bar = _Bar(progress)
     with quiet():
         program, given, examples, notes = captured(model, samples, "sweep")

@@ -45,7 +45,7 @@ class DataSplit:
         which = "the sample that did" if held == 1 else f"the {held} samples that did"
         return [
             f"accuracy is that of {which} not calibrate, by which the program was chosen too: there are too few to "
-            "keep some apart. Give more samples, four at least, or others as held_out="
+            "keep some apart. Give more samples, four at least, or others as test_samples="
         ]
 
 
@@ -67,12 +67,12 @@ def divide(
     Raises:
         ValueError: there are too few, or one is not what the model takes.
     """
-    source = recipe.options.get("calibration")
+    source = recipe.options.get("calibration_samples")
     rest = slice(None) if source is not None else slice(1, None, 2)
     if not examples[rest]:
         raise ValueError(
             "samples: there is one, which would calibrate and judge at once; give more, or samples of their own to "
-            "get_recipe(..., calibration=...)"
+            "get_recipe(..., calibration_samples=...)"
         )
     calibration = list(examples[::2] if source is None else Calibration(source)())
     others, as_given = examples[rest], given[rest]

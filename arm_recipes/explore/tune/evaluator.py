@@ -141,7 +141,7 @@ class Trial:
         if self._last is None or self._last[0] != plan:
             with _quietly():
                 recipe: ExportRecipe = self.recipe.with_options(
-                    precisions=told(plan, self.everywhere), calibration=None, require_runnable=False
+                    precisions=told(plan, self.everywhere), calibration_samples=None, require_runnable=False
                 )
                 self._last = dict(plan), Precision(self.program, self.division.calibration, recipe)
         return self._last[1]

@@ -72,12 +72,12 @@ def check(budget: Any, at_least: Any, within: Any) -> None:
             if name not in PRICES:
                 raise ValueError(f"budget: there is no price {name!r} (allowed: {', '.join(PRICES)})")
             _most(name, value, None)
-    for argument, value in (("metric_at_least", at_least), ("metric_within", within)):
+    for argument, value in (("min_metric", at_least), ("max_drop", within)):
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if value is not None and not number:
             raise ValueError(f"{argument}: {value!r} is no number")
     if at_least is not None and within is not None:
-        raise ValueError("metric_at_least and metric_within: give one of them")
+        raise ValueError("min_metric and max_drop: give one of them")
 
 
 def goal(
@@ -108,7 +108,7 @@ def goal(
             )
     if within is not None:
         if floating is None:
-            raise ValueError("metric_within: the SQNR of the model in floating point is infinite; give metric_at_least")
+            raise ValueError("max_drop: the SQNR of the model in floating point is infinite; give min_metric")
         at_least = floating - within
     limits = tuple(Limit(name, _most(name, value, base.of(name))) for name, value in given.items())
     return Goal(limits, at_least, metric)

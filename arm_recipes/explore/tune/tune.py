@@ -33,6 +33,7 @@ from arm_recipes.explore.tune.result import Tuned, TunedRegion
 from arm_recipes.recipe import precisions as names
 from arm_recipes.recipe.recipe import ArmRecipe
 from arm_recipes.runtime.errors import RunError
+from arm_recipes.samples.inputs import check_order
 
 #: A region of more than this share of the error is divided, while there are at most so many.
 _SHARE, _REGIONS = 0.02, 48
@@ -44,57 +45,59 @@ _SPREAD, _SEARCHED, _FILLED = 8, 6, 8
 
 def tune(
     model: Any,
-    samples: Any,
     recipe: ArmRecipe,
+    samples: Any,
     *,
     metric: Metric | None = None,
     budget: Mapping[str, Any] | None = None,
-    metric_at_least: float | None = None,
-    metric_within: float | None = None,
-    precisions: Sequence[str] | None = None,
-    held_out: Any = None,
-    folder: str | Path | None = None,
+    min_metric: float | None = None,
+    max_drop: float | None = None,
+    candidate_precisions: Sequence[str] | None = None,
+    test_samples: Any = None,
+    cache_dir: str | Path | None = None,
     progress: bool = True,
 ) -> Tuned:
     """Choose a precision for each part of a model, by what it costs and what it gives.
 
     Args:
         model: as ``export`` takes it; one method.
-        samples: as ``example_inputs`` of ``export``, at least two. Every second one calibrates, unless the recipe has
-            the option ``calibration``. Of the others every second one chooses, and the rest judge: accuracies that are
+        recipe: a quantizing one of this package. Its precision is what regions begin with.
+        samples: as of ``export``, at least two. Every second one calibrates, unless the recipe has
+            the option ``calibration_samples``. Of the others every second one chooses, and the rest judge: accuracies
+                that are
             told are measured with these. A sample may have more than the model takes, such as labels, behind the
             inputs: the metric gets it whole.
-        recipe: a quantizing one of this package. Its precision is what regions begin with.
         metric: ``metric(outputs, sample)`` gives a number, the higher the better; its mean is the accuracy. By default
             that is the signal to noise of the outputs against the model in floating point, in dB.
         budget: limits by name: ``cycles``, ``sram``, ``flash`` (Ethos-U), ``traffic``. A float is a factor of what
             the recipe's own program takes, as in ``{"cycles": 1.1}``; an int, or a text such as "512KiB", is absolute.
             Without any goal: 1.1 times the cycles, or bytes of traffic for other targets.
-        metric_at_least: accuracy that is asked for: the cheapest program that has it is looked for.
-        metric_within: the same, given as how far below the model in floating point it may be. Needs ``metric``.
-        precisions: to choose from, of ``arm_recipes.recipe.precisions.NAMES``. By default the recipe's own and A16W8,
-            and floating point for VGF; A8W4 too where flash is limited.
-        held_out: samples that judge; then all that do not calibrate choose.
-        folder: where what was tried is kept, by content: a search that was ended goes on from there.
+        min_metric: accuracy that is asked for: the cheapest program that has it is looked for.
+        max_drop: the same, given as how far below the model in floating point it may be. Needs ``metric``.
+        candidate_precisions: to choose from, of ``arm_recipes.recipe.precisions.NAMES``. By default the recipe's own
+            and A16W8, and floating point for VGF; A8W4 too where flash is limited.
+        test_samples: samples that judge; then all that do not calibrate choose.
+        cache_dir: where what was tried is kept, by content: a search that was ended goes on from there.
         progress: show a progress bar if standard error is a terminal.
 
     Raises:
         ValueError: an argument cannot be used; the message says which and why.
         ExportError: the model cannot be captured, or the recipe's own program cannot be made.
     """
+    check_order("tune", "recipe", recipe, samples)
     _check_recipe(recipe)
-    goals.check(budget, metric_at_least, metric_within)
+    goals.check(budget, min_metric, max_drop)
     if metric is not None and not callable(metric):
         raise ValueError(f"metric: {metric!r} is not callable; give a function of outputs and a sample, or None")
-    if metric_within is not None and metric is None:
-        raise ValueError("metric_within: the SQNR of the model in floating point is infinite; give metric_at_least")
-    choices = _choices(recipe, precisions, budget)
-    kept = ResultStore(folder)
+    if max_drop is not None and metric is None:
+        raise ValueError("max_drop: the SQNR of the model in floating point is infinite; give min_metric")
+    choices = _choices(recipe, candidate_precisions, budget)
+    kept = ResultStore(cache_dir)
     with quiet():
         program, given, examples, notes = captured(model, samples, "tune")
-        division = divide(program, recipe, examples, given, held_out, metric)
+        division = divide(program, recipe, examples, given, test_samples, metric)
         trial = Trial(program, recipe, choices[0], division, kept)
-        search = _Search(trial, choices, budget, metric_at_least, metric_within, progress)
+        search = _Search(trial, choices, budget, min_metric, max_drop, progress)
         return search.run([*notes, *division.notes])
 
 
@@ -117,11 +120,13 @@ def _choices(recipe: ArmRecipe, given: Sequence[str] | None, budget: Mapping[str
         found = [given] if isinstance(given, str) else list(given)
         wrong = names.problem({str(i): name for i, name in enumerate(found)})
         if wrong is not None:
-            raise ValueError(f"precisions: {wrong}")
+            raise ValueError(f"candidate_precisions: {wrong}")
         names.check(recipe.type_name, found)
     choices = list(dict.fromkeys([own, *found]))
     if len(choices) == 1:
-        raise ValueError(f"precisions: there is nothing to choose: the recipe's own is {own}, name another one")
+        raise ValueError(
+            f"candidate_precisions: there is nothing to choose: the recipe's own is {own}, name another one"
+        )
     return choices
 
 
