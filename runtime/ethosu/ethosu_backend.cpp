@@ -119,8 +119,7 @@ Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
   const uint32_t outputs = payload.outputs.count();
   if (args.size() != size_t{inputs} + outputs) {
     ET_LOG(Error, "EthosUBackend: %lu arguments for a payload with %lu inputs and %lu outputs",
-           static_cast<Printable>(args.size()), static_cast<Printable>(inputs),
-           static_cast<Printable>(outputs));
+           static_cast<Printable>(args.size()), static_cast<Printable>(inputs), static_cast<Printable>(outputs));
     return Error::InvalidArgument;
   }
   for (uint32_t i = 0; i < inputs + outputs; ++i) {
@@ -144,8 +143,7 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
     ET_LOG(Error,
            "EthosUBackend: %lu bytes of scratch are not to be had from the temp allocator, which has %lu: "
            "give the method's MemoryManager a larger one",
-           static_cast<Printable>(size),
-           static_cast<Printable>(allocator == nullptr ? 0 : allocator->size()));
+           static_cast<Printable>(size), static_cast<Printable>(allocator == nullptr ? 0 : allocator->size()));
     return Error::MemoryAllocationFailed;
   }
   return static_cast<uint8_t*>(scratch);
@@ -156,8 +154,7 @@ Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
   constexpr uint64_t kNotCounted = UINT64_MAX;
   TraceScope scope(tracer, "EthosUBackend npu");
   uint64_t cycles = kNotCounted;
-  const Error error =
-      run_on_npu(program.payload, program.fast_scratch, scratch, traces(tracer) ? &cycles : nullptr);
+  const Error error = run_on_npu(program.payload, program.fast_scratch, scratch, traces(tracer) ? &cycles : nullptr);
   if (cycles != kNotCounted) {
     scope.add("npu_cycles", cycles);
   }
@@ -229,8 +226,7 @@ void EthosUBackend::destroy(DelegateHandle* handle) const {
   }
 }
 
-Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* handle,
-                             Span<EValue*> args) const {
+Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const {
   const ExecuteHooks hooks;
   const TraceScope scope(context.event_tracer(), "EthosUBackend execute");
   const Program& program = *static_cast<const Program*>(handle);
@@ -247,8 +243,7 @@ Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* h
   for (uint32_t i = 0; i < inputs; ++i) {
     const PayloadTensor input = payload.inputs.at(i);
     if (input.allocated()) {
-      std::memcpy(*scratch + input.offset, args[i]->toTensor().const_data_ptr(),
-                  static_cast<size_t>(input.nbytes));
+      std::memcpy(*scratch + input.offset, args[i]->toTensor().const_data_ptr(), static_cast<size_t>(input.nbytes));
     }
   }
   error = trace_npu(program, *scratch, context.event_tracer());

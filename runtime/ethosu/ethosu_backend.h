@@ -49,9 +49,9 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
   // Errors: InvalidArgument where the tensors are not those of the payload, MemoryAllocationFailed,
   // DelegateInvalidCompatibility where the NPU has other MACs than the program was compiled for, InvalidState where
   // the driver has no NPU, Internal where the driver or the NPU refuses or fails.
-  executorch::runtime::Error execute(
-      executorch::runtime::BackendExecutionContext& context, executorch::runtime::DelegateHandle* handle,
-      executorch::runtime::Span<executorch::runtime::EValue*> args) const override;
+  executorch::runtime::Error execute(executorch::runtime::BackendExecutionContext& context,
+                                     executorch::runtime::DelegateHandle* handle,
+                                     executorch::runtime::Span<executorch::runtime::EValue*> args) const override;
 
   void destroy(executorch::runtime::DelegateHandle* handle) const override;
 };

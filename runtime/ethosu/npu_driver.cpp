@@ -35,8 +35,7 @@ using Printable = unsigned long;
 constexpr int kBaseCount = 3;
 
 // The driver's function since version 1.0 and before that: one of the two is there.
-[[maybe_unused]] void clean_lines(void (*flush)(const uint64_t*, const size_t*, int), uintptr_t start,
-                                  size_t size) {
+[[maybe_unused]] void clean_lines(void (*flush)(const uint64_t*, const size_t*, int), uintptr_t start, size_t size) {
   const uint64_t base = start;
   flush(&base, &size, 1);
 }
@@ -187,8 +186,7 @@ Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed
   return has_fast_scratch(driver.get(), needed) ? Error::Ok : no_fast_scratch(driver.get(), needed);
 }
 
-Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch,
-                 uint64_t* cycles) {
+Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch, uint64_t* cycles) {
   const ReservedDriver reserved(payload);
   ethosu_driver* driver = reserved.get();
   if (driver == nullptr) {

@@ -35,7 +35,7 @@ executorch::runtime::Error check_fast_scratch(const EthosUPayload& payload, cons
 
 // Runs the commands on an NPU, with inputs and outputs in `scratch`: whole cache lines. `cycles`, unless null, becomes
 // the cycles of the NPU; it stays as it is where the driver cannot count them.
-executorch::runtime::Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch,
-                                      uint8_t* scratch, uint64_t* cycles);
+executorch::runtime::Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch,
+                                      uint64_t* cycles);
 
 }  // namespace arm_runtime

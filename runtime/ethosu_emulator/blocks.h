@@ -14,8 +14,8 @@ inline int32_t parts(int32_t length, int32_t part) { return (length + part - 1) 
 
 inline int32_t block_count(const Operation& op) {
   const int32_t* block = op.order.ofm_block;
-  const int64_t count = int64_t{parts(op.ofm.height, block[0])} * parts(op.ofm.width, block[1]) *
-                        parts(op.ofm.depth, block[2]);
+  const int64_t count =
+      int64_t{parts(op.ofm.height, block[0])} * parts(op.ofm.width, block[1]) * parts(op.ofm.depth, block[2]);
   return static_cast<int32_t>(std::min<int64_t>(count, INT32_MAX));
 }
 

@@ -171,8 +171,8 @@ void Status::describe(char* text, size_t size) const {
   int value = 0;
   for (const char* from = reason; *from != 0 && at + 24 < sizeof(reason_text); ++from) {
     if (*from == '%' && value < 3) {
-      at += static_cast<size_t>(std::snprintf(reason_text + at, sizeof(reason_text) - at, "%lld",
-                                              static_cast<long long>(values[value++])));
+      at += static_cast<size_t>(
+          std::snprintf(reason_text + at, sizeof(reason_text) - at, "%lld", static_cast<long long>(values[value++])));
     } else {
       reason_text[at++] = *from;
     }
@@ -215,8 +215,8 @@ Status CommandReader::open_cop1() {
     } else if (tag == kCommandsTag && configured) {
       const uint64_t words = (uint64_t{action >> 8 & 0xFF} << 16) | action >> 16;
       if (words * 4 > size_ - at) {
-        return failure(Error::kStream, "% words of commands are announced, % bytes follow",
-                       static_cast<int64_t>(words), static_cast<int64_t>(size_ - at));
+        return failure(Error::kStream, "% words of commands are announced, % bytes follow", static_cast<int64_t>(words),
+                       static_cast<int64_t>(size_ - at));
       }
       position_ = at;
       end_ = at + static_cast<size_t>(words) * 4;

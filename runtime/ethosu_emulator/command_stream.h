@@ -174,15 +174,11 @@ class CommandReader {
 // The register file: what was last written to each. Never written reads as zero.
 class Registers {
  public:
-  void set(const Command& command) {
-    value_[command.key] = uint64_t{command.parameter} << 32 | command.word;
-  }
+  void set(const Command& command) { value_[command.key] = uint64_t{command.parameter} << 32 | command.word; }
   uint32_t parameter(int key) const { return static_cast<uint32_t>(value_[key] >> 32); }
   uint32_t word(int key) const { return static_cast<uint32_t>(value_[key]); }
   // Bits [first, first + count) of the parameter.
-  uint32_t bits(int key, int first, int count) const {
-    return parameter(key) >> first & ((uint32_t{1} << count) - 1);
-  }
+  uint32_t bits(int key, int first, int count) const { return parameter(key) >> first & ((uint32_t{1} << count) - 1); }
   int32_t signed16(int key) const { return static_cast<int16_t>(parameter(key)); }
   // An address or stride of 40 bits. Strides run backwards where U55 reverses.
   int64_t address(int key) const {

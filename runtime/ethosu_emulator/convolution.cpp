@@ -155,8 +155,8 @@ void run_depthwise(const Operation& op, Machine* machine) {
       const int16_t* weights = op.weights->data();
       for (int32_t i = 0; i < k.height; ++i) {
         for (int32_t j = 0; j < k.width; ++j, weights += depth) {
-          const int16_t* pixel = input.at(y * k.stride_y - k.top + i * k.dilation_y,
-                                          x * k.stride_x - k.left + j * k.dilation_x);
+          const int16_t* pixel =
+              input.at(y * k.stride_y - k.top + i * k.dilation_y, x * k.stride_x - k.left + j * k.dilation_x);
           for (int32_t c = 0; pixel != nullptr && c < depth; ++c) {
             sums[c] += int32_t{pixel[c]} * weights[c];
           }

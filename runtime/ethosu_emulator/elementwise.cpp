@@ -17,8 +17,8 @@ int64_t leading_zeros(int64_t value) {
 }
 
 // Shifts are by 0 to 31. Down where rounding is truncation: that is what Vela makes of TOSA's arithmetic shift. That
-// mode 0 rounds is inferred, from the 16-bit softmax that Vela's legacy core makes for U55 and U65: 65% of its values are
-// one off TFLite's if it does not, otherwise none. Not seen on U85.
+// mode 0 rounds is inferred, from the 16-bit softmax that Vela's legacy core makes for U55 and U65: 65% of its values
+// are one off TFLite's if it does not, otherwise none. Not seen on U85.
 int64_t shift_right(int64_t value, int64_t by, Rounding rounding) {
   const auto amount = static_cast<int>(by & 31);
   const bool truncates = rounding == Rounding::kTowardsZero || rounding == Rounding::kDown;

@@ -84,8 +84,8 @@ arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size, const vo
                               arm_npu_message* message) try {
   auto loaded = std::make_unique<arm_npu_program>();
   const npu::Bytes constants{static_cast<const uint8_t*>(weights), static_cast<size_t>(sizes[0])};
-  const npu::Status status = loaded->program.load(static_cast<const uint8_t*>(stream),
-                                                  static_cast<size_t>(stream_size), constants, sizes);
+  const npu::Status status =
+      loaded->program.load(static_cast<const uint8_t*>(stream), static_cast<size_t>(stream_size), constants, sizes);
   return tell(status, message) == 0 ? loaded.release() : nullptr;
 } catch (const std::exception& error) {
   tell(error, message);

@@ -64,10 +64,10 @@ typedef struct {
   uint64_t offset;  // of its command, in the stream
   uint64_t commands, macs;
   uint64_t bytes_read[8], bytes_written[8];  // by region
-  int64_t address;       // of the first element, in `region`; for a DMA the target
-  int32_t shape[3];      // height, width, channels in memory; for a DMA rows of rows, rows, bytes
-  int32_t region;        // -1: the tensor stays inside of the NPU; 8: its memory for tables
-  int32_t element_size;  // bytes; 0 where nothing is written
+  int64_t address;                           // of the first element, in `region`; for a DMA the target
+  int32_t shape[3];                          // height, width, channels in memory; for a DMA rows of rows, rows, bytes
+  int32_t region;                            // -1: the tensor stays inside of the NPU; 8: its memory for tables
+  int32_t element_size;                      // bytes; 0 where nothing is written
   int32_t is_signed, zero_point;
   int32_t indexed;  // 1 for a DMA that gathers or scatters
 } arm_npu_operation;

@@ -25,8 +25,8 @@ void load_as(const FeatureMap& map, const uint8_t* at, Out* out) {
     const uint8_t* from = at + map.channel(c);
     const int32_t count = std::min(run, map.depth - c);
     for (int32_t i = 0; i < count; ++i) {
-      out[c + i] =
-          static_cast<Out>(static_cast<Wrapping>(read<Element>(from + static_cast<size_t>(i) * sizeof(Element))) - zero);
+      out[c + i] = static_cast<Out>(
+          static_cast<Wrapping>(read<Element>(from + static_cast<size_t>(i) * sizeof(Element))) - zero);
     }
   }
 }
@@ -74,8 +74,8 @@ void tile_range(const FeatureMap& map, int tile, int32_t rows, int32_t columns, 
   const int64_t last = (map.bricks ? std::min(map.depth, int32_t{16}) : map.depth) * int64_t{map.bytes};
   const int64_t start = map.base[tile];
   *low = std::min(*low, start + std::min<int64_t>(y, 0) + std::min<int64_t>(x, 0) + std::min<int64_t>(brick, 0));
-  *high = std::max(*high,
-                   start + std::max<int64_t>(y, 0) + std::max<int64_t>(x, 0) + std::max<int64_t>(brick, 0) + last);
+  *high =
+      std::max(*high, start + std::max<int64_t>(y, 0) + std::max<int64_t>(x, 0) + std::max<int64_t>(brick, 0) + last);
 }
 
 }  // namespace

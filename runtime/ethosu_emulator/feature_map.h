@@ -41,9 +41,7 @@ struct FeatureMap {
     return start + (below ? y - top : y) * stride_y + (right ? x - width0 : x) * stride_x;
   }
   // From there to channel c.
-  int64_t channel(int32_t c) const {
-    return bricks ? (c >> 4) * stride_c + (c & 15) * bytes : int64_t{c} * bytes;
-  }
+  int64_t channel(int32_t c) const { return bricks ? (c >> 4) * stride_c + (c & 15) * bytes : int64_t{c} * bytes; }
 
   // The bytes that it takes in its region: from the first to one past the last.
   void range(int64_t* low, int64_t* high) const;

@@ -11,12 +11,10 @@ struct MapRegisters {
   int base, stride, width0, region, zero_point, precision, bytes_at;
 };
 
-constexpr MapRegisters kIfmRegisters{kIfmBase0,    kIfmStrideX,   kIfmWidth0M1, kIfmRegion,
-                                     kIfmZeroPoint, kIfmPrecision, 2};
-constexpr MapRegisters kIfm2Registers{kIfm2Base0,     kIfm2StrideX,   kIfm2Width0M1, kIfm2Region,
-                                      kIfm2ZeroPoint, kIfm2Precision, 2};
-constexpr MapRegisters kOfmRegisters{kOfmBase0,    kOfmStrideX,   kOfmWidth0M1, kOfmRegion,
-                                     kOfmZeroPoint, kOfmPrecision, 1};
+constexpr MapRegisters kIfmRegisters{kIfmBase0, kIfmStrideX, kIfmWidth0M1, kIfmRegion, kIfmZeroPoint, kIfmPrecision, 2};
+constexpr MapRegisters kIfm2Registers{
+    kIfm2Base0, kIfm2StrideX, kIfm2Width0M1, kIfm2Region, kIfm2ZeroPoint, kIfm2Precision, 2};
+constexpr MapRegisters kOfmRegisters{kOfmBase0, kOfmStrideX, kOfmWidth0M1, kOfmRegion, kOfmZeroPoint, kOfmPrecision, 1};
 
 class Reader {
  public:
@@ -69,8 +67,8 @@ class Reader {
     map->is_signed = r_.bits(from.precision, 0, 1) != 0;
     map->bytes = static_cast<uint8_t>(1u << r_.bits(from.precision, from.bytes_at, 2));
     map->bricks = r_.bits(from.precision, 6, 2) == 1;
-    map->zero_point = map->is_signed ? r_.signed16(from.zero_point)
-                                     : static_cast<int32_t>(r_.parameter(from.zero_point));
+    map->zero_point =
+        map->is_signed ? r_.signed16(from.zero_point) : static_cast<int32_t>(r_.parameter(from.zero_point));
     map->storage = npu_.u85() ? static_cast<Storage>(r_.bits(from.precision, 14, 2)) : Storage::kTiles;
   }
 
@@ -109,8 +107,7 @@ class Reader {
       out.scale.multiplier = r_.word(kOfmScale);
       out.scale.shift = static_cast<uint8_t>(r_.bits(kOfmScale, 0, 6));
     }
-    constexpr Rounding kModes[] = {Rounding::kDouble, Rounding::kTowardsZero, Rounding::kNatural,
-                                   Rounding::kNatural};
+    constexpr Rounding kModes[] = {Rounding::kDouble, Rounding::kTowardsZero, Rounding::kNatural, Rounding::kNatural};
     out.rounding = kModes[r_.bits(kOfmPrecision, 14, 2)];
     const uint32_t function = r_.bits(kActivation, 0, 5);
     const uint32_t forced = r_.bits(kActivation, 12, 3);
@@ -157,9 +154,9 @@ class Reader {
     if (r_.bits(kOfmScale, 6, 5) != 0) {
       return failure(Error::kUnsupported, "double rounding of the output by % bits", r_.bits(kOfmScale, 6, 5));
     }
-    constexpr Rounding kModes[] = {Rounding::kDouble,      Rounding::kNatural, Rounding::kDoubleAsymmetric,
-                                   Rounding::kSymmetric,   Rounding::kTowardsZero, Rounding::kDown,
-                                   Rounding::kNatural,     Rounding::kNatural};
+    constexpr Rounding kModes[] = {Rounding::kDouble,    Rounding::kNatural,     Rounding::kDoubleAsymmetric,
+                                   Rounding::kSymmetric, Rounding::kTowardsZero, Rounding::kDown,
+                                   Rounding::kNatural,   Rounding::kNatural};
     out.rounding = kModes[r_.bits(kOfmScale, 13, 3)];
     out.clip = r_.bits(kActivation, 12, 1) == 0;
     const uint32_t function = r_.bits(kActivation, 0, 5);
@@ -265,8 +262,8 @@ class Reader {
   // Depths that belong together.
   Status channels() {
     const bool reduces = op_.kind == Kind::kPool && op_.mode == kReduceSum;
-    const bool equal = (op_.kind == Kind::kPool && !reduces) || op_.kind == Kind::kDepthwise ||
-                       op_.kind == Kind::kResize;
+    const bool equal =
+        (op_.kind == Kind::kPool && !reduces) || op_.kind == Kind::kDepthwise || op_.kind == Kind::kResize;
     if (equal && op_.ifm.depth != op_.ofm.depth) {
       return failure(Error::kShape, "the input has % channels, the output %", op_.ifm.depth, op_.ofm.depth);
     }
@@ -364,8 +361,8 @@ class Reader {
       op_.broadcast2 = static_cast<uint8_t>(r_.bits(kIfm2Broadcast, 0, 3));
       op_.reversed = r_.bits(kIfm2Broadcast, 6, 1) != 0;
       op_.scalar2 = r_.bits(kIfm2Broadcast, 7, 1) != 0;
-      op_.scalar_value = op_.ifm2.is_signed ? r_.signed16(kIfm2Scalar)
-                                            : static_cast<int32_t>(r_.parameter(kIfm2Scalar));
+      op_.scalar_value =
+          op_.ifm2.is_signed ? r_.signed16(kIfm2Scalar) : static_cast<int32_t>(r_.parameter(kIfm2Scalar));
     }
     if (op_.mode == kAdd || op_.mode == kSub) {
       scales_u55();
@@ -401,9 +398,7 @@ class Reader {
     z.mode = op_.mode;
     z.scale_x = static_cast<int32_t>(r_.bits(kResizeXScaleNM1, 0, 11)) + 1;
     z.scale_y = static_cast<int32_t>(r_.bits(kResizeYScaleNM1, 0, 11)) + 1;
-    const auto offset = [this](int key) {
-      return static_cast<int32_t>(r_.bits(key, 0, 12) << 20) >> 20;
-    };
+    const auto offset = [this](int key) { return static_cast<int32_t>(r_.bits(key, 0, 12) << 20) >> 20; };
     z.offset_x = offset(kResizeXOffset);
     z.offset_y = offset(kResizeYOffset);
     const auto step = [this](int key, int32_t scale) {
@@ -483,8 +478,7 @@ Status read_operation(const Configuration& npu, const Command& command, const Re
 FeatureMap Operation::stored() const {
   FeatureMap map = ofm;
   const int32_t h = map.height, w = map.width, c = map.depth;
-  const int32_t shapes[8][3] = {{h, w, c}, {w, h, c}, {h, c, w}, {w, c, h},
-                                {h, w, c}, {h, w, c}, {c, h, w}, {c, w, h}};
+  const int32_t shapes[8][3] = {{h, w, c}, {w, h, c}, {h, c, w}, {w, c, h}, {h, w, c}, {h, w, c}, {c, h, w}, {c, w, h}};
   const int32_t* shape = shapes[output.transpose];
   map.height = shape[0];
   map.width = shape[1];

@@ -61,7 +61,7 @@ struct Output {
   bool clip = true;
   int64_t low = 0, high = 0;
   Table table = Table::kNone;
-  uint16_t table_at = 0;  // byte in the tables' memory
+  uint16_t table_at = 0;    // byte in the tables' memory
   bool table_wide = false;  // k16 to 32 bits: the interpolated value with all its bits
   bool table_signed = true;
   Function function = Function::kNone;  // no table, and not clipped before
@@ -128,10 +128,10 @@ struct Operation {
   Kernel kernel;
   Upscale upscale = Upscale::kNone;
   Output output;
-  bool wide = false;           // accumulators of 40 or 48 bits
-  bool accumulates = false;    // they begin with IFM2
-  bool continues = false;      // they begin as the operation before has left them
-  bool keeps = false;          // they are left to the next operation, and nothing is written
+  bool wide = false;         // accumulators of 40 or 48 bits
+  bool accumulates = false;  // they begin with IFM2
+  bool continues = false;    // they begin as the operation before has left them
+  bool keeps = false;        // they are left to the next operation, and nothing is written
   bool dynamic_weights = false;
   Resize resize;
   Dma dma;

@@ -187,9 +187,9 @@ Status Program::check_map(const FeatureMap& map, const char* reason) {
   }
   if (map.storage == Storage::kChained) {
     const auto held = static_cast<int64_t>(machine_.chains[map.region].size());
-    return map.elements() > held ? failure(Error::kShape, "a chained tensor has % elements, its buffer %",
-                                           map.elements(), held)
-                                 : Status{};
+    return map.elements() > held
+               ? failure(Error::kShape, "a chained tensor has % elements, its buffer %", map.elements(), held)
+               : Status{};
   }
   int64_t low, high;
   map.range(&low, &high);
@@ -270,8 +270,8 @@ Status Program::add_weights(const Registers& registers, Operation* op) {
   const WeightLayout layout = weight_layout(registers, *op, configuration_.u85());
   const uint32_t region = registers.bits(kWeightRegion, 0, 3);
   Bytes streams[4];
-  const int64_t flags = (layout.depthwise ? 1 : 0) + (layout.part_kernel ? 2 : 0) + (layout.fast ? 4 : 0) +
-                        (layout.sparse ? 8 : 0);
+  const int64_t flags =
+      (layout.depthwise ? 1 : 0) + (layout.part_kernel ? 2 : 0) + (layout.fast ? 4 : 0) + (layout.sparse ? 8 : 0);
   std::vector<int64_t> key = {layout.ofm_depth,  layout.ofm_block_depth, layout.ifm_depth, layout.microblock,
                               layout.kernel_h,   layout.kernel_w,        layout.stride_y,  layout.stride_x,
                               layout.dilation_y, layout.dilation_x,      layout.ifm_bits,  flags};
@@ -319,8 +319,7 @@ Status Program::add_scales(const Registers& registers, Operation* op) {
   auto& decoded = decoded_scales_[key];
   if (decoded == nullptr) {
     decoded = std::make_unique<std::vector<ChannelScale>>();
-    const Status status =
-        decode_scales(configuration_, op->wide, op->ofm.depth, streams, two ? 2 : 1, decoded.get());
+    const Status status = decode_scales(configuration_, op->wide, op->ofm.depth, streams, two ? 2 : 1, decoded.get());
     if (!status.ok()) {
       return status;
     }

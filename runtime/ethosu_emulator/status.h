@@ -36,8 +36,7 @@ struct Status {
   void describe(char* text, size_t size) const;
 };
 
-inline Status failure(Error error, const char* reason, int64_t first = 0, int64_t second = 0,
-                      int64_t third = 0) {
+inline Status failure(Error error, const char* reason, int64_t first = 0, int64_t second = 0, int64_t third = 0) {
   Status status;
   status.error = error;
   status.reason = reason;

@@ -242,8 +242,8 @@ Status Watch::check_pair(const UnderWay& older, const UnderWay& newer, const Mac
 }
 
 // The first byte of `region` that both access, or -1.
-int64_t Watch::overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes,
-                       int region, const Machine& machine) {
+int64_t Watch::overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes, int region,
+                       const Machine& machine) {
   Shadow& marks = marks_[region];
   const auto each = [&](const Operation& op, bool writes, auto visit) {
     visit_accesses(op, machine, [&](Operand operand, int where, int64_t start, int64_t end) {
@@ -261,8 +261,7 @@ int64_t Watch::overlap(const Operation& older, bool older_writes, const Operatio
 
 Status Watch::check_blocks(const Operation& older, const Operation& newer, const Machine& machine) {
   const int32_t depth = newer.order.blockdep;
-  if (depth > 0 && machine.loses_tables && older.output.table != Table::kNone &&
-      newer.output.table == Table::kNone) {
+  if (depth > 0 && machine.loses_tables && older.output.table != Table::kNone && newer.output.table == Table::kNone) {
     constexpr const char* kLost =
         "it may write over the table of the operation at byte % before that has ended: BLOCKDEP is too large";
     return found(kHazard, kLost, static_cast<int64_t>(older.offset), 0, 0);

@@ -184,8 +184,7 @@ class SliceDecoder {
         return false;
       }
       const size_t size = palette.size();
-      const uint32_t folded =
-          value < size ? palette[value] : value - static_cast<uint32_t>(size) + direct_offset;
+      const uint32_t folded = value < size ? palette[value] : value - static_cast<uint32_t>(size) + direct_offset;
       out->push_back(unfold(folded));
       if (zero_runs_) {
         append_zeros(run_values_[run++], limit, out);
@@ -347,8 +346,7 @@ class U85Walk {
       for (int32_t y0 = 0; y0 < l_.kernel_h; y0 += step_y) {
         for (int32_t i = 0; i < ifm_count; i += ifm_micro_) {
           for (int32_t o = 0; o < ofm_count; o += ofm_micro_) {
-            kernel(ofm0 + o, ifm0 + i, y0, x0, std::min(l_.kernel_h - y0, step_y),
-                   std::min(l_.kernel_w - x0, step_x));
+            kernel(ofm0 + o, ifm0 + i, y0, x0, std::min(l_.kernel_h - y0, step_y), std::min(l_.kernel_w - x0, step_x));
           }
         }
       }
@@ -434,8 +432,8 @@ Status decode_stream(const Configuration& npu, const WeightLayout& l, int32_t co
       return;
     }
     const int32_t position = y * l.kernel_w + x;
-    const int32_t index = l.depthwise ? position * l.ofm_depth + o
-                                      : (o * l.kernel_h * l.kernel_w + position) * l.ifm_depth + i;
+    const int32_t index =
+        l.depthwise ? position * l.ofm_depth + o : (o * l.kernel_h * l.kernel_w + position) * l.ifm_depth + i;
     (*weights)[static_cast<size_t>(index)] = value;
   });
   return {};

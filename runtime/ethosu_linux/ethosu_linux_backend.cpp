@@ -89,11 +89,11 @@ Error guarded(const char* doing, const Options& options, const Work& work) noexc
     ET_LOG(Error, "%s: out of memory while %s", kBackendId, doing);
     return Error::MemoryAllocationFailed;
   } catch (const std::exception& error) {
-    ET_LOG(Error, "%s: %s on %s failed: %s; the kernel log (dmesg) has the driver's reason", kBackendId,
-           doing, options.device.c_str(), error.what());
+    ET_LOG(Error, "%s: %s on %s failed: %s; the kernel log (dmesg) has the driver's reason", kBackendId, doing,
+           options.device.c_str(), error.what());
   } catch (...) {
-    ET_LOG(Error, "%s: %s on %s failed, and the driver gave no reason; see the kernel log (dmesg)",
-           kBackendId, doing, options.device.c_str());
+    ET_LOG(Error, "%s: %s on %s failed, and the driver gave no reason; see the kernel log (dmesg)", kBackendId, doing,
+           options.device.c_str());
   }
   return Error::AccessFailed;
 }
@@ -218,8 +218,7 @@ Error read_payload(const void* data, size_t size, EthosUPayload* payload) {
   if (!status.ok()) {
     char reason[256];
     status.describe(reason, sizeof(reason));
-    ET_LOG(Error, "%s: the payload of %zu bytes is malformed: %s; export the program again", kBackendId, size,
-           reason);
+    ET_LOG(Error, "%s: the payload of %zu bytes is malformed: %s; export the program again", kBackendId, size, reason);
     return Error::InvalidProgram;
   }
   if (payload->kind != StreamKind::kCop2 || !payload->separate_io || payload->product != 85) {
@@ -267,8 +266,8 @@ Error place(const PayloadTensors& tensors, Side* side) {
 Error check_device(const Options& options, const EthosU::Device& device, const EthosUPayload& payload) {
   const auto configuration = device.capabilities().hwCfg;
   if (configuration.type != EthosU::HardwareConfiguration::DeviceType::DIRECT) {
-    ET_LOG(Error, "%s: %s is not an NPU in Direct Drive; choose another with %s", kBackendId,
-           options.device.c_str(), kDeviceVariable);
+    ET_LOG(Error, "%s: %s is not an NPU in Direct Drive; choose another with %s", kBackendId, options.device.c_str(),
+           kDeviceVariable);
     return Error::NotSupported;
   }
   if (configuration.macsPerClockCycle != payload.log2_macs) {
@@ -347,9 +346,9 @@ Error check_argument(const EValue& argument, const Side& side, size_t index) {
   const Slot& slot = side.slots[index];
   if (!executorch::runtime::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) ||
       static_cast<size_t>(tensor.element_size()) != slot.element_size || tensor.nbytes() != slot.size) {
-    ET_LOG(Error, "%s: %s %zu has %zu bytes of %s; compiled for %zu bytes of integers of %zu bytes",
-           kBackendId, side.name, index, tensor.nbytes(), executorch::runtime::toString(tensor.scalar_type()),
-           slot.size, slot.element_size);
+    ET_LOG(Error, "%s: %s %zu has %zu bytes of %s; compiled for %zu bytes of integers of %zu bytes", kBackendId,
+           side.name, index, tensor.nbytes(), executorch::runtime::toString(tensor.scalar_type()), slot.size,
+           slot.element_size);
     return Error::InvalidArgument;
   }
   return Error::Ok;
@@ -359,8 +358,8 @@ Error check_arguments(const Delegate& delegate, Span<EValue*> args) {
   const size_t inputs = delegate.inputs.slots.size();
   const size_t outputs = delegate.outputs.slots.size();
   if (args.size() != inputs + outputs) {
-    ET_LOG(Error, "%s: %zu arguments; compiled for %zu inputs and %zu outputs", kBackendId, args.size(),
-           inputs, outputs);
+    ET_LOG(Error, "%s: %zu arguments; compiled for %zu inputs and %zu outputs", kBackendId, args.size(), inputs,
+           outputs);
     return Error::InvalidArgument;
   }
   for (size_t index = 0; index < args.size(); ++index) {
@@ -444,23 +443,19 @@ void report_counters(const EthosU::Inference& inference, const Options& options,
 Error run(Delegate& delegate, EventTracer* tracer) {
   TraceScope scope(tracer, "EthosUBackend npu");
   const bool counts_cycles = delegate.options.counts_cycles.value_or(traces(tracer));
-  const std::unique_ptr<EthosU::Inference, Quiet> inference(new EthosU::Inference(
-      delegate.network, delegate.inputs.buffers.begin(), delegate.inputs.buffers.end(),
-      delegate.outputs.buffers.begin(), delegate.outputs.buffers.end(), delegate.intermediate,
-      delegate.constants, delegate.options.events, counts_cycles));
+  const std::unique_ptr<EthosU::Inference, Quiet> inference(
+      new EthosU::Inference(delegate.network, delegate.inputs.buffers.begin(), delegate.inputs.buffers.end(),
+                            delegate.outputs.buffers.begin(), delegate.outputs.buffers.end(), delegate.intermediate,
+                            delegate.constants, delegate.options.events, counts_cycles));
   if (wait_for(*inference, delegate.options.timeout_ns)) {
     // Releasing the inference takes it from the driver's queue, or resets the NPU if it runs.
-    ET_LOG(Error,
-           "%s: no result from %s after %" PRId64
-           " ms, waiting for the NPU included; set a longer time with %s",
-           kBackendId, delegate.options.device.c_str(), delegate.options.timeout_ns / 1'000'000,
-           kTimeoutVariable);
+    ET_LOG(Error, "%s: no result from %s after %" PRId64 " ms, waiting for the NPU included; set a longer time with %s",
+           kBackendId, delegate.options.device.c_str(), delegate.options.timeout_ns / 1'000'000, kTimeoutVariable);
     return Error::InvalidState;
   }
   const EthosU::InferenceStatus status = inference->status();
   if (status != EthosU::InferenceStatus::OK) {
-    ET_LOG(Error,
-           "%s: the inference on %s ended with status %s; the kernel log (dmesg) has the driver's reason",
+    ET_LOG(Error, "%s: the inference on %s ended with status %s; the kernel log (dmesg) has the driver's reason",
            kBackendId, delegate.options.device.c_str(), to_text(status));
     return Error::Internal;
   }
@@ -501,8 +496,7 @@ class EthosULinuxBackend final : public BackendInterface {
     return handle;
   }
 
-  Error execute(BackendExecutionContext& context, DelegateHandle* handle,
-                Span<EValue*> args) const override {
+  Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
     const TraceScope scope(context.event_tracer(), "EthosUBackend execute");
     Delegate& delegate = *static_cast<Delegate*>(handle);
     return guarded("an inference", delegate.options, [&] {

@@ -57,8 +57,7 @@ void ethosu_release_driver(struct ethosu_driver* drv);
 void ethosu_get_hw_info(struct ethosu_driver* drv, struct ethosu_hw_info* hw);
 // 0, or negative on failure.
 int ethosu_invoke_v3(struct ethosu_driver* drv, const void* custom_data_ptr, const int custom_data_size,
-                     uint64_t* const base_addr, const size_t* base_addr_size, const int num_base_addr,
-                     void* user_arg);
+                     uint64_t* const base_addr, const size_t* base_addr_size, const int num_base_addr, void* user_arg);
 
 #ifdef __cplusplus
 }

@@ -37,8 +37,8 @@ class ModelMethod {
   ModelMethod(const ModelMethod&) = delete;
   ModelMethod& operator=(const ModelMethod&) = delete;
 
-  // `pool` holds what the runtime keeps of the method, `planned` its tensors, one piece for each memory of the plan, and
-  // `temp` what an instruction has while it runs; methods may share the last. All outlive this.
+  // `pool` holds what the runtime keeps of the method, `planned` its tensors, one piece for each memory of the plan,
+  // and `temp` what an instruction has while it runs; methods may share the last. All outlive this.
   Error load(const executorch::runtime::Program& program, const char* name, Bytes pool,
              executorch::runtime::Span<Bytes> planned, executorch::runtime::MemoryAllocator* temp) {
     pool_.emplace(static_cast<uint32_t>(pool.size()), pool.data());

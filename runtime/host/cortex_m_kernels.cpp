@@ -49,9 +49,9 @@ bool within(int64_t low, int64_t high) {
 }
 
 // What both kernels demand: float32 on one side, int8 or int16 with its range on the other, same layout.
-bool usable(KernelRuntimeContext& context, const char* name, const Tensor& real, const Tensor& quantized,
-            double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max, ScalarType dtype,
-            const Tensor& input, Tensor& out) {
+bool usable(KernelRuntimeContext& context, const char* name, const Tensor& real, const Tensor& quantized, double scale,
+            int64_t zero_point, int64_t quant_min, int64_t quant_max, ScalarType dtype, const Tensor& input,
+            Tensor& out) {
   const char* reason = nullptr;
   const bool is_int8 = dtype == ScalarType::Char;
   if (real.scalar_type() != ScalarType::Float) {
@@ -79,8 +79,8 @@ bool usable(KernelRuntimeContext& context, const char* name, const Tensor& real,
 
 Tensor& quantize_out(KernelRuntimeContext& context, const Tensor& input, double scale, int64_t zero_point,
                      int64_t quant_min, int64_t quant_max, ScalarType dtype, Tensor& out) {
-  if (!usable(context, "cortex_m::quantize_per_tensor.out", input, out, scale, zero_point, quant_min, quant_max,
-              dtype, input, out)) {
+  if (!usable(context, "cortex_m::quantize_per_tensor.out", input, out, scale, zero_point, quant_min, quant_max, dtype,
+              input, out)) {
     return out;
   }
   const auto* data = input.const_data_ptr<float>();
@@ -95,8 +95,8 @@ Tensor& quantize_out(KernelRuntimeContext& context, const Tensor& input, double 
 
 Tensor& dequantize_out(KernelRuntimeContext& context, const Tensor& input, double scale, int64_t zero_point,
                        int64_t quant_min, int64_t quant_max, ScalarType dtype, Tensor& out) {
-  if (!usable(context, "cortex_m::dequantize_per_tensor.out", out, input, scale, zero_point, quant_min,
-              quant_max, dtype, input, out)) {
+  if (!usable(context, "cortex_m::dequantize_per_tensor.out", out, input, scale, zero_point, quant_min, quant_max,
+              dtype, input, out)) {
     return out;
   }
   auto* data = out.mutable_data_ptr<float>();

@@ -13,8 +13,7 @@ executorch::runtime::Error register_kernels() {
   if (refused == nullptr) {
     return executorch::runtime::Error::Ok;
   }
-  ET_LOG(Error, "%s: the runtime has no room for this kernel: build ExecuTorch with a larger MAX_KERNEL_NUM",
-         refused);
+  ET_LOG(Error, "%s: the runtime has no room for this kernel: build ExecuTorch with a larger MAX_KERNEL_NUM", refused);
   return executorch::runtime::Error::RegistrationExceedingMaxKernels;
 }
 
@@ -22,5 +21,4 @@ executorch::runtime::Error register_kernels() {
 }  // namespace arm_runtime
 
 // Named so that the linker can be told to keep it.
-extern "C" const executorch::runtime::Error arm_runtime_cortex_m_kernels_registered =
-    arm_runtime::register_kernels();
+extern "C" const executorch::runtime::Error arm_runtime_cortex_m_kernels_registered = arm_runtime::register_kernels();

@@ -98,9 +98,8 @@ class HostBackend final : public BackendInterface {
         return Error::InvalidArgument;
       }
       const auto& tensor = args[index]->toTensor();
-      tensors.push_back({tensor.mutable_data_ptr(), tensor.nbytes(), tensor.sizes().data(),
-                         tensor.dim_order().data(), static_cast<int32_t>(tensor.dim()),
-                         static_cast<int32_t>(tensor.scalar_type())});
+      tensors.push_back({tensor.mutable_data_ptr(), tensor.nbytes(), tensor.sizes().data(), tensor.dim_order().data(),
+                         static_cast<int32_t>(tensor.dim()), static_cast<int32_t>(tensor.scalar_type())});
     }
     const auto number = static_cast<int64_t>(reinterpret_cast<intptr_t>(handle));
     if (executor_.execute(executor_.context, number, tensors.data(), tensors.size()) != 0) {

@@ -52,8 +52,8 @@ ARM_HOST_EXPORT int32_t arm_host_install(char* message, uint64_t message_size);
 // Sets what executes the delegates of `backend_id` ("TOSABackend", "VgfBackend", "EthosUBackend"); the struct is
 // copied.
 // Returns 0, or 1 with the reason in `message`.
-ARM_HOST_EXPORT int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* executor,
-                                              char* message, uint64_t message_size);
+ARM_HOST_EXPORT int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* executor, char* message,
+                                              uint64_t message_size);
 
 // The two below are for an executor, while it executes a delegate, on the thread that it was called on.
 //

@@ -41,9 +41,9 @@ inline uint32_t crc32(const void* data, size_t size) {
 
 // Compares data with the checksum `key` in the payload's compile specs. Programs that others made have none: Ok.
 // Returns InvalidProgram, with the reason in the log, where they differ or the spec has not 4 bytes.
-inline executorch::runtime::Error check_data(
-    const char* backend, const char* what, const char* key, const void* data, size_t size,
-    executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs) {
+inline executorch::runtime::Error check_data(const char* backend, const char* what, const char* key, const void* data,
+                                             size_t size,
+                                             executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs) {
   // The C library of small targets prints neither size_t nor 64-bit numbers.
   using Printable = unsigned long;
   if (!kCheckPayloads) {
@@ -67,9 +67,8 @@ inline executorch::runtime::Error check_data(
 }
 
 // The same for the payload itself.
-inline executorch::runtime::Error check_payload(
-    const char* backend, const void* data, size_t size,
-    executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs) {
+inline executorch::runtime::Error check_payload(const char* backend, const void* data, size_t size,
+                                                executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs) {
   return check_data(backend, "payload", kChecksumSpec, data, size, specs);
 }
 

@@ -17,9 +17,9 @@ struct RecordedNumber {
 
 // Reads the compile spec `key`: 4 bytes, little endian. Not found is Ok: programs that others made have none.
 // Returns InvalidProgram, with the reason in the log, where it has not 4 bytes.
-inline executorch::runtime::Error read_number(
-    const char* backend, executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs,
-    const char* key, RecordedNumber* number) {
+inline executorch::runtime::Error read_number(const char* backend,
+                                              executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs,
+                                              const char* key, RecordedNumber* number) {
   for (const auto& spec : specs) {
     if (std::strcmp(spec.key, key) != 0) {
       continue;
@@ -31,8 +31,7 @@ inline executorch::runtime::Error read_number(
     }
     const auto* bytes = static_cast<const uint8_t*>(spec.value.buffer);
     number->found = true;
-    number->value = uint32_t{bytes[0]} | uint32_t{bytes[1]} << 8 | uint32_t{bytes[2]} << 16 |
-                    uint32_t{bytes[3]} << 24;
+    number->value = uint32_t{bytes[0]} | uint32_t{bytes[1]} << 8 | uint32_t{bytes[2]} << 16 | uint32_t{bytes[3]} << 24;
     break;
   }
   return executorch::runtime::Error::Ok;

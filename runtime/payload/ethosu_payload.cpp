@@ -30,8 +30,8 @@ uint16_t read_u16(const uint8_t* at) { return static_cast<uint16_t>(at[0] | at[1
 
 int32_t read_i32(const uint8_t* at) { return static_cast<int32_t>(read_u32(at)); }
 
-PayloadStatus failure(PayloadError error, const char* block, uint64_t offset, const char* reason,
-                      int64_t first = 0, int64_t second = 0, int64_t third = 0) {
+PayloadStatus failure(PayloadError error, const char* block, uint64_t offset, const char* reason, int64_t first = 0,
+                      int64_t second = 0, int64_t third = 0) {
   PayloadStatus status;
   status.error = error;
   status.block = block;
@@ -75,8 +75,8 @@ class BlockReader {
         return status;
       }
       if (blocks_[kFooter].present && position_ < size_) {
-        return failure(PayloadError::kTrailingData, kNames[kFooter], position_,
-                       "% bytes follow the last block", signed_size(size_ - position_));
+        return failure(PayloadError::kTrailingData, kNames[kFooter], position_, "% bytes follow the last block",
+                       signed_size(size_ - position_));
       }
     }
     for (uint32_t id = 0; id < kBlockCount; ++id) {
@@ -134,14 +134,12 @@ class BlockReader {
     // Compared before the length is rounded up, which could overflow on a 32-bit machine.
     if (length > left) {
       return failure(PayloadError::kTruncated, kNames[id], start + kLengthAt,
-                     "its length is % bytes, % are left in the payload", signed_size(length),
-                     signed_size(left));
+                     "its length is % bytes, % are left in the payload", signed_size(length), signed_size(left));
     }
     const size_t padding = (kNpuAlignment - length % kNpuAlignment) % kNpuAlignment;
     if (padding > left - length) {
       return failure(PayloadError::kTruncated, kNames[id], start + kBlockHeaderSize + length,
-                     "% bytes of padding, % are left in the payload", signed_size(padding),
-                     signed_size(left - length));
+                     "% bytes of padding, % are left in the payload", signed_size(padding), signed_size(left - length));
     }
     if (external && !is_name(header + kBlockHeaderSize, length)) {
       return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
@@ -163,10 +161,9 @@ class BlockReader {
   Block blocks_[kBlockCount];
 };
 
-PayloadStatus bad_commands(const Block& block, size_t at, const char* reason, int64_t first = 0,
-                           int64_t second = 0, int64_t third = 0) {
-  return failure(PayloadError::kCommandStream, kNames[kCommands], block.offset + at, reason, first, second,
-                 third);
+PayloadStatus bad_commands(const Block& block, size_t at, const char* reason, int64_t first = 0, int64_t second = 0,
+                           int64_t third = 0) {
+  return failure(PayloadError::kCommandStream, kNames[kCommands], block.offset + at, reason, first, second, third);
 }
 
 // The configuration word that the NPU's own CONFIG register is compared with.
@@ -179,8 +176,7 @@ PayloadStatus read_configuration(const Block& block, size_t at, EthosUPayload* p
     return bad_commands(block, at, "unknown product % in its configuration", product);
   }
   if (log2_macs < 5 || log2_macs > 11) {
-    return bad_commands(block, at,
-                        "its configuration has 2**% multiply-accumulates; Ethos-U NPUs have 32 to 2048",
+    return bad_commands(block, at, "its configuration has 2**% multiply-accumulates; Ethos-U NPUs have 32 to 2048",
                         log2_macs);
   }
   payload->product = kProducts[product];
@@ -259,16 +255,14 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
                         read_u32(data + 12), signed_size(block.size - 16));
   }
   if (read_u32(data + 16) != 1 || read_u32(data + 20) != block.size - 24) {
-    return bad_commands(block, 16,
-                        "its entry is of kind % with % bytes; one entry of kind 1 fills the stream",
+    return bad_commands(block, 16, "its entry is of kind % with % bytes; one entry of kind 1 fills the stream",
                         read_u32(data + 16), read_u32(data + 20));
   }
   if (std::memcmp(data + kMetadataAt, "VEUM", 4) != 0 || read_u32(data + 36) < kFixedSize - 40) {
     return bad_commands(block, kMetadataAt, "its metadata is not of the known kind");
   }
   if (read_u16(data + 32) != kMajorVersion) {
-    return bad_commands(block, 32, "the major version of its metadata is %, not %", read_u16(data + 32),
-                        kMajorVersion);
+    return bad_commands(block, 32, "the major version of its metadata is %, not %", read_u16(data + 32), kMajorVersion);
   }
   const size_t metadata = read_u32(data + 24);
   if (metadata == block.size - kMetadataAt) {
@@ -304,20 +298,19 @@ PayloadStatus read_commands(const Block& block, EthosUPayload* payload) {
 }
 
 // Checks one record; its bytes are where they should be already.
-PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t at, int64_t index,
-                           Region own_region, const EthosUPayload& payload) {
+PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t at, int64_t index, Region own_region,
+                           const EthosUPayload& payload) {
   uint64_t nbytes = 1;
   const int32_t size = tensor.element_size;
   if (size != 1 && size != 2 && size != 4 && size != 8) {
-    return failure(PayloadError::kTensor, name, at + 4 * kPayloadRank, "tensor % has elements of % bytes",
-                   index, size);
+    return failure(PayloadError::kTensor, name, at + 4 * kPayloadRank, "tensor % has elements of % bytes", index, size);
   }
   nbytes = static_cast<uint64_t>(size);
   for (size_t i = 0; i < kPayloadRank; ++i) {
     const int32_t extent = tensor.shape[i];
     if (extent <= 0) {
-      return failure(PayloadError::kTensor, name, at + 4 * i, "dimension % of tensor % is %",
-                     static_cast<int64_t>(i), index, extent);
+      return failure(PayloadError::kTensor, name, at + 4 * i, "dimension % of tensor % is %", static_cast<int64_t>(i),
+                     index, extent);
     }
     // Bounded by the offset's range: what is larger cannot be addressed, and cannot overflow below.
     if (__builtin_mul_overflow(nbytes, static_cast<uint64_t>(extent), &nbytes) || nbytes > UINT32_MAX) {
@@ -326,9 +319,8 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
   }
   const bool own = tensor.in(own_region);
   if (!own && !tensor.in(Region::kScratch)) {
-    return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2),
-                   "tensor % is in region %, not in 1 or %", index, tensor.region,
-                   static_cast<int64_t>(own_region));
+    return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2), "tensor % is in region %, not in 1 or %",
+                   index, tensor.region, static_cast<int64_t>(own_region));
   }
   if (own && !payload.separate_io) {
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2),
@@ -355,9 +347,7 @@ bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
   return a_start < b_start + b.nbytes && b_start < a_start + a.nbytes;
 }
 
-bool same_place(const PayloadTensor& a, const PayloadTensor& b) {
-  return a.offset == b.offset && a.nbytes == b.nbytes;
-}
+bool same_place(const PayloadTensor& a, const PayloadTensor& b) { return a.offset == b.offset && a.nbytes == b.nbytes; }
 
 // Vela gives an input's memory to an output where it can, so only tensors of one side are compared. A tensor
 // that is returned twice is an output twice, in one place.
@@ -367,26 +357,23 @@ PayloadStatus check_overlaps(const PayloadTensors& tensors, const char* name, si
     for (uint32_t j = 0; j < i; ++j) {
       const PayloadTensor other = tensors.at(j);
       if (overlap(tensor, other) && !(may_repeat && same_place(tensor, other))) {
-        return failure(PayloadError::kOverlap, name, at + 4 + kTensorSize * i,
-                       "tensors % and % overlap in region %", j, i, tensor.region);
+        return failure(PayloadError::kOverlap, name, at + 4 + kTensorSize * i, "tensors % and % overlap in region %", j,
+                       i, tensor.region);
       }
     }
   }
   return {};
 }
 
-PayloadStatus read_tensors(const Block& block, BlockId id, const EthosUPayload& payload,
-                           PayloadTensors* tensors) {
+PayloadStatus read_tensors(const Block& block, BlockId id, const EthosUPayload& payload, PayloadTensors* tensors) {
   const char* name = kNames[id];
   if (block.size < 4) {
-    return failure(PayloadError::kLength, name, block.offset, "% bytes cannot hold a count",
-                   signed_size(block.size));
+    return failure(PayloadError::kLength, name, block.offset, "% bytes cannot hold a count", signed_size(block.size));
   }
   const uint32_t count = read_u32(block.data);
   if (count > kMaxPayloadTensors || block.size != 4 + kTensorSize * count) {
-    return failure(PayloadError::kLength, name, block.offset,
-                   "% tensors of 36 bytes do not make % bytes (at most %)", count, signed_size(block.size),
-                   kMaxPayloadTensors);
+    return failure(PayloadError::kLength, name, block.offset, "% tensors of 36 bytes do not make % bytes (at most %)",
+                   count, signed_size(block.size), kMaxPayloadTensors);
   }
   *tensors = PayloadTensors(block.data + 4, count);
   const Region own_region = id == kInputs ? Region::kInput : Region::kOutput;

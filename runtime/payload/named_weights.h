@@ -35,7 +35,8 @@ inline executorch::runtime::Result<executorch::runtime::FreeableBuffer> find_wei
   }
   auto found = map->get_data(std::string_view(name, payload->weights_name.size));
   if (!found.ok()) {
-    ET_LOG(Error, "%s: the weights that methods share are not among the program's named data: export it again", backend);
+    ET_LOG(Error, "%s: the weights that methods share are not among the program's named data: export it again",
+           backend);
     return Error::InvalidProgram;
   }
   const auto data = found->data_safe();
@@ -44,8 +45,7 @@ inline executorch::runtime::Result<executorch::runtime::FreeableBuffer> find_wei
   }
   payload->weights = {static_cast<const uint8_t*>(*data), found->size()};
   payload->aligned = payload->aligned && reinterpret_cast<uintptr_t>(*data) % kNpuAlignment == 0;
-  const Error error =
-      check_data(backend, "weight data", kWeightsChecksumSpec, *data, found->size(), specs);
+  const Error error = check_data(backend, "weight data", kWeightsChecksumSpec, *data, found->size(), specs);
   if (error != Error::Ok) {
     return error;
   }

@@ -57,12 +57,8 @@ class RecordingTracer final : public executorch::runtime::EventTracer {
       const char*, DelegateDebugIntId, const executorch::runtime::ArrayRef<executorch::aten::Tensor>) override {
     return true;
   }
-  Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const int&) override {
-    return true;
-  }
-  Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const bool&) override {
-    return true;
-  }
+  Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const int&) override { return true; }
+  Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const bool&) override { return true; }
   Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const double&) override {
     return true;
   }

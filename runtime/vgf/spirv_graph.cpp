@@ -216,8 +216,7 @@ bool Module::is_sound(const Instruction& instruction, const Layout& layout) cons
     if (array != nullptr ? !constant_value(array->words[3], &length) : !tensor_of(words[1], &tensor)) {
       return false;
     }
-    return instruction.count - 3 == (array != nullptr ? length : tensor.shape[0]) &&
-           are_defined(instruction, 3, false);
+    return instruction.count - 3 == (array != nullptr ? length : tensor.shape[0]) && are_defined(instruction, 3, false);
   }
   return instruction.opcode() != kOpConstantCompositeReplicate || are_defined(instruction, 3, false);
 }
@@ -328,8 +327,7 @@ const char* Module::read(std::string_view name, SpirvGraph* graph) const {
 
 }  // namespace
 
-const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name,
-                             SpirvGraph* graph) {
+const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name, SpirvGraph* graph) {
   Module module;
   if (const char* reason = module.scan(words, word_count)) {
     return reason;

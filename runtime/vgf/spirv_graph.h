@@ -44,7 +44,6 @@ struct SpirvGraph {
 /// Returns null on success, and otherwise what is wrong with the module. Checked are the lengths of all
 /// instructions, and of types, constants and the graph's operations that their ids name what they must. What
 /// an operation does with its operands is left to the driver.
-const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name,
-                             SpirvGraph* graph);
+const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name, SpirvGraph* graph);
 
 }  // namespace arm_runtime

@@ -38,13 +38,13 @@ Error check_argument(const EValue& value, const VgfProgram::Port& port, const ch
   }
   const Tensor& tensor = value.toTensor();
   if (tensor.scalar_type() != port.scalar_type) {
-    ET_LOG(Error, "VgfBackend: %s %zu has elements of type %d, the model was exported with %d (ScalarType)",
-           side, index, static_cast<int>(tensor.scalar_type()), static_cast<int>(port.scalar_type));
+    ET_LOG(Error, "VgfBackend: %s %zu has elements of type %d, the model was exported with %d (ScalarType)", side,
+           index, static_cast<int>(tensor.scalar_type()), static_cast<int>(port.scalar_type));
     return Error::InvalidArgument;
   }
   if (tensor.nbytes() != port.nbytes) {
-    ET_LOG(Error, "VgfBackend: %s %zu has %zu bytes, the model was exported with %zu", side, index,
-           tensor.nbytes(), port.nbytes);
+    ET_LOG(Error, "VgfBackend: %s %zu has %zu bytes, the model was exported with %zu", side, index, tensor.nbytes(),
+           port.nbytes);
     return Error::InvalidArgument;
   }
   return Error::Ok;
@@ -98,8 +98,7 @@ class VgfBackend final : public BackendInterface {
     const auto& inputs = program.inputs();
     const auto& outputs = program.outputs();
     if (args.size() != inputs.size() + outputs.size()) {
-      ET_LOG(Error,
-             "VgfBackend: the delegate was called with %zu tensors; its model has %zu inputs and %zu outputs",
+      ET_LOG(Error, "VgfBackend: the delegate was called with %zu tensors; its model has %zu inputs and %zu outputs",
              args.size(), inputs.size(), outputs.size());
       return Error::InvalidArgument;
     }

@@ -63,15 +63,13 @@ std::vector<int64_t> copy_of(const vgflib::DataView<int64_t>& view) {
 }
 
 Error damaged(const char* what, uint64_t index) {
-  ET_LOG(Error, "VgfBackend: the payload is damaged: %s (index %" PRIu64 "); export the program again", what,
-         index);
+  ET_LOG(Error, "VgfBackend: the payload is damaged: %s (index %" PRIu64 "); export the program again", what, index);
   return Error::InvalidProgram;
 }
 
 Error unsupported(const char* what, uint64_t index) {
-  ET_LOG(Error,
-         "VgfBackend: %s (index %" PRIu64 ") is not supported: only SPIR-V graphs on packed tensors are",
-         what, index);
+  ET_LOG(Error, "VgfBackend: %s (index %" PRIu64 ") is not supported: only SPIR-V graphs on packed tensors are", what,
+         index);
   return Error::NotSupported;
 }
 
@@ -123,28 +121,24 @@ class Reader {
 
 Error Reader::open(const uint8_t* data, size_t size) {
   if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
-    ET_LOG(Error,
-           "VgfBackend: the payload lies at an address that is not a multiple of 8; load the program into "
-           "aligned memory");
+    ET_LOG(Error, "VgfBackend: the payload lies at an address that is not a multiple of 8; load the program into "
+                  "aligned memory");
     return Error::InvalidArgument;
   }
   // Checks that the sections lie inside the file, at multiples of 8.
   header_ = vgflib::CreateHeaderDecoder(data, vgflib::HeaderSize(), size);
   if (header_ == nullptr) {
-    ET_LOG(
-        Error,
-        "VgfBackend: the payload of %zu bytes has no VGF header that libvgf reads: too short, wrong magic, "
-        "another version, or sections beyond its end; export the program again",
-        size);
+    ET_LOG(Error,
+           "VgfBackend: the payload of %zu bytes has no VGF header that libvgf reads: too short, wrong magic, "
+           "another version, or sections beyond its end; export the program again",
+           size);
     return Error::DelegateInvalidCompatibility;
   }
   const uint64_t offsets[] = {header_->GetModuleTableOffset(), header_->GetModelSequenceTableOffset(),
                               header_->GetModelResourceTableOffset(), header_->GetConstantsOffset()};
   modules_ = vgflib::CreateModuleTableDecoder(data + offsets[0], header_->GetModuleTableSize());
-  sequence_ =
-      vgflib::CreateModelSequenceTableDecoder(data + offsets[1], header_->GetModelSequenceTableSize());
-  resources_ =
-      vgflib::CreateModelResourceTableDecoder(data + offsets[2], header_->GetModelResourceTableSize());
+  sequence_ = vgflib::CreateModelSequenceTableDecoder(data + offsets[1], header_->GetModelSequenceTableSize());
+  resources_ = vgflib::CreateModelResourceTableDecoder(data + offsets[2], header_->GetModelResourceTableSize());
   constants_ = vgflib::CreateConstantDecoder(data + offsets[3], header_->GetConstantsSize());
   if (modules_ == nullptr || sequence_ == nullptr || resources_ == nullptr || constants_ == nullptr) {
     const int section = modules_ == nullptr ? 0 : sequence_ == nullptr ? 1 : resources_ == nullptr ? 2 : 3;
@@ -187,8 +181,7 @@ Error Reader::read_tensor(uint32_t index) {
     tensor.shape.push_back(1);
   }
   for (const int64_t dimension : tensor.shape) {
-    if (dimension <= 0 ||
-        __builtin_mul_overflow(tensor.nbytes, static_cast<size_t>(dimension), &tensor.nbytes)) {
+    if (dimension <= 0 || __builtin_mul_overflow(tensor.nbytes, static_cast<size_t>(dimension), &tensor.nbytes)) {
       return damaged("a tensor has a dimension that is not positive, or too many elements", index);
     }
   }
@@ -284,8 +277,7 @@ Error Reader::read_constants(uint32_t index, VgfSegment* segment) {
     if (binding.constantIndex >= constants_->size()) {
       return damaged("a segment names a constant that is not there", index);
     }
-    const VgfConstant constant{binding.graphConstantId,
-                               constants_->getConstantMrtIndex(binding.constantIndex),
+    const VgfConstant constant{binding.graphConstantId, constants_->getConstantMrtIndex(binding.constantIndex),
                                constants_->getConstant(binding.constantIndex).data(),
                                constants_->isSparseConstant(binding.constantIndex)
                                    ? constants_->getConstantSparsityDimension(binding.constantIndex)
@@ -331,8 +323,7 @@ Error Reader::check_module(uint32_t index, const VgfSegment& segment) {
                         fits(resource.tensor, binding.tensor));
     }
     if (!found) {
-      return damaged("a segment binds no tensor of the graph's type and shape to a binding",
-                     resource.binding);
+      return damaged("a segment binds no tensor of the graph's type and shape to a binding", resource.binding);
     }
   }
   if (graph.resources.size() != segment.bindings.size()) {

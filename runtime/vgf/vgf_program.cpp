@@ -36,11 +36,11 @@ const char* exceeded_limit(const VgfTensor& tensor, const VkPhysicalDeviceTensor
   }
   // From one element of the first dimension to the next, in bytes: the largest stride of a packed tensor.
   const uint64_t stride = tensor.nbytes / static_cast<uint64_t>(tensor.shape[0]);
-  return tensor.shape.size() > limits.maxTensorDimensionCount            ? "maxTensorDimensionCount"
-         : elements > limits.maxTensorElements                           ? "maxTensorElements"
-         : stride > static_cast<uint64_t>(limits.maxTensorStride)        ? "maxTensorStride"
-         : tensor.nbytes > limits.maxTensorSize                          ? "maxTensorSize"
-                                                                         : nullptr;
+  return tensor.shape.size() > limits.maxTensorDimensionCount     ? "maxTensorDimensionCount"
+         : elements > limits.maxTensorElements                    ? "maxTensorElements"
+         : stride > static_cast<uint64_t>(limits.maxTensorStride) ? "maxTensorStride"
+         : tensor.nbytes > limits.maxTensorSize                   ? "maxTensorSize"
+                                                                  : nullptr;
 }
 
 bool contains(const std::vector<uint32_t>& indices, uint32_t index) {
@@ -77,8 +77,7 @@ void VgfProgram::destroy(Segment* segment) const {
   const VkDevice device = device_->handle();
   if (!segment->sets.empty()) {
     // Destroying the pool would be enough for Vulkan; the emulation layer forgets only sets that are freed.
-    fn.vkFreeDescriptorSets(device, segment->pool, static_cast<uint32_t>(segment->sets.size()),
-                            segment->sets.data());
+    fn.vkFreeDescriptorSets(device, segment->pool, static_cast<uint32_t>(segment->sets.size()), segment->sets.data());
   }
   fn.vkDestroyDescriptorPool(device, segment->pool, nullptr);
   if (segment->session != VK_NULL_HANDLE) {
@@ -219,8 +218,7 @@ Error VgfProgram::make_tensor(const VgfTensor& source, uint32_t index, VkMemoryP
 
 Error VgfProgram::map_tensor(Tensor* tensor, VkMemoryPropertyFlags properties) {
   void* mapped = nullptr;
-  const VkResult result =
-      device_->fn().vkMapMemory(device_->handle(), tensor->memory, 0, VK_WHOLE_SIZE, 0, &mapped);
+  const VkResult result = device_->fn().vkMapMemory(device_->handle(), tensor->memory, 0, VK_WHOLE_SIZE, 0, &mapped);
   if (result != VK_SUCCESS) {
     return vulkan_failure("vkMapMemory", result);
   }
@@ -254,9 +252,8 @@ Error VgfProgram::make_layouts(const VgfSegment& source, Segment* segment) {
   uint32_t set_count = 0;
   for (const VgfBinding& binding : source.bindings) {
     if (binding.set >= device_->max_descriptor_sets()) {
-      ET_LOG(Error, "VgfBackend: segment '%s' uses descriptor set %u; this device has %u",
-             source.name.c_str(), static_cast<unsigned>(binding.set),
-             static_cast<unsigned>(device_->max_descriptor_sets()));
+      ET_LOG(Error, "VgfBackend: segment '%s' uses descriptor set %u; this device has %u", source.name.c_str(),
+             static_cast<unsigned>(binding.set), static_cast<unsigned>(device_->max_descriptor_sets()));
       return Error::NotSupported;
     }
     set_count = std::max(set_count, binding.set + 1);
@@ -307,8 +304,7 @@ Error VgfProgram::make_pipeline(const VgfFile& file, const VgfSegment& source, S
 
   // The structures point at each other: the vectors must not grow again below.
   std::vector<VkTensorDescriptionARM> descriptions(source.bindings.size() + source.constants.size());
-  std::vector<VkDataGraphPipelineConstantTensorSemiStructuredSparsityInfoARM> sparsity(
-      source.constants.size());
+  std::vector<VkDataGraphPipelineConstantTensorSemiStructuredSparsityInfoARM> sparsity(source.constants.size());
   std::vector<VkDataGraphPipelineResourceInfoARM> resources(source.bindings.size());
   std::vector<VkDataGraphPipelineConstantARM> constants(source.constants.size());
   for (size_t index = 0; index < resources.size(); ++index) {
@@ -325,8 +321,7 @@ Error VgfProgram::make_pipeline(const VgfFile& file, const VgfSegment& source, S
     description = describe(file.tensors[constant.tensor]);
     if (constant.sparse_dimension >= 0) {
       // VGF files know one kind of sparsity: two zeros among every four elements.
-      sparsity[index].sType =
-          VK_STRUCTURE_TYPE_DATA_GRAPH_PIPELINE_CONSTANT_TENSOR_SEMI_STRUCTURED_SPARSITY_INFO_ARM;
+      sparsity[index].sType = VK_STRUCTURE_TYPE_DATA_GRAPH_PIPELINE_CONSTANT_TENSOR_SEMI_STRUCTURED_SPARSITY_INFO_ARM;
       sparsity[index].dimension = static_cast<uint32_t>(constant.sparse_dimension);
       sparsity[index].zeroCount = 2;
       sparsity[index].groupSize = 4;
@@ -417,9 +412,8 @@ Error VgfProgram::bind_session_memory(const VkDataGraphPipelineSessionBindPointR
     }
     VkDeviceMemory memory = VK_NULL_HANDLE;
     VkMemoryPropertyFlags properties = 0;
-    const Error error =
-        device_->allocate(requirements.memoryRequirements, 0, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT, nullptr,
-                          "intermediate results", &memory, &properties);
+    const Error error = device_->allocate(requirements.memoryRequirements, 0, VK_MEMORY_PROPERTY_DEVICE_LOCAL_BIT,
+                                          nullptr, "intermediate results", &memory, &properties);
     if (error != Error::Ok) {
       return error;
     }
@@ -445,8 +439,7 @@ Error VgfProgram::make_sets(const VgfSegment& source, Segment* segment) {
   const VulkanFunctions& fn = device_->fn();
   const VkDevice device = device_->handle();
   const auto set_count = static_cast<uint32_t>(segment->set_layouts.size());
-  const VkDescriptorPoolSize size{VK_DESCRIPTOR_TYPE_TENSOR_ARM,
-                                  static_cast<uint32_t>(source.bindings.size())};
+  const VkDescriptorPoolSize size{VK_DESCRIPTOR_TYPE_TENSOR_ARM, static_cast<uint32_t>(source.bindings.size())};
   VkDescriptorPoolCreateInfo pool{};
   pool.sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO;
   pool.flags = VK_DESCRIPTOR_POOL_CREATE_FREE_DESCRIPTOR_SET_BIT;

@@ -65,15 +65,15 @@ class VgfProgram {
 
   executorch::runtime::Error check_limits(const VgfFile& file) const;
   executorch::runtime::Error make_tensors(const VgfFile& file);
-  executorch::runtime::Error make_tensor(const VgfTensor& source, uint32_t index,
-                                         VkMemoryPropertyFlags required, VkMemoryPropertyFlags preferred);
+  executorch::runtime::Error make_tensor(const VgfTensor& source, uint32_t index, VkMemoryPropertyFlags required,
+                                         VkMemoryPropertyFlags preferred);
   executorch::runtime::Error map_tensor(Tensor* tensor, VkMemoryPropertyFlags properties);
   executorch::runtime::Error make_segment(const VgfFile& file, const VgfSegment& source);
   executorch::runtime::Error make_layouts(const VgfSegment& source, Segment* segment);
   executorch::runtime::Error make_pipeline(const VgfFile& file, const VgfSegment& source, Segment* segment);
   executorch::runtime::Error make_session(Segment* segment);
-  executorch::runtime::Error bind_session_memory(
-      const VkDataGraphPipelineSessionBindPointRequirementARM& point, Segment* segment);
+  executorch::runtime::Error bind_session_memory(const VkDataGraphPipelineSessionBindPointRequirementARM& point,
+                                                 Segment* segment);
   executorch::runtime::Error make_sets(const VgfSegment& source, Segment* segment);
   executorch::runtime::Error record();
   void barrier(VkPipelineStageFlags2 stage, VkAccessFlags2 access) const;

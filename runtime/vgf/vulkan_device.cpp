@@ -24,14 +24,12 @@ namespace {
 // Outermost first: the graph layer is written in terms of the tensor layer.
 constexpr const char* kEmulationLayers[] = {"VK_LAYER_ML_Graph_Emulation", "VK_LAYER_ML_Tensor_Emulation"};
 
-constexpr const char* kRequiredExtensions[] = {VK_ARM_TENSORS_EXTENSION_NAME,
-                                               VK_ARM_DATA_GRAPH_EXTENSION_NAME};
+constexpr const char* kRequiredExtensions[] = {VK_ARM_TENSORS_EXTENSION_NAME, VK_ARM_DATA_GRAPH_EXTENSION_NAME};
 
 // What VK_ARM_data_graph builds on below Vulkan 1.4, and what the converter's SPIR-V may declare.
-constexpr const char* kOptionalExtensions[] = {VK_KHR_MAINTENANCE_5_EXTENSION_NAME,
-                                               VK_KHR_DEFERRED_HOST_OPERATIONS_EXTENSION_NAME,
-                                               VK_ARM_DATA_GRAPH_INSTRUCTION_SET_TOSA_EXTENSION_NAME,
-                                               VK_EXT_SHADER_REPLICATED_COMPOSITES_EXTENSION_NAME};
+constexpr const char* kOptionalExtensions[] = {
+    VK_KHR_MAINTENANCE_5_EXTENSION_NAME, VK_KHR_DEFERRED_HOST_OPERATIONS_EXTENSION_NAME,
+    VK_ARM_DATA_GRAPH_INSTRUCTION_SET_TOSA_EXTENSION_NAME, VK_EXT_SHADER_REPLICATED_COMPOSITES_EXTENSION_NAME};
 
 constexpr char kDeviceVariable[] = "ARM_RUNTIME_VGF_DEVICE";
 constexpr char kTimeoutVariable[] = "ARM_RUNTIME_VGF_TIMEOUT_MS";
@@ -168,8 +166,8 @@ bool has_required_extensions(const std::vector<VkExtensionProperties>& extension
 }
 
 // Whether a queue family executes SPIR-V graphs. Other kinds of engines share VK_QUEUE_DATA_GRAPH_BIT_ARM.
-bool runs_spirv_graphs(PFN_vkGetPhysicalDeviceQueueFamilyDataGraphPropertiesARM query,
-                       VkPhysicalDevice device, uint32_t family) {
+bool runs_spirv_graphs(PFN_vkGetPhysicalDeviceQueueFamilyDataGraphPropertiesARM query, VkPhysicalDevice device,
+                       uint32_t family) {
   uint32_t count = 0;
   if (query(device, family, &count, nullptr) != VK_SUCCESS) {
     return false;
@@ -191,8 +189,7 @@ bool runs_spirv_graphs(PFN_vkGetPhysicalDeviceQueueFamilyDataGraphPropertiesARM 
   return false;
 }
 
-bool find_queue_family(const VulkanFunctions& fn, VkInstance instance, VkPhysicalDevice device,
-                       uint32_t* family) {
+bool find_queue_family(const VulkanFunctions& fn, VkInstance instance, VkPhysicalDevice device, uint32_t* family) {
   const auto query = reinterpret_cast<PFN_vkGetPhysicalDeviceQueueFamilyDataGraphPropertiesARM>(
       fn.vkGetInstanceProcAddr(instance, "vkGetPhysicalDeviceQueueFamilyDataGraphPropertiesARM"));
   if (query == nullptr) {
@@ -258,10 +255,9 @@ uint32_t count_bits(VkMemoryPropertyFlags flags) { return static_cast<uint32_t>(
 }  // namespace
 
 Error set_vulkan_device(const VulkanHandles* handles) {
-  if (handles != nullptr &&
-      (handles->get_instance_proc_addr == nullptr || handles->instance == VK_NULL_HANDLE ||
-       handles->physical_device == VK_NULL_HANDLE || handles->device == VK_NULL_HANDLE ||
-       handles->queue == VK_NULL_HANDLE)) {
+  if (handles != nullptr && (handles->get_instance_proc_addr == nullptr || handles->instance == VK_NULL_HANDLE ||
+                             handles->physical_device == VK_NULL_HANDLE || handles->device == VK_NULL_HANDLE ||
+                             handles->queue == VK_NULL_HANDLE)) {
     ET_LOG(Error, "VgfBackend: set_vulkan_device was given a null handle; every one of them is needed");
     return Error::InvalidArgument;
   }
@@ -282,10 +278,8 @@ bool VulkanDevice::is_possible() {
   if (find_vulkan_loader() != nullptr) {
     return true;
   }
-  ET_LOG(
-      Error,
-      "VgfBackend: there is no Vulkan loader (libvulkan.so.1); install one, version 1.4 or newer, or put its "
-      "folder into LD_LIBRARY_PATH");
+  ET_LOG(Error, "VgfBackend: there is no Vulkan loader (libvulkan.so.1); install one, version 1.4 or newer, or put its "
+                "folder into LD_LIBRARY_PATH");
   return false;
 }
 
@@ -294,8 +288,7 @@ Result<std::shared_ptr<VulkanDevice>> VulkanDevice::acquire() {
   std::shared_ptr<VulkanDevice> device = shared().current.lock();
   if (device == nullptr) {
     device = std::make_shared<VulkanDevice>();
-    const Error error =
-        shared().has_application_device ? device->adopt(shared().application) : device->create();
+    const Error error = shared().has_application_device ? device->adopt(shared().application) : device->create();
     if (error != Error::Ok) {
       return error;
     }
@@ -341,8 +334,7 @@ Error VulkanDevice::adopt(const VulkanHandles& handles) {
 Error VulkanDevice::create() {
   fn_.vkGetInstanceProcAddr = find_vulkan_loader();
   if (fn_.vkGetInstanceProcAddr == nullptr) {
-    ET_LOG(Error,
-           "VgfBackend: the Vulkan loader (libvulkan.so.1) was not found, or has no vkGetInstanceProcAddr");
+    ET_LOG(Error, "VgfBackend: the Vulkan loader (libvulkan.so.1) was not found, or has no vkGetInstanceProcAddr");
     return Error::NotFound;
   }
   // Emulation hides what a real driver offers, so it comes second. Layers that the user has named in
@@ -431,10 +423,8 @@ bool VulkanDevice::choose_physical_device() {
              properties.properties.deviceName);
       continue;
     }
-    if (rank_of(properties.properties.deviceType) <= best ||
-        properties.properties.apiVersion < VK_API_VERSION_1_3 ||
-        !has_required_extensions(extensions_of(fn_, device)) ||
-        !find_queue_family(fn_, instance_, device, &family)) {
+    if (rank_of(properties.properties.deviceType) <= best || properties.properties.apiVersion < VK_API_VERSION_1_3 ||
+        !has_required_extensions(extensions_of(fn_, device)) || !find_queue_family(fn_, instance_, device, &family)) {
       continue;
     }
     Features supported(false);
@@ -478,8 +468,8 @@ Error VulkanDevice::create_device() {
   const VkResult result = fn_.vkCreateDevice(physical_device_, &info, nullptr, &device_);
   if (result != VK_SUCCESS) {
     device_ = VK_NULL_HANDLE;
-    return vulkan_failure(
-        "vkCreateDevice (a Vulkan loader older than 1.4 cannot carry the ML emulation layer)", result);
+    return vulkan_failure("vkCreateDevice (a Vulkan loader older than 1.4 cannot carry the ML emulation layer)",
+                          result);
   }
   const Error error = fn_.load_device(device_);
   if (error != Error::Ok) {

@@ -57,10 +57,9 @@ class VulkanDevice {
   /// Allocates memory of one of the types in `requirements` that has all of `required` and the most of
   /// `preferred`. `properties` becomes what the memory has. `next` extends VkMemoryAllocateInfo. `what` is
   /// for the log.
-  executorch::runtime::Error allocate(const VkMemoryRequirements& requirements,
-                                      VkMemoryPropertyFlags required, VkMemoryPropertyFlags preferred,
-                                      const void* next, const char* what, VkDeviceMemory* memory,
-                                      VkMemoryPropertyFlags* properties) const;
+  executorch::runtime::Error allocate(const VkMemoryRequirements& requirements, VkMemoryPropertyFlags required,
+                                      VkMemoryPropertyFlags preferred, const void* next, const char* what,
+                                      VkDeviceMemory* memory, VkMemoryPropertyFlags* properties) const;
 
   /// Whether graphs may read and write linear tensors of a format.
   bool takes(VkFormat format) const;

@@ -64,8 +64,7 @@ Error error_of(VkResult result) {
 }
 
 Error missing(const char* name) {
-  ET_LOG(Error, "VgfBackend: the Vulkan driver has no %s, which VK_ARM_tensors and VK_ARM_data_graph need",
-         name);
+  ET_LOG(Error, "VgfBackend: the Vulkan driver has no %s, which VK_ARM_tensors and VK_ARM_data_graph need", name);
   return Error::NotFound;
 }
 
@@ -100,9 +99,8 @@ PFN_vkGetInstanceProcAddr find_vulkan_loader() {
     // Android has the plain name only.
     return versioned != nullptr ? versioned : dlopen("libvulkan.so", RTLD_NOW | RTLD_LOCAL);
   }();
-  return library == nullptr
-             ? nullptr
-             : reinterpret_cast<PFN_vkGetInstanceProcAddr>(dlsym(library, "vkGetInstanceProcAddr"));
+  return library == nullptr ? nullptr
+                            : reinterpret_cast<PFN_vkGetInstanceProcAddr>(dlsym(library, "vkGetInstanceProcAddr"));
 }
 
 Error vulkan_failure(const char* step, VkResult result) {

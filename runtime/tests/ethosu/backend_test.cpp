@@ -63,8 +63,7 @@ void check(bool holds, int line, const char* condition) {
   }
 }
 
-void keep_log(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char* message,
-              size_t) {
+void keep_log(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char* message, size_t) {
   logged += message;
   logged += '\n';
 }
@@ -83,8 +82,8 @@ class SharedLines {
  public:
   explicit SharedLines(size_t size)
       : size_(size),
-        memory_(static_cast<uint8_t*>(std::aligned_alloc(
-            kCacheLine, 3 * kCacheLine + arm_runtime::whole_lines(size)))) {
+        memory_(
+            static_cast<uint8_t*>(std::aligned_alloc(kCacheLine, 3 * kCacheLine + arm_runtime::whole_lines(size)))) {
     std::memset(memory_.get(), kOthers, 3 * kCacheLine + arm_runtime::whole_lines(size));
   }
   uint8_t* data() const { return memory_.get() + kCacheLine + kMisalignment; }
@@ -139,8 +138,7 @@ uint8_t pattern(uint32_t seed, size_t i) { return static_cast<uint8_t>(seed * 37
 class Argument {
  public:
   explicit Argument(const PayloadTensor& like, uint64_t extra_elements = 0)
-      : extent_(
-            static_cast<int32_t>(like.nbytes / static_cast<uint64_t>(like.element_size) + extra_elements)),
+      : extent_(static_cast<int32_t>(like.nbytes / static_cast<uint64_t>(like.element_size) + extra_elements)),
         bytes_(static_cast<size_t>(extent_) * static_cast<size_t>(like.element_size)),
         impl_(type(like.element_size), 1, &extent_, bytes_.data(), &order_, &stride_),
         value_(Tensor(&impl_)) {}
@@ -197,9 +195,7 @@ class Loaded {
   std::vector<EValue*>& values() { return values_; }
 
   // Memory for `size` bytes after the first that is at a cache line.
-  void set_scratch(size_t size) {
-    scratch_ = std::make_unique<SharedLines>(size + kCacheLine - kMisalignment);
-  }
+  void set_scratch(size_t size) { scratch_ = std::make_unique<SharedLines>(size + kCacheLine - kMisalignment); }
   RecordingTracer* tracer = nullptr;
   const NamedDataMap* named_data = nullptr;
   bool others_are_whole() const { return scratch_->others_are_whole(); }
@@ -208,8 +204,7 @@ class Loaded {
     MemoryAllocator allocator(static_cast<uint32_t>(method_memory), method_memory_.data());
     BackendInitContext context(&allocator, tracer, nullptr, named_data);
     FreeableBuffer processed(bytes_.data(), bytes_.size(), nullptr);
-    const Result<DelegateHandle*> result =
-        backend_.init(context, &processed, {specs.data(), specs.size()});
+    const Result<DelegateHandle*> result = backend_.init(context, &processed, {specs.data(), specs.size()});
     handle_ = result.ok() ? *result : nullptr;
     return result.error();
   }
@@ -328,7 +323,8 @@ void finds_weights_that_methods_share(const Files& files) {
     loaded.destroy();
     CHECK(there.freed() == 1);
   }
-  for (const NamedDataMap* map : {static_cast<const NamedDataMap*>(nullptr), static_cast<const NamedDataMap*>(&other)}) {
+  for (const NamedDataMap* map :
+       {static_cast<const NamedDataMap*>(nullptr), static_cast<const NamedDataMap*>(&other)}) {
     Loaded loaded(payload);
     loaded.named_data = map;
     CHECK(loaded.init() == Error::InvalidProgram && logs("named data"));

@@ -74,8 +74,7 @@ size_t find_commands(const void* data, size_t size) {
     switch (word(data, at) & 0xFF) {
       case 1: {
         const uint32_t configuration = word(data, at + 1);
-        if (configuration >> 28 != driver_double.product ||
-            (configuration & 0xF) != driver_double.log2_macs) {
+        if (configuration >> 28 != driver_double.product || (configuration & 0xF) != driver_double.log2_macs) {
           return 0;
         }
         at += 3;

@@ -55,8 +55,8 @@ using executorch::runtime::FreeableBuffer;
 
 std::vector<std::string> log_lines;
 
-void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t,
-                 const char* message, size_t length) {
+void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message,
+                 size_t length) {
   if (level == kError || level == kFatal) {
     log_lines.emplace_back(message, length);
   }
@@ -78,9 +78,7 @@ void append(Bytes& bytes, const void* data, size_t size) {
   bytes.insert(bytes.end(), first, first + size);
 }
 
-void append_words(Bytes& bytes, const std::vector<uint32_t>& words) {
-  append(bytes, words.data(), 4 * words.size());
-}
+void append_words(Bytes& bytes, const std::vector<uint32_t>& words) { append(bytes, words.data(), 4 * words.size()); }
 
 constexpr uint32_t kU85With256Macs = 0x20000118;
 
@@ -139,8 +137,7 @@ struct Payload {
     Bytes bytes;
     append_words(bytes, {static_cast<uint32_t>(tensors.size())});
     for (const Io& tensor : tensors) {
-      const int32_t words[9] = {
-          1, 1, 1, 1, 1, tensor.elements, tensor.element_size, tensor.offset, tensor.region};
+      const int32_t words[9] = {1, 1, 1, 1, 1, tensor.elements, tensor.element_size, tensor.offset, tensor.region};
       append(bytes, words, sizeof(words));
     }
     return bytes;
@@ -157,8 +154,7 @@ Error load(const Bytes& payload, DelegateHandle** handle, const std::vector<Comp
   copy->reserve(1);  // a FreeableBuffer of no data is not freed
   BackendInitContext context(nullptr);
   FreeableBuffer processed(
-      copy->data(), copy->size(), [](void* bytes, void*, size_t) { delete static_cast<Bytes*>(bytes); },
-      copy);
+      copy->data(), copy->size(), [](void* bytes, void*, size_t) { delete static_cast<Bytes*>(bytes); }, copy);
   auto result = backend().init(context, &processed, {specs.data(), specs.size()});
   if (result.ok()) {
     *handle = *result;
@@ -214,8 +210,7 @@ class Arguments {
 };
 
 bool nothing_is_alive() {
-  return record.devices == 0 && record.live_networks == 0 && record.live_buffers == 0 &&
-         record.inferences == 0;
+  return record.devices == 0 && record.live_networks == 0 && record.live_buffers == 0 && record.inferences == 0;
 }
 
 Bytes part(const Bytes& bytes, size_t offset, size_t size) {
@@ -358,13 +353,14 @@ void counters_are_chosen() {
   CHECK(load(payload, &handle) == Error::Ok && arguments.execute(handle) == Error::Ok);
   CHECK(!record.counts_cycles && record.events == std::vector<uint32_t>(4, 0));
   CHECK(arguments.execute(handle, &tracer) == Error::Ok && record.counts_cycles);
-  CHECK((tracer.events == std::vector<std::string>{"EthosUBackend npu: npu_cycles=12345678901",
-                                                   "EthosUBackend execute"}));
+  CHECK((tracer.events ==
+         std::vector<std::string>{"EthosUBackend npu: npu_cycles=12345678901", "EthosUBackend execute"}));
   backend().destroy(handle);
 
-  CHECK(load(payload, &handle, {{"ethosu.enable_cycle_counter", {&on, 1}},
-                                {"ethosu.pmu_event3", {&last, 4}},
-                                {"ethosu.pmu_event0", {&first, 4}}}) == Error::Ok);
+  CHECK(load(payload, &handle,
+             {{"ethosu.enable_cycle_counter", {&on, 1}},
+              {"ethosu.pmu_event3", {&last, 4}},
+              {"ethosu.pmu_event0", {&first, 4}}}) == Error::Ok);
   CHECK(arguments.execute(handle) == Error::Ok);
   CHECK((record.counts_cycles && record.events == std::vector<uint32_t>{17, 0, 0, 35}));
   CHECK(arguments.execute(handle, &tracer) == Error::Ok);
@@ -466,8 +462,7 @@ void driver_exceptions_become_errors() {
       script.throws_no_exception_type = strange;
       DelegateHandle* handle = nullptr;
       CHECK(load(payload, &handle) == Error::AccessFailed);
-      CHECK(logged(strange ? "no reason"
-                           : "loading a program on /dev/ethosu0 failed: the driver double was told"));
+      CHECK(logged(strange ? "no reason" : "loading a program on /dev/ethosu0 failed: the driver double was told"));
       CHECK(nothing_is_alive());
     }
     script.throws = Call::kNone;
@@ -679,8 +674,7 @@ void run_program(const char* path) {
   {
     auto method = program->load_method("forward", &memory);
     CHECK(method.ok());
-    CHECK(method->inputs_size() == payload.inputs.count() &&
-          method->outputs_size() == payload.outputs.count());
+    CHECK(method->inputs_size() == payload.inputs.count() && method->outputs_size() == payload.outputs.count());
     for (int round = 0; round < 3; ++round) {
       Arguments arguments(Payload{Bytes{}, Bytes{}, 0, {}, {}});
       for (uint32_t i = 0; i < payload.inputs.count(); ++i) {

@@ -87,8 +87,7 @@ Error load_delegate(Listing* listing, DataLoader* loader, MemoryAllocator* alloc
   if (!payload.ok() || backend == nullptr) {
     return Error::NotFound;
   }
-  chain->delegates.push_back(
-      std::make_unique<LoadedDelegate>(LoadedDelegate{backend, std::move(*payload), nullptr}));
+  chain->delegates.push_back(std::make_unique<LoadedDelegate>(LoadedDelegate{backend, std::move(*payload), nullptr}));
   LoadedDelegate& added = *chain->delegates.back();
   BackendInitContext context(allocator);
   const auto handle = backend->init(context, &added.payload, {specs.data(), specs.size()});

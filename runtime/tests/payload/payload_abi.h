@@ -28,15 +28,13 @@ typedef struct {
 
 // Reads and validates a payload. Returns 0, or the number of an arm_runtime::PayloadError with the reason in
 // `message`: NUL-terminated, cut off at `message_size` bytes, which may be 0.
-__attribute__((visibility("default"))) int32_t arm_payload_read(const void* data, uint64_t size,
-                                                                arm_payload_info* info, char* message,
-                                                                uint64_t message_size);
+__attribute__((visibility("default"))) int32_t arm_payload_read(const void* data, uint64_t size, arm_payload_info* info,
+                                                                char* message, uint64_t message_size);
 
 // Describes an input (`side` 0) or output (1). Returns 0, or nonzero where there is no such tensor or the
 // payload is not valid.
-__attribute__((visibility("default"))) int32_t arm_payload_tensor_at(const void* data, uint64_t size,
-                                                                     int32_t side, uint32_t index,
-                                                                     arm_payload_tensor* tensor);
+__attribute__((visibility("default"))) int32_t arm_payload_tensor_at(const void* data, uint64_t size, int32_t side,
+                                                                     uint32_t index, arm_payload_tensor* tensor);
 
 #ifdef __cplusplus
 }

@@ -54,8 +54,8 @@ void check(bool condition, const char* what) {
 std::vector<std::string> logged;
 
 // Keeps errors and prints them, for tests of this process's output.
-void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t,
-                 const char* message, size_t length) {
+void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message,
+                 size_t length) {
   if (level == kError || level == kFatal) {
     logged.emplace_back(message, length);
     std::fprintf(stderr, "%s\n", logged.back().c_str());
@@ -95,8 +95,7 @@ class Program {
     FreeableBuffer payload(
         copy_.data(), copy_.size(),
         [](void* context, void*, size_t) {
-          static_cast<std::vector<char>*>(context)->assign(
-              1, 0);  // init must not keep pointers into the payload
+          static_cast<std::vector<char>*>(context)->assign(1, 0);  // init must not keep pointers into the payload
         },
         &copy_);
     BackendInitContext context(nullptr);
@@ -151,10 +150,8 @@ void test_wrong_arguments(const Model& model) {
   Argument long_output(std::vector<char>(model.output.size() + 1), ScalarType::Char);
   EValue number(int64_t{1});
   check(program.execute({&input.value}) == Error::InvalidArgument, "too few arguments");
-  check(program.execute({&input.value, &output.value, &output.value}) == Error::InvalidArgument,
-        "too many arguments");
-  check(program.execute({&unsigned_input.value, &output.value}) == Error::InvalidArgument,
-        "wrong element type");
+  check(program.execute({&input.value, &output.value, &output.value}) == Error::InvalidArgument, "too many arguments");
+  check(program.execute({&unsigned_input.value, &output.value}) == Error::InvalidArgument, "wrong element type");
   check(program.execute({&short_input.value, &output.value}) == Error::InvalidArgument, "input too short");
   check(program.execute({&input.value, &long_output.value}) == Error::InvalidArgument, "output too long");
   check(program.execute({&number, &output.value}) == Error::InvalidArgument, "not a tensor");
@@ -202,8 +199,7 @@ void test_checksum(const Model& model) {
             logged[0].find("has changed since it was exported") != std::string::npos,
         "with one line");
   check(load(model.vgf, recorded, 3) == Error::InvalidProgram, "a checksum of 3 bytes is refused");
-  check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos,
-        "with one line");
+  check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos, "with one line");
 }
 
 // Changes of Vulkan's answers on their way from an application's device to the backend.
@@ -212,7 +208,7 @@ struct Changes {
   bool no_formats = false;
   int timeouts = 0;  // how many waits end without a result
   uint64_t timeout = 0;
-  int freed = 0;  // allocations, since it was set to 0
+  int freed = 0;            // allocations, since it was set to 0
   std::vector<char> cache;  // given to the last pipeline cache
   bool pipelines_use_cache = false;
   VkPipelineCache last_cache = VK_NULL_HANDLE;
@@ -278,11 +274,10 @@ VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_device_proc(VkDevice device, const 
 
 VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_instance_proc(VkInstance instance, const char* name) {
   const std::string wanted = name;
-  return wanted == "vkGetPhysicalDeviceProperties2" ? reinterpret_cast<PFN_vkVoidFunction>(properties2)
-         : wanted == "vkGetPhysicalDeviceFormatProperties2"
-             ? reinterpret_cast<PFN_vkVoidFunction>(format2)
-         : wanted == "vkGetDeviceProcAddr" ? reinterpret_cast<PFN_vkVoidFunction>(get_device_proc)
-                                           : real.vkGetInstanceProcAddr(instance, name);
+  return wanted == "vkGetPhysicalDeviceProperties2"         ? reinterpret_cast<PFN_vkVoidFunction>(properties2)
+         : wanted == "vkGetPhysicalDeviceFormatProperties2" ? reinterpret_cast<PFN_vkVoidFunction>(format2)
+         : wanted == "vkGetDeviceProcAddr"                  ? reinterpret_cast<PFN_vkVoidFunction>(get_device_proc)
+                                                            : real.vkGetInstanceProcAddr(instance, name);
 }
 
 // Plays the application: a device made without the backend's help, on the first physical device.
@@ -301,8 +296,7 @@ struct ApplicationDevice {
     info.pApplicationInfo = &application;
     info.enabledLayerCount = 2;
     info.ppEnabledLayerNames = layers;
-    const auto create =
-        reinterpret_cast<PFN_vkCreateInstance>(fn.vkGetInstanceProcAddr(nullptr, "vkCreateInstance"));
+    const auto create = reinterpret_cast<PFN_vkCreateInstance>(fn.vkGetInstanceProcAddr(nullptr, "vkCreateInstance"));
     check(create(&info, nullptr, &handles.instance) == VK_SUCCESS, "the application's instance");
     check(fn.load_instance(handles.instance) == Error::Ok, "functions of the instance");
     uint32_t count = 1;
@@ -400,9 +394,7 @@ class ChangedDevice {
   ApplicationDevice application_;
 };
 
-bool was_logged(const char* text) {
-  return logged.size() == 1 && logged[0].find(text) != std::string::npos;
-}
+bool was_logged(const char* text) { return logged.size() == 1 && logged[0].find(text) != std::string::npos; }
 
 // Of loading a program that is not expected to be.
 Error load(const Model& model) {
@@ -543,8 +535,7 @@ void test_traces(const Model& model) {
   Argument input(model.input, ScalarType::Char);
   Argument output(model.output, ScalarType::Char);
   check(program.execute({&input.value, &output.value}, &tracer) == Error::Ok, "execute");
-  check(tracer.events ==
-            std::vector<std::string>{"VgfBackend load", "VgfBackend device", "VgfBackend execute"},
+  check(tracer.events == std::vector<std::string>{"VgfBackend load", "VgfBackend device", "VgfBackend execute"},
         "events");
 }
 
@@ -553,8 +544,7 @@ void test_traces(const Model& model) {
 int main(int argc, char** argv) {
   check(argc == 4 || argc == 5, "usage: backend_test VGF INPUT OUTPUT [CASE THAT IS LEFT OUT]");
   executorch::runtime::runtime_init();
-  check(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_errors, __FILE__)),
-        "the log");
+  check(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_errors, __FILE__)), "the log");
   // Stays loaded: the Vulkan loader closes drivers, and LeakSanitizer takes what a closed one had cached for
   // lost.
   check(dlopen("libvulkan_lvp.so", RTLD_NOW | RTLD_NODELETE) != nullptr, "Mesa's CPU driver");

@@ -56,8 +56,7 @@ using driver_double::throw_at;
 
 Buffer::Buffer(size_t size) : fd_(memfd_create("ethosu-buffer", MFD_ALLOW_SEALING)) {
   // The driver refuses an empty buffer, and a buffer never grows.
-  if (size == 0 || ftruncate(fd_, static_cast<off_t>(size)) != 0 ||
-      fcntl(fd_, F_ADD_SEALS, F_SEAL_GROW) != 0) {
+  if (size == 0 || ftruncate(fd_, static_cast<off_t>(size)) != 0 || fcntl(fd_, F_ADD_SEALS, F_SEAL_GROW) != 0) {
     close(fd_);
     throw Exception("cannot make a buffer");
   }
