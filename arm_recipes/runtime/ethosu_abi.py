@@ -1,4 +1,4 @@
-"""What ``runtime/ethosu_emulator/emulator_abi.h`` declares, for ctypes."""
+"""What ``runtime/emulator/emulator_abi.h`` declares, for ctypes."""
 
 from __future__ import annotations
 

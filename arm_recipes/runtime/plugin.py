@@ -258,7 +258,7 @@ def _memory(tensor: Any) -> Array:
 
 @once
 def library() -> ctypes.CDLL:
-    """The plugin: ``runtime/host`` and ``runtime/ethosu_emulator``.
+    """The plugin: ``runtime/host`` and ``runtime/emulator``.
 
     Raises:
         RuntimeUnavailable: it cannot be built or loaded.

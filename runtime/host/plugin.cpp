@@ -10,7 +10,7 @@
 #include <cstring>
 #include <vector>
 
-#include "host/cortex_m_kernels.h"
+#include "kernels/cortex_m_kernels.h"
 
 namespace arm_runtime {
 namespace {

@@ -19,9 +19,9 @@
 #include <string>
 #include <vector>
 
+#include "backends/ethosu/ethosu_backend.h"
+#include "backends/ethosu/npu_driver.h"
 #include "driver_double.h"
-#include "ethosu/ethosu_backend.h"
-#include "ethosu/npu_driver.h"
 #include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 #include "tests/recording_tracer.h"

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "ethosu_emulator/program.h"
+#include "emulator/program.h"
 #include "tests/ethosu/driver_double.h"
 
 // Of the linker script: where the memory starts that the NPU reaches.

@@ -23,9 +23,9 @@
 #include <string>
 #include <vector>
 
+#include "backends/ethosu/ethosu_backend.h"
+#include "backends/ethosu/npu_driver.h"
 #include "emulated_npu.h"
-#include "ethosu/ethosu_backend.h"
-#include "ethosu/npu_driver.h"
 #include "listing.h"
 #include "tests/ethosu/driver_double.h"
 #include "tests/recording_tracer.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Int128 beside the type of a compiler that has one.
-#include "ethosu_emulator/int128.h"
+#include "emulator/int128.h"
 
 #include <cstdio>
 #include <random>

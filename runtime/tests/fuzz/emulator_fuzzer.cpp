@@ -2,12 +2,12 @@
 // Loads and executes damaged Ethos-U programs. An input: bytes of the command stream and of the scratch memory
 // (uint32, little endian), the stream, the weights.
 // Build: clang++-14 -std=c++17 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iruntime
-//        runtime/tests/fuzz/emulator_fuzzer.cpp runtime/ethosu_emulator/*.cpp
+//        runtime/tests/fuzz/emulator_fuzzer.cpp runtime/emulator/*.cpp
 // Run:   ./a.out -max_len=6000 new/ programs/ runtime/tests/fuzz/emulator_corpus
 #include <cstring>
 #include <vector>
 
-#include "ethosu_emulator/program.h"
+#include "emulator/program.h"
 
 using arm_runtime::npu::Bytes;
 using arm_runtime::npu::kRegions;

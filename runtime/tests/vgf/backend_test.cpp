@@ -24,9 +24,9 @@
 #include <thread>
 #include <vector>
 
+#include "backends/vgf/vulkan_device.h"
 #include "payload/checksum.h"
 #include "tests/recording_tracer.h"
-#include "vgf/vulkan_device.h"
 
 namespace {
 

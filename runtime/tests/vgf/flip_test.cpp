@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "vgf/vgf_file.h"
+#include "backends/vgf/vgf_file.h"
 
 namespace {
 

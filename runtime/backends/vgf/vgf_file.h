@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// A VGF file, read and checked as far as this backend executes it: a sequence of SPIR-V graphs on tensors.
+#pragma once
+
+#include <executorch/runtime/core/error.h>
+#include <executorch/runtime/core/exec_aten/exec_aten.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "backends/vgf/vulkan_functions.h"
+
+namespace arm_runtime {
+
+/// A packed tensor of the file: input, output, between segments, or constant.
+struct VgfTensor {
+  VkFormat format = VK_FORMAT_UNDEFINED;
+  executorch::aten::ScalarType scalar_type = executorch::aten::ScalarType::Undefined;
+  std::vector<int64_t> shape;
+  size_t nbytes = 0;
+  bool is_constant = false;
+};
+
+/// A constant of a segment's graph. The data lies in the payload.
+struct VgfConstant {
+  uint32_t id = 0;
+  /// Index of its tensor.
+  uint32_t tensor = 0;
+  const uint8_t* data = nullptr;
+  /// Dimension with 2:4 sparsity, or -1.
+  int64_t sparse_dimension = -1;
+};
+
+struct VgfBinding {
+  uint32_t set = 0;
+  uint32_t binding = 0;
+  /// Index of the tensor that is bound there.
+  uint32_t tensor = 0;
+};
+
+struct VgfSegment {
+  std::string name;
+  std::string entry_point;
+  /// SPIR-V, in the payload.
+  const uint32_t* code = nullptr;
+  size_t word_count = 0;
+  std::vector<VgfBinding> bindings;
+  std::vector<VgfConstant> constants;
+};
+
+struct VgfFile {
+  std::vector<VgfTensor> tensors;
+  std::vector<VgfSegment> segments;
+  /// Indices of tensors, in the order of the delegate's arguments.
+  std::vector<uint32_t> inputs;
+  std::vector<uint32_t> outputs;
+};
+
+/// Reads the VGF file in `size` bytes at `data`, which `file` goes on pointing into.
+///
+/// Checks all that is read: section bounds, indices, sizes, and that tables and SPIR-V modules agree.
+/// Returns, with the reason in the log, InvalidProgram for a damaged file, DelegateInvalidCompatibility for a
+/// version that libvgf does not read, and NotSupported for contents that this backend does not execute
+/// (compute shaders, images, shared storage).
+executorch::runtime::Error read_vgf(const void* data, size_t size, VgfFile* file);
+
+}  // namespace arm_runtime

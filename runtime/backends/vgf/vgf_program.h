@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// A VGF file that is ready to run on a device.
+#pragma once
+
+#include <executorch/runtime/core/error.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "backends/vgf/vgf_file.h"
+#include "backends/vgf/vulkan_device.h"
+
+namespace arm_runtime {
+
+/// Pipelines, memory and one recorded command buffer for a VGF file. Not for use by two threads at once.
+class VgfProgram {
+ public:
+  explicit VgfProgram(std::shared_ptr<VulkanDevice> device) : device_(std::move(device)) {}
+  VgfProgram(const VgfProgram&) = delete;
+  VgfProgram& operator=(const VgfProgram&) = delete;
+  ~VgfProgram();
+
+  /// Makes everything that running `file` takes. Afterwards neither `file` nor its payload is needed. Called
+  /// once; what a failed call has made goes with the program. Errors are those of Vulkan, and NotSupported
+  /// for tensors beyond the device's limits.
+  executorch::runtime::Error prepare(const VgfFile& file);
+
+  /// An input or output as its caller sees it. `mapped` is the device's memory of the tensor.
+  struct Port {
+    executorch::aten::ScalarType scalar_type;
+    size_t nbytes;
+    uint8_t* mapped;
+  };
+  const std::vector<Port>& inputs() const { return inputs_; }
+  const std::vector<Port>& outputs() const { return outputs_; }
+
+  /// Waits for a run that did not end in time: until it does, the memory of the inputs is the device's.
+  executorch::runtime::Error settle();
+
+  /// Runs the model on what lies in the memory of the inputs; afterwards the outputs' memory has the results. Not
+  /// before settle() is Ok.
+  executorch::runtime::Error run();
+
+  /// Destroys a program, unless the device still uses its memory after another wait: then it is kept for good.
+  static void retire(std::unique_ptr<VgfProgram> program);
+
+ private:
+  struct Tensor {
+    VkTensorARM tensor = VK_NULL_HANDLE;
+    VkTensorViewARM view = VK_NULL_HANDLE;
+    VkDeviceMemory memory = VK_NULL_HANDLE;
+    uint8_t* mapped = nullptr;
+  };
+  struct Segment {
+    VkShaderModule module = VK_NULL_HANDLE;
+    std::vector<VkDescriptorSetLayout> set_layouts;
+    VkPipelineLayout layout = VK_NULL_HANDLE;
+    VkPipeline pipeline = VK_NULL_HANDLE;
+    VkDataGraphPipelineSessionARM session = VK_NULL_HANDLE;
+    std::vector<VkDeviceMemory> memory;
+    VkDescriptorPool pool = VK_NULL_HANDLE;
+    std::vector<VkDescriptorSet> sets;
+  };
+
+  executorch::runtime::Error check_limits(const VgfFile& file) const;
+  executorch::runtime::Error make_tensors(const VgfFile& file);
+  executorch::runtime::Error make_tensor(const VgfTensor& source, uint32_t index, VkMemoryPropertyFlags required,
+                                         VkMemoryPropertyFlags preferred);
+  executorch::runtime::Error map_tensor(Tensor* tensor, VkMemoryPropertyFlags properties);
+  executorch::runtime::Error make_segment(const VgfFile& file, const VgfSegment& source);
+  executorch::runtime::Error make_layouts(const VgfSegment& source, Segment* segment);
+  executorch::runtime::Error make_pipeline(const VgfFile& file, const VgfSegment& source, Segment* segment);
+  executorch::runtime::Error make_session(Segment* segment);
+  executorch::runtime::Error bind_session_memory(const VkDataGraphPipelineSessionBindPointRequirementARM& point,
+                                                 Segment* segment);
+  executorch::runtime::Error make_sets(const VgfSegment& source, Segment* segment);
+  executorch::runtime::Error record();
+  void barrier(VkPipelineStageFlags2 stage, VkAccessFlags2 access) const;
+  void destroy(Segment* segment) const;
+
+  std::shared_ptr<VulkanDevice> device_;
+  std::vector<Tensor> tensors_;
+  std::vector<Segment> segments_;
+  std::vector<Port> inputs_;
+  std::vector<Port> outputs_;
+  // Mapped memory in which host and device see each other's writes only after a flush or an invalidation.
+  std::vector<VkMappedMemoryRange> incoherent_;
+  VkCommandPool command_pool_ = VK_NULL_HANDLE;
+  VkCommandBuffer commands_ = VK_NULL_HANDLE;
+  VkFence fence_ = VK_NULL_HANDLE;
+  bool pending_ = false;  // the device may still execute commands_
+};
+
+}  // namespace arm_runtime

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "emulator/activation.h"
+#include "emulator/command_stream.h"
+#include "emulator/feature_map.h"
+#include "emulator/scaling.h"
+#include "emulator/weights.h"
+
+namespace arm_runtime::npu {
+
+enum class Kind : uint8_t { kConv, kDepthwise, kPool, kElementwise, kResize, kDma };
+
+enum PoolMode : uint8_t { kMax, kAverage, kReduceSum, kSum, kNoPool, kMin, kArgmaxX, kArgmaxY };
+
+enum ElementwiseMode : uint8_t {
+  kMul = 0,
+  kAdd = 1,
+  kSub = 2,
+  kMinimum = 3,
+  kMaximum = 4,
+  kLeakyRelu = 5,
+  kAbs = 6,
+  kClz = 7,
+  kShiftRight = 8,
+  kShiftLeft = 9,
+  kLogicalShiftRight = 10,
+  kDiv = 11,
+  kEqual = 16,
+  kNotEqual = 17,
+  kGreaterEqual = 18,
+  kGreater = 19,
+  kAnd = 33,
+  kOr = 34,
+  kXor = 35,
+  kNot = 36,
+  kAndNot = 42,
+};
+
+enum class Upscale : uint8_t { kNone, kNearest, kZeros };
+
+struct Kernel {
+  int32_t height = 1, width = 1;  // without dilation
+  int32_t stride_y = 1, stride_x = 1;
+  int32_t dilation_y = 1, dilation_x = 1;
+  int32_t top = 0, left = 0, bottom = 0, right = 0;  // padding
+  bool part_kernel = false;
+
+  bool padded() const { return (top | left | bottom | right) != 0; }
+};
+
+enum class Table : uint8_t { kNone, k8to8, k8to16, k8to32, k16 };
+
+// From accumulators to what is written.
+struct Output {
+  bool per_channel = false;
+  Scale scale;
+  Rounding rounding = Rounding::kNatural;
+  bool clip = true;
+  int64_t low = 0, high = 0;
+  Table table = Table::kNone;
+  uint16_t table_at = 0;    // byte in the tables' memory
+  bool table_wide = false;  // k16 to 32 bits: the interpolated value with all its bits
+  bool table_signed = true;
+  Function function = Function::kNone;  // no table, and not clipped before
+  uint8_t transpose = 0, reverse = 0;
+};
+
+// How an operand of an elementwise operation is scaled before it.
+struct OperandScale {
+  bool scaled = false;
+  Scale scale;
+  Rounding rounding = Rounding::kDouble;
+  uint8_t left = 0;  // shift before the scaling
+};
+
+enum Broadcast : uint8_t { kBroadcastH = 1, kBroadcastW = 2, kBroadcastC = 4 };
+
+struct Dma {
+  uint8_t source_region = 0, target_region = 0, index_region = 0;
+  bool to_tables = false, from_tables = false;
+  bool gathers = false, scatters = false;
+  int64_t source = 0, target = 0, length = 0;
+  int64_t count0 = 1, count1 = 1;
+  int64_t source_stride0 = 0, source_stride1 = 0, target_stride0 = 0, target_stride1 = 0;
+  int64_t index = 0, index_max = 0, index_skip = 0;
+};
+
+struct Resize {
+  uint8_t mode = 0;  // 0: bilinear, 1: replicate, 2: nearest
+  int32_t scale_x = 1, scale_y = 1;
+  int32_t offset_x = 0, offset_y = 0;
+  int32_t step_x = 0, step_y = 0;  // in 1/scale of a pixel
+};
+
+// Bytes of a region.
+struct Span {
+  uint8_t region = 0;
+  int64_t start = 0, end = 0;
+};
+
+// How an operation stands to those before it, for the watch.
+struct Order {
+  static constexpr uint8_t kNoWait = 0xFF;
+  // Operations of a kind that may be under way when this one starts.
+  uint8_t kernel_wait = kNoWait, dma_wait = kNoWait;
+  uint8_t blockdep = 0;
+  int32_t ofm_block[3] = {1, 1, 1};  // height, width, depth
+  int32_t ifm_block = 1;             // depth, where channels are summed
+  uint32_t commands = 0;             // with those that set its registers
+};
+
+// One operation with all that the registers say of it. What is wrong with it is found while it is made.
+struct Operation {
+  Kind kind = Kind::kDma;
+  uint8_t mode = 0;
+  const char* name = "";
+  uint64_t offset = 0;
+  FeatureMap ifm, ifm2, ofm;
+  bool uses_ifm2 = false;
+  uint8_t broadcast = 0, broadcast2 = 0;
+  bool scalar = false, scalar2 = false;  // the operand is `scalar_value`
+  int32_t scalar_value = 0;
+  bool reversed = false;  // U55: IFM2 is the first operand
+  OperandScale scale_a, scale_b;
+  Kernel kernel;
+  Upscale upscale = Upscale::kNone;
+  Output output;
+  bool wide = false;         // accumulators of 40 or 48 bits
+  bool accumulates = false;  // they begin with IFM2
+  bool continues = false;    // they begin as the operation before has left them
+  bool keeps = false;        // they are left to the next operation, and nothing is written
+  bool dynamic_weights = false;
+  Resize resize;
+  Dma dma;
+  const std::vector<int16_t>* weights = nullptr;
+  const std::vector<ChannelScale>* scales = nullptr;
+  // Where weights of up to four cores and scales of two are read.
+  Span constants[6];
+  uint8_t constant_count = 0;
+  Order order;
+
+  void reads_constant(uint32_t region, int64_t address, size_t bytes) {
+    constants[constant_count++] = {static_cast<uint8_t>(region), address, address + static_cast<int64_t>(bytes)};
+  }
+  // Whether every channel of the output takes all of the input.
+  bool sums_channels() const { return kind == Kind::kConv || (kind == Kind::kPool && mode == kReduceSum); }
+  bool reads_ifm() const { return !scalar && !(kind == Kind::kPool && mode == kNoPool); }
+  bool writes_memory() const { return !keeps && ofm.storage == Storage::kTiles; }
+  // The output with the shape that it has in memory.
+  FeatureMap stored() const;
+
+  // Elements that are multiplied, compared or moved.
+  uint64_t work() const;
+};
+
+// Fills in what the registers say. Weights and scales are left to the caller.
+Status read_operation(const Configuration& npu, const Command& command, const Registers& registers,
+                      Operation* operation);
+
+// How weights of a convolution are laid out.
+WeightLayout weight_layout(const Registers& registers, const Operation& operation, bool u85);
+
+}  // namespace arm_runtime::npu

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/watch.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "emulator/blocks.h"
+
+namespace arm_runtime::npu {
+namespace {
+
+// By operand.
+constexpr const char* kUnwrittenReasons[] = {
+    "IFM has byte % of region %, and nothing has written it, nor % more beside it",
+    "IFM2 has byte % of region %, and nothing has written it, nor % more beside it",
+    "",
+    "weights or scales have byte % of region %, and nothing has written it, nor % more beside it",
+    "the table has byte % of region % (that of tables), and nothing has written it, nor % more beside it",
+    "",
+    "",
+    "indices have byte % of region %, and nothing has written it, nor % more beside it",
+};
+
+}  // namespace
+
+void Watch::Extent::add(int64_t from, int64_t to) {
+  start = std::min(start, from);
+  end = std::max(end, to);
+}
+
+void Watch::Queue::keep(int newest) {
+  const int drop = std::max(0, count - newest);
+  std::move(entries + drop, entries + count, entries);
+  count -= drop;
+}
+
+void Watch::Queue::push(const UnderWay& entry) {
+  keep(most - 1);
+  entries[count++] = entry;
+}
+
+void Watch::prepare(const Configuration& npu, const Machine& machine, size_t weights, size_t operations,
+                    std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails) {
+  // Executing reaches no constants, which are decoded before, and not all of what it is given and asked for.
+  int64_t sizes[kWatchedRegions];
+  for (int i = 0; i < kRegions; ++i) {
+    sizes[i] = static_cast<int64_t>(i == 0 ? weights : machine.regions[i].size);
+  }
+  sizes[kTableRegion] = kTableBytes;
+  for (const std::vector<Span>* spans : {&inputs, &outputs}) {
+    for (const Span& span : *spans) {
+      sizes[span.region] = std::max(sizes[span.region], span.end);
+    }
+  }
+  for (int i = 0; i < kWatchedRegions; ++i) {
+    for (Shadow* shadow : {&written_[i], &touched_[i], &marks_[i]}) {
+      shadow->resize(static_cast<uint64_t>(sizes[i]));
+    }
+  }
+  inputs_ = std::move(inputs);
+  outputs_ = std::move(outputs);
+  operations_.assign(operations, {});
+  fails_ = fails;
+  kernels_.most = 2;
+  dmas_.most = npu.product == Product::kU55 ? 1 : npu.product == Product::kU65 ? 2 : 4;
+  begin();
+}
+
+void Watch::begin() {
+  for (int i = 0; i < kWatchedRegions; ++i) {
+    written_[i].fill(i == 0);
+    touched_[i].fill(false);
+  }
+  for (const Span& span : inputs_) {
+    written_[span.region].set(span.start, span.end);
+  }
+  std::fill(operations_.begin(), operations_.end(), OperationFigures{});
+  figures_ = {};
+  kernels_.count = dmas_.count = 0;
+}
+
+Status Watch::found(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third) {
+  (finding == kHazard ? figures_.hazards : figures_.unwritten) += finding == kHazard ? 1 : uint64_t(third) + 1;
+  if ((fails_ & finding) == 0) {
+    return {};
+  }
+  return failure(finding == kHazard ? Error::kHazard : Error::kUnwritten, reason, first, second, third);
+}
+
+Status Watch::before(const Operation& op, size_t index, const Machine& machine) {
+  current_ = &operations_[index];
+  entry_ = {};
+  entry_.op = &op;
+  Status status;
+  visit_accesses(op, machine, [&](Operand operand, int region, int64_t start, int64_t end) {
+    const Status one = access(operand, region, start, end);
+    if (status.ok()) {
+      status = one;
+    }
+  });
+  if (op.kind == Kind::kConv || op.kind == Kind::kDepthwise) {
+    current_->macs = op.work();
+  }
+  return status.ok() ? check_order(entry_, machine) : status;
+}
+
+Status Watch::access(Operand operand, int region, int64_t start, int64_t end) {
+  if (start >= end) {
+    return {};
+  }
+  const auto bytes = static_cast<uint64_t>(end - start);
+  const bool writes = is_write(operand);
+  (writes ? entry_.written : entry_.read)[region].add(start, end);
+  if (operand != Operand::kLost) {
+    touched_[region].set(start, end);
+  }
+  if (region != kTableRegion) {
+    (writes ? current_->bytes_written : current_->bytes_read)[region] += bytes;
+    figures_.peak[region] = std::max(figures_.peak[region], static_cast<uint64_t>(end));
+  }
+  if (operand == Operand::kTarget) {
+    copy_state(region, start);
+    return {};
+  }
+  if (operand == Operand::kLost) {
+    written_[region].clear(start, end);
+    return {};
+  }
+  if (writes) {
+    written_[region].set(start, end);
+    return {};
+  }
+  if (operand == Operand::kSource) {
+    source_ = {static_cast<uint8_t>(region), start, end};
+    return {};
+  }
+  const int64_t at = written_[region].first(start, end, false);
+  if (at < 0) {
+    return {};
+  }
+  const int64_t inside = std::min(end, written_[region].size()) - std::max<int64_t>(start, 0);
+  const int64_t more = inside - written_[region].count(start, end) - 1;
+  return found(kUnwritten, kUnwrittenReasons[static_cast<int>(operand)], at, region, more);
+}
+
+// A copy of what nothing has written is no use of it: Vela copies whole multiples of 16 bytes, the last ones unused.
+void Watch::copy_state(int region, int64_t target) {
+  Shadow& from = written_[source_.region];
+  const int64_t step = target - source_.start;
+  int64_t written_to;
+  for (int64_t at = source_.start; at < source_.end; at = written_to) {
+    const int64_t gap = from.first(at, source_.end, false);
+    const int64_t gap_from = gap < 0 ? source_.end : gap;
+    const int64_t next = from.first(gap_from, source_.end, true);
+    written_to = next < 0 ? source_.end : next;
+    written_[region].set(at + step, gap_from + step);
+    written_[region].clear(gap_from + step, written_to + step);
+  }
+}
+
+Status Watch::end() {
+  for (const Span& span : outputs_) {
+    const int64_t at = written_[span.region].first(span.start, span.end, false);
+    if (at >= 0) {
+      const int64_t more = span.end - span.start - written_[span.region].count(span.start, span.end) - 1;
+      constexpr const char* kReason =
+          "a result has byte % of region %, and nothing has written it, nor % more beside it";
+      const Status status = found(kUnwritten, kReason, at, span.region, more);
+      if (!status.ok()) {
+        return status;
+      }
+    }
+  }
+  return {};
+}
+
+Figures Watch::figures() {
+  Figures result = figures_;
+  for (const OperationFigures& operation : operations_) {
+    result.macs += operation.macs;
+    for (int i = 0; i < kRegions; ++i) {
+      result.bytes_read[i] += operation.bytes_read[i];
+      result.bytes_written[i] += operation.bytes_written[i];
+    }
+  }
+  for (int i = 0; i < kRegions; ++i) {
+    result.touched[i] = static_cast<uint64_t>(touched_[i].count(0, touched_[i].size()));
+  }
+  return result;
+}
+
+Status Watch::check_order(const UnderWay& newer, const Machine& machine) {
+  const Operation& op = *newer.op;
+  kernels_.keep(op.order.kernel_wait);
+  dmas_.keep(op.order.dma_wait);
+  for (int i = 0; i < dmas_.count; ++i) {
+    const Status status = check_pair(dmas_.entries[i], newer, machine);
+    if (!status.ok()) {
+      return status;
+    }
+  }
+  Status status;
+  if (op.kind == Kind::kDma) {
+    for (int i = 0; i < kernels_.count && status.ok(); ++i) {
+      status = check_pair(kernels_.entries[i], newer, machine);
+    }
+    dmas_.push(newer);
+  } else {
+    if (kernels_.count > 0) {
+      status = check_blocks(*kernels_.entries[kernels_.count - 1].op, op, machine);
+    }
+    kernels_.push(newer);
+  }
+  return status;
+}
+
+// Of two operations that no wait orders.
+Status Watch::check_pair(const UnderWay& older, const UnderWay& newer, const Machine& machine) {
+  struct Pair {
+    bool older_writes, newer_writes;
+    const char* reason;
+  };
+  constexpr Pair kPairs[] = {
+      {true, false, "it may read byte % of region % before the operation at byte % has written it: a wait is missing"},
+      {false, true, "it may write byte % of region % before the operation at byte % has read it: a wait is missing"},
+      {true, true, "it may write byte % of region % before the operation at byte % does: a wait is missing"},
+  };
+  for (const Pair& pair : kPairs) {
+    for (int region = 0; region < kWatchedRegions; ++region) {
+      const Extent& a = (pair.older_writes ? older.written : older.read)[region];
+      const Extent& b = (pair.newer_writes ? newer.written : newer.read)[region];
+      if (!a.overlaps(b)) {
+        continue;
+      }
+      const int64_t at = overlap(*older.op, pair.older_writes, *newer.op, pair.newer_writes, region, machine);
+      if (at >= 0) {
+        return found(kHazard, pair.reason, at, region, static_cast<int64_t>(older.op->offset));
+      }
+    }
+  }
+  return {};
+}
+
+// The first byte of `region` that both access, or -1.
+int64_t Watch::overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes, int region,
+                       const Machine& machine) {
+  Shadow& marks = marks_[region];
+  const auto each = [&](const Operation& op, bool writes, auto visit) {
+    visit_accesses(op, machine, [&](Operand operand, int where, int64_t start, int64_t end) {
+      if (where == region && is_write(operand) == writes) {
+        visit(start, end);
+      }
+    });
+  };
+  each(older, older_writes, [&](int64_t start, int64_t end) { marks.set(start, end); });
+  int64_t at = -1;
+  each(newer, newer_writes, [&](int64_t start, int64_t end) { at = at < 0 ? marks.first(start, end, true) : at; });
+  each(older, older_writes, [&](int64_t start, int64_t end) { marks.clear(start, end); });
+  return at;
+}
+
+Status Watch::check_blocks(const Operation& older, const Operation& newer, const Machine& machine) {
+  const int32_t depth = newer.order.blockdep;
+  if (depth > 0 && machine.loses_tables && older.output.table != Table::kNone && newer.output.table == Table::kNone) {
+    constexpr const char* kLost =
+        "it may write over the table of the operation at byte % before that has ended: BLOCKDEP is too large";
+    return found(kHazard, kLost, static_cast<int64_t>(older.offset), 0, 0);
+  }
+  if (depth == 0 || !older.writes_memory()) {
+    return {};
+  }
+  const FeatureMap ofm = older.stored();
+  const bool plain = older.output.transpose == 0 && older.output.reverse == 0;
+  const auto written = [&](int32_t block) { return plain ? ofm_block(older, block) : whole(ofm); };
+  Shadow& marks = marks_[ofm.region];
+  const int32_t blocks = block_count(older);
+  int64_t at = -1;
+  // Block i of the newer one, beside the last `depth - i` of the older one.
+  for (int32_t i = depth - 1; i >= 0 && at < 0; --i) {
+    const int32_t block = blocks - (depth - i);
+    if (block >= 0) {
+      visit_box(ofm, written(block), [&](int64_t start, int64_t end) { marks.set(start, end); });
+    }
+    visit_block_reads(newer, i, [&](int region, int64_t start, int64_t end) {
+      at = at < 0 && region == ofm.region ? marks.first(start, end, true) : at;
+    });
+  }
+  for (int32_t block = std::max<int32_t>(0, blocks - depth); block < blocks; ++block) {
+    visit_box(ofm, written(block), [&](int64_t start, int64_t end) { marks.clear(start, end); });
+  }
+  if (at < 0) {
+    return {};
+  }
+  constexpr const char* kReason =
+      "it may read byte % of region % before the operation at byte % has written it: BLOCKDEP is too large";
+  return found(kHazard, kReason, at, ofm.region, static_cast<int64_t>(older.offset));
+}
+
+}  // namespace arm_runtime::npu

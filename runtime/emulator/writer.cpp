@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+
+#include "emulator/machine.h"
+
+namespace arm_runtime::npu {
+namespace {
+
+template <typename T>
+T table_entry(const uint8_t* table, int64_t index) {
+  T value;
+  std::memcpy(&value, table + index * static_cast<int64_t>(sizeof(T)), sizeof(value));
+  return value;
+}
+
+// 512 pairs of base and slope: a straight line between each two of the table's points, 128 apart.
+int64_t interpolated(const uint8_t* table, int64_t value, bool wide) {
+  const int64_t index = (value >> 7) + 256;
+  const int64_t fraction = value & 127;
+  const int64_t base = table_entry<int16_t>(table, index * 2);
+  const int64_t slope = table_entry<int16_t>(table, index * 2 + 1);
+  const int64_t line = base * 128 + slope * fraction;
+  return wide ? line : (line + 64) >> 7;
+}
+
+// Where an output pixel's channel goes, and the shape it goes into.
+struct Place {
+  int32_t y, x, c;
+};
+
+Place transposed(int transpose, Place from) {
+  switch (transpose) {
+    case 1:  // WHC
+      return {from.x, from.y, from.c};
+    case 2:  // HCW
+      return {from.y, from.c, from.x};
+    case 3:  // WCH
+      return {from.x, from.c, from.y};
+    case 6:  // CHW
+      return {from.c, from.y, from.x};
+    case 7:  // CWH
+      return {from.c, from.x, from.y};
+    default:
+      return from;
+  }
+}
+
+Place reversed(int reverse, const FeatureMap& map, Place from) {
+  switch (reverse) {
+    case 1:
+      return {map.height - 1 - from.y, from.x, from.c};
+    case 2:
+      return {from.y, map.width - 1 - from.x, from.c};
+    case 3:
+      return {from.y, from.x, map.depth - 1 - from.c};
+    default:
+      return from;
+  }
+}
+
+}  // namespace
+
+void begin_pixel(const Machine& machine, const Operation& op, int32_t y, int32_t x, int64_t start, int64_t* out) {
+  const int32_t depth = op.ofm.depth;
+  if (op.continues) {
+    const int64_t at = (int64_t{y} * op.ofm.width + x) * depth;
+    std::copy_n(machine.kept.data() + at, depth, out);
+    return;
+  }
+  if (!op.accumulates) {
+    std::fill_n(out, depth, start);
+    return;
+  }
+  fetch(machine, op.ifm2, y, x, out);
+  for (int32_t c = 0; c < depth; ++c) {
+    out[c] = static_cast<int64_t>(static_cast<uint64_t>(out[c]) << 16) >> 16;
+  }
+}
+
+void Writer::write(int32_t y, int32_t x, int64_t* values) const {
+  if (op_.keeps) {
+    const int64_t at = (int64_t{y} * op_.ofm.width + x) * op_.ofm.depth;
+    std::copy_n(values, op_.ofm.depth, machine_.kept.data() + at);
+    return;
+  }
+  scale(values);
+  finish(values);
+  store(y, x, values);
+}
+
+void Writer::scale(int64_t* values) const {
+  const Output& out = op_.output;
+  const int32_t depth = op_.ofm.depth;
+  if (op_.scales != nullptr && out.per_channel) {
+    const ChannelScale* channel = op_.scales->data();
+    for (int32_t c = 0; c < depth; ++c) {
+      const int64_t value = values[c] + channel[c].bias;
+      values[c] = op_.wide ? scaled_wide(value, channel[c].scale, out.rounding)
+                           : scaled(static_cast<int32_t>(value), channel[c].scale, out.rounding);
+    }
+    return;
+  }
+  if (out.per_channel || (out.scale.multiplier == 1 && out.scale.shift == 0)) {
+    return;
+  }
+  for (int32_t c = 0; c < depth; ++c) {
+    values[c] = scaled_wide(values[c], out.scale, out.rounding);
+  }
+}
+
+void Writer::finish(int64_t* values) const {
+  const Output& out = op_.output;
+  const int32_t depth = op_.ofm.depth;
+  const int64_t zero = op_.ofm.zero_point;
+  for (int32_t c = 0; c < depth; ++c) {
+    values[c] += zero;
+  }
+  if (out.clip) {
+    for (int32_t c = 0; c < depth; ++c) {
+      values[c] = std::min(std::max(values[c], out.low), out.high);
+    }
+  }
+  for (int32_t c = 0; c < depth && out.function != Function::kNone; ++c) {
+    values[c] = evaluate(out.function, values[c]);
+  }
+  const uint8_t* table = machine_.tables + out.table_at;
+  const int64_t first = out.table_signed ? -128 : 0;
+  for (int32_t c = 0; c < depth && out.table != Table::kNone; ++c) {
+    const int64_t index = (values[c] - first) & 255;
+    switch (out.table) {
+      case Table::k8to8:
+        values[c] = table_entry<int8_t>(table, index);
+        break;
+      case Table::k8to16:
+        values[c] = table_entry<int16_t>(table, index);
+        break;
+      case Table::k8to32:
+        values[c] = table_entry<int32_t>(table, index);
+        break;
+      default:
+        values[c] = interpolated(table, static_cast<int16_t>(values[c]), out.table_wide);
+    }
+  }
+}
+
+void Writer::store(int32_t y, int32_t x, const int64_t* values) const {
+  const FeatureMap& ofm = op_.ofm;
+  if (ofm.storage == Storage::kChained) {
+    int32_t* to = machine_.chains[ofm.region].data() + (int64_t{y} * ofm.width + x) * ofm.depth;
+    for (int32_t c = 0; c < ofm.depth; ++c) {
+      to[c] = static_cast<int32_t>(values[c]);
+    }
+    return;
+  }
+  uint8_t* region = machine_.regions[ofm.region].data;
+  if (op_.output.transpose == 0 && op_.output.reverse == 0) {
+    store_pixel(ofm, region, y, x, values);
+    return;
+  }
+  for (int32_t c = 0; c < ofm.depth; ++c) {
+    const Place place = transposed(op_.output.transpose, reversed(op_.output.reverse, ofm, {y, x, c}));
+    store_element(ofm, region, place.y, place.x, place.c, values[c]);
+  }
+}
+
+}  // namespace arm_runtime::npu
