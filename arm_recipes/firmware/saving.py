@@ -34,6 +34,7 @@ _BACKEND = (
     "README.md",
     "cmake/cortex-m55.cmake",
     "backends/ethosu/*",
+    "common/*",
     "emulator/*",
     "emulator/driver/*",
     "firmware/*",

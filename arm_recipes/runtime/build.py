@@ -24,10 +24,10 @@ from arm_recipes.runtime.errors import RuntimeUnavailable
 #: C++ sources, which a wheel of this project holds too.
 SOURCES = Path(__file__).parent / "cpp"
 _EMULATOR = "emulator"
-_HOST = ("host", "kernels", _EMULATOR)
+_HOST = ("common", "host", "kernels", _EMULATOR)
 _HOST_UNITS = ("host/plugin.cpp", "kernels/cortex_m_kernels.cpp")
 #: What a firmware has, with a simulated NPU, and the program that runs it in pools of given sizes.
-_FIRMWARE = ("backends/ethosu", "emulator/driver", "firmware", "kernels", "payload", "tools")
+_FIRMWARE = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
 _FIRMWARE_UNITS = (
     "tools/pools.cpp",
     "backends/ethosu/ethosu_backend.cpp",

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulator/command_stream.h"
 
-#include <cstdio>
 #include <cstring>
+
+#include "common/little_endian.h"
 
 namespace arm_runtime::npu {
 namespace {
@@ -152,34 +153,11 @@ const char* name_of(uint16_t key, uint8_t product) {
   return nullptr;
 }
 
-uint32_t read_u32(const uint8_t* at) {
-  return uint32_t{at[0]} | uint32_t{at[1]} << 8 | uint32_t{at[2]} << 16 | uint32_t{at[3]} << 24;
-}
-
 constexpr uint32_t kConfigTag = 1;
 constexpr uint32_t kCommandsTag = 2;
 constexpr uint32_t kNopTag = 5;
 
 }  // namespace
-
-void Status::describe(char* text, size_t size) const {
-  if (size == 0) {
-    return;
-  }
-  char reason_text[320];
-  size_t at = 0;
-  int value = 0;
-  for (const char* from = reason; *from != 0 && at + 24 < sizeof(reason_text); ++from) {
-    if (*from == '%' && value < 3) {
-      at += static_cast<size_t>(
-          std::snprintf(reason_text + at, sizeof(reason_text) - at, "%lld", static_cast<long long>(values[value++])));
-    } else {
-      reason_text[at++] = *from;
-    }
-  }
-  reason_text[at] = 0;
-  std::snprintf(text, size, "%s at byte %llu: %s", command, static_cast<unsigned long long>(offset), reason_text);
-}
 
 Status CommandReader::open(const uint8_t* data, size_t size) {
   data_ = data;
@@ -280,10 +258,10 @@ Status CommandReader::next(Command* command) {
   Status status;
   if (name == nullptr) {
     status = failure(Error::kCommand, "unknown: opcode %, control %", head & 0x3FF, control);
-    status.command = "a command";
+    status.place = "a command";
   } else if (control == 1 && position_ + 4 > end_) {
     status = failure(Error::kStream, "the stream ends before its second word");
-    status.command = name;
+    status.place = name;
   } else if (control == 1) {
     command->word = read_u32(data_ + position_);
     position_ += 4;

@@ -470,7 +470,7 @@ class Reader {
 Status read_operation(const Configuration& npu, const Command& command, const Registers& registers,
                       Operation* operation) {
   Status status = Reader(npu, registers, operation).read(command);
-  status.command = command.name;
+  status.place = command.name;
   status.offset = command.offset;
   return status;
 }

@@ -25,7 +25,7 @@ void grow(std::vector<T>* vector, int64_t size) {
 template <typename Place>
 Status at(const Place& place, Status status) {
   if (!status.ok()) {
-    status.command = place.name;
+    status.place = place.name;
     status.offset = place.offset;
   }
   return status;
@@ -66,7 +66,7 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
   CommandReader reader;
   Status status = reader.open(stream, stream_size);
   if (!status.ok()) {
-    status.command = "the header";
+    status.place = "the header";
     return status;
   }
   configuration_ = reader.configuration();
@@ -96,7 +96,7 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
     }
   }
   status = failure(Error::kStream, "the stream ends without NPU_OP_STOP");
-  status.command = "the last command";
+  status.place = "the last command";
   return status;
 }
 

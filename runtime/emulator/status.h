@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
+
+#include "common/status.h"
 
 namespace arm_runtime::npu {
 
@@ -20,30 +21,11 @@ enum class Error : int32_t {
   kHazard = 9,       // the watch: nothing makes an access wait for one that must come before
 };
 
-// Outcome of loading or executing; texts have static storage.
-struct Status {
-  Error error = Error::kNone;
-  const char* command = "";
-  // Byte of the command stream, counted from its header.
-  uint64_t offset = 0;
-  // Each '%' in it stands for the next of `values`.
-  const char* reason = "";
-  int64_t values[3] = {0, 0, 0};
-
-  bool ok() const { return error == Error::kNone; }
-
-  // Writes "NPU_OP_CONV at byte 96: ..." and a NUL, cut off at `size` bytes.
-  void describe(char* text, size_t size) const;
-};
+// Outcome of loading or executing. The place is a command, the offset its byte in the stream, header included.
+using Status = BasicStatus<Error>;
 
 inline Status failure(Error error, const char* reason, int64_t first = 0, int64_t second = 0, int64_t third = 0) {
-  Status status;
-  status.error = error;
-  status.reason = reason;
-  status.values[0] = first;
-  status.values[1] = second;
-  status.values[2] = third;
-  return status;
+  return make_failure(error, "", 0, reason, first, second, third);
 }
 
 }  // namespace arm_runtime::npu

@@ -2,7 +2,6 @@
 // A method of a program in memory of the caller's, byte for byte: neither allocates nor throws.
 #pragma once
 
-#include <executorch/runtime/core/exec_aten/exec_aten.h>
 #include <executorch/runtime/core/exec_aten/util/dim_order_util.h>
 #include <executorch/runtime/core/hierarchical_allocator.h>
 #include <executorch/runtime/core/memory_allocator.h>
@@ -16,13 +15,15 @@
 #include <optional>
 #include <utility>
 
+#include "common/executorch.h"
+
 namespace arm_runtime {
 
 // How a tensor of a program lies in memory.
 struct TensorForm {
   static constexpr size_t kMostDimensions = 16;  // of ExecuTorch's runtime
 
-  executorch::aten::ScalarType type;
+  ScalarType type;
   size_t rank;
   const int32_t* sizes;
   const uint8_t* dim_order;  // from the outermost dimension in memory to the innermost
@@ -30,8 +31,7 @@ struct TensorForm {
 
 class ModelMethod {
  public:
-  using Error = executorch::runtime::Error;
-  using Bytes = executorch::runtime::Span<uint8_t>;
+  using Bytes = Span<uint8_t>;
 
   ModelMethod() = default;
   ModelMethod(const ModelMethod&) = delete;
@@ -39,8 +39,8 @@ class ModelMethod {
 
   // `pool` holds what the runtime keeps of the method, `planned` its tensors, one piece for each memory of the plan,
   // and `temp` what an instruction has while it runs; methods may share the last. All outlive this.
-  Error load(const executorch::runtime::Program& program, const char* name, Bytes pool,
-             executorch::runtime::Span<Bytes> planned, executorch::runtime::MemoryAllocator* temp) {
+  Error load(const executorch::runtime::Program& program, const char* name, Bytes pool, Span<Bytes> planned,
+             MemoryAllocator* temp) {
     pool_.emplace(static_cast<uint32_t>(pool.size()), pool.data());
     planned_.emplace(planned);
     manager_.emplace(&*pool_, &*planned_, temp);
@@ -54,7 +54,6 @@ class ModelMethod {
 
   // Copies the bytes where the plan has a place for the input; where it has none, they stay in use.
   Error set_input(size_t index, const TensorForm& form, const void* data) {
-    using executorch::aten::Tensor;
     if (form.rank > TensorForm::kMostDimensions) {
       return Error::InvalidArgument;
     }
@@ -70,18 +69,18 @@ class ModelMethod {
     // The runtime takes no pointer to constants; it only reads.
     executorch::aten::TensorImpl tensor(form.type, static_cast<ssize_t>(form.rank), sizes, const_cast<void*>(data),
                                         dim_order, strides);
-    return method_->set_input(executorch::runtime::EValue(Tensor(&tensor)), index);
+    return method_->set_input(EValue(Tensor(&tensor)), index);
   }
 
   Error execute() { return method_->execute(); }
 
   // Null where the plan has no place for the output.
-  executorch::runtime::Span<const uint8_t> output(size_t index) const {
-    const executorch::runtime::EValue& value = method_->get_output(index);
+  Span<const uint8_t> output(size_t index) const {
+    const EValue& value = method_->get_output(index);
     if (!value.isTensor()) {
       return {};
     }
-    const executorch::aten::Tensor& tensor = value.toTensor();
+    const Tensor& tensor = value.toTensor();
     return {static_cast<const uint8_t*>(tensor.const_data_ptr()), tensor.nbytes()};
   }
 
@@ -89,14 +88,14 @@ class ModelMethod {
   size_t pool_used() const { return pool_->used_size(); }
 
  private:
-  std::optional<executorch::runtime::MemoryAllocator> pool_;
+  std::optional<MemoryAllocator> pool_;
   std::optional<executorch::runtime::HierarchicalAllocator> planned_;
   std::optional<executorch::runtime::MemoryManager> manager_;
   std::optional<executorch::runtime::Method> method_;
 };
 
 // Remembers the most that was in use at a time: the runtime empties it after each instruction.
-class PeakAllocator final : public executorch::runtime::MemoryAllocator {
+class PeakAllocator final : public MemoryAllocator {
  public:
   using MemoryAllocator::MemoryAllocator;
 

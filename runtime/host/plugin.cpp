@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host/plugin.h"
 
-#include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/event_tracer.h>
 #include <executorch/runtime/platform/platform.h>
 
@@ -10,24 +9,11 @@
 #include <cstring>
 #include <vector>
 
+#include "common/executorch.h"
 #include "kernels/cortex_m_kernels.h"
 
 namespace arm_runtime {
 namespace {
-
-using executorch::runtime::ArrayRef;
-using executorch::runtime::Backend;
-using executorch::runtime::BackendExecutionContext;
-using executorch::runtime::BackendInitContext;
-using executorch::runtime::BackendInterface;
-using executorch::runtime::CompileSpec;
-using executorch::runtime::DelegateHandle;
-using executorch::runtime::Error;
-using executorch::runtime::EValue;
-using executorch::runtime::EventTracer;
-using executorch::runtime::FreeableBuffer;
-using executorch::runtime::Result;
-using executorch::runtime::Span;
 
 void say(char* message, uint64_t size, const char* text, const char* name) {
   if (message != nullptr && size > 0) {
@@ -142,7 +128,7 @@ int32_t arm_host_install(char* message, uint64_t message_size) {
     }
   }
   for (HostBackend* backend : kBackends) {
-    if (executorch::runtime::register_backend(Backend{backend->id(), backend}) != Error::Ok) {
+    if (executorch::runtime::register_backend({backend->id(), backend}) != Error::Ok) {
       say(message, message_size, "ExecuTorch's runtime has no room for another backend: %s", backend->id());
       return 1;
     }

@@ -11,12 +11,11 @@
 #include <cstring>
 #include <limits>
 
+#include "common/executorch.h"
+
 namespace arm_runtime {
 namespace {
 
-using executorch::aten::ScalarType;
-using executorch::aten::Tensor;
-using executorch::runtime::Error;
 using executorch::runtime::KernelRuntimeContext;
 
 // Quantizes as PyTorch does: x * (1 / scale) in float32, rounded half to even, plus the zero point, clamped.

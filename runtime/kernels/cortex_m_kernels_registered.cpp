@@ -2,19 +2,20 @@
 // Registers the kernels when the program starts; not for the host plugin, which reports failures itself.
 #include "kernels/cortex_m_kernels.h"
 
-#include <executorch/runtime/core/error.h>
 #include <executorch/runtime/platform/log.h>
+
+#include "common/executorch.h"
 
 namespace arm_runtime {
 namespace {
 
-executorch::runtime::Error register_kernels() {
+Error register_kernels() {
   const char* refused = register_cortex_m_kernels();
   if (refused == nullptr) {
-    return executorch::runtime::Error::Ok;
+    return Error::Ok;
   }
   ET_LOG(Error, "%s: the runtime has no room for this kernel: build ExecuTorch with a larger MAX_KERNEL_NUM", refused);
-  return executorch::runtime::Error::RegistrationExceedingMaxKernels;
+  return Error::RegistrationExceedingMaxKernels;
 }
 
 }  // namespace

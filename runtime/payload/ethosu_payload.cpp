@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "common/little_endian.h"
+
 namespace arm_runtime {
 namespace {
 
@@ -21,26 +23,9 @@ constexpr char kNames[kBlockCount][kNameSize] = {
     "vela_bin_stream", "cmd_data", "weight_data", "scratch_size", "inputs", "outputs", "vela_end_stream",
 };
 
-// Byte by byte: nothing in the stream need be aligned, and the order is the same on every host.
-uint32_t read_u32(const uint8_t* at) {
-  return uint32_t{at[0]} | uint32_t{at[1]} << 8 | uint32_t{at[2]} << 16 | uint32_t{at[3]} << 24;
-}
-
-uint16_t read_u16(const uint8_t* at) { return static_cast<uint16_t>(at[0] | at[1] << 8); }
-
-int32_t read_i32(const uint8_t* at) { return static_cast<int32_t>(read_u32(at)); }
-
 PayloadStatus failure(PayloadError error, const char* block, uint64_t offset, const char* reason, int64_t first = 0,
                       int64_t second = 0, int64_t third = 0) {
-  PayloadStatus status;
-  status.error = error;
-  status.block = block;
-  status.offset = offset;
-  status.reason = reason;
-  status.values[0] = first;
-  status.values[1] = second;
-  status.values[2] = third;
-  return status;
+  return make_failure(error, block, offset, reason, first, second, third);
 }
 
 int64_t signed_size(size_t size) { return static_cast<int64_t>(size); }
@@ -395,73 +380,7 @@ PayloadStatus check_length(const Block& block, BlockId id, size_t length) {
                  "its length is % bytes, not %", signed_size(block.size), signed_size(length));
 }
 
-// Appends to a buffer of fixed size; without the C library's formatting, which may allocate on small targets.
-class Text {
- public:
-  Text(char* text, size_t size) : text_(text), left_(size) {
-    if (left_ > 0) {
-      *text_ = '\0';
-    }
-  }
-
-  void add(char character) {
-    if (left_ > 1) {
-      *text_++ = character;
-      *text_ = '\0';
-      --left_;
-    }
-  }
-
-  void add(const char* characters) {
-    for (; *characters != '\0'; ++characters) {
-      add(*characters);
-    }
-  }
-
-  void add_number(uint64_t number) {
-    if (number >= 10) {
-      add_number(number / 10);
-    }
-    add(static_cast<char>('0' + number % 10));
-  }
-
-  void add_number(int64_t number) {
-    if (number < 0) {
-      add('-');
-      // The smallest number has no positive counterpart among the signed ones.
-      add_number(uint64_t{0} - static_cast<uint64_t>(number));
-    } else {
-      add_number(static_cast<uint64_t>(number));
-    }
-  }
-
- private:
-  char* text_;
-  size_t left_;
-};
-
 }  // namespace
-
-void PayloadStatus::describe(char* text, size_t size) const {
-  Text out(text, size);
-  if (ok()) {
-    out.add("ok");
-    return;
-  }
-  out.add("block '");
-  out.add(block);
-  out.add("' at byte ");
-  out.add_number(offset);
-  out.add(": ");
-  size_t next = 0;
-  for (const char* at = reason; *at != '\0'; ++at) {
-    if (*at == '%' && next < sizeof(values) / sizeof(values[0])) {
-      out.add_number(values[next++]);
-    } else {
-      out.add(*at);
-    }
-  }
-}
 
 PayloadTensor PayloadTensors::at(uint32_t index) const {
   const uint8_t* record = records_ + kTensorSize * index;

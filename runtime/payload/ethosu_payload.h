@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/status.h"
+
 namespace arm_runtime {
 
 // What an Ethos-U reads through its bus starts at a multiple of this, in bytes.
@@ -44,21 +46,11 @@ enum class PayloadError : int32_t {
   kOverlap = 11,
 };
 
-// Outcome of reading; `block` and `reason` have static storage.
-struct PayloadStatus {
-  PayloadError error = PayloadError::kNone;
-  const char* block = "";
-  // Byte of the payload that is wrong.
-  uint64_t offset = 0;
-  // Each '%' in it stands for the next of `values`.
-  const char* reason = "";
-  int64_t values[3] = {0, 0, 0};
+template <>
+inline constexpr const char* kPlaceNoun<PayloadError> = "block";
 
-  bool ok() const { return error == PayloadError::kNone; }
-
-  // Writes "block 'inputs' at byte 1232: ..." and a NUL, cut off at `size` bytes.
-  void describe(char* text, size_t size) const;
-};
+// Outcome of reading: the block that is wrong, and the byte of the payload.
+using PayloadStatus = BasicStatus<PayloadError>;
 
 // A part of the caller's bytes.
 struct ByteView {

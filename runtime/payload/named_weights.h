@@ -2,14 +2,13 @@
 // Weights that several methods share: named data of the program.
 #pragma once
 
-#include <executorch/runtime/backend/interface.h>
-#include <executorch/runtime/platform/log.h>
-
 #include <cstdint>
 #include <string_view>
 #include <utility>
 
-#include "payload/checksum.h"
+#include "common/checksum.h"
+#include "common/executorch.h"
+#include "common/log.h"
 #include "payload/ethosu_payload.h"
 
 namespace arm_runtime {
@@ -19,11 +18,8 @@ inline constexpr char kWeightsChecksumSpec[] = "weight_data_crc32";
 
 // Has `payload` point to its weights, where they are outside of it; what is returned keeps them in memory.
 // Returns InvalidProgram, with the reason in the log, where they are not there or have changed.
-inline executorch::runtime::Result<executorch::runtime::FreeableBuffer> find_weights(
-    const char* backend, const executorch::runtime::BackendInitContext& context,
-    executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs, EthosUPayload* payload) {
-  using executorch::runtime::Error;
-  using executorch::runtime::FreeableBuffer;
+inline Result<FreeableBuffer> find_weights(const char* backend, const BackendInitContext& context,
+                                           ArrayRef<CompileSpec> specs, EthosUPayload* payload) {
   if (payload->weights_name.size == 0) {
     return FreeableBuffer();
   }

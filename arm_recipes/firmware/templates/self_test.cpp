@@ -19,7 +19,7 @@
 #include "firmware/model_method.h"
 #include "golden.h"
 #include "model.h"
-#include "payload/checksum.h"
+#include "common/checksum.h"
 #include "payload/ethosu_payload.h"
 
 static_assert(ARM_MODEL_PAYLOAD_FORMAT == arm_runtime::kPayloadFormat,

@@ -1,46 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/ethosu/ethosu_backend.h"
 
-#include <executorch/runtime/core/exec_aten/exec_aten.h>
-#include <executorch/runtime/platform/log.h>
-
 #include <climits>
 #include <cstring>
 #include <new>
 #include <utility>
 
 #include "backends/ethosu/npu_driver.h"
-#include "payload/checksum.h"
-#include "payload/compile_specs.h"
+#include "common/checksum.h"
+#include "common/compile_specs.h"
+#include "common/executorch.h"
+#include "common/log.h"
+#include "common/trace.h"
 #include "payload/ethosu_payload.h"
 #include "payload/named_weights.h"
-#include "payload/trace.h"
 
 extern "C" {
 __attribute__((weak)) void EthosUBackend_execute_begin(void) {}
 __attribute__((weak)) void EthosUBackend_execute_end(void) {}
 }
 
+#define ARM_RUNTIME_BACKEND_ID "EthosUBackend"
+
 namespace arm_runtime {
 namespace {
-
-using executorch::aten::Tensor;
-using executorch::runtime::ArrayRef;
-using executorch::runtime::Backend;
-using executorch::runtime::BackendExecutionContext;
-using executorch::runtime::BackendInitContext;
-using executorch::runtime::CompileSpec;
-using executorch::runtime::DelegateHandle;
-using executorch::runtime::Error;
-using executorch::runtime::EValue;
-using executorch::runtime::EventTracer;
-using executorch::runtime::FreeableBuffer;
-using executorch::runtime::MemoryAllocator;
-using executorch::runtime::Result;
-using executorch::runtime::Span;
-
-// The C library of small targets prints neither size_t nor 64-bit numbers.
-using Printable = unsigned long;
 
 // The compile spec with the size of the fast scratch: 4 bytes, little endian.
 constexpr char kFastScratchSpec[] = "fast_scratch_size";
@@ -64,24 +47,24 @@ class ExecuteHooks {
 // Whether this backend can execute a payload that is valid. With COP1, inputs and outputs are in the scratch.
 Error check_executable(const EthosUPayload& payload) {
   if (!payload.aligned) {
-    ET_LOG(Error,
-           "EthosUBackend: the payload does not start at a multiple of %lu bytes: align the buffer that "
-           "holds the program, and serialize it with a delegate alignment of at least that",
-           static_cast<Printable>(kNpuAlignment));
+    ARM_RUNTIME_LOG(Error,
+                    "the payload does not start at a multiple of %lu bytes: align the buffer that "
+                    "holds the program, and serialize it with a delegate alignment of at least that",
+                    static_cast<Printable>(kNpuAlignment));
     return Error::InvalidProgram;
   }
   // The driver takes the size as an int.
   if (payload.kind != StreamKind::kCop1 || payload.commands.size > static_cast<size_t>(INT_MAX)) {
-    ET_LOG(Error,
-           "EthosUBackend: a command stream of format COP%lu with %lu bytes; ethos-u-core-driver takes COP1 "
-           "below 2 GiB: export without --cop-format=COP2",
-           static_cast<Printable>(payload.kind), static_cast<Printable>(payload.commands.size));
+    ARM_RUNTIME_LOG(Error,
+                    "a command stream of format COP%lu with %lu bytes; ethos-u-core-driver takes COP1 "
+                    "below 2 GiB: export without --cop-format=COP2",
+                    static_cast<Printable>(payload.kind), static_cast<Printable>(payload.commands.size));
     return Error::DelegateInvalidCompatibility;
   }
   for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
     if (!payload.outputs.at(i).allocated()) {
-      ET_LOG(Error, "EthosUBackend: output %lu of the payload has no place in memory: nothing computes it",
-             static_cast<Printable>(i));
+      ARM_RUNTIME_LOG(Error, "output %lu of the payload has no place in memory: nothing computes it",
+                      static_cast<Printable>(i));
       return Error::InvalidProgram;
     }
   }
@@ -92,23 +75,22 @@ Error check_executable(const EthosUPayload& payload) {
 // dimensions was decided at export, and int8 and bool look the same.
 Error check_argument(const EValue* value, const PayloadTensor& expected, const char* side, uint32_t index) {
   if (value == nullptr || !value->isTensor()) {
-    ET_LOG(Error, "EthosUBackend: %s %lu is not a tensor", side, static_cast<Printable>(index));
+    ARM_RUNTIME_LOG(Error, "%s %lu is not a tensor", side, static_cast<Printable>(index));
     return Error::InvalidArgument;
   }
   const Tensor& tensor = value->toTensor();
   if (static_cast<uint64_t>(tensor.element_size()) != static_cast<uint64_t>(expected.element_size) ||
       tensor.nbytes() != expected.nbytes) {
-    ET_LOG(Error,
-           "EthosUBackend: %s %lu has %lu bytes in elements of %lu, the program was compiled for %lu in "
-           "elements of %lu: pass the type and shape that it was exported with",
-           side, static_cast<Printable>(index), static_cast<Printable>(tensor.nbytes()),
-           static_cast<Printable>(tensor.element_size()), static_cast<Printable>(expected.nbytes),
-           static_cast<Printable>(expected.element_size));
+    ARM_RUNTIME_LOG(Error,
+                    "%s %lu has %lu bytes in elements of %lu, the program was compiled for %lu in "
+                    "elements of %lu: pass the type and shape that it was exported with",
+                    side, static_cast<Printable>(index), static_cast<Printable>(tensor.nbytes()),
+                    static_cast<Printable>(tensor.element_size()), static_cast<Printable>(expected.nbytes),
+                    static_cast<Printable>(expected.element_size));
     return Error::InvalidArgument;
   }
   if (tensor.const_data_ptr() == nullptr) {
-    ET_LOG(Error, "EthosUBackend: %s %lu has no memory: set its data before execution", side,
-           static_cast<Printable>(index));
+    ARM_RUNTIME_LOG(Error, "%s %lu has no memory: set its data before execution", side, static_cast<Printable>(index));
     return Error::InvalidArgument;
   }
   return Error::Ok;
@@ -118,8 +100,9 @@ Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
   const uint32_t inputs = payload.inputs.count();
   const uint32_t outputs = payload.outputs.count();
   if (args.size() != size_t{inputs} + outputs) {
-    ET_LOG(Error, "EthosUBackend: %lu arguments for a payload with %lu inputs and %lu outputs",
-           static_cast<Printable>(args.size()), static_cast<Printable>(inputs), static_cast<Printable>(outputs));
+    ARM_RUNTIME_LOG(Error, "%lu arguments for a payload with %lu inputs and %lu outputs",
+                    static_cast<Printable>(args.size()), static_cast<Printable>(inputs),
+                    static_cast<Printable>(outputs));
     return Error::InvalidArgument;
   }
   for (uint32_t i = 0; i < inputs + outputs; ++i) {
@@ -140,10 +123,10 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
   MemoryAllocator* allocator = context.get_temp_allocator();
   void* scratch = allocator == nullptr ? nullptr : allocator->allocate(size, kCacheLine);
   if (scratch == nullptr) {
-    ET_LOG(Error,
-           "EthosUBackend: %lu bytes of scratch are not to be had from the temp allocator, which has %lu: "
-           "give the method's MemoryManager a larger one",
-           static_cast<Printable>(size), static_cast<Printable>(allocator == nullptr ? 0 : allocator->size()));
+    ARM_RUNTIME_LOG(Error,
+                    "%lu bytes of scratch are not to be had from the temp allocator, which has %lu: "
+                    "give the method's MemoryManager a larger one",
+                    static_cast<Printable>(size), static_cast<Printable>(allocator == nullptr ? 0 : allocator->size()));
     return Error::MemoryAllocationFailed;
   }
   return static_cast<uint8_t*>(scratch);
@@ -164,7 +147,7 @@ Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
 // The fast scratch that the program's compile specs tell of, after a check that it is there.
 Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, FastScratch* fast_scratch) {
   RecordedNumber size;
-  const Error error = read_number("EthosUBackend", specs, kFastScratchSpec, &size);
+  const Error error = read_number(ARM_RUNTIME_BACKEND_ID, specs, kFastScratchSpec, &size);
   if (error != Error::Ok) {
     return error;
   }
@@ -181,7 +164,7 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (!data.ok()) {
     return data.error();
   }
-  Error error = check_payload("EthosUBackend", *data, processed->size(), compile_specs);
+  Error error = check_payload(ARM_RUNTIME_BACKEND_ID, *data, processed->size(), compile_specs);
   if (error != Error::Ok) {
     return error;
   }
@@ -190,10 +173,10 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (!status.ok()) {
     char reason[192];
     status.describe(reason, sizeof(reason));
-    ET_LOG(Error, "EthosUBackend: the payload is not valid: %s", reason);
+    ARM_RUNTIME_LOG(Error, "the payload is not valid: %s", reason);
     return Error::InvalidProgram;
   }
-  Result<FreeableBuffer> weights = find_weights("EthosUBackend", context, compile_specs, &payload);
+  Result<FreeableBuffer> weights = find_weights(ARM_RUNTIME_BACKEND_ID, context, compile_specs, &payload);
   if (!weights.ok()) {
     return weights.error();
   }
@@ -213,8 +196,8 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   }
   Program* program = context.get_runtime_allocator()->allocateInstance<Program>();
   if (program == nullptr) {
-    ET_LOG(Error, "EthosUBackend: %lu bytes for the program are not to be had from the method allocator",
-           static_cast<Printable>(sizeof(Program)));
+    ARM_RUNTIME_LOG(Error, "%lu bytes for the program are not to be had from the method allocator",
+                    static_cast<Printable>(sizeof(Program)));
     return Error::MemoryAllocationFailed;
   }
   return new (program) Program{payload, fast_scratch, std::move(*weights)};
@@ -266,4 +249,4 @@ EthosUBackend backend;
 }  // namespace arm_runtime
 
 extern "C" const executorch::runtime::Error arm_runtime_ethosu_registered =
-    executorch::runtime::register_backend({"EthosUBackend", &arm_runtime::backend});
+    executorch::runtime::register_backend({ARM_RUNTIME_BACKEND_ID, &arm_runtime::backend});

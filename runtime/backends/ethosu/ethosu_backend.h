@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <executorch/runtime/backend/interface.h>
-
 #include <cstddef>
+
+#include "common/executorch.h"
 
 extern "C" {
 // What firmware may define for itself; the names are those of ExecuTorch's own backend, so that the same
@@ -31,7 +31,7 @@ namespace arm_runtime {
 // payload, in whole cache lines of 32 bytes, from the method's temp allocator, which must be in memory that the NPU can
 // write, and copies the inputs into it and the outputs out of it as bytes. One execution at a
 // time for each method; executions of different methods wait for each other in the driver.
-class EthosUBackend final : public executorch::runtime::BackendInterface {
+class EthosUBackend final : public BackendInterface {
  public:
   // Bytes of the method allocator that loading a payload takes, at a multiple of 8.
   static constexpr size_t kLoadedBytes = sizeof(void*) == 4 ? 120 : 168;
@@ -42,18 +42,15 @@ class EthosUBackend final : public executorch::runtime::BackendInterface {
   // aligned, DelegateInvalidCompatibility where it was compiled for another way to run it,
   // MemoryAllocationFailed, also where there is less fast scratch than its compile spec fast_scratch_size. The
   // programs of other exporters lack that: what they spill is not checked.
-  executorch::runtime::Result<executorch::runtime::DelegateHandle*> init(
-      executorch::runtime::BackendInitContext& context, executorch::runtime::FreeableBuffer* processed,
-      executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> compile_specs) const override;
+  Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
+                               ArrayRef<CompileSpec> compile_specs) const override;
 
   // Errors: InvalidArgument where the tensors are not those of the payload, MemoryAllocationFailed,
   // DelegateInvalidCompatibility where the NPU has other MACs than the program was compiled for, InvalidState where
   // the driver has no NPU, Internal where the driver or the NPU refuses or fails.
-  executorch::runtime::Error execute(executorch::runtime::BackendExecutionContext& context,
-                                     executorch::runtime::DelegateHandle* handle,
-                                     executorch::runtime::Span<executorch::runtime::EValue*> args) const override;
+  Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override;
 
-  void destroy(executorch::runtime::DelegateHandle* handle) const override;
+  void destroy(DelegateHandle* handle) const override;
 };
 
 }  // namespace arm_runtime

@@ -2,9 +2,10 @@
 #include "backends/ethosu/npu_driver.h"
 
 #include <ethosu_driver.h>
-#include <executorch/runtime/platform/log.h>
 
 #include "backends/ethosu/ethosu_backend.h"
+#include "common/executorch.h"
+#include "common/log.h"
 
 extern "C" {
 __attribute__((weak)) unsigned char* ethosu_fast_scratch = nullptr;
@@ -23,13 +24,10 @@ __attribute__((weak)) void ETHOSU_PMU_CNTR_Enable(struct ethosu_driver* drv, uin
 __attribute__((weak)) uint64_t ETHOSU_PMU_Get_CCNTR(struct ethosu_driver* drv);
 }
 
+#define ARM_RUNTIME_BACKEND_ID "EthosUBackend"
+
 namespace arm_runtime {
 namespace {
-
-using executorch::runtime::Error;
-
-// The C library of small targets prints neither size_t nor 64-bit numbers.
-using Printable = unsigned long;
 
 // In the order of Region.
 constexpr int kBaseCount = 3;
@@ -122,23 +120,23 @@ bool has_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
 
 Error no_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
   const bool own = driver != nullptr && driver->fast_memory != 0;
-  ET_LOG(Error,
-         "EthosUBackend: the program needs %lu bytes of fast scratch, and there are %lu: set "
-         "ethosu_fast_scratch(_size) to %lu bytes at a multiple of %lu, or give ethosu_init() that memory, or "
-         "export without Dedicated_Sram",
-         static_cast<Printable>(needed.size),
-         static_cast<Printable>(own ? driver->fast_memory_size : firmware_memory().size),
-         static_cast<Printable>(whole_lines(needed.size)), static_cast<Printable>(kCacheLine));
+  ARM_RUNTIME_LOG(Error,
+                  "the program needs %lu bytes of fast scratch, and there are %lu: set "
+                  "ethosu_fast_scratch(_size) to %lu bytes at a multiple of %lu, or give ethosu_init() that memory, or "
+                  "export without Dedicated_Sram",
+                  static_cast<Printable>(needed.size),
+                  static_cast<Printable>(own ? driver->fast_memory_size : firmware_memory().size),
+                  static_cast<Printable>(whole_lines(needed.size)), static_cast<Printable>(kCacheLine));
   return Error::MemoryAllocationFailed;
 }
 
 // The program was compiled for another NPU than that of `driver`. The registers tell the MACs, not the product.
 Error other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardware) {
-  ET_LOG(Error,
-         "EthosUBackend: the program was compiled for Ethos-U%lu-%lu, and the NPU has %lu multiply-accumulates a "
-         "cycle: export for the NPU of this device",
-         static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()),
-         static_cast<Printable>(uint32_t{1} << (hardware.cfg.macs_per_cc & 15)));
+  ARM_RUNTIME_LOG(Error,
+                  "the program was compiled for Ethos-U%lu-%lu, and the NPU has %lu multiply-accumulates a "
+                  "cycle: export for the NPU of this device",
+                  static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()),
+                  static_cast<Printable>(uint32_t{1} << (hardware.cfg.macs_per_cc & 15)));
   return Error::DelegateInvalidCompatibility;
 }
 
@@ -150,10 +148,10 @@ Error no_npu(const EthosUPayload& payload) {
     ethosu_get_hw_info(any.get(), &hardware);
     return other_npu(payload, hardware);
   }
-  ET_LOG(Error,
-         "EthosUBackend: the driver has no Ethos-U%lu-%lu: call ethosu_init() or ethosu_init_ex() for it, or export "
-         "for the NPU that the driver has",
-         static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
+  ARM_RUNTIME_LOG(Error,
+                  "the driver has no Ethos-U%lu-%lu: call ethosu_init() or ethosu_init_ex() for it, or export "
+                  "for the NPU that the driver has",
+                  static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
   return Error::InvalidState;
 }
 
@@ -163,10 +161,10 @@ Error failed(const EthosUPayload& payload, ethosu_driver* driver, int result) {
   if (hardware.cfg.macs_per_cc != payload.log2_macs) {
     return other_npu(payload, hardware);
   }
-  ET_LOG(Error,
-         "EthosUBackend: the driver failed with %d on a program for Ethos-U%lu-%lu: see the driver's own log; the NPU "
-         "stopped with a fault, or is another product",
-         result, static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
+  ARM_RUNTIME_LOG(Error,
+                  "the driver failed with %d on a program for Ethos-U%lu-%lu: see the driver's own log; the NPU "
+                  "stopped with a fault, or is another product",
+                  result, static_cast<Printable>(payload.product), static_cast<Printable>(payload.macs()));
   return Error::Internal;
 }
 

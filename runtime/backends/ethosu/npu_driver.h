@@ -2,11 +2,10 @@
 // What EthosUBackend asks of ethos-u-core-driver, in its versions since 2023.
 #pragma once
 
-#include <executorch/runtime/core/error.h>
-
 #include <cstddef>
 #include <cstdint>
 
+#include "common/executorch.h"
 #include "payload/ethosu_payload.h"
 
 namespace arm_runtime {
@@ -31,11 +30,10 @@ void clean_cache(const void* data, size_t size);
 
 // Checks that the firmware or the driver has the fast scratch that a program needs; the size has to be known.
 // Returns MemoryAllocationFailed, with both sizes in the log.
-executorch::runtime::Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed);
+Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed);
 
 // Runs the commands on an NPU, with inputs and outputs in `scratch`: whole cache lines. `cycles`, unless null, becomes
 // the cycles of the NPU; it stays as it is where the driver cannot count them.
-executorch::runtime::Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch,
-                                      uint64_t* cycles);
+Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch, uint64_t* cycles);
 
 }  // namespace arm_runtime

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backend "EthosUBackend" for an Ethos-U85 in Direct Drive: a Cortex-A under Linux hands command streams to
 // the NPU through the kernel driver and the C++ driver library of ethos-u-linux-driver-stack. See README.md.
-#include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
-#include <executorch/runtime/platform/log.h>
 
 #include <ethosu.hpp>
 
@@ -22,29 +20,19 @@
 
 #include <unistd.h>
 
-#include "payload/checksum.h"
-#include "payload/environment.h"
+#include "common/checksum.h"
+#include "common/environment.h"
+#include "common/executorch.h"
+#include "common/log.h"
+#include "common/trace.h"
 #include "payload/ethosu_payload.h"
 #include "payload/named_weights.h"
-#include "payload/trace.h"
+
+#define ARM_RUNTIME_BACKEND_ID "EthosUBackend"
 
 namespace arm_runtime {
 namespace {
 
-using executorch::runtime::ArrayRef;
-using executorch::runtime::BackendExecutionContext;
-using executorch::runtime::BackendInitContext;
-using executorch::runtime::BackendInterface;
-using executorch::runtime::CompileSpec;
-using executorch::runtime::DelegateHandle;
-using executorch::runtime::Error;
-using executorch::runtime::EValue;
-using executorch::runtime::EventTracer;
-using executorch::runtime::FreeableBuffer;
-using executorch::runtime::Result;
-using executorch::runtime::Span;
-
-constexpr char kBackendId[] = "EthosUBackend";
 constexpr char kDefaultDevice[] = "/dev/ethosu0";
 constexpr int64_t kDefaultTimeoutNs = 60'000'000'000;
 
@@ -66,9 +54,9 @@ struct Quiet {
     try {
       delete object;
     } catch (const std::exception& error) {
-      ET_LOG(Error, "%s: the driver failed to release an object: %s", kBackendId, error.what());
+      ARM_RUNTIME_LOG(Error, "the driver failed to release an object: %s", error.what());
     } catch (...) {
-      ET_LOG(Error, "%s: the driver failed to release an object", kBackendId);
+      ARM_RUNTIME_LOG(Error, "the driver failed to release an object");
     }
   }
 };
@@ -86,14 +74,14 @@ Error guarded(const char* doing, const Options& options, const Work& work) noexc
   try {
     return work();
   } catch (const std::bad_alloc&) {
-    ET_LOG(Error, "%s: out of memory while %s", kBackendId, doing);
+    ARM_RUNTIME_LOG(Error, "out of memory while %s", doing);
     return Error::MemoryAllocationFailed;
   } catch (const std::exception& error) {
-    ET_LOG(Error, "%s: %s on %s failed: %s; the kernel log (dmesg) has the driver's reason", kBackendId, doing,
-           options.device.c_str(), error.what());
+    ARM_RUNTIME_LOG(Error, "%s on %s failed: %s; the kernel log (dmesg) has the driver's reason", doing,
+                    options.device.c_str(), error.what());
   } catch (...) {
-    ET_LOG(Error, "%s: %s on %s failed, and the driver gave no reason; see the kernel log (dmesg)", kBackendId, doing,
-           options.device.c_str());
+    ARM_RUNTIME_LOG(Error, "%s on %s failed, and the driver gave no reason; see the kernel log (dmesg)", doing,
+                    options.device.c_str());
   }
   return Error::AccessFailed;
 }
@@ -102,7 +90,7 @@ Error guarded(const char* doing, const Options& options, const Work& work) noexc
 template <typename T>
 Error read_value(const CompileSpec& spec, const char* type, T* value) {
   if (spec.value.buffer == nullptr || spec.value.nbytes != sizeof(T)) {
-    ET_LOG(Error, "%s: compile spec %s has %zu bytes; it must be %s", kBackendId, spec.key, spec.value.nbytes, type);
+    ARM_RUNTIME_LOG(Error, "compile spec %s has %zu bytes; it must be %s", spec.key, spec.value.nbytes, type);
     return Error::InvalidArgument;
   }
   std::memcpy(value, spec.value.buffer, sizeof(T));
@@ -114,8 +102,8 @@ Error read_event(const CompileSpec& spec, Events* events) {
   char* end = nullptr;
   const unsigned long index = std::strtoul(number, &end, 10);
   if (*number < '0' || *number > '9' || *end != '\0' || index >= events->size()) {
-    ET_LOG(Error, "%s: compile spec %s; the counters of an inference are %s0 to %s%zu", kBackendId, spec.key,
-           kEventSpec, kEventSpec, events->size() - 1);
+    ARM_RUNTIME_LOG(Error, "compile spec %s; the counters of an inference are %s0 to %s%zu", spec.key, kEventSpec,
+                    kEventSpec, events->size() - 1);
     return Error::InvalidArgument;
   }
   return read_value(spec, "a uint32", &(*events)[index]);
@@ -154,10 +142,10 @@ Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
     options->device = device;
   }
   if (options->device.empty()) {
-    ET_LOG(Error, "%s: the name of the device is empty; set %s", kBackendId, kDeviceVariable);
+    ARM_RUNTIME_LOG(Error, "the name of the device is empty; set %s", kDeviceVariable);
     return Error::InvalidArgument;
   }
-  return read_timeout(kBackendId, kTimeoutVariable, &options->timeout_ns);
+  return read_timeout(ARM_RUNTIME_BACKEND_ID, kTimeoutVariable, &options->timeout_ns);
 }
 
 // Where a tensor lies in its region, in bytes.
@@ -218,16 +206,16 @@ Error read_payload(const void* data, size_t size, EthosUPayload* payload) {
   if (!status.ok()) {
     char reason[256];
     status.describe(reason, sizeof(reason));
-    ET_LOG(Error, "%s: the payload of %zu bytes is malformed: %s; export the program again", kBackendId, size, reason);
+    ARM_RUNTIME_LOG(Error, "the payload of %zu bytes is malformed: %s; export the program again", size, reason);
     return Error::InvalidProgram;
   }
   if (payload->kind != StreamKind::kCop2 || !payload->separate_io || payload->product != 85) {
-    ET_LOG(Error,
-           "%s: compiled for an Ethos-U%" PRIu32 " with stream COP%" PRIu32
-           "%s, not for an Ethos-U85 in Direct Drive; export for Ethos-U85 with "
-           "extra_flags=['--cop-format=COP2', '--separate-io-regions']",
-           kBackendId, payload->product, static_cast<uint32_t>(payload->kind),
-           payload->separate_io ? "" : " and inputs and outputs in the scratch region");
+    ARM_RUNTIME_LOG(Error,
+                    "compiled for an Ethos-U%" PRIu32 " with stream COP%" PRIu32
+                    "%s, not for an Ethos-U85 in Direct Drive; export for Ethos-U85 with "
+                    "extra_flags=['--cop-format=COP2', '--separate-io-regions']",
+                    payload->product, static_cast<uint32_t>(payload->kind),
+                    payload->separate_io ? "" : " and inputs and outputs in the scratch region");
     return Error::DelegateInvalidCompatibility;
   }
   return Error::Ok;
@@ -235,17 +223,17 @@ Error read_payload(const void* data, size_t size, EthosUPayload* payload) {
 
 Error place(const PayloadTensors& tensors, Side* side) {
   if (side->region == Region::kOutput && tensors.count() == 0) {
-    ET_LOG(Error, "%s: the payload has no outputs; export the program again", kBackendId);
+    ARM_RUNTIME_LOG(Error, "the payload has no outputs; export the program again");
     return Error::InvalidProgram;
   }
   for (uint32_t index = 0; index < tensors.count(); ++index) {
     const PayloadTensor tensor = tensors.at(index);
     const bool is_output = side->region == Region::kOutput;
     if ((tensor.allocated() && !tensor.in(side->region)) || (!tensor.allocated() && is_output)) {
-      ET_LOG(Error,
-             "%s: %s %" PRIu32 " is at offset %" PRId32 " of region %" PRId32 ", not in region %" PRId32
-             "; export the program again",
-             kBackendId, side->name, index, tensor.offset, tensor.region, static_cast<int32_t>(side->region));
+      ARM_RUNTIME_LOG(Error,
+                      "%s %" PRIu32 " is at offset %" PRId32 " of region %" PRId32 ", not in region %" PRId32
+                      "; export the program again",
+                      side->name, index, tensor.offset, tensor.region, static_cast<int32_t>(side->region));
       return Error::InvalidProgram;
     }
     const auto offset = static_cast<size_t>(std::max(tensor.offset, 0));
@@ -266,14 +254,14 @@ Error place(const PayloadTensors& tensors, Side* side) {
 Error check_device(const Options& options, const EthosU::Device& device, const EthosUPayload& payload) {
   const auto configuration = device.capabilities().hwCfg;
   if (configuration.type != EthosU::HardwareConfiguration::DeviceType::DIRECT) {
-    ET_LOG(Error, "%s: %s is not an NPU in Direct Drive; choose another with %s", kBackendId, options.device.c_str(),
-           kDeviceVariable);
+    ARM_RUNTIME_LOG(Error, "%s is not an NPU in Direct Drive; choose another with %s", options.device.c_str(),
+                    kDeviceVariable);
     return Error::NotSupported;
   }
   if (configuration.macsPerClockCycle != payload.log2_macs) {
-    ET_LOG(Error, "%s: compiled for %u MACs per cycle, but %s has %u; export with macs=%u", kBackendId,
-           1U << payload.log2_macs, options.device.c_str(), 1U << (configuration.macsPerClockCycle & 15U),
-           1U << (configuration.macsPerClockCycle & 15U));
+    ARM_RUNTIME_LOG(Error, "compiled for %u MACs per cycle, but %s has %u; export with macs=%u",
+                    1U << payload.log2_macs, options.device.c_str(), 1U << (configuration.macsPerClockCycle & 15U),
+                    1U << (configuration.macsPerClockCycle & 15U));
     return Error::DelegateInvalidCompatibility;
   }
   return Error::Ok;
@@ -287,7 +275,7 @@ Error prepare(const BackendInitContext& context, const FreeableBuffer& processed
   if (error != Error::Ok) {
     return error;
   }
-  const Result<FreeableBuffer> weights = find_weights(kBackendId, context, specs, &payload);
+  const Result<FreeableBuffer> weights = find_weights(ARM_RUNTIME_BACKEND_ID, context, specs, &payload);
   error = weights.error();
   if (error == Error::Ok) {
     error = place(payload.inputs, &delegate->inputs);
@@ -339,16 +327,16 @@ bool wait_for(const EthosU::Inference& inference, int64_t timeout_ns) {
 
 Error check_argument(const EValue& argument, const Side& side, size_t index) {
   if (!argument.isTensor()) {
-    ET_LOG(Error, "%s: %s %zu is not a tensor", kBackendId, side.name, index);
+    ARM_RUNTIME_LOG(Error, "%s %zu is not a tensor", side.name, index);
     return Error::InvalidArgument;
   }
   const auto& tensor = argument.toTensor();
   const Slot& slot = side.slots[index];
   if (!executorch::runtime::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) ||
       static_cast<size_t>(tensor.element_size()) != slot.element_size || tensor.nbytes() != slot.size) {
-    ET_LOG(Error, "%s: %s %zu has %zu bytes of %s; compiled for %zu bytes of integers of %zu bytes", kBackendId,
-           side.name, index, tensor.nbytes(), executorch::runtime::toString(tensor.scalar_type()), slot.size,
-           slot.element_size);
+    ARM_RUNTIME_LOG(Error, "%s %zu has %zu bytes of %s; compiled for %zu bytes of integers of %zu bytes", side.name,
+                    index, tensor.nbytes(), executorch::runtime::toString(tensor.scalar_type()), slot.size,
+                    slot.element_size);
     return Error::InvalidArgument;
   }
   return Error::Ok;
@@ -358,8 +346,7 @@ Error check_arguments(const Delegate& delegate, Span<EValue*> args) {
   const size_t inputs = delegate.inputs.slots.size();
   const size_t outputs = delegate.outputs.slots.size();
   if (args.size() != inputs + outputs) {
-    ET_LOG(Error, "%s: %zu arguments; compiled for %zu inputs and %zu outputs", kBackendId, args.size(), inputs,
-           outputs);
+    ARM_RUNTIME_LOG(Error, "%zu arguments; compiled for %zu inputs and %zu outputs", args.size(), inputs, outputs);
     return Error::InvalidArgument;
   }
   for (size_t index = 0; index < args.size(); ++index) {
@@ -428,7 +415,7 @@ void report_counters(const EthosU::Inference& inference, const Options& options,
     const uint64_t cycles = inference.getCycleCounter();
     scope->add("npu_cycles", cycles);
     if (options.counts_cycles.has_value()) {
-      ET_LOG(Info, "%s: %" PRIu64 " cycles of the NPU", kBackendId, cycles);
+      ARM_RUNTIME_LOG(Info, "%" PRIu64 " cycles of the NPU", cycles);
     }
   }
   const auto counters = inference.getPmuCounters();
@@ -449,14 +436,15 @@ Error run(Delegate& delegate, EventTracer* tracer) {
                             delegate.constants, delegate.options.events, counts_cycles));
   if (wait_for(*inference, delegate.options.timeout_ns)) {
     // Releasing the inference takes it from the driver's queue, or resets the NPU if it runs.
-    ET_LOG(Error, "%s: no result from %s after %" PRId64 " ms, waiting for the NPU included; set a longer time with %s",
-           kBackendId, delegate.options.device.c_str(), delegate.options.timeout_ns / 1'000'000, kTimeoutVariable);
+    ARM_RUNTIME_LOG(Error,
+                    "no result from %s after %" PRId64 " ms, waiting for the NPU included; set a longer time with %s",
+                    delegate.options.device.c_str(), delegate.options.timeout_ns / 1'000'000, kTimeoutVariable);
     return Error::InvalidState;
   }
   const EthosU::InferenceStatus status = inference->status();
   if (status != EthosU::InferenceStatus::OK) {
-    ET_LOG(Error, "%s: the inference on %s ended with status %s; the kernel log (dmesg) has the driver's reason",
-           kBackendId, delegate.options.device.c_str(), to_text(status));
+    ARM_RUNTIME_LOG(Error, "the inference on %s ended with status %s; the kernel log (dmesg) has the driver's reason",
+                    delegate.options.device.c_str(), to_text(status));
     return Error::Internal;
   }
   report_counters(*inference, delegate.options, counts_cycles, &scope);
@@ -470,7 +458,7 @@ class EthosULinuxBackend final : public BackendInterface {
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> specs) const override {
     const TraceScope scope(context.event_tracer(), "EthosUBackend load");
-    Error error = check_payload(kBackendId, processed->data(), processed->size(), specs);
+    Error error = check_payload(ARM_RUNTIME_BACKEND_ID, processed->data(), processed->size(), specs);
     if (error != Error::Ok) {
       return error;
     }
@@ -523,4 +511,4 @@ EthosULinuxBackend backend;
 
 // Named so that the linker can be told to keep it.
 extern "C" const executorch::runtime::Error arm_runtime_ethosu_linux_registered =
-    executorch::runtime::register_backend({arm_runtime::kBackendId, &arm_runtime::backend});
+    executorch::runtime::register_backend({ARM_RUNTIME_BACKEND_ID, &arm_runtime::backend});

@@ -3,48 +3,36 @@
 //
 // Nothing is linked against Vulkan; the loader is opened when the first program is. An application that has a
 // device of its own hands it over with set_vulkan_device (vulkan_device.h).
-#include <executorch/runtime/backend/interface.h>
-#include <executorch/runtime/platform/log.h>
 
 #include <cstring>
 #include <memory>
 
 #include "backends/vgf/vgf_program.h"
-#include "payload/checksum.h"
-#include "payload/trace.h"
+#include "common/checksum.h"
+#include "common/executorch.h"
+#include "common/log.h"
+#include "common/trace.h"
+
+#define ARM_RUNTIME_BACKEND_ID "VgfBackend"
 
 namespace arm_runtime {
-
-using executorch::aten::Tensor;
-using executorch::runtime::ArrayRef;
-using executorch::runtime::BackendExecutionContext;
-using executorch::runtime::BackendInitContext;
-using executorch::runtime::BackendInterface;
-using executorch::runtime::CompileSpec;
-using executorch::runtime::DelegateHandle;
-using executorch::runtime::Error;
-using executorch::runtime::EValue;
-using executorch::runtime::EventTracer;
-using executorch::runtime::FreeableBuffer;
-using executorch::runtime::Result;
-using executorch::runtime::Span;
 
 namespace {
 
 Error check_argument(const EValue& value, const VgfProgram::Port& port, const char* side, size_t index) {
   if (!value.isTensor()) {
-    ET_LOG(Error, "VgfBackend: %s %zu is not a tensor", side, index);
+    ARM_RUNTIME_LOG(Error, "%s %zu is not a tensor", side, index);
     return Error::InvalidArgument;
   }
   const Tensor& tensor = value.toTensor();
   if (tensor.scalar_type() != port.scalar_type) {
-    ET_LOG(Error, "VgfBackend: %s %zu has elements of type %d, the model was exported with %d (ScalarType)", side,
-           index, static_cast<int>(tensor.scalar_type()), static_cast<int>(port.scalar_type));
+    ARM_RUNTIME_LOG(Error, "%s %zu has elements of type %d, the model was exported with %d (ScalarType)", side, index,
+                    static_cast<int>(tensor.scalar_type()), static_cast<int>(port.scalar_type));
     return Error::InvalidArgument;
   }
   if (tensor.nbytes() != port.nbytes) {
-    ET_LOG(Error, "VgfBackend: %s %zu has %zu bytes, the model was exported with %zu", side, index, tensor.nbytes(),
-           port.nbytes);
+    ARM_RUNTIME_LOG(Error, "%s %zu has %zu bytes, the model was exported with %zu", side, index, tensor.nbytes(),
+                    port.nbytes);
     return Error::InvalidArgument;
   }
   return Error::Ok;
@@ -68,7 +56,7 @@ class VgfBackend final : public BackendInterface {
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override {
     const TraceScope scope(context.event_tracer(), "VgfBackend load");
-    Error error = check_payload("VgfBackend", processed->data(), processed->size(), compile_specs);
+    Error error = check_payload(ARM_RUNTIME_BACKEND_ID, processed->data(), processed->size(), compile_specs);
     if (error != Error::Ok) {
       return error;
     }
@@ -98,8 +86,8 @@ class VgfBackend final : public BackendInterface {
     const auto& inputs = program.inputs();
     const auto& outputs = program.outputs();
     if (args.size() != inputs.size() + outputs.size()) {
-      ET_LOG(Error, "VgfBackend: the delegate was called with %zu tensors; its model has %zu inputs and %zu outputs",
-             args.size(), inputs.size(), outputs.size());
+      ARM_RUNTIME_LOG(Error, "the delegate was called with %zu tensors; its model has %zu inputs and %zu outputs",
+                      args.size(), inputs.size(), outputs.size());
       return Error::InvalidArgument;
     }
     for (size_t index = 0; index < args.size(); ++index) {
@@ -137,11 +125,11 @@ class VgfBackend final : public BackendInterface {
 VgfBackend backend;
 
 Error register_backend() {
-  if (executorch::runtime::get_backend_class("VgfBackend") != nullptr) {
-    ET_LOG(Error, "VgfBackend: another backend with this name is registered already; link or load only one");
+  if (executorch::runtime::get_backend_class(ARM_RUNTIME_BACKEND_ID) != nullptr) {
+    ARM_RUNTIME_LOG(Error, "another backend with this name is registered already; link or load only one");
     return Error::AlreadyLoaded;
   }
-  return executorch::runtime::register_backend({"VgfBackend", &backend});
+  return executorch::runtime::register_backend({ARM_RUNTIME_BACKEND_ID, &backend});
 }
 
 }  // namespace

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/vgf/vgf_file.h"
 
-#include <executorch/runtime/platform/log.h>
-
 #include <cinttypes>
 #include <cstring>
 #include <memory>
 #include <vgf/decoder.hpp>
 
 #include "backends/vgf/spirv_graph.h"
+#include "common/executorch.h"
+#include "common/log.h"
+
+#define ARM_RUNTIME_BACKEND_ID "VgfBackend"
 
 namespace arm_runtime {
 
-using executorch::aten::ScalarType;
-using executorch::runtime::Error;
 namespace vgflib = mlsdk::vgflib;
 
 namespace {
@@ -63,13 +63,13 @@ std::vector<int64_t> copy_of(const vgflib::DataView<int64_t>& view) {
 }
 
 Error damaged(const char* what, uint64_t index) {
-  ET_LOG(Error, "VgfBackend: the payload is damaged: %s (index %" PRIu64 "); export the program again", what, index);
+  ARM_RUNTIME_LOG(Error, "the payload is damaged: %s (index %" PRIu64 "); export the program again", what, index);
   return Error::InvalidProgram;
 }
 
 Error unsupported(const char* what, uint64_t index) {
-  ET_LOG(Error, "VgfBackend: %s (index %" PRIu64 ") is not supported: only SPIR-V graphs on packed tensors are", what,
-         index);
+  ARM_RUNTIME_LOG(Error, "%s (index %" PRIu64 ") is not supported: only SPIR-V graphs on packed tensors are", what,
+                  index);
   return Error::NotSupported;
 }
 
@@ -121,17 +121,17 @@ class Reader {
 
 Error Reader::open(const uint8_t* data, size_t size) {
   if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
-    ET_LOG(Error, "VgfBackend: the payload lies at an address that is not a multiple of 8; load the program into "
-                  "aligned memory");
+    ARM_RUNTIME_LOG(Error, "the payload lies at an address that is not a multiple of 8; load the program into "
+                           "aligned memory");
     return Error::InvalidArgument;
   }
   // Checks that the sections lie inside the file, at multiples of 8.
   header_ = vgflib::CreateHeaderDecoder(data, vgflib::HeaderSize(), size);
   if (header_ == nullptr) {
-    ET_LOG(Error,
-           "VgfBackend: the payload of %zu bytes has no VGF header that libvgf reads: too short, wrong magic, "
-           "another version, or sections beyond its end; export the program again",
-           size);
+    ARM_RUNTIME_LOG(Error,
+                    "the payload of %zu bytes has no VGF header that libvgf reads: too short, wrong magic, "
+                    "another version, or sections beyond its end; export the program again",
+                    size);
     return Error::DelegateInvalidCompatibility;
   }
   const uint64_t offsets[] = {header_->GetModuleTableOffset(), header_->GetModelSequenceTableOffset(),
@@ -312,8 +312,8 @@ bool Reader::fits(const SpirvTensor& expected, uint32_t index) const {
 Error Reader::check_module(uint32_t index, const VgfSegment& segment) {
   SpirvGraph graph;
   if (const char* reason = read_spirv_graph(segment.code, segment.word_count, segment.entry_point, &graph)) {
-    ET_LOG(Error, "VgfBackend: the SPIR-V module of segment %u is damaged: %s; export the program again",
-           static_cast<unsigned>(index), reason);
+    ARM_RUNTIME_LOG(Error, "the SPIR-V module of segment %u is damaged: %s; export the program again",
+                    static_cast<unsigned>(index), reason);
     return Error::InvalidProgram;
   }
   for (const SpirvResource& resource : graph.resources) {

@@ -2,22 +2,20 @@
 // A VGF file, read and checked as far as this backend executes it: a sequence of SPIR-V graphs on tensors.
 #pragma once
 
-#include <executorch/runtime/core/error.h>
-#include <executorch/runtime/core/exec_aten/exec_aten.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "backends/vgf/vulkan_functions.h"
+#include "common/executorch.h"
 
 namespace arm_runtime {
 
 /// A packed tensor of the file: input, output, between segments, or constant.
 struct VgfTensor {
   VkFormat format = VK_FORMAT_UNDEFINED;
-  executorch::aten::ScalarType scalar_type = executorch::aten::ScalarType::Undefined;
+  ScalarType scalar_type = ScalarType::Undefined;
   std::vector<int64_t> shape;
   size_t nbytes = 0;
   bool is_constant = false;
@@ -64,6 +62,6 @@ struct VgfFile {
 /// Returns, with the reason in the log, InvalidProgram for a damaged file, DelegateInvalidCompatibility for a
 /// version that libvgf does not read, and NotSupported for contents that this backend does not execute
 /// (compute shaders, images, shared storage).
-executorch::runtime::Error read_vgf(const void* data, size_t size, VgfFile* file);
+Error read_vgf(const void* data, size_t size, VgfFile* file);
 
 }  // namespace arm_runtime

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/vgf/vgf_program.h"
 
-#include <executorch/runtime/platform/log.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <mutex>
+#include "common/executorch.h"
+#include "common/log.h"
+
+#define ARM_RUNTIME_BACKEND_ID "VgfBackend"
 
 namespace arm_runtime {
-
-using executorch::runtime::Error;
 
 namespace {
 
@@ -119,10 +119,10 @@ Error VgfProgram::check_limits(const VgfFile& file) const {
       limit = "its format";
     }
     if (limit != nullptr) {
-      ET_LOG(Error,
-             "VgfBackend: this device does not take tensor %zu of format %d with %zu dimensions and %zu bytes, "
-             "because of %s; run the program on another device, or export smaller tensors",
-             index, static_cast<int>(tensor.format), tensor.shape.size(), tensor.nbytes, limit);
+      ARM_RUNTIME_LOG(Error,
+                      "this device does not take tensor %zu of format %d with %zu dimensions and %zu bytes, "
+                      "because of %s; run the program on another device, or export smaller tensors",
+                      index, static_cast<int>(tensor.format), tensor.shape.size(), tensor.nbytes, limit);
       return Error::NotSupported;
     }
   }
@@ -252,8 +252,8 @@ Error VgfProgram::make_layouts(const VgfSegment& source, Segment* segment) {
   uint32_t set_count = 0;
   for (const VgfBinding& binding : source.bindings) {
     if (binding.set >= device_->max_descriptor_sets()) {
-      ET_LOG(Error, "VgfBackend: segment '%s' uses descriptor set %u; this device has %u", source.name.c_str(),
-             static_cast<unsigned>(binding.set), static_cast<unsigned>(device_->max_descriptor_sets()));
+      ARM_RUNTIME_LOG(Error, "segment '%s' uses descriptor set %u; this device has %u", source.name.c_str(),
+                      static_cast<unsigned>(binding.set), static_cast<unsigned>(device_->max_descriptor_sets()));
       return Error::NotSupported;
     }
     set_count = std::max(set_count, binding.set + 1);
@@ -392,8 +392,8 @@ Error VgfProgram::make_session(Segment* segment) {
 Error VgfProgram::bind_session_memory(const VkDataGraphPipelineSessionBindPointRequirementARM& point,
                                       Segment* segment) {
   if (point.bindPointType != VK_DATA_GRAPH_PIPELINE_SESSION_BIND_POINT_TYPE_MEMORY_ARM) {
-    ET_LOG(Error, "VgfBackend: the driver asks for a kind of bind point that is not known here (%d)",
-           static_cast<int>(point.bindPointType));
+    ARM_RUNTIME_LOG(Error, "the driver asks for a kind of bind point that is not known here (%d)",
+                    static_cast<int>(point.bindPointType));
     return Error::NotSupported;
   }
   const VulkanFunctions& fn = device_->fn();
@@ -556,7 +556,7 @@ void VgfProgram::retire(std::unique_ptr<VgfProgram> program) {
   // Never freed, as memory that the device writes must not become something else's; named, so that it is no leak.
   static auto* const abandoned = new std::vector<std::unique_ptr<VgfProgram>>;
   static auto* const mutex = new std::mutex;
-  ET_LOG(Error, "VgfBackend: an execution is still going on; the memory of its program stays in use");
+  ARM_RUNTIME_LOG(Error, "an execution is still going on; the memory of its program stays in use");
   const std::lock_guard<std::mutex> lock(*mutex);
   abandoned->push_back(std::move(program));
 }

@@ -2,14 +2,13 @@
 // A VGF file that is ready to run on a device.
 #pragma once
 
-#include <executorch/runtime/core/error.h>
-
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "backends/vgf/vgf_file.h"
 #include "backends/vgf/vulkan_device.h"
+#include "common/executorch.h"
 
 namespace arm_runtime {
 
@@ -24,11 +23,11 @@ class VgfProgram {
   /// Makes everything that running `file` takes. Afterwards neither `file` nor its payload is needed. Called
   /// once; what a failed call has made goes with the program. Errors are those of Vulkan, and NotSupported
   /// for tensors beyond the device's limits.
-  executorch::runtime::Error prepare(const VgfFile& file);
+  Error prepare(const VgfFile& file);
 
   /// An input or output as its caller sees it. `mapped` is the device's memory of the tensor.
   struct Port {
-    executorch::aten::ScalarType scalar_type;
+    ScalarType scalar_type;
     size_t nbytes;
     uint8_t* mapped;
   };
@@ -36,11 +35,11 @@ class VgfProgram {
   const std::vector<Port>& outputs() const { return outputs_; }
 
   /// Waits for a run that did not end in time: until it does, the memory of the inputs is the device's.
-  executorch::runtime::Error settle();
+  Error settle();
 
   /// Runs the model on what lies in the memory of the inputs; afterwards the outputs' memory has the results. Not
   /// before settle() is Ok.
-  executorch::runtime::Error run();
+  Error run();
 
   /// Destroys a program, unless the device still uses its memory after another wait: then it is kept for good.
   static void retire(std::unique_ptr<VgfProgram> program);
@@ -63,19 +62,18 @@ class VgfProgram {
     std::vector<VkDescriptorSet> sets;
   };
 
-  executorch::runtime::Error check_limits(const VgfFile& file) const;
-  executorch::runtime::Error make_tensors(const VgfFile& file);
-  executorch::runtime::Error make_tensor(const VgfTensor& source, uint32_t index, VkMemoryPropertyFlags required,
-                                         VkMemoryPropertyFlags preferred);
-  executorch::runtime::Error map_tensor(Tensor* tensor, VkMemoryPropertyFlags properties);
-  executorch::runtime::Error make_segment(const VgfFile& file, const VgfSegment& source);
-  executorch::runtime::Error make_layouts(const VgfSegment& source, Segment* segment);
-  executorch::runtime::Error make_pipeline(const VgfFile& file, const VgfSegment& source, Segment* segment);
-  executorch::runtime::Error make_session(Segment* segment);
-  executorch::runtime::Error bind_session_memory(const VkDataGraphPipelineSessionBindPointRequirementARM& point,
-                                                 Segment* segment);
-  executorch::runtime::Error make_sets(const VgfSegment& source, Segment* segment);
-  executorch::runtime::Error record();
+  Error check_limits(const VgfFile& file) const;
+  Error make_tensors(const VgfFile& file);
+  Error make_tensor(const VgfTensor& source, uint32_t index, VkMemoryPropertyFlags required,
+                    VkMemoryPropertyFlags preferred);
+  Error map_tensor(Tensor* tensor, VkMemoryPropertyFlags properties);
+  Error make_segment(const VgfFile& file, const VgfSegment& source);
+  Error make_layouts(const VgfSegment& source, Segment* segment);
+  Error make_pipeline(const VgfFile& file, const VgfSegment& source, Segment* segment);
+  Error make_session(Segment* segment);
+  Error bind_session_memory(const VkDataGraphPipelineSessionBindPointRequirementARM& point, Segment* segment);
+  Error make_sets(const VgfSegment& source, Segment* segment);
+  Error record();
   void barrier(VkPipelineStageFlags2 stage, VkAccessFlags2 access) const;
   void destroy(Segment* segment) const;
 

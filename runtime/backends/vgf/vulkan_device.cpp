@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/vgf/vulkan_device.h"
 
-#include <executorch/runtime/platform/log.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,13 +9,14 @@
 #include <string>
 #include <vector>
 
-#include "payload/checksum.h"
-#include "payload/environment.h"
+#include "common/checksum.h"
+#include "common/environment.h"
+#include "common/executorch.h"
+#include "common/log.h"
+
+#define ARM_RUNTIME_BACKEND_ID "VgfBackend"
 
 namespace arm_runtime {
-
-using executorch::runtime::Error;
-using executorch::runtime::Result;
 
 namespace {
 
@@ -74,7 +73,7 @@ void write_cache_file(const char* path, const std::vector<char>& data) {
   file.write(reinterpret_cast<const char*>(&checksum), sizeof(checksum));
   file.close();
   if (!file || std::rename(partial.c_str(), path) != 0) {
-    ET_LOG(Error, "VgfBackend: %s='%s' could not be written; pipelines will be made anew", kCacheVariable, path);
+    ARM_RUNTIME_LOG(Error, "%s='%s' could not be written; pipelines will be made anew", kCacheVariable, path);
   }
 }
 
@@ -258,7 +257,7 @@ Error set_vulkan_device(const VulkanHandles* handles) {
   if (handles != nullptr && (handles->get_instance_proc_addr == nullptr || handles->instance == VK_NULL_HANDLE ||
                              handles->physical_device == VK_NULL_HANDLE || handles->device == VK_NULL_HANDLE ||
                              handles->queue == VK_NULL_HANDLE)) {
-    ET_LOG(Error, "VgfBackend: set_vulkan_device was given a null handle; every one of them is needed");
+    ARM_RUNTIME_LOG(Error, "set_vulkan_device was given a null handle; every one of them is needed");
     return Error::InvalidArgument;
   }
   const std::lock_guard<std::mutex> lock(shared().mutex);
@@ -278,8 +277,8 @@ bool VulkanDevice::is_possible() {
   if (find_vulkan_loader() != nullptr) {
     return true;
   }
-  ET_LOG(Error, "VgfBackend: there is no Vulkan loader (libvulkan.so.1); install one, version 1.4 or newer, or put its "
-                "folder into LD_LIBRARY_PATH");
+  ARM_RUNTIME_LOG(Error, "there is no Vulkan loader (libvulkan.so.1); install one, version 1.4 or newer, or put its "
+                         "folder into LD_LIBRARY_PATH");
   return false;
 }
 
@@ -334,7 +333,7 @@ Error VulkanDevice::adopt(const VulkanHandles& handles) {
 Error VulkanDevice::create() {
   fn_.vkGetInstanceProcAddr = find_vulkan_loader();
   if (fn_.vkGetInstanceProcAddr == nullptr) {
-    ET_LOG(Error, "VgfBackend: the Vulkan loader (libvulkan.so.1) was not found, or has no vkGetInstanceProcAddr");
+    ARM_RUNTIME_LOG(Error, "the Vulkan loader (libvulkan.so.1) was not found, or has no vkGetInstanceProcAddr");
     return Error::NotFound;
   }
   // Emulation hides what a real driver offers, so it comes second. Layers that the user has named in
@@ -355,16 +354,16 @@ Error VulkanDevice::create() {
     instance_ = VK_NULL_HANDLE;
   }
   if (const char* choice = std::getenv(kDeviceVariable)) {
-    ET_LOG(Error,
-           "VgfBackend: %s='%s' names no Vulkan device that runs VK_ARM_tensors and VK_ARM_data_graph; set it to a "
-           "part of a device's name or to its number (vulkaninfo --summary), or unset it",
-           kDeviceVariable, choice);
+    ARM_RUNTIME_LOG(Error,
+                    "%s='%s' names no Vulkan device that runs VK_ARM_tensors and VK_ARM_data_graph; set it to a "
+                    "part of a device's name or to its number (vulkaninfo --summary), or unset it",
+                    kDeviceVariable, choice);
     return Error::NotFound;
   }
-  ET_LOG(Error,
-         "VgfBackend: no Vulkan device runs VK_ARM_tensors and VK_ARM_data_graph; install a driver that has "
-         "them, or a Vulkan 1.3 driver and Arm's ML emulation layer (%s in VK_LAYER_PATH)",
-         can_emulate ? "it is installed, no driver fits" : "it is not");
+  ARM_RUNTIME_LOG(Error,
+                  "no Vulkan device runs VK_ARM_tensors and VK_ARM_data_graph; install a driver that has "
+                  "them, or a Vulkan 1.3 driver and Arm's ML emulation layer (%s in VK_LAYER_PATH)",
+                  can_emulate ? "it is installed, no driver fits" : "it is not");
   return Error::NotFound;
 }
 
@@ -372,7 +371,7 @@ Error VulkanDevice::create_instance(bool emulated) {
   const auto create =
       reinterpret_cast<PFN_vkCreateInstance>(fn_.vkGetInstanceProcAddr(VK_NULL_HANDLE, "vkCreateInstance"));
   if (create == nullptr) {
-    ET_LOG(Error, "VgfBackend: the Vulkan loader has no vkCreateInstance");
+    ARM_RUNTIME_LOG(Error, "the Vulkan loader has no vkCreateInstance");
     return Error::NotFound;
   }
   VkApplicationInfo application{};
@@ -419,8 +418,8 @@ bool VulkanDevice::choose_physical_device() {
     fn_.vkGetPhysicalDeviceProperties2(device, &properties);
     uint32_t family = 0;
     if (!is_wanted(choice, properties.properties.deviceName, number)) {
-      ET_LOG(Info, "VgfBackend: %s='%s' is not device %zu, '%s'", kDeviceVariable, choice, number,
-             properties.properties.deviceName);
+      ARM_RUNTIME_LOG(Info, "%s='%s' is not device %zu, '%s'", kDeviceVariable, choice, number,
+                      properties.properties.deviceName);
       continue;
     }
     if (rank_of(properties.properties.deviceType) <= best || properties.properties.apiVersion < VK_API_VERSION_1_3 ||
@@ -487,8 +486,8 @@ Error VulkanDevice::read_limits() {
   fn_.vkGetPhysicalDeviceProperties2(physical_device_, &properties);
   max_descriptor_sets_ = properties.properties.limits.maxBoundDescriptorSets;
   fn_.vkGetPhysicalDeviceMemoryProperties(physical_device_, &memory_);
-  ET_LOG(Info, "VgfBackend: runs on '%s'", properties.properties.deviceName);
-  const Error error = read_timeout("VgfBackend", kTimeoutVariable, &timeout_ns_);
+  ARM_RUNTIME_LOG(Info, "runs on '%s'", properties.properties.deviceName);
+  const Error error = read_timeout(ARM_RUNTIME_BACKEND_ID, kTimeoutVariable, &timeout_ns_);
   if (error == Error::Ok) {
     make_pipeline_cache();
   }
@@ -557,8 +556,8 @@ Error VulkanDevice::allocate(const VkMemoryRequirements& requirements, VkMemoryP
     }
   }
   if (best_score == 0) {
-    ET_LOG(Error, "VgfBackend: no memory type of the device fits %s (types 0x%x, properties 0x%x)", what,
-           static_cast<unsigned>(requirements.memoryTypeBits), static_cast<unsigned>(required));
+    ARM_RUNTIME_LOG(Error, "no memory type of the device fits %s (types 0x%x, properties 0x%x)", what,
+                    static_cast<unsigned>(requirements.memoryTypeBits), static_cast<unsigned>(required));
     return Error::NotSupported;
   }
   VkMemoryAllocateInfo info{};
@@ -593,8 +592,8 @@ Error VulkanDevice::wait(VkFence fence, bool* pending) const {
   // What a lost device was given may be destroyed as if it were done.
   *pending = result != VK_SUCCESS && result != VK_ERROR_DEVICE_LOST;
   if (result == VK_TIMEOUT) {
-    ET_LOG(Error, "VgfBackend: no result from the device after %lld ms; set a longer time with %s",
-           static_cast<long long>(timeout_ns_ / 1'000'000), kTimeoutVariable);
+    ARM_RUNTIME_LOG(Error, "no result from the device after %lld ms; set a longer time with %s",
+                    static_cast<long long>(timeout_ns_ / 1'000'000), kTimeoutVariable);
     return Error::InvalidState;
   }
   if (result != VK_SUCCESS) {

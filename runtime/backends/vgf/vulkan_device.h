@@ -2,13 +2,11 @@
 // The Vulkan device that all programs of the process share.
 #pragma once
 
-#include <executorch/runtime/core/error.h>
-#include <executorch/runtime/core/result.h>
-
 #include <memory>
 #include <mutex>
 
 #include "backends/vgf/vulkan_functions.h"
+#include "common/executorch.h"
 
 namespace arm_runtime {
 
@@ -32,7 +30,7 @@ struct VulkanHandles {
 /// backend's own. The handles are copied; what they name must outlive the programs.
 ///
 /// Returns InvalidArgument where a handle is null.
-executorch::runtime::Error set_vulkan_device(const VulkanHandles* handles);
+Error set_vulkan_device(const VulkanHandles* handles);
 
 /// A logical device with what the backend asks of it.
 class VulkanDevice {
@@ -43,7 +41,7 @@ class VulkanDevice {
   ~VulkanDevice();
 
   /// The application's device, or one that lives as long as somebody holds it.
-  static executorch::runtime::Result<std::shared_ptr<VulkanDevice>> acquire();
+  static Result<std::shared_ptr<VulkanDevice>> acquire();
 
   /// Whether acquire() has something to start from: the application's device, or a Vulkan loader.
   static bool is_possible();
@@ -57,9 +55,9 @@ class VulkanDevice {
   /// Allocates memory of one of the types in `requirements` that has all of `required` and the most of
   /// `preferred`. `properties` becomes what the memory has. `next` extends VkMemoryAllocateInfo. `what` is
   /// for the log.
-  executorch::runtime::Error allocate(const VkMemoryRequirements& requirements, VkMemoryPropertyFlags required,
-                                      VkMemoryPropertyFlags preferred, const void* next, const char* what,
-                                      VkDeviceMemory* memory, VkMemoryPropertyFlags* properties) const;
+  Error allocate(const VkMemoryRequirements& requirements, VkMemoryPropertyFlags required,
+                 VkMemoryPropertyFlags preferred, const void* next, const char* what, VkDeviceMemory* memory,
+                 VkMemoryPropertyFlags* properties) const;
 
   /// Whether graphs may read and write linear tensors of a format.
   bool takes(VkFormat format) const;
@@ -68,19 +66,19 @@ class VulkanDevice {
   VkPipelineCache pipeline_cache() const { return pipeline_cache_; }
 
   /// Starts a recorded command buffer; `fence`, which is not signaled, says when it is done.
-  executorch::runtime::Error submit(VkCommandBuffer commands, VkFence fence) const;
+  Error submit(VkCommandBuffer commands, VkFence fence) const;
 
   /// Waits until `fence` is signaled, for ARM_RUNTIME_VGF_TIMEOUT_MS at most, and resets it. `pending` becomes whether
   /// the device may still use what was submitted with it. Returns InvalidState where time ran out.
-  executorch::runtime::Error wait(VkFence fence, bool* pending) const;
+  Error wait(VkFence fence, bool* pending) const;
 
  private:
-  executorch::runtime::Error adopt(const VulkanHandles& handles);
-  executorch::runtime::Error create();
-  executorch::runtime::Error create_instance(bool emulated);
+  Error adopt(const VulkanHandles& handles);
+  Error create();
+  Error create_instance(bool emulated);
   bool choose_physical_device();
-  executorch::runtime::Error create_device();
-  executorch::runtime::Error read_limits();
+  Error create_device();
+  Error read_limits();
   void make_pipeline_cache();
   void keep_pipeline_cache() const;
 

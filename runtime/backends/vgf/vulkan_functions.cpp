@@ -2,11 +2,12 @@
 #include "backends/vgf/vulkan_functions.h"
 
 #include <dlfcn.h>
-#include <executorch/runtime/platform/log.h>
+#include "common/executorch.h"
+#include "common/log.h"
+
+#define ARM_RUNTIME_BACKEND_ID "VgfBackend"
 
 namespace arm_runtime {
-
-using executorch::runtime::Error;
 
 namespace {
 
@@ -64,7 +65,7 @@ Error error_of(VkResult result) {
 }
 
 Error missing(const char* name) {
-  ET_LOG(Error, "VgfBackend: the Vulkan driver has no %s, which VK_ARM_tensors and VK_ARM_data_graph need", name);
+  ARM_RUNTIME_LOG(Error, "the Vulkan driver has no %s, which VK_ARM_tensors and VK_ARM_data_graph need", name);
   return Error::NotFound;
 }
 
@@ -104,7 +105,7 @@ PFN_vkGetInstanceProcAddr find_vulkan_loader() {
 }
 
 Error vulkan_failure(const char* step, VkResult result) {
-  ET_LOG(Error, "VgfBackend: %s failed with %s (%d)", step, result_name(result), static_cast<int>(result));
+  ARM_RUNTIME_LOG(Error, "%s failed with %s (%d)", step, result_name(result), static_cast<int>(result));
   return error_of(result);
 }
 

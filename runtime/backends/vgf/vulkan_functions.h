@@ -3,13 +3,13 @@
 // starts on machines without Vulkan, and reports there that Vulkan is missing.
 #pragma once
 
-#include <executorch/runtime/core/error.h>
-
 // The prototypes stay out, so that a direct call does not compile.
 #ifndef VK_NO_PROTOTYPES
 #define VK_NO_PROTOTYPES
 #endif
 #include <vulkan/vulkan_core.h>
+
+#include "common/executorch.h"
 
 #if !defined(VK_ARM_tensors) || !defined(VK_ARM_data_graph)
 #error "These Vulkan headers have no VK_ARM_data_graph. runtime/cmake/fetch_vulkan_headers.sh gets newer ones"
@@ -90,10 +90,10 @@ struct VulkanFunctions {
 
   /// Loads the functions of `instance` through vkGetInstanceProcAddr, which must be set.
   /// Returns NotFound, with the function's name in the log, where one is missing.
-  executorch::runtime::Error load_instance(VkInstance instance);
+  Error load_instance(VkInstance instance);
 
   /// Loads the functions of `device`; the instance's must be loaded. Fails as load_instance.
-  executorch::runtime::Error load_device(VkDevice device);
+  Error load_device(VkDevice device);
 };
 
 /// vkGetInstanceProcAddr of the machine's Vulkan loader, which then stays in the process; null where there is
@@ -101,6 +101,6 @@ struct VulkanFunctions {
 PFN_vkGetInstanceProcAddr find_vulkan_loader();
 
 /// Logs that `step` ended with `result`, and returns the ExecuTorch error that fits.
-executorch::runtime::Error vulkan_failure(const char* step, VkResult result);
+Error vulkan_failure(const char* step, VkResult result);
 
 }  // namespace arm_runtime

@@ -21,8 +21,8 @@
 
 #include "backends/ethosu/ethosu_backend.h"
 #include "backends/ethosu/npu_driver.h"
+#include "common/checksum.h"
 #include "driver_double.h"
-#include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 #include "tests/recording_tracer.h"
 

@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "common/checksum.h"
 #include "driver_double.h"
-#include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 #include "tests/recording_tracer.h"
 

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "backends/vgf/vulkan_device.h"
-#include "payload/checksum.h"
+#include "common/checksum.h"
 #include "tests/recording_tracer.h"
 
 namespace {

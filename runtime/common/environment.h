@@ -2,19 +2,19 @@
 // Environment variables of backends that run under an operating system.
 #pragma once
 
-#include <executorch/runtime/core/error.h>
-#include <executorch/runtime/platform/log.h>
-
 #include <cerrno>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdlib>
 
+#include "common/executorch.h"
+#include "common/log.h"
+
 namespace arm_runtime {
 
 // Overwrites `nanoseconds` with an environment variable that holds milliseconds, where there is one, and checks that it
 // is positive: 0 and less mean "for ever" to drivers. Returns InvalidArgument, with the reason in the log.
-inline executorch::runtime::Error read_timeout(const char* backend, const char* variable, int64_t* nanoseconds) {
+inline Error read_timeout(const char* backend, const char* variable, int64_t* nanoseconds) {
   if (const char* text = std::getenv(variable)) {
     char* end = nullptr;
     errno = 0;
@@ -22,14 +22,14 @@ inline executorch::runtime::Error read_timeout(const char* backend, const char* 
     if (end == text || *end != '\0' || errno != 0 ||
         __builtin_mul_overflow(milliseconds, int64_t{1'000'000}, nanoseconds)) {
       ET_LOG(Error, "%s: %s='%s' is not a number of milliseconds", backend, variable, text);
-      return executorch::runtime::Error::InvalidArgument;
+      return Error::InvalidArgument;
     }
   }
   if (*nanoseconds <= 0) {
     ET_LOG(Error, "%s: a timeout of %" PRId64 " ns; it must be positive", backend, *nanoseconds);
-    return executorch::runtime::Error::InvalidArgument;
+    return Error::InvalidArgument;
   }
-  return executorch::runtime::Error::Ok;
+  return Error::Ok;
 }
 
 }  // namespace arm_runtime

@@ -2,13 +2,12 @@
 // The checksum that arm_recipes stores beside each payload.
 #pragma once
 
-#include <executorch/runtime/backend/interface.h>
-#include <executorch/runtime/platform/log.h>
-
 #include <cstddef>
 #include <cstdint>
 
-#include "payload/compile_specs.h"
+#include "common/compile_specs.h"
+#include "common/executorch.h"
+#include "common/log.h"
 
 // CMake's option of the same name.
 #ifndef ARM_RUNTIME_CHECK_PAYLOADS
@@ -41,17 +40,14 @@ inline uint32_t crc32(const void* data, size_t size) {
 
 // Compares data with the checksum `key` in the payload's compile specs. Programs that others made have none: Ok.
 // Returns InvalidProgram, with the reason in the log, where they differ or the spec has not 4 bytes.
-inline executorch::runtime::Error check_data(const char* backend, const char* what, const char* key, const void* data,
-                                             size_t size,
-                                             executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs) {
-  // The C library of small targets prints neither size_t nor 64-bit numbers.
-  using Printable = unsigned long;
+inline Error check_data(const char* backend, const char* what, const char* key, const void* data, size_t size,
+                        ArrayRef<CompileSpec> specs) {
   if (!kCheckPayloads) {
-    return executorch::runtime::Error::Ok;
+    return Error::Ok;
   }
   RecordedNumber recorded;
-  const executorch::runtime::Error error = read_number(backend, specs, key, &recorded);
-  if (error != executorch::runtime::Error::Ok || !recorded.found) {
+  const Error error = read_number(backend, specs, key, &recorded);
+  if (error != Error::Ok || !recorded.found) {
     return error;
   }
   const uint32_t actual = crc32(data, size);
@@ -61,14 +57,13 @@ inline executorch::runtime::Error check_data(const char* backend, const char* wh
            "is %08lx: export or flash the program again",
            backend, what, static_cast<Printable>(size), static_cast<Printable>(actual),
            static_cast<Printable>(recorded.value));
-    return executorch::runtime::Error::InvalidProgram;
+    return Error::InvalidProgram;
   }
-  return executorch::runtime::Error::Ok;
+  return Error::Ok;
 }
 
 // The same for the payload itself.
-inline executorch::runtime::Error check_payload(const char* backend, const void* data, size_t size,
-                                                executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs) {
+inline Error check_payload(const char* backend, const void* data, size_t size, ArrayRef<CompileSpec> specs) {
   return check_data(backend, "payload", kChecksumSpec, data, size, specs);
 }
 

@@ -7,11 +7,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+
+#include "common/executorch.h"
+#include "common/text_buffer.h"
 
 namespace arm_runtime {
 
 // Whether somebody sees what is counted for an event.
-inline bool traces(const executorch::runtime::EventTracer* tracer) {
+inline bool traces(const EventTracer* tracer) {
 #ifdef ET_EVENT_TRACER_ENABLED
   return tracer != nullptr;
 #else
@@ -23,7 +27,7 @@ inline bool traces(const executorch::runtime::EventTracer* tracer) {
 // "npu_cycles=1234 pmu_event0=56".
 class TraceScope {
  public:
-  TraceScope(executorch::runtime::EventTracer* tracer, const char* name)
+  TraceScope(EventTracer* tracer, const char* name)
       : tracer_(tracer),
         // Of an event that has a name, the number says that it has no number.
         entry_(executorch::runtime::event_tracer_start_profiling_delegate(
@@ -37,35 +41,22 @@ class TraceScope {
 
   // Left out where there is no room. `name` is short.
   void add(const char* name, uint64_t value) {
-    char digits[20];
-    size_t count = 0;
-    // By hand: the C library of small targets prints no 64-bit numbers.
-    do {
-      digits[count++] = static_cast<char>('0' + value % 10);
-      value /= 10;
-    } while (value != 0);
-    size_t length = 0;
-    while (name[length] != '\0') {
-      ++length;
-    }
-    const size_t needed = (size_ == 0 ? 0 : 1) + length + 1 + count;
-    if (needed > sizeof(text_) - size_) {
-      return;
-    }
-    if (size_ > 0) {
-      text_[size_++] = ' ';
-    }
-    for (size_t i = 0; i < length; ++i) {
-      text_[size_++] = name[i];
-    }
-    text_[size_++] = '=';
-    while (count > 0) {
-      text_[size_++] = digits[--count];
+    // One character more than `text_`: an entry that is cut off does not fit.
+    char entry[sizeof(text_) + 2];
+    TextBuffer out(entry, sizeof(entry));
+    out.add(size_ == 0 ? "" : " ");
+    out.add(name);
+    out.add("=");
+    out.add_number(value);
+    const size_t length = std::strlen(entry);
+    if (length <= sizeof(text_) - size_) {
+      std::memcpy(text_ + size_, entry, length);
+      size_ += length;
     }
   }
 
  private:
-  executorch::runtime::EventTracer* tracer_;
+  EventTracer* tracer_;
   executorch::runtime::EventTracerEntry entry_;
   size_t size_ = 0;
   char text_[160];
