@@ -29,6 +29,7 @@ struct TensorForm {
   const uint8_t* dim_order;  // from the outermost dimension in memory to the innermost
 };
 
+// Before load() has succeeded, there is no method: set_input() and execute() return InvalidState, output() is empty.
 class ModelMethod {
  public:
   using Bytes = Span<uint8_t>;
@@ -41,6 +42,8 @@ class ModelMethod {
   // and `temp` what an instruction has while it runs; methods may share the last. All outlive this.
   Error load(const executorch::runtime::Program& program, const char* name, Bytes pool, Span<Bytes> planned,
              MemoryAllocator* temp) {
+    // The method of an earlier load() uses the allocators that are replaced here.
+    method_.reset();
     pool_.emplace(static_cast<uint32_t>(pool.size()), pool.data());
     planned_.emplace(planned);
     manager_.emplace(&*pool_, &*planned_, temp);
@@ -54,6 +57,9 @@ class ModelMethod {
 
   // Copies the bytes where the plan has a place for the input; where it has none, they stay in use.
   Error set_input(size_t index, const TensorForm& form, const void* data) {
+    if (!method_.has_value()) {
+      return Error::InvalidState;
+    }
     if (form.rank > TensorForm::kMostDimensions) {
       return Error::InvalidArgument;
     }
@@ -72,10 +78,13 @@ class ModelMethod {
     return method_->set_input(EValue(Tensor(&tensor)), index);
   }
 
-  Error execute() { return method_->execute(); }
+  Error execute() { return method_.has_value() ? method_->execute() : Error::InvalidState; }
 
   // Null where the plan has no place for the output.
   Span<const uint8_t> output(size_t index) const {
+    if (!method_.has_value()) {
+      return {};
+    }
     const EValue& value = method_->get_output(index);
     if (!value.isTensor()) {
       return {};
@@ -85,7 +94,7 @@ class ModelMethod {
   }
 
   // Bytes of the pool that loading took.
-  size_t pool_used() const { return pool_->used_size(); }
+  size_t pool_used() const { return pool_.has_value() ? pool_->used_size() : 0; }
 
  private:
   std::optional<MemoryAllocator> pool_;
