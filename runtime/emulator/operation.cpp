@@ -260,7 +260,7 @@ class Reader {
   }
 
   // Depths that belong together.
-  Status channels() {
+  Status channels() const {
     const bool reduces = op_.kind == Kind::kPool && op_.mode == kReduceSum;
     const bool equal =
         (op_.kind == Kind::kPool && !reduces) || op_.kind == Kind::kDepthwise || op_.kind == Kind::kResize;

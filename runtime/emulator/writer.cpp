@@ -130,7 +130,7 @@ void Writer::finish(int64_t* values) const {
     const int64_t index = (values[c] - first) & 255;
     switch (out.table) {
       case Table::k8to8:
-        values[c] = table_entry<int8_t>(table, index);
+        values[c] = int64_t{table_entry<int8_t>(table, index)};
         break;
       case Table::k8to16:
         values[c] = table_entry<int16_t>(table, index);

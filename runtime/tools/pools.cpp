@@ -35,7 +35,6 @@ namespace {
 
 using arm_runtime::ModelMethod;
 using executorch::runtime::Error;
-using executorch::runtime::MemoryAllocator;
 using executorch::runtime::Program;
 
 // For a pool of unknown size; the operating system gives what is touched.

@@ -71,6 +71,7 @@ Error missing(const char* name) {
 
 }  // namespace
 
+// NOLINTBEGIN(bugprone-macro-parentheses): names of functions and types
 Error VulkanFunctions::load_instance(VkInstance instance) {
 #define ARM_RUNTIME_LOAD(name)                                                 \
   name = reinterpret_cast<PFN_##name>(vkGetInstanceProcAddr(instance, #name)); \
@@ -92,6 +93,7 @@ Error VulkanFunctions::load_device(VkDevice device) {
 #undef ARM_RUNTIME_LOAD
   return Error::Ok;
 }
+// NOLINTEND(bugprone-macro-parentheses)
 
 PFN_vkGetInstanceProcAddr find_vulkan_loader() {
   // Never closed: drivers and layers keep threads and thread-local data beyond the last vkDestroyInstance.

@@ -181,7 +181,8 @@ class Arguments {
 
   void add(const Io& io) {
     const ScalarType types[] = {ScalarType::Char, ScalarType::Short, ScalarType::Int};
-    add(io.elements, types[io.element_size / 2], static_cast<size_t>(io.elements * io.element_size));
+    add(io.elements, types[io.element_size / 2],
+        static_cast<size_t>(io.elements) * static_cast<size_t>(io.element_size));
   }
 
   void add(SizesType elements, ScalarType type, size_t bytes) {
