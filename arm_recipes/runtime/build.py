@@ -33,7 +33,7 @@ _FIRMWARE_UNITS = (
     "backends/ethosu/ethosu_backend.cpp",
     "backends/ethosu/npu_driver.cpp",
     "emulator/driver/driver.cpp",
-    "emulator/driver/emulator_in_library.cpp",
+    "emulator/driver/emulator_shared.cpp",
     "payload/ethosu_payload.cpp",
     "kernels/cortex_m_kernels.cpp",
     "kernels/cortex_m_kernels_registered.cpp",

@@ -15,7 +15,7 @@
 namespace arm_runtime {
 
 // Whether somebody sees what is counted for an event.
-inline bool traces(const EventTracer* tracer) {
+inline bool is_tracing(const EventTracer* tracer) {
 #ifdef ET_EVENT_TRACER_ENABLED
   return tracer != nullptr;
 #else

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "emulator/machine.h"
+#include "emulator/npu_state.h"
 
 namespace arm_runtime::npu {
 
@@ -13,10 +13,10 @@ namespace arm_runtime::npu {
 
 // The tables' memory as a region after those of the program.
 constexpr int kTableRegion = kRegions;
-constexpr int kWatchedRegions = kRegions + 1;
+constexpr int kCheckedRegions = kRegions + 1;
 
-// kLost: tables, where an operation has its accumulators or inputs.
-enum class Operand : uint8_t { kIfm, kIfm2, kOfm, kConstants, kTable, kSource, kTarget, kIndices, kLost };
+// kClobbered: tables, where an operation has its accumulators or inputs.
+enum class Operand : uint8_t { kIfm, kIfm2, kOfm, kConstants, kTable, kSource, kTarget, kIndices, kClobbered };
 
 // A part of a feature map: rows, columns and channels, each to one past the last.
 struct Box {
@@ -45,8 +45,8 @@ void visit_box(const FeatureMap& map, const Box& box, Visit visit) {
 }
 
 // Whether a kernel comes to place `at` of an axis: strides larger than it leave some out, and nothing reads them.
-inline bool touched(int32_t at, Upscale upscale, int32_t results, int32_t kernel, int32_t stride, int32_t dilation,
-                    int32_t padding) {
+inline bool is_read_by_kernel(int32_t at, Upscale upscale, int32_t results, int32_t kernel, int32_t stride,
+                              int32_t dilation, int32_t padding) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
   for (int32_t part = 0; part < (upscale == Upscale::kNearest ? 2 : 1); ++part) {
     // Taps whose window begins at a place from 0 to below `end`; of as many of them as a stride, one begins at a
@@ -71,16 +71,16 @@ void visit_ifm(const Operation& op, Visit visit) {
   const bool slides = op.kind == Kind::kConv || op.kind == Kind::kDepthwise || op.kind == Kind::kPool;
   const bool dense = !slides || (k.stride_y * k.stride_x == 1 && k.dilation_y * k.dilation_x == 1);
   for (int32_t y = 0; y < map.height; ++y) {
-    if (!dense && !touched(y, op.upscale, op.ofm.height, k.height, k.stride_y, k.dilation_y, k.top)) {
+    if (!dense && !is_read_by_kernel(y, op.upscale, op.ofm.height, k.height, k.stride_y, k.dilation_y, k.top)) {
       continue;
     }
     int32_t end;
     for (int32_t x = 0; x < map.width; x = end) {
-      const auto is_touched = [&](int32_t at) {
-        return dense || touched(at, op.upscale, op.ofm.width, k.width, k.stride_x, k.dilation_x, k.left);
+      const auto is_read = [&](int32_t at) {
+        return dense || is_read_by_kernel(at, op.upscale, op.ofm.width, k.width, k.stride_x, k.dilation_x, k.left);
       };
-      const bool read = is_touched(x);
-      for (end = x + 1; end < map.width && is_touched(end) == read;) {
+      const bool read = is_read(x);
+      for (end = x + 1; end < map.width && is_read(end) == read;) {
         ++end;
       }
       if (read) {
@@ -92,10 +92,10 @@ void visit_ifm(const Operation& op, Visit visit) {
 
 // Calls `visit(operand, region, start, end)` for rows of a DMA, indices that are out of range left out.
 template <typename Visit>
-void visit_dma(const Dma& d, const Machine& machine, Visit visit) {
+void visit_dma(const Dma& d, const NpuState& state, Visit visit) {
   const int source = d.from_tables ? kTableRegion : d.source_region;
   const int target = d.to_tables ? kTableRegion : d.target_region;
-  const Region& indices = machine.regions[d.index_region];
+  const Region& indices = state.regions[d.index_region];
   int64_t index_at = d.index;
   for (int64_t i = 0; i < d.count1; ++i, index_at += d.index_skip) {
     for (int64_t j = 0; j < d.count0; ++j) {
@@ -113,10 +113,10 @@ void visit_dma(const Dma& d, const Machine& machine, Visit visit) {
         }
         (d.gathers ? row_from : row_to) = index;
       }
-      const Wide a = d.source + Wide{i} * d.source_stride1 + Wide{row_from} * d.source_stride0;
-      const Wide b = d.target + Wide{i} * d.target_stride1 + Wide{row_to} * d.target_stride0;
-      constexpr Wide kMost = INT64_MAX / 2;
-      if (a < 0 || b < 0 || a > kMost || b > kMost || d.length < 0 || d.length > kMost) {
+      const int128_t a = d.source + int128_t{i} * d.source_stride1 + int128_t{row_from} * d.source_stride0;
+      const int128_t b = d.target + int128_t{i} * d.target_stride1 + int128_t{row_to} * d.target_stride0;
+      constexpr int128_t kMaxAddress = INT64_MAX / 2;
+      if (a < 0 || b < 0 || a > kMaxAddress || b > kMaxAddress || d.length < 0 || d.length > kMaxAddress) {
         return;
       }
       const auto a_start = static_cast<int64_t>(a), b_start = static_cast<int64_t>(b);
@@ -133,9 +133,9 @@ inline int64_t table_bytes(Table table) {
 
 // Calls `visit(operand, region, start, end)` for all that an operation reads and writes in memory.
 template <typename Visit>
-void visit_accesses(const Operation& op, const Machine& machine, Visit visit) {
+void visit_accesses(const Operation& op, const NpuState& state, Visit visit) {
   if (op.kind == Kind::kDma) {
-    visit_dma(op.dma, machine, visit);
+    visit_dma(op.dma, state, visit);
     return;
   }
   const auto of = [&visit](Operand operand, int region) {
@@ -150,11 +150,11 @@ void visit_accesses(const Operation& op, const Machine& machine, Visit visit) {
   for (int i = 0; i < op.constant_count; ++i) {
     visit(Operand::kConstants, op.constants[i].region, op.constants[i].start, op.constants[i].end);
   }
-  if (op.output.table != Table::kNone && !op.keeps) {
+  if (op.output.table != Table::kNone && !op.keeps_accumulators) {
     visit(Operand::kTable, kTableRegion, op.output.table_at, op.output.table_at + table_bytes(op.output.table));
   }
-  if (machine.loses_tables && op.output.table == Table::kNone) {
-    visit(Operand::kLost, kTableRegion, 0, kTableBytes);
+  if (state.clobbers_tables && op.output.table == Table::kNone) {
+    visit(Operand::kClobbered, kTableRegion, 0, kTableBytes);
   }
   if (op.writes_memory()) {
     const FeatureMap stored = op.stored();
@@ -163,7 +163,7 @@ void visit_accesses(const Operation& op, const Machine& machine, Visit visit) {
 }
 
 inline bool is_write(Operand operand) {
-  return operand == Operand::kOfm || operand == Operand::kTarget || operand == Operand::kLost;
+  return operand == Operand::kOfm || operand == Operand::kTarget || operand == Operand::kClobbered;
 }
 
 }  // namespace arm_runtime::npu

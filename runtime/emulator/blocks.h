@@ -10,18 +10,18 @@ namespace arm_runtime::npu {
 
 // Blocks that an operation is carried out in: along channels first, then columns, then rows.
 
-inline int32_t parts(int32_t length, int32_t part) { return (length + part - 1) / part; }
+inline int32_t ceil_div(int32_t length, int32_t part) { return (length + part - 1) / part; }
 
 inline int32_t block_count(const Operation& op) {
   const int32_t* block = op.order.ofm_block;
   const int64_t count =
-      int64_t{parts(op.ofm.height, block[0])} * parts(op.ofm.width, block[1]) * parts(op.ofm.depth, block[2]);
+      int64_t{ceil_div(op.ofm.height, block[0])} * ceil_div(op.ofm.width, block[1]) * ceil_div(op.ofm.depth, block[2]);
   return static_cast<int32_t>(std::min<int64_t>(count, INT32_MAX));
 }
 
 inline Box ofm_block(const Operation& op, int32_t number) {
   const int32_t* block = op.order.ofm_block;
-  const int32_t columns = parts(op.ofm.width, block[1]), layers = parts(op.ofm.depth, block[2]);
+  const int32_t columns = ceil_div(op.ofm.width, block[1]), layers = ceil_div(op.ofm.depth, block[2]);
   const int32_t y = number / layers / columns * block[0], x = number / layers % columns * block[1];
   const int32_t c = number % layers * block[2];
   return {y, std::min(y + block[0], op.ofm.height), x, std::min(x + block[1], op.ofm.width),
@@ -35,7 +35,7 @@ inline void kernel_range(int32_t first, int32_t last, int32_t stride, int32_t pa
   const int32_t start = std::max<int32_t>(0, first * stride - padding);
   const int32_t end = std::max<int32_t>(0, (last - 1) * stride - padding + (taps - 1) * dilation + 1);
   *from = std::min(start / factor, size);
-  *to = std::min(parts(end, factor), size);
+  *to = std::min(ceil_div(end, factor), size);
 }
 
 // The same of a RESIZE, which makes a result from two neighbours.
@@ -70,7 +70,7 @@ inline Box broadcast_box(Box box, uint8_t broadcast) {
 // where these are summed. Nothing where there are fewer steps.
 template <typename Visit>
 void visit_block_reads(const Operation& op, int32_t number, Visit visit) {
-  const int32_t steps = op.sums_channels() ? parts(op.ifm.depth, op.order.ifm_block) : 1;
+  const int32_t steps = op.sums_channels() ? ceil_div(op.ifm.depth, op.order.ifm_block) : 1;
   if (number / steps >= block_count(op)) {
     return;
   }

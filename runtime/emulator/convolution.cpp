@@ -2,21 +2,21 @@
 #include <algorithm>
 #include <cstring>
 
-#include "emulator/machine.h"
+#include "emulator/npu_state.h"
 
 namespace arm_runtime::npu {
 namespace {
 
 // The pixel of the input that is at (y, x) of the scaled-up and padded one; null where that is padding.
-class Input {
+class PaddedInput {
  public:
-  Input(const Operation& op, Machine* machine) : op_(op), depth_(op.ifm.depth) {
+  PaddedInput(const Operation& op, NpuState* state) : op_(op), depth_(op.ifm.depth) {
     const FeatureMap& ifm = op.ifm;
-    int16_t* out = machine->narrow.data();
+    int16_t* out = state->ifm_int16.data();
     data_ = out;
     for (int32_t y = 0; y < ifm.height; ++y) {
       for (int32_t x = 0; x < ifm.width; ++x, out += depth_) {
-        fetch(*machine, ifm, y, x, out);
+        fetch(*state, ifm, y, x, out);
       }
     }
   }
@@ -50,7 +50,7 @@ int32_t dot(const int16_t* a, const int16_t* b, int32_t count) {
   return sum;
 }
 
-int64_t dot_wide(const int16_t* a, const int16_t* b, int32_t count, int32_t step) {
+int64_t dot_blocked(const int16_t* a, const int16_t* b, int32_t count, int32_t step) {
   int64_t sum = 0;
   for (int32_t i = 0; i < count; i += step) {
     sum += dot(a + i, b + i, std::min(step, count - i));
@@ -59,7 +59,7 @@ int64_t dot_wide(const int16_t* a, const int16_t* b, int32_t count, int32_t step
 }
 
 // 16 bits times 16 bits.
-int64_t dot_full(const int16_t* a, const int16_t* b, int32_t count) {
+int64_t dot_int16(const int16_t* a, const int16_t* b, int32_t count) {
   int64_t sum = 0;
   for (int32_t i = 0; i < count; ++i) {
     sum += int32_t{a[i]} * b[i];
@@ -69,18 +69,18 @@ int64_t dot_full(const int16_t* a, const int16_t* b, int32_t count) {
 
 class Convolution {
  public:
-  Convolution(const Operation& op, Machine* machine)
-      : op_(op), machine_(*machine), input_(op, machine), writer_(op, machine), k_(op.kernel) {
+  Convolution(const Operation& op, NpuState* state)
+      : op_(op), state_(*state), input_(op, state), writer_(op, state), k_(op.kernel) {
     row_ = k_.height * k_.width * op.ifm.depth;
     weights_ = op.dynamic_weights ? dynamic() : op.weights->data();
   }
 
   void run() {
-    int64_t* sums = machine_.row[0].data();
+    int64_t* sums = state_.row[0].data();
     for (int32_t y = 0; y < op_.ofm.height; ++y) {
       for (int32_t x = 0; x < op_.ofm.width; ++x) {
-        const int16_t* patch = gather(y, x);
-        begin_pixel(machine_, op_, y, x, 0, sums);
+        const int16_t* patch = gather_patch(y, x);
+        init_accumulators(state_, op_, y, x, 0, sums);
         accumulate(patch, sums);
         writer_.write(y, x, sums);
       }
@@ -90,14 +90,14 @@ class Convolution {
  private:
   // Rows of a matrix that is computed, in the order of weights.
   const int16_t* dynamic() {
-    int16_t* out = machine_.dynamic_weights.data();
+    int16_t* out = state_.dynamic_weights.data();
     for (int32_t o = 0; o < op_.ofm.depth; ++o) {
-      fetch(machine_, op_.ifm2, 0, o, out + int64_t{o} * op_.ifm.depth);
+      fetch(state_, op_.ifm2, 0, o, out + int64_t{o} * op_.ifm.depth);
     }
-    return machine_.dynamic_weights.data();
+    return state_.dynamic_weights.data();
   }
 
-  const int16_t* gather(int32_t y, int32_t x) {
+  const int16_t* gather_patch(int32_t y, int32_t x) {
     const int32_t depth = op_.ifm.depth;
     const int32_t top = y * k_.stride_y - k_.top, left = x * k_.stride_x - k_.left;
     if (row_ == depth) {
@@ -106,7 +106,7 @@ class Convolution {
         return pixel;
       }
     }
-    int16_t* out = machine_.patch.data();
+    int16_t* out = state_.patch.data();
     for (int32_t i = 0; i < k_.height; ++i) {
       for (int32_t j = 0; j < k_.width; ++j, out += depth) {
         const int16_t* pixel = input_.at(top + i * k_.dilation_y, left + j * k_.dilation_x);
@@ -118,7 +118,7 @@ class Convolution {
         }
       }
     }
-    return machine_.patch.data();
+    return state_.patch.data();
   }
 
   void accumulate(const int16_t* patch, int64_t* sums) const {
@@ -126,13 +126,13 @@ class Convolution {
     const bool full = op_.dynamic_weights && op_.ifm.bytes == 2;
     const int32_t step = op_.ifm.bytes == 2 ? 64 : 4096;
     for (int32_t o = 0; o < op_.ofm.depth; ++o, weights += row_) {
-      sums[o] += full ? dot_full(patch, weights, row_) : dot_wide(patch, weights, row_, step);
+      sums[o] += full ? dot_int16(patch, weights, row_) : dot_blocked(patch, weights, row_, step);
     }
   }
 
   const Operation& op_;
-  Machine& machine_;
-  Input input_;
+  NpuState& state_;
+  PaddedInput input_;
   Writer writer_;
   const Kernel& k_;
   int32_t row_ = 0;
@@ -141,17 +141,17 @@ class Convolution {
 
 }  // namespace
 
-void run_convolution(const Operation& operation, Machine* machine) { Convolution(operation, machine).run(); }
+void run_convolution(const Operation& operation, NpuState* state) { Convolution(operation, state).run(); }
 
-void run_depthwise(const Operation& op, Machine* machine) {
-  const Input input(op, machine);
-  const Writer writer(op, machine);
+void run_depthwise(const Operation& op, NpuState* state) {
+  const PaddedInput input(op, state);
+  const Writer writer(op, state);
   const Kernel& k = op.kernel;
   const int32_t depth = op.ofm.depth;
-  int64_t* sums = machine->row[0].data();
+  int64_t* sums = state->row[0].data();
   for (int32_t y = 0; y < op.ofm.height; ++y) {
     for (int32_t x = 0; x < op.ofm.width; ++x) {
-      begin_pixel(*machine, op, y, x, 0, sums);
+      init_accumulators(*state, op, y, x, 0, sums);
       const int16_t* weights = op.weights->data();
       for (int32_t i = 0; i < k.height; ++i) {
         for (int32_t j = 0; j < k.width; ++j, weights += depth) {

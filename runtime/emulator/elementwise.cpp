@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
-#include "emulator/machine.h"
+#include "emulator/npu_state.h"
 
 namespace arm_runtime::npu {
 namespace {
 
-int64_t operand(const OperandScale& scale, int64_t value) {
+int64_t scale_operand(const OperandScale& scale, int64_t value) {
   value *= int64_t{1} << scale.left;
-  return scale.scaled ? scaled_wide(value, scale.scale, scale.rounding) : value;
+  return scale.scaled ? scale_int64(value, scale.scale, scale.rounding) : value;
 }
 
 int64_t leading_zeros(int64_t value) {
@@ -30,7 +30,7 @@ int64_t shift_left(int64_t value, int64_t by) {
 }
 
 // All bits set, a mask for bitwise operations.
-int64_t truth(bool value) { return value ? -1 : 0; }
+int64_t to_mask(bool value) { return value ? -1 : 0; }
 
 // Towards zero, as in C.
 int64_t divide(int64_t a, int64_t b) { return b == 0 ? 0 : a / b; }
@@ -40,15 +40,15 @@ int64_t compute(const Operation& op, int64_t a, int64_t b) {
     case kMul:
       return a * b;
     case kAdd:
-      return operand(op.scale_a, a) + operand(op.scale_b, b);
+      return scale_operand(op.scale_a, a) + scale_operand(op.scale_b, b);
     case kSub:
-      return operand(op.scale_a, a) - operand(op.scale_b, b);
+      return scale_operand(op.scale_a, a) - scale_operand(op.scale_b, b);
     case kMinimum:
-      return std::min(operand(op.scale_a, a), operand(op.scale_b, b));
+      return std::min(scale_operand(op.scale_a, a), scale_operand(op.scale_b, b));
     case kMaximum:
-      return std::max(operand(op.scale_a, a), operand(op.scale_b, b));
+      return std::max(scale_operand(op.scale_a, a), scale_operand(op.scale_b, b));
     case kLeakyRelu:  // U55 and U65 have no scale for positive values
-      return a >= 0 ? operand(op.scale_a, a) : operand(op.scale_b, a);
+      return a >= 0 ? scale_operand(op.scale_a, a) : scale_operand(op.scale_b, a);
     case kAbs:
       return a < 0 ? -a : a;
     case kClz:
@@ -62,13 +62,13 @@ int64_t compute(const Operation& op, int64_t a, int64_t b) {
     case kDiv:
       return divide(a, b);
     case kEqual:
-      return truth(operand(op.scale_a, a) == operand(op.scale_b, b));
+      return to_mask(scale_operand(op.scale_a, a) == scale_operand(op.scale_b, b));
     case kNotEqual:
-      return truth(operand(op.scale_a, a) != operand(op.scale_b, b));
+      return to_mask(scale_operand(op.scale_a, a) != scale_operand(op.scale_b, b));
     case kGreaterEqual:
-      return truth(operand(op.scale_a, a) >= operand(op.scale_b, b));
+      return to_mask(scale_operand(op.scale_a, a) >= scale_operand(op.scale_b, b));
     case kGreater:
-      return truth(operand(op.scale_a, a) > operand(op.scale_b, b));
+      return to_mask(scale_operand(op.scale_a, a) > scale_operand(op.scale_b, b));
     case kAnd:
       return a & b;
     case kOr:
@@ -85,11 +85,11 @@ int64_t compute(const Operation& op, int64_t a, int64_t b) {
 }
 
 // An operand's channels at a pixel of the output, repeated where it is broadcast.
-class Operand {
+class OperandReader {
  public:
-  Operand(const Operation& op, const FeatureMap& map, uint8_t broadcast, bool scalar, const Machine& machine,
-          int64_t* row)
-      : map_(map), broadcast_(broadcast), machine_(machine), row_(row), depth_(op.ofm.depth), scalar_(scalar) {
+  OperandReader(const Operation& op, const FeatureMap& map, uint8_t broadcast, bool scalar, const NpuState& state,
+                int64_t* row)
+      : map_(map), broadcast_(broadcast), state_(state), row_(row), depth_(op.ofm.depth), scalar_(scalar) {
     if (scalar) {
       std::fill_n(row, depth_, int64_t{op.scalar_value} - map.zero_point);
     }
@@ -101,7 +101,7 @@ class Operand {
     if (!scalar_ && (y != y_ || x != x_)) {
       y_ = y;
       x_ = x;
-      fetch(machine_, map_, y, x, row_);
+      fetch(state_, map_, y, x, row_);
       if ((broadcast_ & kBroadcastC) != 0) {
         std::fill_n(row_ + 1, depth_ - 1, row_[0]);
       }
@@ -112,7 +112,7 @@ class Operand {
  private:
   const FeatureMap& map_;
   uint8_t broadcast_;
-  const Machine& machine_;
+  const NpuState& state_;
   int64_t* row_;
   int32_t depth_;
   bool scalar_;
@@ -120,11 +120,11 @@ class Operand {
 };
 
 template <typename Compute>
-void each_pixel(const Operation& op, Machine* machine, Compute compute_one) {
-  const Writer writer(op, machine);
-  int64_t* out = machine->row[0].data();
-  Operand first(op, op.ifm, op.broadcast, op.scalar, *machine, machine->row[1].data());
-  Operand second(op, op.ifm2, op.broadcast2, op.scalar2 || !op.uses_ifm2, *machine, machine->row[2].data());
+void each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
+  const Writer writer(op, state);
+  int64_t* out = state->row[0].data();
+  OperandReader first(op, op.ifm, op.broadcast, op.scalar, *state, state->row[1].data());
+  OperandReader second(op, op.ifm2, op.broadcast2, op.scalar2 || !op.uses_ifm2, *state, state->row[2].data());
   for (int32_t y = 0; y < op.ofm.height; ++y) {
     for (int32_t x = 0; x < op.ofm.width; ++x) {
       const int64_t* a = first.at(y, x);
@@ -143,11 +143,11 @@ void each_pixel(const Operation& op, Machine* machine, Compute compute_one) {
 }  // namespace
 
 // U55 multiplies matrices by it, which makes it the one that most elements go through.
-void run_elementwise(const Operation& op, Machine* machine) {
+void run_elementwise(const Operation& op, NpuState* state) {
   if (op.mode == kMul) {
-    each_pixel(op, machine, [](int64_t a, int64_t b) { return a * b; });
+    each_pixel(op, state, [](int64_t a, int64_t b) { return a * b; });
   } else {
-    each_pixel(op, machine, [&op](int64_t a, int64_t b) { return compute(op, a, b); });
+    each_pixel(op, state, [&op](int64_t a, int64_t b) { return compute(op, a, b); });
   }
 }
 

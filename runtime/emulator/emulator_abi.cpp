@@ -20,7 +20,7 @@ static_assert(npu::kUnwritten == ARM_NPU_UNWRITTEN && npu::kHazard == ARM_NPU_HA
 
 namespace {
 
-int32_t tell(const npu::Status& status, arm_npu_message* message) {
+int32_t report_error(const npu::Status& status, arm_npu_message* message) {
   if (!status.ok()) {
     message->offset = status.offset;
     status.describe(message->text, sizeof(message->text));
@@ -29,7 +29,7 @@ int32_t tell(const npu::Status& status, arm_npu_message* message) {
 }
 
 // Of the C++ library, whose containers hold the program: there is no memory.
-void tell(const std::exception& error, arm_npu_message* message) {
+void report_error(const std::exception& error, arm_npu_message* message) {
   message->offset = 0;
   std::snprintf(message->text, sizeof(message->text), "the program is too large: %s", error.what());
 }
@@ -42,7 +42,7 @@ npu::Status execute(npu::Program* program, void* const* regions, size_t first, s
   return program->execute(bases, first, last);
 }
 
-std::vector<npu::Span> spans(const arm_npu_span* from, uint64_t count) {
+std::vector<npu::Span> to_spans(const arm_npu_span* from, uint64_t count) {
   std::vector<npu::Span> result;
   for (uint64_t i = 0; i < count; ++i) {
     if (from[i].region < npu::kRegions) {
@@ -69,7 +69,7 @@ void describe_output(const npu::Operation& op, arm_npu_operation* to) {
   const bool chained = map.storage == npu::Storage::kChained;
   to->region = op.writes_memory() ? map.region : -1;
   to->address = op.writes_memory() ? map.base[0] : 0;
-  to->element_size = op.keeps ? 0 : chained ? 4 : map.bytes;
+  to->element_size = op.keeps_accumulators ? 0 : chained ? 4 : map.bytes;
   to->is_signed = chained || map.is_signed ? 1 : 0;
   to->zero_point = map.zero_point;
   // In a chain it lies as it is computed.
@@ -86,32 +86,32 @@ arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size, const vo
   const npu::Bytes constants{static_cast<const uint8_t*>(weights), static_cast<size_t>(sizes[0])};
   const npu::Status status =
       loaded->program.load(static_cast<const uint8_t*>(stream), static_cast<size_t>(stream_size), constants, sizes);
-  return tell(status, message) == 0 ? loaded.release() : nullptr;
+  return report_error(status, message) == 0 ? loaded.release() : nullptr;
 } catch (const std::exception& error) {
-  tell(error, message);
+  report_error(error, message);
   return nullptr;
 }
 
 int32_t arm_npu_execute(arm_npu_program* program, void* const* regions, arm_npu_message* message) {
-  return tell(execute(&program->program, regions, 0, program->program.operations()), message);
+  return report_error(execute(&program->program, regions, 0, program->program.operations()), message);
 }
 
 int32_t arm_npu_step(arm_npu_program* program, uint64_t index, void* const* regions, arm_npu_message* message) {
   const auto first = static_cast<size_t>(index);
-  return tell(execute(&program->program, regions, first, first + 1), message);
+  return report_error(execute(&program->program, regions, first, first + 1), message);
 }
 
 uint64_t arm_npu_reach(const arm_npu_program* program, int32_t region) {
   return region >= 0 && region < npu::kRegions ? program->program.reach(region) : 0;
 }
 
-int32_t arm_npu_watch(arm_npu_program* program, const arm_npu_span* inputs, uint64_t input_count,
-                      const arm_npu_span* outputs, uint64_t output_count, uint32_t fails,
-                      arm_npu_message* message) try {
-  program->program.watch(spans(inputs, input_count), spans(outputs, output_count), fails);
+int32_t arm_npu_check_accesses(arm_npu_program* program, const arm_npu_span* inputs, uint64_t input_count,
+                               const arm_npu_span* outputs, uint64_t output_count, uint32_t fatal_findings,
+                               arm_npu_message* message) try {
+  program->program.check_accesses(to_spans(inputs, input_count), to_spans(outputs, output_count), fatal_findings);
   return 0;
 } catch (const std::exception& error) {
-  tell(error, message);
+  report_error(error, message);
   return -1;
 }
 
@@ -119,7 +119,7 @@ void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures) {
   *figures = {};
   figures->operations = program->program.operations();
   figures->commands = program->program.commands();
-  npu::Watch* watch = program->program.watching();
+  npu::AccessChecker* watch = program->program.access_checker();
   if (watch == nullptr) {
     return;
   }
@@ -142,8 +142,8 @@ int32_t arm_npu_describe(arm_npu_program* program, uint64_t index, arm_npu_opera
   operation->name = op.name;
   operation->offset = op.offset;
   operation->commands = op.order.commands;
-  if (program->program.watching() != nullptr) {
-    const npu::OperationFigures& figures = program->program.watching()->operation(static_cast<size_t>(index));
+  if (program->program.access_checker() != nullptr) {
+    const npu::OperationFigures& figures = program->program.access_checker()->operation(static_cast<size_t>(index));
     operation->macs = figures.macs;
     std::copy_n(figures.bytes_read, npu::kRegions, operation->bytes_read);
     std::copy_n(figures.bytes_written, npu::kRegions, operation->bytes_written);
@@ -158,7 +158,7 @@ int32_t arm_npu_describe(arm_npu_program* program, uint64_t index, arm_npu_opera
 
 int32_t arm_npu_result(const arm_npu_program* program, uint64_t index, void* to, uint64_t size) {
   const bool known = index < program->program.operations();
-  return known && program->program.result(static_cast<size_t>(index), static_cast<uint8_t*>(to), size) ? 0 : -1;
+  return known && program->program.copy_result(static_cast<size_t>(index), static_cast<uint8_t*>(to), size) ? 0 : -1;
 }
 
 void arm_npu_free(arm_npu_program* program) { delete program; }

@@ -43,10 +43,11 @@ typedef struct {
 
 // From now on, executions are watched. Weights and `inputs` count as written. Returns 0, or a
 // number with the reason in `message`.
-__attribute__((visibility("default"))) int32_t arm_npu_watch(arm_npu_program* program, const arm_npu_span* inputs,
-                                                             uint64_t input_count, const arm_npu_span* outputs,
-                                                             uint64_t output_count, uint32_t fails,
-                                                             arm_npu_message* message);
+__attribute__((visibility("default"))) int32_t arm_npu_check_accesses(arm_npu_program* program,
+                                                                      const arm_npu_span* inputs, uint64_t input_count,
+                                                                      const arm_npu_span* outputs,
+                                                                      uint64_t output_count, uint32_t fatal_findings,
+                                                                      arm_npu_message* message);
 
 // Of the last execution, for each region: bytes read and written (an operation reads each byte of an operand once,
 // however often hardware does), the byte after the last one, and how many different ones.

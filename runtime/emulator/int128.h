@@ -67,9 +67,9 @@ class Int128 {
 
 // 40- and 48-bit accumulators times 31 bits need more than 64, and so do addresses that a damaged program computes.
 #ifdef __SIZEOF_INT128__
-__extension__ typedef __int128 Wide;
+__extension__ typedef __int128 int128_t;
 #else
-using Wide = Int128;
+using int128_t = Int128;
 #endif
 
 }  // namespace arm_runtime::npu

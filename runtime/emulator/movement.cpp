@@ -2,37 +2,37 @@
 #include <algorithm>
 #include <cstring>
 
-#include "emulator/machine.h"
+#include "emulator/npu_state.h"
 
 namespace arm_runtime::npu {
 namespace {
 
-Region tables(Machine* machine) { return {machine->tables, kTableBytes}; }
+Region tables(NpuState* state) { return {state->tables, kTableBytes}; }
 
 // An address may be any product of what registers and memory hold.
 struct Range {
   Region region;
-  Wide at;
+  int128_t at;
 
   uint8_t* data() const { return region.data + static_cast<int64_t>(at); }
 };
 
 bool inside(const Range& range, int64_t length) {
-  return range.at >= 0 && length >= 0 && range.at <= Wide{range.region.size} - length;
+  return range.at >= 0 && length >= 0 && range.at <= int128_t{range.region.size} - length;
 }
 
 }  // namespace
 
-Status run_dma(const Operation& op, Machine* machine) {
+Status run_dma(const Operation& op, NpuState* state) {
   const Dma& d = op.dma;
-  const Region source = d.from_tables ? tables(machine) : machine->regions[d.source_region];
-  const Region target = d.to_tables ? tables(machine) : machine->regions[d.target_region];
+  const Region source = d.from_tables ? tables(state) : state->regions[d.source_region];
+  const Region target = d.to_tables ? tables(state) : state->regions[d.target_region];
   int64_t index_at = d.index;
   for (int64_t i = 0; i < d.count1; ++i, index_at += d.index_skip) {
     for (int64_t j = 0; j < d.count0; ++j) {
       int64_t row_from = j, row_to = j;
       if (d.gathers || d.scatters) {
-        const Range range{machine->regions[d.index_region], index_at};
+        const Range range{state->regions[d.index_region], index_at};
         if (!inside(range, 4)) {
           return failure(Error::kMemory, "index % lies outside its region of % bytes", j,
                          static_cast<int64_t>(range.region.size));
@@ -45,8 +45,8 @@ Status run_dma(const Operation& op, Machine* machine) {
         }
         (d.gathers ? row_from : row_to) = index;
       }
-      const Range a{source, d.source + Wide{i} * d.source_stride1 + Wide{row_from} * d.source_stride0};
-      const Range b{target, d.target + Wide{i} * d.target_stride1 + Wide{row_to} * d.target_stride0};
+      const Range a{source, d.source + int128_t{i} * d.source_stride1 + int128_t{row_from} * d.source_stride0};
+      const Range b{target, d.target + int128_t{i} * d.target_stride1 + int128_t{row_to} * d.target_stride0};
       if (!inside(a, d.length) || !inside(b, d.length)) {
         return failure(Error::kMemory, "% bytes from % to % are not all in their regions", d.length,
                        static_cast<int64_t>(a.at), static_cast<int64_t>(b.at));
@@ -59,20 +59,20 @@ Status run_dma(const Operation& op, Machine* machine) {
   return {};
 }
 
-void run_resize(const Operation& op, Machine* machine) {
+void run_resize(const Operation& op, NpuState* state) {
   const Resize& z = op.resize;
-  const Writer writer(op, machine);
+  const Writer writer(op, state);
   const FeatureMap& ifm = op.ifm;
   const int32_t depth = op.ofm.depth;
-  int32_t* pixels = machine->wide.data();
+  int32_t* pixels = state->ifm_int32.data();
   for (int32_t y = 0; y < ifm.height; ++y) {
     for (int32_t x = 0; x < ifm.width; ++x) {
-      fetch(*machine, ifm, y, x, pixels + (int64_t{y} * ifm.width + x) * depth);
+      fetch(*state, ifm, y, x, pixels + (int64_t{y} * ifm.width + x) * depth);
     }
   }
   const auto row = [&ifm](int32_t y) { return std::clamp<int32_t>(y, 0, ifm.height - 1); };
   const auto column = [&ifm](int32_t x) { return std::clamp<int32_t>(x, 0, ifm.width - 1); };
-  int64_t* out = machine->row[0].data();
+  int64_t* out = state->row[0].data();
   for (int32_t y = 0; y < op.ofm.height; ++y) {
     const int32_t place_y = y * z.step_y + z.offset_y;
     const int32_t y0 = place_y >= 0 ? place_y / z.scale_y : -1;

@@ -16,9 +16,9 @@ constexpr MapRegisters kIfm2Registers{
     kIfm2Base0, kIfm2StrideX, kIfm2Width0M1, kIfm2Region, kIfm2ZeroPoint, kIfm2Precision, 2};
 constexpr MapRegisters kOfmRegisters{kOfmBase0, kOfmStrideX, kOfmWidth0M1, kOfmRegion, kOfmZeroPoint, kOfmPrecision, 1};
 
-class Reader {
+class OperationReader {
  public:
-  Reader(const Configuration& npu, const Registers& registers, Operation* operation)
+  OperationReader(const Configuration& npu, const Registers& registers, Operation* operation)
       : npu_(npu), r_(registers), op_(*operation) {}
 
   Status read(const Command& command) {
@@ -28,32 +28,32 @@ class Reader {
       case kOpConv:
         op_.kind = Kind::kConv;
         op_.dynamic_weights = npu_.u85() && (command.parameter & 1) != 0;
-        return kernel_operation();
+        return read_kernel_operation();
       case kOpDepthwise:
         op_.kind = Kind::kDepthwise;
-        return kernel_operation();
+        return read_kernel_operation();
       case kOpPool:
         op_.kind = Kind::kPool;
         op_.mode = command.parameter & 7;
-        return kernel_operation();
+        return read_kernel_operation();
       case kOpElementwise:
         op_.kind = Kind::kElementwise;
         op_.mode = command.parameter & 0x3F;
-        return elementwise();
+        return read_elementwise();
       case kOpResize:
         op_.kind = Kind::kResize;
         op_.mode = command.parameter & 3;
-        return resize();
+        return read_resize();
       case kOpDmaStart:
         op_.kind = Kind::kDma;
-        return dma();
+        return read_dma();
       default:
         return failure(Error::kUnsupported, "not emulated");
     }
   }
 
  private:
-  void map(const MapRegisters& from, FeatureMap* map) {
+  void read_map(const MapRegisters& from, FeatureMap* map) {
     for (int i = 0; i < 4; ++i) {
       map->base[i] = r_.address(from.base + i);
     }
@@ -72,32 +72,32 @@ class Reader {
     map->storage = npu_.u85() ? static_cast<Storage>(r_.bits(from.precision, 14, 2)) : Storage::kTiles;
   }
 
-  void output_map() {
+  void read_ofm() {
     FeatureMap& ofm = op_.ofm;
-    map(kOfmRegisters, &ofm);
+    read_map(kOfmRegisters, &ofm);
     ofm.height = static_cast<int32_t>(r_.parameter(kOfmHeightM1)) + 1;
     ofm.width = static_cast<int32_t>(r_.parameter(kOfmWidthM1)) + 1;
     ofm.depth = static_cast<int32_t>(r_.parameter(kOfmDepthM1)) + 1;
   }
 
-  Status common() {
-    map(kIfmRegisters, &op_.ifm);
-    output_map();
+  Status read_common() {
+    read_map(kIfmRegisters, &op_.ifm);
+    read_ofm();
     op_.ifm.depth = static_cast<int32_t>(r_.parameter(kIfmDepthM1)) + 1;
     op_.upscale = static_cast<Upscale>(std::min(r_.bits(kIfmUpscale, 0, 2), uint32_t{2}));
-    op_.wide = r_.bits(kAccFormat, 0, 2) == 1;
+    op_.wide_accumulators = r_.bits(kAccFormat, 0, 2) == 1;
     if (npu_.u85()) {
       const uint32_t input = r_.bits(kAccFormat, 4, 2);
-      op_.accumulates = input == 2;
-      op_.continues = input == 1;
-      op_.keeps = r_.bits(kAccFormat, 6, 1) != 0;
+      op_.starts_from_ifm2 = input == 2;
+      op_.continues_accumulators = input == 1;
+      op_.keeps_accumulators = r_.bits(kAccFormat, 6, 1) != 0;
     } else if (r_.bits(kAccFormat, 0, 2) == 2) {
       return failure(Error::kUnsupported, "accumulators of 16-bit floats");
     }
-    return npu_.u85() ? output_u85() : output_u55();
+    return npu_.u85() ? read_output_u85() : read_output_u55();
   }
 
-  Status output_u55() {
+  Status read_output_u55() {
     Output& out = op_.output;
     const bool global = r_.bits(kOfmPrecision, 8, 1) != 0;
     // Pools and elementwise operations read no scales of channels: programs that Arm published have the bit clear and
@@ -113,7 +113,7 @@ class Reader {
     const uint32_t forced = r_.bits(kActivation, 12, 3);
     const bool narrow = op_.ofm.bytes <= 2;
     out.clip = narrow || forced != 0;
-    clip_bounds(narrow ? op_.ofm.is_signed : forced != 2);
+    read_clip_bounds(narrow ? op_.ofm.is_signed : forced != 2);
     if (function >= 16 && function < 24) {
       // A slot of 256 bytes; 16-bit tables take all eight.
       out.table = op_.ofm.bytes == 2 ? Table::k16 : op_.ofm.bytes == 4 ? Table::k8to32 : Table::k8to8;
@@ -128,7 +128,7 @@ class Reader {
       op_.ofm.zero_point = 0;
     }
     if (function == 3 || function == 4) {
-      return built_in(function == 3 ? Function::kTanh : Function::kSigmoid);
+      return set_builtin_activation(function == 3 ? Function::kTanh : Function::kSigmoid);
     }
     if (function != 0) {
       return failure(Error::kUnsupported, "activation function %", function);
@@ -136,7 +136,7 @@ class Reader {
     return {};
   }
 
-  Status built_in(Function function) {
+  Status set_builtin_activation(Function function) {
     op_.output.function = function;
     op_.output.clip = false;
     return op_.ofm.bytes == 2 ? Status{}
@@ -144,7 +144,7 @@ class Reader {
                                         op_.ofm.bytes * 8);
   }
 
-  Status output_u85() {
+  Status read_output_u85() {
     Output& out = op_.output;
     out.per_channel = r_.bits(kOfmPrecision, 8, 1) == 0;
     out.reverse = static_cast<uint8_t>(r_.bits(kOfmPrecision, 9, 2));
@@ -162,9 +162,9 @@ class Reader {
     const uint32_t function = r_.bits(kActivation, 0, 5);
     // What is clipped is the table's input, and that may be signed where the result is not.
     out.table_signed = function == 0 ? op_.ofm.is_signed : function != 1;
-    clip_bounds(out.table_signed);
+    read_clip_bounds(out.table_signed);
     if (function == 10 || function == 11) {
-      return built_in(function == 10 ? Function::kTanh : Function::kSigmoid);
+      return set_builtin_activation(function == 10 ? Function::kTanh : Function::kSigmoid);
     }
     constexpr uint16_t kSizes[] = {0, 256, 0, 0, 256, 512, 0, 1024, 2048, 2048};
     constexpr Table kTables[] = {Table::kNone,  Table::k8to8, Table::kNone,  Table::kNone, Table::k8to8,
@@ -173,7 +173,7 @@ class Reader {
       return failure(Error::kUnsupported, "activation function %", function);
     }
     out.table = kTables[function];
-    out.table_wide = function == 9;
+    out.table_full_precision = function == 9;
     const uint32_t at = r_.bits(kActivation, 5, 3) * kSizes[function];
     if (out.table != Table::kNone && at + kSizes[function] > 2048) {
       return failure(Error::kShape, "table % does not exist", r_.bits(kActivation, 5, 3));
@@ -182,22 +182,22 @@ class Reader {
     return {};
   }
 
-  void clip_bounds(bool as_signed) {
+  void read_clip_bounds(bool as_signed) {
     Output& out = op_.output;
     out.low = as_signed ? r_.signed16(kActivationMin) : static_cast<int64_t>(r_.parameter(kActivationMin));
     out.high = as_signed ? r_.signed16(kActivationMax) : static_cast<int64_t>(r_.parameter(kActivationMax));
   }
 
-  void second(int32_t height, int32_t width, int32_t depth) {
-    map(kIfm2Registers, &op_.ifm2);
+  void read_ifm2(int32_t height, int32_t width, int32_t depth) {
+    read_map(kIfm2Registers, &op_.ifm2);
     op_.uses_ifm2 = true;
     op_.ifm2.height = height;
     op_.ifm2.width = width;
     op_.ifm2.depth = depth;
   }
 
-  Status kernel_operation() {
-    const Status status = common();
+  Status read_kernel_operation() {
+    const Status status = read_common();
     if (!status.ok()) {
       return status;
     }
@@ -215,7 +215,7 @@ class Reader {
     k.left = static_cast<int32_t>(r_.bits(kIfmPadLeft, 0, 7));
     k.bottom = static_cast<int32_t>(r_.bits(kIfmPadBottom, 0, 8));
     k.right = static_cast<int32_t>(r_.bits(kIfmPadRight, 0, 8));
-    if (!scales_pool()) {
+    if (!ofm_scale_applies()) {
       op_.output.scale = {};
     }
     // The stream has no size of the IFM: it is what this output needs, less the padding.
@@ -224,8 +224,8 @@ class Reader {
     const int32_t columns = (op_.ofm.width - 1) * k.stride_x + dilated_w - k.left - k.right;
     op_.ifm.height = (rows + factor - 1) / factor;
     op_.ifm.width = (columns + factor - 1) / factor;
-    constexpr int64_t kMostTaps = int64_t{1} << 24;
-    if (int64_t{k.height} * k.width * op_.ifm.depth > kMostTaps) {
+    constexpr int64_t kMaxTaps = int64_t{1} << 24;
+    if (int64_t{k.height} * k.width * op_.ifm.depth > kMaxTaps) {
       return failure(Error::kShape, "the kernel has % rows and % columns", k.height, k.width);
     }
     if (op_.kind != Kind::kPool && (op_.ifm.bytes > 2 || (op_.dynamic_weights && r_.bits(kIfm2Precision, 2, 2) > 1))) {
@@ -234,19 +234,19 @@ class Reader {
     if (op_.ifm.height < 1 || op_.ifm.width < 1) {
       return failure(Error::kShape, "the input has % rows and % columns", op_.ifm.height, op_.ifm.width);
     }
-    if (op_.dynamic_weights && (op_.accumulates || k.height != 1 || k.width != 1)) {
+    if (op_.dynamic_weights && (op_.starts_from_ifm2 || k.height != 1 || k.width != 1)) {
       return failure(Error::kUnsupported, "weights from IFM2 for a kernel of % x %", k.height, k.width);
     }
-    if (op_.accumulates) {
-      second(op_.ofm.height, op_.ofm.width, op_.ofm.depth);
+    if (op_.starts_from_ifm2) {
+      read_ifm2(op_.ofm.height, op_.ofm.width, op_.ofm.depth);
     } else if (op_.dynamic_weights) {
-      second(1, op_.ofm.depth, op_.ifm.depth);
+      read_ifm2(1, op_.ofm.depth, op_.ifm.depth);
     }
-    return channels();
+    return check_channels();
   }
 
   // Whether OFM_SCALE applies to a pool; to what is none it does.
-  bool scales_pool() const {
+  bool ofm_scale_applies() const {
     const bool average = op_.kind == Kind::kPool && op_.mode == kAverage;
     if (npu_.u85()) {
       // An average is divided by the NPU. Inferred: Vela 4.3 writes one over the number of elements to OFM_SCALE and
@@ -260,7 +260,7 @@ class Reader {
   }
 
   // Depths that belong together.
-  Status channels() const {
+  Status check_channels() const {
     const bool reduces = op_.kind == Kind::kPool && op_.mode == kReduceSum;
     const bool equal =
         (op_.kind == Kind::kPool && !reduces) || op_.kind == Kind::kDepthwise || op_.kind == Kind::kResize;
@@ -273,31 +273,31 @@ class Reader {
     return {};
   }
 
-  bool binary() const {
+  bool is_binary() const {
     return !(op_.mode == kAbs || op_.mode == kClz || op_.mode == kNot || (op_.mode == kLeakyRelu));
   }
 
-  Status elementwise() {
-    const Status status = common();
+  Status read_elementwise() {
+    const Status status = read_common();
     if (!status.ok()) {
       return status;
     }
     if (npu_.u85()) {
-      operands_u85();
+      read_operands_u85();
     } else {
-      operands_u55();
+      read_operands_u55();
     }
     const FeatureMap& ofm = op_.ofm;
-    const auto shaped = [&ofm](FeatureMap* map, uint8_t broadcast) {
+    const auto set_shape = [&ofm](FeatureMap* map, uint8_t broadcast) {
       map->height = (broadcast & kBroadcastH) != 0 ? 1 : ofm.height;
       map->width = (broadcast & kBroadcastW) != 0 ? 1 : ofm.width;
       map->depth = (broadcast & kBroadcastC) != 0 ? 1 : ofm.depth;
     };
-    shaped(&op_.ifm, op_.broadcast);
+    set_shape(&op_.ifm, op_.broadcast);
     if (op_.uses_ifm2) {
-      shaped(&op_.ifm2, op_.broadcast2);
+      set_shape(&op_.ifm2, op_.broadcast2);
     }
-    arithmetic();
+    apply_elementwise_rules();
     if (op_.upscale != Upscale::kNone) {
       return failure(Error::kUnsupported, "an elementwise operation that scales its input up");
     }
@@ -308,7 +308,7 @@ class Reader {
   }
 
   // How results of elementwise operations differ from what the registers of their output say.
-  void arithmetic() {
+  void apply_elementwise_rules() {
     Output& out = op_.output;
     if (op_.mode == kMul && op_.ifm.bytes == 4) {
       // Products of 32 bits are shifted only. Vela's source says so of U55 and U65 (tflite_graph_optimiser.py: "32 bit
@@ -332,12 +332,12 @@ class Reader {
     }
   }
 
-  void operands_u85() {
+  void read_operands_u85() {
     op_.broadcast = static_cast<uint8_t>(r_.bits(kIfmBroadcast, 0, 3));
     op_.scalar = op_.ifm.storage == Storage::kNone;
     op_.scalar_value = static_cast<int32_t>(r_.word(kOpScalar));
-    if (binary()) {
-      second(0, 0, 0);
+    if (is_binary()) {
+      read_ifm2(0, 0, 0);
       op_.broadcast2 = static_cast<uint8_t>(r_.bits(kIfm2Broadcast, 0, 3));
       op_.scalar2 = op_.ifm2.storage == Storage::kNone;
     }
@@ -355,9 +355,9 @@ class Reader {
     }
   }
 
-  void operands_u55() {
-    if (binary()) {
-      second(0, 0, 0);
+  void read_operands_u55() {
+    if (is_binary()) {
+      read_ifm2(0, 0, 0);
       op_.broadcast2 = static_cast<uint8_t>(r_.bits(kIfm2Broadcast, 0, 3));
       op_.reversed = r_.bits(kIfm2Broadcast, 6, 1) != 0;
       op_.scalar2 = r_.bits(kIfm2Broadcast, 7, 1) != 0;
@@ -365,13 +365,13 @@ class Reader {
           op_.ifm2.is_signed ? r_.signed16(kIfm2Scalar) : static_cast<int32_t>(r_.parameter(kIfm2Scalar));
     }
     if (op_.mode == kAdd || op_.mode == kSub) {
-      scales_u55();
+      read_scales_u55();
     }
   }
 
   // Either both operands have multipliers of 16 bits, or the one with the smaller scale has 32 bits and a
   // shift, and the other is shifted left by a constant.
-  void scales_u55() {
+  void read_scales_u55() {
     const uint32_t which = r_.bits(kIfmPrecision, 8, 2);
     constexpr Rounding kModes[] = {Rounding::kDouble, Rounding::kTowardsZero, Rounding::kNatural, Rounding::kNatural};
     if (which == 0) {
@@ -389,8 +389,8 @@ class Reader {
     shifted.left = op_.ifm.bytes == 1 ? 19 : 14;
   }
 
-  Status resize() {
-    const Status status = common();
+  Status read_resize() {
+    const Status status = read_common();
     if (!status.ok()) {
       return status;
     }
@@ -411,10 +411,10 @@ class Reader {
     if (op_.ifm.bytes > 2) {
       return failure(Error::kUnsupported, "a resize of % bytes", op_.ifm.bytes);
     }
-    return channels();
+    return check_channels();
   }
 
-  Status dma() {
+  Status read_dma() {
     Dma& d = op_.dma;
     d.source_region = static_cast<uint8_t>(r_.bits(kDmaSrcRegion, 0, 3));
     d.target_region = static_cast<uint8_t>(r_.bits(kDmaDstRegion, 0, 3));
@@ -438,7 +438,7 @@ class Reader {
       d.source_stride1 = d.length * d.count0;
       d.target_stride0 = d.length + r_.address(kDmaSrcStride0);
       d.target_stride1 = d.length * d.count0 + r_.address(kDmaSrcStride1);
-      return rows();
+      return check_rows();
     }
     d.source_stride0 = r_.address(kDmaSrcStride0);
     d.source_stride1 = r_.address(kDmaSrcStride1);
@@ -448,13 +448,13 @@ class Reader {
     d.index = r_.address(kDmaIdx);
     d.index_max = r_.word(kDmaIdxMax);
     d.index_skip = rank >= 2 ? r_.address(kDmaIdxSkip1) : 0;
-    return rows();
+    return check_rows();
   }
 
-  Status rows() const {
-    constexpr int64_t kMostRows = int64_t{1} << 24;
+  Status check_rows() const {
+    constexpr int64_t kMaxRows = int64_t{1} << 24;
     const Dma& d = op_.dma;
-    if (d.count0 * d.count1 > kMostRows) {
+    if (d.count0 * d.count1 > kMaxRows) {
       return failure(Error::kShape, "% times % rows are copied", d.count1, d.count0);
     }
     return {};
@@ -469,7 +469,7 @@ class Reader {
 
 Status read_operation(const Configuration& npu, const Command& command, const Registers& registers,
                       Operation* operation) {
-  Status status = Reader(npu, registers, operation).read(command);
+  Status status = OperationReader(npu, registers, operation).read(command);
   status.place = command.name;
   status.offset = command.offset;
   return status;

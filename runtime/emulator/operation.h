@@ -61,8 +61,8 @@ struct Output {
   bool clip = true;
   int64_t low = 0, high = 0;
   Table table = Table::kNone;
-  uint16_t table_at = 0;    // byte in the tables' memory
-  bool table_wide = false;  // k16 to 32 bits: the interpolated value with all its bits
+  uint16_t table_at = 0;              // byte in the tables' memory
+  bool table_full_precision = false;  // k16 to 32 bits: the interpolated value with all its bits
   bool table_signed = true;
   Function function = Function::kNone;  // no table, and not clipped before
   uint8_t transpose = 0, reverse = 0;
@@ -128,10 +128,10 @@ struct Operation {
   Kernel kernel;
   Upscale upscale = Upscale::kNone;
   Output output;
-  bool wide = false;         // accumulators of 40 or 48 bits
-  bool accumulates = false;  // they begin with IFM2
-  bool continues = false;    // they begin as the operation before has left them
-  bool keeps = false;        // they are left to the next operation, and nothing is written
+  bool wide_accumulators = false;       // accumulators of 40 or 48 bits
+  bool starts_from_ifm2 = false;        // they begin with IFM2
+  bool continues_accumulators = false;  // they begin as the operation before has left them
+  bool keeps_accumulators = false;      // they are left to the next operation, and nothing is written
   bool dynamic_weights = false;
   Resize resize;
   Dma dma;
@@ -148,7 +148,7 @@ struct Operation {
   // Whether every channel of the output takes all of the input.
   bool sums_channels() const { return kind == Kind::kConv || (kind == Kind::kPool && mode == kReduceSum); }
   bool reads_ifm() const { return !scalar && !(kind == Kind::kPool && mode == kNoPool); }
-  bool writes_memory() const { return !keeps && ofm.storage == Storage::kTiles; }
+  bool writes_memory() const { return !keeps_accumulators && ofm.storage == Storage::kTiles; }
   // The output with the shape that it has in memory.
   FeatureMap stored() const;
 

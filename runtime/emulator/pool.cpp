@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "emulator/machine.h"
+#include "emulator/npu_state.h"
 
 namespace arm_runtime::npu {
 namespace {
@@ -21,40 +21,40 @@ Scale reciprocal(int64_t count) {
 
 class Pool {
  public:
-  Pool(const Operation& op, Machine* machine) : op_(op), machine_(*machine), writer_(op, machine), k_(op.kernel) {}
+  Pool(const Operation& op, NpuState* state) : op_(op), state_(*state), writer_(op, state), k_(op.kernel) {}
 
   void run() {
-    int64_t* values = machine_.row[0].data();
-    stage();
+    int64_t* values = state_.row[0].data();
+    load_input();
     for (int32_t y = 0; y < op_.ofm.height; ++y) {
       for (int32_t x = 0; x < op_.ofm.width; ++x) {
-        begin_pixel(machine_, op_, y, x, start(), values);
-        pixel(y, x, values);
+        init_accumulators(state_, op_, y, x, initial_value(), values);
+        compute_pixel(y, x, values);
         writer_.write(y, x, values);
       }
     }
   }
 
  private:
-  void stage() {
+  void load_input() {
     if (op_.mode == kNoPool) {
       return;
     }
-    int32_t* out = machine_.wide.data();
+    int32_t* out = state_.ifm_int32.data();
     for (int32_t y = 0; y < op_.ifm.height; ++y) {
       for (int32_t x = 0; x < op_.ifm.width; ++x, out += op_.ifm.depth) {
-        fetch(machine_, op_.ifm, y, x, out);
+        fetch(state_, op_.ifm, y, x, out);
       }
     }
   }
 
-  int64_t start() const {
+  int64_t initial_value() const {
     return op_.mode == kMax || op_.mode == kArgmaxX || op_.mode == kArgmaxY ? INT32_MIN
            : op_.mode == kMin                                               ? INT32_MAX
                                                                             : 0;
   }
 
-  void pixel(int32_t y, int32_t x, int64_t* values) {
+  void compute_pixel(int32_t y, int32_t x, int64_t* values) {
     if (op_.mode == kNoPool) {
       return;
     }
@@ -73,18 +73,18 @@ class Pool {
           continue;
         }
         const int64_t at = int64_t{row / factor} * op_.ifm.width + column / factor;
-        take(machine_.wide.data() + at * op_.ifm.depth, op_.mode == kArgmaxX ? j : i, values);
+        accumulate(state_.ifm_int32.data() + at * op_.ifm.depth, op_.mode == kArgmaxX ? j : i, values);
       }
     }
-    if (op_.mode == kAverage && (machine_.u85 || k_.padded()) && count > 1) {
+    if (op_.mode == kAverage && (state_.u85 || k_.padded()) && count > 1) {
       const Scale scale = reciprocal(count);
       for (int32_t c = 0; c < op_.ofm.depth; ++c) {
-        values[c] = scaled_wide(values[c], scale, Rounding::kNatural);
+        values[c] = scale_int64(values[c], scale, Rounding::kNatural);
       }
     }
   }
 
-  void take(const int32_t* pixel, int32_t index, int64_t* values) {
+  void accumulate(const int32_t* pixel, int32_t index, int64_t* values) {
     const int32_t depth = op_.ifm.depth;
     switch (op_.mode) {
       case kMax:
@@ -114,7 +114,7 @@ class Pool {
   // The index stands above the 16 bits of the value, and the output's scale leaves it. Kept here: the best value
   // so far, in `row[1]`.
   void argmax(const int32_t* pixel, int32_t index, int64_t* values) {
-    int64_t* best = machine_.row[1].data();
+    int64_t* best = state_.row[1].data();
     for (int32_t c = 0; c < op_.ifm.depth; ++c) {
       if (index == 0 || pixel[c] > best[c]) {
         best[c] = pixel[c];
@@ -124,13 +124,13 @@ class Pool {
   }
 
   const Operation& op_;
-  Machine& machine_;
+  NpuState& state_;
   Writer writer_;
   const Kernel& k_;
 };
 
 }  // namespace
 
-void run_pool(const Operation& operation, Machine* machine) { Pool(operation, machine).run(); }
+void run_pool(const Operation& operation, NpuState* state) { Pool(operation, state).run(); }
 
 }  // namespace arm_runtime::npu

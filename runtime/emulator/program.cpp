@@ -9,9 +9,9 @@ namespace arm_runtime::npu {
 namespace {
 
 // Larger than any that a 32-bit address space holds: sizes from damaged streams.
-constexpr int64_t kMostElements = int64_t{1} << 26;
+constexpr int64_t kMaxElements = int64_t{1} << 26;
 // A thousand times what large networks do, an hour of this machine's: what a damaged stream may ask for has no end.
-constexpr uint64_t kMostWork = uint64_t{1} << 45;
+constexpr uint64_t kMaxWork = uint64_t{1} << 45;
 
 // What no memory holds is an error of `resize`, also where size_t has 32 bits.
 template <typename T>
@@ -23,7 +23,7 @@ void grow(std::vector<T>* vector, int64_t size) {
 
 // `place` is a command, or the operation that one starts.
 template <typename Place>
-Status at(const Place& place, Status status) {
+Status with_place(const Place& place, Status status) {
   if (!status.ok()) {
     status.place = place.name;
     status.offset = place.offset;
@@ -33,7 +33,7 @@ Status at(const Place& place, Status status) {
 
 }  // namespace
 
-void Machine::reserve(const Operation& op) {
+void NpuState::reserve(const Operation& op) {
   if (op.kind == Kind::kDma) {
     return;
   }
@@ -41,27 +41,27 @@ void Machine::reserve(const Operation& op) {
   for (std::vector<int64_t>& values : row) {
     grow(&values, depth);
   }
-  if (op.keeps) {
-    grow(&kept, op.ofm.elements());
+  if (op.keeps_accumulators) {
+    grow(&accumulators, op.ofm.elements());
   }
   if (op.ofm.storage == Storage::kChained) {
     grow(&chains[op.ofm.region], op.ofm.elements());
   }
   if (op.kind == Kind::kConv || op.kind == Kind::kDepthwise) {
-    grow(&narrow, op.ifm.elements());
+    grow(&ifm_int16, op.ifm.elements());
     grow(&patch, int64_t{op.kernel.height} * op.kernel.width * op.ifm.depth);
     if (op.dynamic_weights) {
       grow(&dynamic_weights, int64_t{op.ofm.depth} * op.ifm.depth);
     }
   } else if (op.kind != Kind::kElementwise) {
-    grow(&wide, op.ifm.elements());
+    grow(&ifm_int32, op.ifm.elements());
   }
 }
 
 Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, const uint64_t* sizes) {
   weights_ = weights;
   for (int i = 0; i < kRegions; ++i) {
-    machine_.regions[i].size = sizes[i];
+    state_.regions[i].size = sizes[i];
   }
   CommandReader reader;
   Status status = reader.open(stream, stream_size);
@@ -70,8 +70,8 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
     return status;
   }
   configuration_ = reader.configuration();
-  machine_.u85 = configuration_.u85();
-  machine_.loses_tables = configuration_.product == Product::kU55 && configuration_.macs <= 64;
+  state_.u85 = configuration_.u85();
+  state_.clobbers_tables = configuration_.product == Product::kU55 && configuration_.macs <= 64;
   const auto registers = std::make_unique<Registers>();
   while (!reader.done()) {
     Command command;
@@ -84,12 +84,12 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
     if (!command.starts()) {
       registers->set(command);
     } else if (command.key == kOpDmaWait || command.key == kOpKernelWait) {
-      wait(command);
+      add_wait(command);
     } else if (command.key == kOpStop) {
       stop_ = command;
-      return at(command, end());
+      return with_place(command, finish());
     } else if (command.key != kOpIrq && command.key != kOpPmuMask) {
-      status = add(command, *registers);
+      status = add_operation(command, *registers);
       if (!status.ok()) {
         return status;
       }
@@ -100,7 +100,7 @@ Status Program::load(const uint8_t* stream, size_t stream_size, Bytes weights, c
   return status;
 }
 
-void Program::wait(const Command& command) {
+void Program::add_wait(const Command& command) {
   uint8_t& limit = command.key == kOpDmaWait ? order_.dma_wait : order_.kernel_wait;
   limit = std::min(limit, static_cast<uint8_t>(command.parameter & 15));
 }
@@ -118,66 +118,67 @@ Order Program::take_order(const Registers& registers, const Operation& op) {
   return order;
 }
 
-Status Program::end() {
+Status Program::finish() {
   for (int i = 0; i < kRegions; ++i) {
-    machine_.regions[i].size = std::min(machine_.regions[i].size, reach_[i]);
+    state_.regions[i].size = std::min(state_.regions[i].size, reach_[i]);
   }
-  return work() > kMostWork ? failure(Error::kShape, "there are % elements to compute", static_cast<int64_t>(work()))
-                            : Status{};
+  return work() > kMaxWork ? failure(Error::kShape, "there are % elements to compute", static_cast<int64_t>(work()))
+                           : Status{};
 }
 
-Status Program::add(const Command& command, const Registers& registers) {
+Status Program::add_operation(const Command& command, const Registers& registers) {
   Operation op;
   Status status = read_operation(configuration_, command, registers, &op);
   if (status.ok()) {
-    status = at(op, check(op));
+    status = with_place(op, check_operation(op));
   }
   if (status.ok() && (op.kind == Kind::kConv || op.kind == Kind::kDepthwise || op.kind == Kind::kPool)) {
-    status = at(op, add_constants(registers, &op));
+    status = with_place(op, add_constants(registers, &op));
   }
   if (!status.ok()) {
     return status;
   }
   const Dma& dma = op.dma;
   if (op.kind == Kind::kDma) {
-    extend(dma);
+    extend_reach(dma);
   }
   if (op.kind == Kind::kDma && dma.source_region == 0 && !dma.to_tables && !dma.from_tables && !dma.gathers &&
       !dma.scatters && dma.count0 == 1 && dma.count1 == 1) {
     copies_.push_back({dma.target_region, dma.target, dma.length, dma.source});
   }
   if (op.kind != Kind::kDma) {
-    kept_ = op.keeps ? op.ofm.elements() : 0;
+    kept_accumulators_ = op.keeps_accumulators ? op.ofm.elements() : 0;
   }
-  machine_.reserve(op);
+  state_.reserve(op);
   op.order = take_order(registers, op);
   operations_.push_back(op);
   return {};
 }
 
-void Program::extend(int region, Wide end) {
-  const Wide size = machine_.regions[region].size;
-  reach_[region] = std::max(reach_[region], static_cast<uint64_t>(std::clamp(end, Wide{0}, size)));
+void Program::extend_reach(int region, int128_t end) {
+  const int128_t size = state_.regions[region].size;
+  reach_[region] = std::max(reach_[region], static_cast<uint64_t>(std::clamp(end, int128_t{0}, size)));
 }
 
 // Where its last row ends. Indices are below a largest one; what is outside of a region is found when it runs.
-void Program::extend(const Dma& d) {
+void Program::extend_reach(const Dma& d) {
   if (d.count0 == 0 || d.count1 == 0) {
     return;
   }
-  const auto end = [&d](Wide start, bool indexed, int64_t stride0, int64_t stride1) {
-    const Wide rows = indexed ? d.index_max : d.count0 - 1;
-    return start + std::max(Wide{0}, rows * stride0) + std::max(Wide{0}, Wide{d.count1 - 1} * stride1) + d.length;
+  const auto end = [&d](int128_t start, bool indexed, int64_t stride0, int64_t stride1) {
+    const int128_t rows = indexed ? d.index_max : d.count0 - 1;
+    return start + std::max(int128_t{0}, rows * stride0) + std::max(int128_t{0}, int128_t{d.count1 - 1} * stride1) +
+           d.length;
   };
   if (!d.from_tables) {
-    extend(d.source_region, end(d.source, d.gathers, d.source_stride0, d.source_stride1));
+    extend_reach(d.source_region, end(d.source, d.gathers, d.source_stride0, d.source_stride1));
   }
   if (!d.to_tables) {
-    extend(d.target_region, end(d.target, d.scatters, d.target_stride0, d.target_stride1));
+    extend_reach(d.target_region, end(d.target, d.scatters, d.target_stride0, d.target_stride1));
   }
   if (d.gathers || d.scatters) {
-    const Wide row = Wide{4} * d.count0;
-    extend(d.index_region, d.index + row + std::max(Wide{0}, (row + d.index_skip) * (d.count1 - 1)));
+    const int128_t row = int128_t{4} * d.count0;
+    extend_reach(d.index_region, d.index + row + std::max(int128_t{0}, (row + d.index_skip) * (d.count1 - 1)));
   }
 }
 
@@ -186,28 +187,28 @@ Status Program::check_map(const FeatureMap& map, const char* reason) {
     return failure(Error::kUnsupported, "tiles of 3x1");
   }
   if (map.storage == Storage::kChained) {
-    const auto held = static_cast<int64_t>(machine_.chains[map.region].size());
+    const auto held = static_cast<int64_t>(state_.chains[map.region].size());
     return map.elements() > held
                ? failure(Error::kShape, "a chained tensor has % elements, its buffer %", map.elements(), held)
                : Status{};
   }
   int64_t low, high;
   map.range(&low, &high);
-  const auto size = static_cast<int64_t>(machine_.regions[map.region].size);
+  const auto size = static_cast<int64_t>(state_.regions[map.region].size);
   if (low < 0 || high > size) {
     return failure(Error::kMemory, reason, low, high, size);
   }
-  extend(map.region, high);
+  extend_reach(map.region, high);
   return {};
 }
 
-Status Program::check(const Operation& op) {
+Status Program::check_operation(const Operation& op) {
   if (op.kind == Kind::kDma) {
     return {};
   }
   // All of them, as room is made for what lies in no memory too.
   const int64_t elements = std::max({op.ifm.elements(), op.uses_ifm2 ? op.ifm2.elements() : 0, op.ofm.elements()});
-  if (elements > kMostElements) {
+  if (elements > kMaxElements) {
     return failure(Error::kShape, "a tensor has % elements", elements);
   }
   Status status;
@@ -217,10 +218,10 @@ Status Program::check(const Operation& op) {
   if (status.ok() && op.uses_ifm2 && !op.scalar2) {
     status = check_map(op.ifm2, "IFM2 takes bytes % to % of a region of %");
   }
-  if (status.ok() && op.continues && kept_ != op.ofm.elements()) {
-    return failure(Error::kShape, "% accumulators were left, it goes on with %", kept_, op.ofm.elements());
+  if (status.ok() && op.continues_accumulators && kept_accumulators_ != op.ofm.elements()) {
+    return failure(Error::kShape, "% accumulators were left, it goes on with %", kept_accumulators_, op.ofm.elements());
   }
-  if (op.keeps) {
+  if (op.keeps_accumulators) {
     return status;
   }
   if (status.ok() && op.ofm.storage == Storage::kNone) {
@@ -243,7 +244,7 @@ Status Program::add_constants(const Registers& registers, Operation* op) {
 }
 
 // Where constants lie in region 0, whatever region they are read from.
-Status Program::constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const {
+Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const {
   int64_t from = address;
   if (region != 0) {
     const auto found = std::find_if(copies_.rbegin(), copies_.rend(), [&](const Copy& copy) {
@@ -282,7 +283,7 @@ Status Program::add_weights(const Registers& registers, Operation* op) {
     if (length == 0) {
       continue;
     }
-    const Status status = constant(region, address, length, &streams[core]);
+    const Status status = find_constant(region, address, length, &streams[core]);
     if (!status.ok()) {
       return status;
     }
@@ -306,10 +307,10 @@ Status Program::add_scales(const Registers& registers, Operation* op) {
   const uint32_t region = registers.bits(kScaleRegion, 0, 3);
   const int bases[] = {kScaleBase, kScale1Base};
   Bytes streams[2];
-  std::vector<int64_t> key = {op->ofm.depth, op->wide ? 1 : 0};
+  std::vector<int64_t> key = {op->ofm.depth, op->wide_accumulators ? 1 : 0};
   for (int i = 0; i < (two ? 2 : 1); ++i) {
     const uint32_t length = registers.word(bases[i] + 1) & 0xFFFFF;
-    const Status status = constant(region, registers.address(bases[i]), length, &streams[i]);
+    const Status status = find_constant(region, registers.address(bases[i]), length, &streams[i]);
     if (!status.ok()) {
       return status;
     }
@@ -319,7 +320,8 @@ Status Program::add_scales(const Registers& registers, Operation* op) {
   auto& decoded = decoded_scales_[key];
   if (decoded == nullptr) {
     decoded = std::make_unique<std::vector<ChannelScale>>();
-    const Status status = decode_scales(configuration_, op->wide, op->ofm.depth, streams, two ? 2 : 1, decoded.get());
+    const Status status =
+        decode_scales(configuration_, op->wide_accumulators, op->ofm.depth, streams, two ? 2 : 1, decoded.get());
     if (!status.ok()) {
       return status;
     }
@@ -336,33 +338,33 @@ uint64_t Program::work() const {
   return sum;
 }
 
-void Program::watch(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails) {
-  watch_ = std::make_unique<Watch>();
-  watch_->prepare(configuration_, machine_, weights_.size, operations_.size(), std::move(inputs), std::move(outputs),
-                  fails);
+void Program::check_accesses(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings) {
+  checker_ = std::make_unique<AccessChecker>();
+  checker_->prepare(configuration_, state_, weights_.size, operations_.size(), std::move(inputs), std::move(outputs),
+                    fatal_findings);
 }
 
 Status Program::execute(uint8_t* const* regions, size_t first, size_t last) {
   for (int i = 0; i < kRegions; ++i) {
-    machine_.regions[i].data = regions[i];
+    state_.regions[i].data = regions[i];
   }
-  if (watch_ != nullptr && first == 0) {
-    watch_->begin();
+  if (checker_ != nullptr && first == 0) {
+    checker_->begin();
   }
   for (size_t i = first; i < std::min(last, operations_.size()); ++i) {
     const Operation& op = operations_[i];
-    Status status = watch_ == nullptr ? Status{} : watch_->before(op, i, machine_);
+    Status status = checker_ == nullptr ? Status{} : checker_->check(op, i, state_);
     if (status.ok()) {
-      status = run(op);
+      status = run_operation(op);
     }
     if (!status.ok()) {
-      return at(op, status);
+      return with_place(op, status);
     }
   }
-  return watch_ != nullptr && last >= operations_.size() ? at(stop_, watch_->end()) : Status{};
+  return checker_ != nullptr && last >= operations_.size() ? with_place(stop_, checker_->check_outputs()) : Status{};
 }
 
-bool Program::result(size_t index, uint8_t* to, uint64_t size) const {
+bool Program::copy_result(size_t index, uint8_t* to, uint64_t size) const {
   const Operation& op = operations_[index];
   uint64_t done = 0;
   bool fits = true;
@@ -375,20 +377,19 @@ bool Program::result(size_t index, uint8_t* to, uint64_t size) const {
     }
   };
   if (op.kind == Kind::kDma) {
-    visit_dma(op.dma, machine_, [&](Operand operand, int region, int64_t start, int64_t end) {
+    visit_dma(op.dma, state_, [&](Operand operand, int region, int64_t start, int64_t end) {
       const bool tables = region == kTableRegion;
       if (operand == Operand::kTarget) {
-        copy(tables ? machine_.tables : machine_.regions[region].data,
-             tables ? uint64_t{kTableBytes} : machine_.regions[region].size, start, end);
+        copy(tables ? state_.tables : state_.regions[region].data,
+             tables ? uint64_t{kTableBytes} : state_.regions[region].size, start, end);
       }
     });
-  } else if (op.ofm.storage == Storage::kChained && !op.keeps) {
+  } else if (op.ofm.storage == Storage::kChained && !op.keeps_accumulators) {
     const int64_t bytes = op.ofm.elements() * int64_t{sizeof(int32_t)};
-    copy(reinterpret_cast<const uint8_t*>(machine_.chains[op.ofm.region].data()), static_cast<uint64_t>(bytes), 0,
-         bytes);
+    copy(reinterpret_cast<const uint8_t*>(state_.chains[op.ofm.region].data()), static_cast<uint64_t>(bytes), 0, bytes);
   } else if (op.writes_memory()) {
     const FeatureMap map = op.stored();
-    const Region& region = machine_.regions[map.region];
+    const Region& region = state_.regions[map.region];
     for (int32_t y = 0; y < map.height; ++y) {
       for (int32_t x = 0; x < map.width; ++x) {
         visit_box(map, {y, y + 1, x, x + 1, 0, map.depth},
@@ -399,25 +400,25 @@ bool Program::result(size_t index, uint8_t* to, uint64_t size) const {
   return fits && done == size;
 }
 
-Status Program::run(const Operation& op) {
+Status Program::run_operation(const Operation& op) {
   switch (op.kind) {
     case Kind::kConv:
-      run_convolution(op, &machine_);
+      run_convolution(op, &state_);
       return {};
     case Kind::kDepthwise:
-      run_depthwise(op, &machine_);
+      run_depthwise(op, &state_);
       return {};
     case Kind::kPool:
-      run_pool(op, &machine_);
+      run_pool(op, &state_);
       return {};
     case Kind::kElementwise:
-      run_elementwise(op, &machine_);
+      run_elementwise(op, &state_);
       return {};
     case Kind::kResize:
-      run_resize(op, &machine_);
+      run_resize(op, &state_);
       return {};
     default:
-      return run_dma(op, &machine_);
+      return run_dma(op, &state_);
   }
 }
 

@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "emulator/access_checker.h"
 #include "emulator/command_stream.h"
-#include "emulator/machine.h"
-#include "emulator/watch.h"
+#include "emulator/npu_state.h"
 
 namespace arm_runtime::npu {
 
@@ -22,10 +22,10 @@ class Program {
   // The same in parts: operations [first, last).
   Status execute(uint8_t* const* regions, size_t first, size_t last);
   // Copies what an operation, the last one executed, has written; false if that is not `size` bytes.
-  bool result(size_t index, uint8_t* to, uint64_t size) const;
+  bool copy_result(size_t index, uint8_t* to, uint64_t size) const;
   // From now on, what is executed is watched.
-  void watch(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails);
-  Watch* watching() { return watch_.get(); }
+  void check_accesses(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
+  AccessChecker* access_checker() { return checker_.get(); }
 
   const Configuration& configuration() const { return configuration_; }
   uint64_t commands() const { return commands_; }
@@ -34,7 +34,7 @@ class Program {
   // Elements that one execution multiplies, compares or moves.
   uint64_t work() const;
   // One past the last byte of a region that executing it touches, at most its size: what `execute` may be given.
-  uint64_t reach(int region) const { return machine_.regions[region].size; }
+  uint64_t reach(int region) const { return state_.regions[region].size; }
 
  private:
   // Constants that a DMA brings to another region before they are used.
@@ -43,30 +43,30 @@ class Program {
     int64_t target, length, source;
   };
 
-  Status add(const Command& command, const Registers& registers);
-  void wait(const Command& command);
+  Status add_operation(const Command& command, const Registers& registers);
+  void add_wait(const Command& command);
   Order take_order(const Registers& registers, const Operation& op);
-  Status end();
-  Status run(const Operation& operation);
-  Status check(const Operation& operation);
+  Status finish();
+  Status run_operation(const Operation& operation);
+  Status check_operation(const Operation& operation);
   Status check_map(const FeatureMap& map, const char* reason);
-  void extend(const Dma& dma);
-  void extend(int region, Wide end);
+  void extend_reach(const Dma& dma);
+  void extend_reach(int region, int128_t end);
   Status add_constants(const Registers& registers, Operation* operation);
   Status add_weights(const Registers& registers, Operation* operation);
   Status add_scales(const Registers& registers, Operation* operation);
-  Status constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const;
+  Status find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const;
 
   Configuration configuration_;
   Bytes weights_;
-  Machine machine_;
+  NpuState state_;
   std::vector<Operation> operations_;
   std::vector<Copy> copies_;
   Order order_;  // of the next operation
   Command stop_;
   uint64_t commands_ = 0;
-  std::unique_ptr<Watch> watch_;
-  int64_t kept_ = 0;  // accumulators that the last operation leaves
+  std::unique_ptr<AccessChecker> checker_;
+  int64_t kept_accumulators_ = 0;  // accumulators that the last operation leaves
   uint64_t reach_[kRegions] = {};
   // By where they lie and how: stripes of an operator share them.
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;

@@ -49,17 +49,17 @@ inline T rounding_term(Rounding rounding, int shift, bool negative) {
 }
 
 // Results beyond 2^60 come of damaged programs only. They are cut off there, so that sums of two fit 64 bits.
-inline int64_t scaled_wide(int64_t value, Scale scale, Rounding rounding) {
-  constexpr int64_t kMost = int64_t{1} << 60;
-  const Wide product = Wide{value} * Wide{scale.multiplier};
-  const Wide result = (product + rounding_term<Wide>(rounding, scale.shift, value < 0)) >> scale.shift;
-  return result > kMost ? kMost : result < -kMost ? -kMost : static_cast<int64_t>(result);
+inline int64_t scale_int64(int64_t value, Scale scale, Rounding rounding) {
+  constexpr int64_t kBound = int64_t{1} << 60;
+  const int128_t product = int128_t{value} * int128_t{scale.multiplier};
+  const int128_t result = (product + rounding_term<int128_t>(rounding, scale.shift, value < 0)) >> scale.shift;
+  return result > kBound ? kBound : result < -kBound ? -kBound : static_cast<int64_t>(result);
 }
 
 // For accumulators of 32 bits: with a multiplier below 2^31 product and rounding term fit 64 bits.
-inline int64_t scaled(int32_t value, Scale scale, Rounding rounding) {
+inline int64_t scale_int32(int32_t value, Scale scale, Rounding rounding) {
   if (scale.shift > 61 || scale.multiplier > INT32_MAX) {
-    return scaled_wide(value, scale, rounding);
+    return scale_int64(value, scale, rounding);
   }
   const int64_t product = static_cast<int64_t>(value) * static_cast<int64_t>(scale.multiplier);
   return (product + rounding_term<int64_t>(rounding, scale.shift, value < 0)) >> scale.shift;

@@ -31,7 +31,7 @@ class BitReader {
 };
 
 // Sign in the lowest bit, magnitude above.
-int16_t unfold(uint32_t value) {
+int16_t decode_sign_magnitude(uint32_t value) {
   const auto magnitude = static_cast<int16_t>(value >> 1);
   return (value & 1) != 0 ? static_cast<int16_t>(-magnitude) : magnitude;
 }
@@ -185,7 +185,7 @@ class SliceDecoder {
       }
       const size_t size = palette.size();
       const uint32_t folded = value < size ? palette[value] : value - static_cast<uint32_t>(size) + direct_offset;
-      out->push_back(unfold(folded));
+      out->push_back(decode_sign_magnitude(folded));
       if (zero_runs_) {
         append_zeros(run_values_[run++], limit, out);
       }
@@ -245,7 +245,7 @@ bool decode_fast(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
   const auto zero = static_cast<int8_t>(bits.take(8));
   int16_t table[16];
   for (int16_t& entry : table) {
-    entry = unfold(bits.take(9));
+    entry = decode_sign_magnitude(bits.take(9));
   }
   bits.seek(kHeaderBits);
   for (size_t i = 0; i < wanted; ++i) {
@@ -410,13 +410,13 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
 }
 
 // More come from damaged streams only.
-constexpr size_t kMostWeights = size_t{1} << 28;
+constexpr size_t kMaxWeights = size_t{1} << 28;
 
 Status decode_stream(const Configuration& npu, const WeightLayout& l, int32_t core, Bytes stream,
                      std::vector<int16_t>* weights) {
   size_t wanted = 0;
   walk(npu, l, core, [&wanted](int32_t, int32_t, int32_t, int32_t) { ++wanted; });
-  if (wanted > kMostWeights) {
+  if (wanted > kMaxWeights) {
     return failure(Error::kWeights, "there are % weights with their padding", static_cast<int64_t>(wanted));
   }
   std::vector<int16_t> values;
@@ -439,7 +439,7 @@ Status decode_stream(const Configuration& npu, const WeightLayout& l, int32_t co
   return {};
 }
 
-int64_t little_endian(const uint8_t* at, int bytes) {
+int64_t read_signed(const uint8_t* at, int bytes) {
   uint64_t value = 0;
   for (int i = 0; i < bytes; ++i) {
     value |= uint64_t{at[i]} << (8 * i);
@@ -449,14 +449,14 @@ int64_t little_endian(const uint8_t* at, int bytes) {
 
 constexpr size_t kScaleRecord = 10;
 
-ChannelScale read_scale(const Configuration& npu, bool wide, const uint8_t* at) {
+ChannelScale read_scale(const Configuration& npu, bool wide_accumulators, const uint8_t* at) {
   ChannelScale scale;
   // U55, U65: bias of 40 bits, multiplier of 32. U85: 32 and 31, or 48 and 15 for 48-bit accumulators.
-  const int bias_bytes = !npu.u85() ? 5 : wide ? 6 : 4;
-  const int scale_bytes = npu.u85() && wide ? 2 : 4;
-  const auto multiplier = static_cast<uint32_t>(little_endian(at + bias_bytes, scale_bytes));
-  scale.bias = little_endian(at, bias_bytes);
-  scale.scale.multiplier = !npu.u85() ? multiplier : multiplier & (wide ? 0x7FFFu : 0x7FFFFFFFu);
+  const int bias_bytes = !npu.u85() ? 5 : wide_accumulators ? 6 : 4;
+  const int scale_bytes = npu.u85() && wide_accumulators ? 2 : 4;
+  const auto multiplier = static_cast<uint32_t>(read_signed(at + bias_bytes, scale_bytes));
+  scale.bias = read_signed(at, bias_bytes);
+  scale.scale.multiplier = !npu.u85() ? multiplier : multiplier & (wide_accumulators ? 0x7FFFu : 0x7FFFFFFFu);
   scale.scale.shift = at[npu.u85() ? 8 : 9] & 0x3F;
   return scale;
 }
@@ -480,7 +480,7 @@ int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& l) {
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights) {
   // Sizes of weights come from registers of 16 bits: their product is bounded here.
-  if (layout.count() > kMostWeights) {
+  if (layout.count() > kMaxWeights) {
     return failure(Error::kWeights, "there are % weights", static_cast<int64_t>(layout.count()));
   }
   if (layout.ofm_block_depth < static_cast<int32_t>(npu.cores)) {
@@ -503,8 +503,8 @@ Status decode_weights(const Configuration& npu, const WeightLayout& layout, cons
   return {};
 }
 
-Status decode_scales(const Configuration& npu, bool wide, int32_t depth, const Bytes* streams, size_t stream_count,
-                     std::vector<ChannelScale>* scales) {
+Status decode_scales(const Configuration& npu, bool wide_accumulators, int32_t depth, const Bytes* streams,
+                     size_t stream_count, std::vector<ChannelScale>* scales) {
   scales->resize(static_cast<size_t>(depth));
   for (size_t channel = 0; channel < scales->size(); ++channel) {
     const Bytes stream = streams[channel % stream_count];
@@ -513,7 +513,7 @@ Status decode_scales(const Configuration& npu, bool wide, int32_t depth, const B
       return failure(Error::kWeights, "channel % has no scale: % bytes are there", static_cast<int64_t>(channel),
                      static_cast<int64_t>(stream.size));
     }
-    (*scales)[channel] = read_scale(npu, wide, stream.data + at);
+    (*scales)[channel] = read_scale(npu, wide_accumulators, stream.data + at);
   }
   return {};
 }

@@ -46,7 +46,7 @@ Status decode_weights(const Configuration& npu, const WeightLayout& layout, cons
                       std::vector<int16_t>* weights);
 
 // Decodes records of 10 bytes; channel c of two cores is in stream c % 2.
-Status decode_scales(const Configuration& npu, bool wide, int32_t depth, const Bytes* streams, size_t stream_count,
-                     std::vector<ChannelScale>* scales);
+Status decode_scales(const Configuration& npu, bool wide_accumulators, int32_t depth, const Bytes* streams,
+                     size_t stream_count, std::vector<ChannelScale>* scales);
 
 }  // namespace arm_runtime::npu

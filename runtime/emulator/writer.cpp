@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "emulator/machine.h"
+#include "emulator/npu_state.h"
 
 namespace arm_runtime::npu {
 namespace {
@@ -15,13 +15,13 @@ T table_entry(const uint8_t* table, int64_t index) {
 }
 
 // 512 pairs of base and slope: a straight line between each two of the table's points, 128 apart.
-int64_t interpolated(const uint8_t* table, int64_t value, bool wide) {
+int64_t interpolate(const uint8_t* table, int64_t value, bool full_precision) {
   const int64_t index = (value >> 7) + 256;
   const int64_t fraction = value & 127;
   const int64_t base = table_entry<int16_t>(table, index * 2);
   const int64_t slope = table_entry<int16_t>(table, index * 2 + 1);
   const int64_t line = base * 128 + slope * fraction;
-  return wide ? line : (line + 64) >> 7;
+  return full_precision ? line : (line + 64) >> 7;
 }
 
 // Where an output pixel's channel goes, and the shape it goes into.
@@ -29,8 +29,8 @@ struct Place {
   int32_t y, x, c;
 };
 
-Place transposed(int transpose, Place from) {
-  switch (transpose) {
+Place transpose_place(int order, Place from) {
+  switch (order) {
     case 1:  // WHC
       return {from.x, from.y, from.c};
     case 2:  // HCW
@@ -46,8 +46,8 @@ Place transposed(int transpose, Place from) {
   }
 }
 
-Place reversed(int reverse, const FeatureMap& map, Place from) {
-  switch (reverse) {
+Place reverse_place(int axis, const FeatureMap& map, Place from) {
+  switch (axis) {
     case 1:
       return {map.height - 1 - from.y, from.x, from.c};
     case 2:
@@ -61,27 +61,27 @@ Place reversed(int reverse, const FeatureMap& map, Place from) {
 
 }  // namespace
 
-void begin_pixel(const Machine& machine, const Operation& op, int32_t y, int32_t x, int64_t start, int64_t* out) {
+void init_accumulators(const NpuState& state, const Operation& op, int32_t y, int32_t x, int64_t start, int64_t* out) {
   const int32_t depth = op.ofm.depth;
-  if (op.continues) {
+  if (op.continues_accumulators) {
     const int64_t at = (int64_t{y} * op.ofm.width + x) * depth;
-    std::copy_n(machine.kept.data() + at, depth, out);
+    std::copy_n(state.accumulators.data() + at, depth, out);
     return;
   }
-  if (!op.accumulates) {
+  if (!op.starts_from_ifm2) {
     std::fill_n(out, depth, start);
     return;
   }
-  fetch(machine, op.ifm2, y, x, out);
+  fetch(state, op.ifm2, y, x, out);
   for (int32_t c = 0; c < depth; ++c) {
     out[c] = static_cast<int64_t>(static_cast<uint64_t>(out[c]) << 16) >> 16;
   }
 }
 
 void Writer::write(int32_t y, int32_t x, int64_t* values) const {
-  if (op_.keeps) {
+  if (op_.keeps_accumulators) {
     const int64_t at = (int64_t{y} * op_.ofm.width + x) * op_.ofm.depth;
-    std::copy_n(values, op_.ofm.depth, machine_.kept.data() + at);
+    std::copy_n(values, op_.ofm.depth, state_.accumulators.data() + at);
     return;
   }
   scale(values);
@@ -96,8 +96,8 @@ void Writer::scale(int64_t* values) const {
     const ChannelScale* channel = op_.scales->data();
     for (int32_t c = 0; c < depth; ++c) {
       const int64_t value = values[c] + channel[c].bias;
-      values[c] = op_.wide ? scaled_wide(value, channel[c].scale, out.rounding)
-                           : scaled(static_cast<int32_t>(value), channel[c].scale, out.rounding);
+      values[c] = op_.wide_accumulators ? scale_int64(value, channel[c].scale, out.rounding)
+                                        : scale_int32(static_cast<int32_t>(value), channel[c].scale, out.rounding);
     }
     return;
   }
@@ -105,7 +105,7 @@ void Writer::scale(int64_t* values) const {
     return;
   }
   for (int32_t c = 0; c < depth; ++c) {
-    values[c] = scaled_wide(values[c], out.scale, out.rounding);
+    values[c] = scale_int64(values[c], out.scale, out.rounding);
   }
 }
 
@@ -124,7 +124,7 @@ void Writer::finish(int64_t* values) const {
   for (int32_t c = 0; c < depth && out.function != Function::kNone; ++c) {
     values[c] = evaluate(out.function, values[c]);
   }
-  const uint8_t* table = machine_.tables + out.table_at;
+  const uint8_t* table = state_.tables + out.table_at;
   const int64_t first = out.table_signed ? -128 : 0;
   for (int32_t c = 0; c < depth && out.table != Table::kNone; ++c) {
     const int64_t index = (values[c] - first) & 255;
@@ -139,7 +139,7 @@ void Writer::finish(int64_t* values) const {
         values[c] = table_entry<int32_t>(table, index);
         break;
       default:
-        values[c] = interpolated(table, static_cast<int16_t>(values[c]), out.table_wide);
+        values[c] = interpolate(table, static_cast<int16_t>(values[c]), out.table_full_precision);
     }
   }
 }
@@ -147,19 +147,19 @@ void Writer::finish(int64_t* values) const {
 void Writer::store(int32_t y, int32_t x, const int64_t* values) const {
   const FeatureMap& ofm = op_.ofm;
   if (ofm.storage == Storage::kChained) {
-    int32_t* to = machine_.chains[ofm.region].data() + (int64_t{y} * ofm.width + x) * ofm.depth;
+    int32_t* to = state_.chains[ofm.region].data() + (int64_t{y} * ofm.width + x) * ofm.depth;
     for (int32_t c = 0; c < ofm.depth; ++c) {
       to[c] = static_cast<int32_t>(values[c]);
     }
     return;
   }
-  uint8_t* region = machine_.regions[ofm.region].data;
+  uint8_t* region = state_.regions[ofm.region].data;
   if (op_.output.transpose == 0 && op_.output.reverse == 0) {
     store_pixel(ofm, region, y, x, values);
     return;
   }
   for (int32_t c = 0; c < ofm.depth; ++c) {
-    const Place place = transposed(op_.output.transpose, reversed(op_.output.reverse, ofm, {y, x, c}));
+    const Place place = transpose_place(op_.output.transpose, reverse_place(op_.output.reverse, ofm, {y, x, c}));
     store_element(ofm, region, place.y, place.x, place.c, values[c]);
   }
 }

@@ -20,8 +20,8 @@
 namespace arm_runtime {
 
 // How a tensor of a program lies in memory.
-struct TensorForm {
-  static constexpr size_t kMostDimensions = 16;  // of ExecuTorch's runtime
+struct TensorMetadata {
+  static constexpr size_t kMaxDimensions = 16;  // of ExecuTorch's runtime
 
   ScalarType type;
   size_t rank;
@@ -56,15 +56,15 @@ class ModelMethod {
   }
 
   // Copies the bytes where the plan has a place for the input; where it has none, they stay in use.
-  Error set_input(size_t index, const TensorForm& form, const void* data) {
+  Error set_input(size_t index, const TensorMetadata& form, const void* data) {
     if (!method_.has_value()) {
       return Error::InvalidState;
     }
-    if (form.rank > TensorForm::kMostDimensions) {
+    if (form.rank > TensorMetadata::kMaxDimensions) {
       return Error::InvalidArgument;
     }
-    int32_t sizes[TensorForm::kMostDimensions] = {}, strides[TensorForm::kMostDimensions] = {};
-    uint8_t dim_order[TensorForm::kMostDimensions] = {};
+    int32_t sizes[TensorMetadata::kMaxDimensions] = {}, strides[TensorMetadata::kMaxDimensions] = {};
+    uint8_t dim_order[TensorMetadata::kMaxDimensions] = {};
     std::copy_n(form.sizes, form.rank, sizes);
     std::copy_n(form.dim_order, form.rank, dim_order);
     int32_t stride = 1;

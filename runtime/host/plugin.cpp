@@ -15,7 +15,7 @@
 namespace arm_runtime {
 namespace {
 
-void say(char* message, uint64_t size, const char* text, const char* name) {
+void write_message(char* message, uint64_t size, const char* text, const char* name) {
   if (message != nullptr && size > 0) {
     std::snprintf(message, size, text, name);
   }
@@ -23,24 +23,24 @@ void say(char* message, uint64_t size, const char* text, const char* name) {
 
 // The tracer of the program that runs on this thread, while one of its delegates does, and when that began.
 thread_local EventTracer* tracer = nullptr;
-thread_local et_timestamp_t began = 0;
+thread_local et_timestamp_t start_ticks = 0;
 
-class Tracing {
+class ScopedTracer {
  public:
-  explicit Tracing(EventTracer* of) : tracer_(tracer), began_(began) {
+  explicit ScopedTracer(EventTracer* of) : tracer_(tracer), start_ticks_(start_ticks) {
     tracer = of;
-    began = of == nullptr ? 0 : et_pal_current_ticks();
+    start_ticks = of == nullptr ? 0 : et_pal_current_ticks();
   }
-  ~Tracing() {
+  ~ScopedTracer() {
     tracer = tracer_;
-    began = began_;
+    start_ticks = start_ticks_;
   }
-  Tracing(const Tracing&) = delete;
-  Tracing& operator=(const Tracing&) = delete;
+  ScopedTracer(const ScopedTracer&) = delete;
+  ScopedTracer& operator=(const ScopedTracer&) = delete;
 
  private:
   EventTracer* tracer_;
-  et_timestamp_t began_;
+  et_timestamp_t start_ticks_;
 };
 
 // A backend of the runtime whose work is done by an executor outside.
@@ -75,7 +75,7 @@ class HostBackend final : public BackendInterface {
   }
 
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
-    const Tracing tracing(context.event_tracer());
+    const ScopedTracer tracing(context.event_tracer());
     std::vector<arm_host_tensor> tensors;
     tensors.reserve(args.size());
     for (size_t index = 0; index < args.size(); ++index) {
@@ -116,12 +116,13 @@ using namespace arm_runtime;
 
 int32_t arm_host_install(char* message, uint64_t message_size) {
   if (installed) {
-    say(message, message_size, "this copy of the %s is installed already", "Arm host plugin");
+    write_message(message, message_size, "this copy of the %s is installed already", "Arm host plugin");
     return 1;
   }
   for (const HostBackend* backend : kBackends) {
     if (executorch::runtime::get_backend_class(backend->id()) != nullptr) {
-      say(message, message_size,
+      write_message(
+          message, message_size,
           "something else in this process implements %s already: another copy of the plugin, or another library",
           backend->id());
       return 1;
@@ -129,12 +130,12 @@ int32_t arm_host_install(char* message, uint64_t message_size) {
   }
   for (HostBackend* backend : kBackends) {
     if (executorch::runtime::register_backend({backend->id(), backend}) != Error::Ok) {
-      say(message, message_size, "ExecuTorch's runtime has no room for another backend: %s", backend->id());
+      write_message(message, message_size, "ExecuTorch's runtime has no room for another backend: %s", backend->id());
       return 1;
     }
   }
   if (const char* refused = register_cortex_m_kernels()) {
-    say(message, message_size, "ExecuTorch's runtime did not take the kernel %s", refused);
+    write_message(message, message_size, "ExecuTorch's runtime did not take the kernel %s", refused);
     return 1;
   }
   installed = true;
@@ -149,7 +150,7 @@ int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* e
       return 0;
     }
   }
-  say(message, message_size, "the plugin has no backend '%s'", backend_id);
+  write_message(message, message_size, "the plugin has no backend '%s'", backend_id);
   return 1;
 }
 
@@ -157,7 +158,7 @@ int32_t arm_host_log_duration(int32_t id, uint64_t start, uint64_t end, const ch
   if (tracer == nullptr) {
     return 1;
   }
-  tracer->log_profiling_delegate(nullptr, id, began + start, began + end, metadata, metadata_size);
+  tracer->log_profiling_delegate(nullptr, id, start_ticks + start, start_ticks + end, metadata, metadata_size);
   return 0;
 }
 

@@ -43,14 +43,14 @@ void dequantize(const T* input, float* out, size_t count, double scale, int64_t 
 }
 
 template <typename T>
-bool within(int64_t low, int64_t high) {
+bool is_range_of(int64_t low, int64_t high) {
   return low >= std::numeric_limits<T>::min() && low <= high && high <= std::numeric_limits<T>::max();
 }
 
 // What both kernels demand: float32 on one side, int8 or int16 with its range on the other, same layout.
-bool usable(KernelRuntimeContext& context, const char* name, const Tensor& real, const Tensor& quantized, double scale,
-            int64_t zero_point, int64_t quant_min, int64_t quant_max, ScalarType dtype, const Tensor& input,
-            Tensor& out) {
+bool check_arguments(KernelRuntimeContext& context, const char* name, const Tensor& real, const Tensor& quantized,
+                     double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max, ScalarType dtype,
+                     const Tensor& input, Tensor& out) {
   const char* reason = nullptr;
   const bool is_int8 = dtype == ScalarType::Char;
   if (real.scalar_type() != ScalarType::Float) {
@@ -59,9 +59,9 @@ bool usable(KernelRuntimeContext& context, const char* name, const Tensor& real,
     reason = "the integers must be int8 or int16, as the argument dtype says";
   } else if (!(scale > 0) || !std::isfinite(scale) || !std::isfinite(1.0 / scale)) {
     reason = "the scale must be positive and finite";
-  } else if (!(is_int8 ? within<int8_t>(quant_min, quant_max) : within<int16_t>(quant_min, quant_max))) {
+  } else if (!(is_int8 ? is_range_of<int8_t>(quant_min, quant_max) : is_range_of<int16_t>(quant_min, quant_max))) {
     reason = "quant_min and quant_max must be an interval of the integer type";
-  } else if (!(is_int8 ? within<int8_t>(zero_point, zero_point) : within<int16_t>(zero_point, zero_point))) {
+  } else if (!(is_int8 ? is_range_of<int8_t>(zero_point, zero_point) : is_range_of<int16_t>(zero_point, zero_point))) {
     reason = "the zero point must be a value of the integer type";
   } else if (executorch::runtime::resize_tensor(out, input.sizes()) != Error::Ok) {
     reason = "the output cannot take the input's shape";
@@ -78,8 +78,8 @@ bool usable(KernelRuntimeContext& context, const char* name, const Tensor& real,
 
 Tensor& quantize_out(KernelRuntimeContext& context, const Tensor& input, double scale, int64_t zero_point,
                      int64_t quant_min, int64_t quant_max, ScalarType dtype, Tensor& out) {
-  if (!usable(context, "cortex_m::quantize_per_tensor.out", input, out, scale, zero_point, quant_min, quant_max, dtype,
-              input, out)) {
+  if (!check_arguments(context, "cortex_m::quantize_per_tensor.out", input, out, scale, zero_point, quant_min,
+                       quant_max, dtype, input, out)) {
     return out;
   }
   const auto* data = input.const_data_ptr<float>();
@@ -94,8 +94,8 @@ Tensor& quantize_out(KernelRuntimeContext& context, const Tensor& input, double 
 
 Tensor& dequantize_out(KernelRuntimeContext& context, const Tensor& input, double scale, int64_t zero_point,
                        int64_t quant_min, int64_t quant_max, ScalarType dtype, Tensor& out) {
-  if (!usable(context, "cortex_m::dequantize_per_tensor.out", out, input, scale, zero_point, quant_min, quant_max,
-              dtype, input, out)) {
+  if (!check_arguments(context, "cortex_m::dequantize_per_tensor.out", out, input, scale, zero_point, quant_min,
+                       quant_max, dtype, input, out)) {
     return out;
   }
   auto* data = out.mutable_data_ptr<float>();

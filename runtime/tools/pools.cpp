@@ -38,7 +38,7 @@ using executorch::runtime::Error;
 using executorch::runtime::Program;
 
 // For a pool of unknown size; the operating system gives what is touched.
-constexpr size_t kMost = size_t{1} << 30;
+constexpr size_t kUnknownPoolSize = size_t{1} << 30;
 
 [[noreturn]] void fail(const std::string& what, long long number = 0) {
   std::fprintf(stderr, "pools: %s (%lld)\n", what.c_str(), number);
@@ -48,7 +48,7 @@ constexpr size_t kMost = size_t{1} << 30;
 // Memory of exactly so many bytes, at a cache line as firmware's pools are.
 class Pool {
  public:
-  explicit Pool(long long size) : size_(size < 0 ? kMost : static_cast<size_t>(size)) {
+  explicit Pool(long long size) : size_(size < 0 ? kUnknownPoolSize : static_cast<size_t>(size)) {
     void* data = nullptr;
     if (posix_memalign(&data, arm_runtime::kCacheLine, std::max<size_t>(size_, 1)) != 0) {
       fail("no memory for a pool", size);
@@ -120,8 +120,8 @@ void set_inputs(Loaded* loaded, const Program& program, Request* request) {
     if (!info.ok() || info->nbytes() != bytes.size()) {
       fail("input of another size", static_cast<long long>(i));
     }
-    const arm_runtime::TensorForm form = {info->scalar_type(), info->sizes().size(), info->sizes().data(),
-                                          info->dim_order().data()};
+    const arm_runtime::TensorMetadata form = {info->scalar_type(), info->sizes().size(), info->sizes().data(),
+                                              info->dim_order().data()};
     // What the plan has no place for is read while the program runs.
     loaded->inputs.push_back(bytes);
     const Error error = loaded->method.set_input(i, form, loaded->inputs.back().data());

@@ -119,7 +119,7 @@ Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
 
 // Whole cache lines: the driver invalidates those that the scratch touches.
 Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scratch_size) {
-  const size_t size = whole_lines(scratch_size);
+  const size_t size = round_up_to_cache_lines(scratch_size);
   MemoryAllocator* allocator = context.get_temp_allocator();
   void* scratch = allocator == nullptr ? nullptr : allocator->allocate(size, kCacheLine);
   if (scratch == nullptr) {
@@ -137,7 +137,8 @@ Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
   constexpr uint64_t kNotCounted = UINT64_MAX;
   TraceScope scope(tracer, "EthosUBackend npu");
   uint64_t cycles = kNotCounted;
-  const Error error = run_on_npu(program.payload, program.fast_scratch, scratch, traces(tracer) ? &cycles : nullptr);
+  const Error error =
+      run_on_npu(program.payload, program.fast_scratch, scratch, is_tracing(tracer) ? &cycles : nullptr);
   if (cycles != kNotCounted) {
     scope.add("npu_cycles", cycles);
   }

@@ -114,11 +114,11 @@ FirmwareMemory firmware_memory() {
 
 // Memory that ethosu_init() got goes before the firmware's; the driver compares its size itself too.
 bool has_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
-  return whole_lines(needed.size) <= firmware_memory().size ||
+  return round_up_to_cache_lines(needed.size) <= firmware_memory().size ||
          (driver != nullptr && driver->fast_memory != 0 && needed.size <= driver->fast_memory_size);
 }
 
-Error no_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
+Error report_missing_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
   const bool own = driver != nullptr && driver->fast_memory != 0;
   ARM_RUNTIME_LOG(Error,
                   "the program needs %lu bytes of fast scratch, and there are %lu: set "
@@ -126,12 +126,12 @@ Error no_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
                   "export without Dedicated_Sram",
                   static_cast<Printable>(needed.size),
                   static_cast<Printable>(own ? driver->fast_memory_size : firmware_memory().size),
-                  static_cast<Printable>(whole_lines(needed.size)), static_cast<Printable>(kCacheLine));
+                  static_cast<Printable>(round_up_to_cache_lines(needed.size)), static_cast<Printable>(kCacheLine));
   return Error::MemoryAllocationFailed;
 }
 
 // The program was compiled for another NPU than that of `driver`. The registers tell the MACs, not the product.
-Error other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardware) {
+Error report_other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardware) {
   ARM_RUNTIME_LOG(Error,
                   "the program was compiled for Ethos-U%lu-%lu, and the NPU has %lu multiply-accumulates a "
                   "cycle: export for the NPU of this device",
@@ -140,13 +140,13 @@ Error other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardware) {
   return Error::DelegateInvalidCompatibility;
 }
 
-Error no_npu(const EthosUPayload& payload) {
+Error report_missing_npu(const EthosUPayload& payload) {
   // A driver for one kind of NPU gives it to who does not ask for a kind.
   const ReservedDriver any(ethosu_reserve_driver_ex != nullptr ? ethosu_reserve_driver() : nullptr);
   if (any.get() != nullptr) {
     ethosu_hw_info hardware = {};
     ethosu_get_hw_info(any.get(), &hardware);
-    return other_npu(payload, hardware);
+    return report_other_npu(payload, hardware);
   }
   ARM_RUNTIME_LOG(Error,
                   "the driver has no Ethos-U%lu-%lu: call ethosu_init() or ethosu_init_ex() for it, or export "
@@ -155,11 +155,11 @@ Error no_npu(const EthosUPayload& payload) {
   return Error::InvalidState;
 }
 
-Error failed(const EthosUPayload& payload, ethosu_driver* driver, int result) {
+Error report_failure(const EthosUPayload& payload, ethosu_driver* driver, int result) {
   ethosu_hw_info hardware = {};
   ethosu_get_hw_info(driver, &hardware);
   if (hardware.cfg.macs_per_cc != payload.log2_macs) {
-    return other_npu(payload, hardware);
+    return report_other_npu(payload, hardware);
   }
   ARM_RUNTIME_LOG(Error,
                   "the driver failed with %d on a program for Ethos-U%lu-%lu: see the driver's own log; the NPU "
@@ -173,7 +173,7 @@ Error failed(const EthosUPayload& payload, ethosu_driver* driver, int result) {
 void clean_cache(const void* data, size_t size) {
   const auto start = reinterpret_cast<uintptr_t>(data);
   const size_t before = start % kCacheLine;
-  clean_lines(&ethosu_flush_dcache, start - before, whole_lines(before + size));
+  clean_lines(&ethosu_flush_dcache, start - before, round_up_to_cache_lines(before + size));
 }
 
 Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed) {
@@ -181,25 +181,25 @@ Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed
     return Error::Ok;
   }
   const ReservedDriver driver(payload);
-  return has_fast_scratch(driver.get(), needed) ? Error::Ok : no_fast_scratch(driver.get(), needed);
+  return has_fast_scratch(driver.get(), needed) ? Error::Ok : report_missing_fast_scratch(driver.get(), needed);
 }
 
 Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch, uint64_t* cycles) {
   const ReservedDriver reserved(payload);
   ethosu_driver* driver = reserved.get();
   if (driver == nullptr) {
-    return no_npu(payload);
+    return report_missing_npu(payload);
   }
   // Another driver than that of check_fast_scratch, where there are several.
   if (!has_fast_scratch(driver, fast_scratch)) {
-    return no_fast_scratch(driver, fast_scratch);
+    return report_missing_fast_scratch(driver, fast_scratch);
   }
   const FirmwareMemory memory = firmware_memory();
   const bool own = driver->fast_memory != 0;
   // The driver puts the address of its own memory in the place of ours, after a comparison of the sizes: a size
   // that nobody knows is compared as 0.
   uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch), address(memory.data)};
-  const size_t sizes[kBaseCount] = {payload.weights.size, whole_lines(payload.scratch_size),
+  const size_t sizes[kBaseCount] = {payload.weights.size, round_up_to_cache_lines(payload.scratch_size),
                                     fast_scratch.known ? fast_scratch.size
                                     : own              ? 0
                                                        : memory.size};
@@ -212,7 +212,7 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, 
     result = ethosu_invoke_v3(driver, payload.commands.data, static_cast<int>(payload.commands.size), bases, sizes,
                               spills ? kBaseCount : kBaseCount - 1, nullptr);
   }
-  return result == 0 ? Error::Ok : failed(payload, driver, result);
+  return result == 0 ? Error::Ok : report_failure(payload, driver, result);
 }
 
 }  // namespace arm_runtime

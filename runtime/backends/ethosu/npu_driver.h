@@ -15,7 +15,7 @@ namespace arm_runtime {
 constexpr size_t kCacheLine = 32;
 
 // `size` rounded up to cache lines; SIZE_MAX where that is more than there can be.
-constexpr size_t whole_lines(size_t size) {
+constexpr size_t round_up_to_cache_lines(size_t size) {
   return size > SIZE_MAX - (kCacheLine - 1) ? SIZE_MAX : (size + kCacheLine - 1) / kCacheLine * kCacheLine;
 }
 

@@ -48,7 +48,7 @@ constexpr char kTimeoutVariable[] = "ARM_RUNTIME_ETHOSU_TIMEOUT_MS";
 using Events = std::array<uint32_t, 4>;
 
 // The driver library throws, from destructors too; those of buffers it holds itself, in std::shared_ptr.
-struct Quiet {
+struct NoThrowDelete {
   template <typename T>
   void operator()(T* object) const noexcept {
     try {
@@ -70,7 +70,7 @@ struct Options {
 
 // Runs `work`; what it throws becomes an Error and a log line.
 template <typename Work>
-Error guarded(const char* doing, const Options& options, const Work& work) noexcept {
+Error catch_exceptions(const char* doing, const Options& options, const Work& work) noexcept {
   try {
     return work();
   } catch (const std::bad_alloc&) {
@@ -149,7 +149,7 @@ Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
 }
 
 // Where a tensor lies in its region, in bytes.
-struct Slot {
+struct TensorSlot {
   size_t offset;
   size_t size;
   size_t element_size;
@@ -159,10 +159,10 @@ struct Slot {
 // The tensors of one region, and the one buffer that holds them. The kernel driver gives the NPU the address
 // of the first input (output) buffer as that of the region; the others it expects behind it. Vela places
 // tensors in an order of its own, so a buffer for each in the program's order would exchange them.
-struct Side {
+struct IoRegion {
   const char* name;
   Region region;
-  std::vector<Slot> slots;
+  std::vector<TensorSlot> slots;
   size_t size = 0;
   std::vector<char> bytes;  // to gather or scatter several tensors; empty where one is the whole region
   std::vector<std::shared_ptr<EthosU::Buffer>> buffers;  // at most one, in the form that Inference takes
@@ -171,11 +171,11 @@ struct Side {
 // A delegate of a loaded program.
 struct Delegate {
   Options options;
-  std::unique_ptr<EthosU::Device, Quiet> device;  // first, so that it is destroyed last
+  std::unique_ptr<EthosU::Device, NoThrowDelete> device;  // first, so that it is destroyed last
   std::shared_ptr<EthosU::Network> network;
   std::shared_ptr<EthosU::Buffer> constants, intermediate;
-  Side inputs{"input", Region::kInput, {}, 0, {}, {}};
-  Side outputs{"output", Region::kOutput, {}, 0, {}, {}};
+  IoRegion inputs{"input", Region::kInput, {}, 0, {}, {}};
+  IoRegion outputs{"output", Region::kOutput, {}, 0, {}, {}};
 };
 
 // An empty buffer object stands for "none": the driver refuses to make one of 0 bytes.
@@ -221,7 +221,7 @@ Error read_payload(const void* data, size_t size, EthosUPayload* payload) {
   return Error::Ok;
 }
 
-Error place(const PayloadTensors& tensors, Side* side) {
+Error assign_slots(const PayloadTensors& tensors, IoRegion* side) {
   if (side->region == Region::kOutput && tensors.count() == 0) {
     ARM_RUNTIME_LOG(Error, "the payload has no outputs; export the program again");
     return Error::InvalidProgram;
@@ -278,10 +278,10 @@ Error prepare(const BackendInitContext& context, const FreeableBuffer& processed
   const Result<FreeableBuffer> weights = find_weights(ARM_RUNTIME_BACKEND_ID, context, specs, &payload);
   error = weights.error();
   if (error == Error::Ok) {
-    error = place(payload.inputs, &delegate->inputs);
+    error = assign_slots(payload.inputs, &delegate->inputs);
   }
   if (error == Error::Ok) {
-    error = place(payload.outputs, &delegate->outputs);
+    error = assign_slots(payload.outputs, &delegate->outputs);
   }
   if (error != Error::Ok) {
     return error;
@@ -293,13 +293,13 @@ Error prepare(const BackendInitContext& context, const FreeableBuffer& processed
     return error;
   }
   // The driver copies the stream.
-  delegate->network.reset(new EthosU::Network(device, payload.commands.data, payload.commands.size), Quiet());
+  delegate->network.reset(new EthosU::Network(device, payload.commands.data, payload.commands.size), NoThrowDelete());
   delegate->constants = make_buffer(device, payload.weights.size);
   if (payload.weights.size > 0) {
     write_buffer(*delegate->constants, payload.weights.data, payload.weights.size);
   }
   delegate->intermediate = make_buffer(device, payload.scratch_size);
-  for (Side* side : {&delegate->inputs, &delegate->outputs}) {
+  for (IoRegion* side : {&delegate->inputs, &delegate->outputs}) {
     if (side->size > 0) {
       side->buffers.push_back(make_buffer(device, side->size));
     }
@@ -325,13 +325,13 @@ bool wait_for(const EthosU::Inference& inference, int64_t timeout_ns) {
   return true;
 }
 
-Error check_argument(const EValue& argument, const Side& side, size_t index) {
+Error check_argument(const EValue& argument, const IoRegion& side, size_t index) {
   if (!argument.isTensor()) {
     ARM_RUNTIME_LOG(Error, "%s %zu is not a tensor", side.name, index);
     return Error::InvalidArgument;
   }
   const auto& tensor = argument.toTensor();
-  const Slot& slot = side.slots[index];
+  const TensorSlot& slot = side.slots[index];
   if (!executorch::runtime::isIntegralType(tensor.scalar_type(), /*includeBool=*/true) ||
       static_cast<size_t>(tensor.element_size()) != slot.element_size || tensor.nbytes() != slot.size) {
     ARM_RUNTIME_LOG(Error, "%s %zu has %zu bytes of %s; compiled for %zu bytes of integers of %zu bytes", side.name,
@@ -359,7 +359,7 @@ Error check_arguments(const Delegate& delegate, Span<EValue*> args) {
   return Error::Ok;
 }
 
-void write_inputs(Side& side, EValue** args) {
+void write_inputs(IoRegion& side, EValue** args) {
   if (side.buffers.empty()) {
     return;
   }
@@ -368,7 +368,7 @@ void write_inputs(Side& side, EValue** args) {
     return;
   }
   for (size_t index = 0; index < side.slots.size(); ++index) {
-    const Slot& slot = side.slots[index];
+    const TensorSlot& slot = side.slots[index];
     if (slot.allocated) {
       std::memcpy(side.bytes.data() + slot.offset, args[index]->toTensor().const_data_ptr(), slot.size);
     }
@@ -376,14 +376,14 @@ void write_inputs(Side& side, EValue** args) {
   write_buffer(*side.buffers[0], side.bytes.data(), side.size);
 }
 
-void read_outputs(Side& side, EValue** args) {
+void read_outputs(IoRegion& side, EValue** args) {
   if (side.bytes.empty()) {
     read_buffer(*side.buffers[0], args[0]->toTensor().mutable_data_ptr(), side.size);
     return;
   }
   read_buffer(*side.buffers[0], side.bytes.data(), side.size);
   for (size_t index = 0; index < side.slots.size(); ++index) {
-    const Slot& slot = side.slots[index];
+    const TensorSlot& slot = side.slots[index];
     std::memcpy(args[index]->toTensor().mutable_data_ptr(), side.bytes.data() + slot.offset, slot.size);
   }
 }
@@ -429,8 +429,8 @@ void report_counters(const EthosU::Inference& inference, const Options& options,
 // An Inference starts when it is made and cannot be started again.
 Error run(Delegate& delegate, EventTracer* tracer) {
   TraceScope scope(tracer, "EthosUBackend npu");
-  const bool counts_cycles = delegate.options.counts_cycles.value_or(traces(tracer));
-  const std::unique_ptr<EthosU::Inference, Quiet> inference(
+  const bool counts_cycles = delegate.options.counts_cycles.value_or(is_tracing(tracer));
+  const std::unique_ptr<EthosU::Inference, NoThrowDelete> inference(
       new EthosU::Inference(delegate.network, delegate.inputs.buffers.begin(), delegate.inputs.buffers.end(),
                             delegate.outputs.buffers.begin(), delegate.outputs.buffers.end(), delegate.intermediate,
                             delegate.constants, delegate.options.events, counts_cycles));
@@ -464,7 +464,7 @@ class EthosULinuxBackend final : public BackendInterface {
     }
     DelegateHandle* handle = nullptr;
     Options options;
-    error = guarded("loading a program", options, [&] {
+    error = catch_exceptions("loading a program", options, [&] {
       Error prepared = read_options(specs, &options);
       auto delegate = std::make_unique<Delegate>();
       delegate->options = options;
@@ -487,7 +487,7 @@ class EthosULinuxBackend final : public BackendInterface {
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
     const TraceScope scope(context.event_tracer(), "EthosUBackend execute");
     Delegate& delegate = *static_cast<Delegate*>(handle);
-    return guarded("an inference", delegate.options, [&] {
+    return catch_exceptions("an inference", delegate.options, [&] {
       Error error = check_arguments(delegate, args);
       if (error != Error::Ok) {
         return error;

@@ -109,7 +109,7 @@ class Module {
  private:
   const char* visit(const Instruction& instruction);
   // Whether the ids that a definition builds on are there, and are what they must be.
-  bool is_sound(const Instruction& instruction, const Layout& layout) const;
+  bool is_valid(const Instruction& instruction, const Layout& layout) const;
   // Whether the words from `first` on are ids of constants, or, `with_values`, of what the graph computes.
   bool are_defined(const Instruction& instruction, uint32_t first, bool with_values) const;
   Kind kind_of(uint32_t id) const;
@@ -166,7 +166,7 @@ const char* Module::visit(const Instruction& instruction) {
   if (instruction.count < layout.min_words) {
     return "an instruction is too short";
   }
-  if (!is_sound(instruction, layout)) {
+  if (!is_valid(instruction, layout)) {
     return "an instruction refers to an id that is not what it must be";
   }
   if (layout.result != 0) {
@@ -197,7 +197,7 @@ Kind Module::kind_of(uint32_t id) const {
   return found == definitions_.end() ? Kind::kNone : layout_of(found->second.opcode()).kind;
 }
 
-bool Module::is_sound(const Instruction& instruction, const Layout& layout) const {
+bool Module::is_valid(const Instruction& instruction, const Layout& layout) const {
   const uint32_t* words = instruction.words;
   // Of the instructions that are read, those whose result is the second word have its type as the first.
   if (layout.result == 2 && kind_of(words[1]) != Kind::kType) {

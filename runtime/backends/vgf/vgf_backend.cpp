@@ -99,7 +99,7 @@ class VgfBackend final : public BackendInterface {
         return error;
       }
     }
-    Error error = program.settle();
+    Error error = program.wait_for_last_run();
     if (error != Error::Ok) {
       return error;
     }

@@ -54,7 +54,7 @@ const Format* find_format(int32_t format) {
 }
 
 // The numbers of a view, which libvgf's checks leave at any address.
-std::vector<int64_t> copy_of(const vgflib::DataView<int64_t>& view) {
+std::vector<int64_t> copy_numbers(const vgflib::DataView<int64_t>& view) {
   std::vector<int64_t> numbers(view.size());
   if (!numbers.empty()) {
     std::memcpy(numbers.data(), view.data(), numbers.size() * sizeof(int64_t));
@@ -74,9 +74,9 @@ Error unsupported(const char* what, uint64_t index) {
 }
 
 // The sections of one file, and what is read from them.
-class Reader {
+class VgfReader {
  public:
-  explicit Reader(VgfFile* file) : file_(*file) {}
+  explicit VgfReader(VgfFile* file) : file_(*file) {}
 
   Error read(const uint8_t* data, size_t size) {
     Error error = open(data, size);
@@ -109,7 +109,7 @@ class Reader {
   Error read_bindings(uint32_t index, VgfSegment* segment);
   Error read_constants(uint32_t index, VgfSegment* segment);
   Error check_module(uint32_t index, const VgfSegment& segment);
-  bool fits(const SpirvTensor& expected, uint32_t tensor) const;
+  bool matches(const SpirvTensor& expected, uint32_t tensor) const;
 
   VgfFile& file_;
   std::unique_ptr<vgflib::HeaderDecoder> header_;
@@ -119,7 +119,7 @@ class Reader {
   std::unique_ptr<vgflib::ConstantDecoder> constants_;
 };
 
-Error Reader::open(const uint8_t* data, size_t size) {
+Error VgfReader::open(const uint8_t* data, size_t size) {
   if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0) {
     ARM_RUNTIME_LOG(Error, "the payload lies at an address that is not a multiple of 8; load the program into "
                            "aligned memory");
@@ -148,7 +148,7 @@ Error Reader::open(const uint8_t* data, size_t size) {
   return Error::Ok;
 }
 
-Error Reader::read_tensors() {
+Error VgfReader::read_tensors() {
   const auto count = static_cast<uint32_t>(resources_->size());
   file_.tensors.resize(count);
   for (uint32_t index = 0; index < count; ++index) {
@@ -160,7 +160,7 @@ Error Reader::read_tensors() {
   return Error::Ok;
 }
 
-Error Reader::read_tensor(uint32_t index) {
+Error VgfReader::read_tensor(uint32_t index) {
   VgfTensor& tensor = file_.tensors[index];
   tensor.is_constant = resources_->getCategory(index) == vgflib::ResourceCategory::CONSTANT;
   if (!tensor.is_constant && resources_->getDescriptorType(index) != kTensorDescriptor) {
@@ -176,7 +176,7 @@ Error Reader::read_tensor(uint32_t index) {
   tensor.format = format->format;
   tensor.scalar_type = format->scalar_type;
   tensor.nbytes = format->size;
-  tensor.shape = copy_of(resources_->getTensorShape(index));
+  tensor.shape = copy_numbers(resources_->getTensorShape(index));
   if (tensor.shape.empty()) {  // a scalar: Vulkan and SPIR-V have no tensors without dimensions
     tensor.shape.push_back(1);
   }
@@ -185,7 +185,7 @@ Error Reader::read_tensor(uint32_t index) {
       return damaged("a tensor has a dimension that is not positive, or too many elements", index);
     }
   }
-  const std::vector<int64_t> strides = copy_of(resources_->getTensorStride(index));
+  const std::vector<int64_t> strides = copy_numbers(resources_->getTensorStride(index));
   size_t packed = format->size;
   for (size_t left = strides.size(); left > 0; --left) {
     if (strides.size() != tensor.shape.size() || strides[left - 1] != static_cast<int64_t>(packed)) {
@@ -196,7 +196,7 @@ Error Reader::read_tensor(uint32_t index) {
   return Error::Ok;
 }
 
-Error Reader::read_slots(vgflib::BindingSlotArrayHandle slots, std::vector<uint32_t>* tensors) {
+Error VgfReader::read_slots(vgflib::BindingSlotArrayHandle slots, std::vector<uint32_t>* tensors) {
   const auto count = static_cast<uint32_t>(sequence_->getBindingsSize(slots));
   for (uint32_t index = 0; index < count; ++index) {
     const uint32_t tensor = sequence_->getBindingSlotMrtIndex(slots, index);
@@ -208,7 +208,7 @@ Error Reader::read_slots(vgflib::BindingSlotArrayHandle slots, std::vector<uint3
   return Error::Ok;
 }
 
-Error Reader::read_segment(uint32_t index) {
+Error VgfReader::read_segment(uint32_t index) {
   if (sequence_->getSegmentType(index) != vgflib::ModuleType::GRAPH) {
     return unsupported("a compute shader segment", index);
   }
@@ -230,7 +230,7 @@ Error Reader::read_segment(uint32_t index) {
   return error;
 }
 
-Error Reader::read_module(uint32_t index, VgfSegment* segment) {
+Error VgfReader::read_module(uint32_t index, VgfSegment* segment) {
   const uint32_t module = sequence_->getSegmentModuleIndex(index);
   if (module >= modules_->size()) {
     return damaged("a segment names a module that is not there", index);
@@ -246,7 +246,7 @@ Error Reader::read_module(uint32_t index, VgfSegment* segment) {
   return Error::Ok;
 }
 
-Error Reader::read_bindings(uint32_t index, VgfSegment* segment) {
+Error VgfReader::read_bindings(uint32_t index, VgfSegment* segment) {
   const auto sets = static_cast<uint32_t>(sequence_->getSegmentDescriptorSetInfosSize(index));
   for (uint32_t info = 0; info < sets; ++info) {
     const uint32_t set = sequence_->getSegmentDescriptorSetIndex(index, info);
@@ -269,7 +269,7 @@ Error Reader::read_bindings(uint32_t index, VgfSegment* segment) {
   return Error::Ok;
 }
 
-Error Reader::read_constants(uint32_t index, VgfSegment* segment) {
+Error VgfReader::read_constants(uint32_t index, VgfSegment* segment) {
   const auto bindings = sequence_->getSegmentConstantBindingsHandle(index);
   const auto count = static_cast<uint32_t>(sequence_->getGraphConstantBindingsSize(bindings));
   for (uint32_t entry = 0; entry < count; ++entry) {
@@ -302,14 +302,14 @@ Error Reader::read_constants(uint32_t index, VgfSegment* segment) {
   return Error::Ok;
 }
 
-bool Reader::fits(const SpirvTensor& expected, uint32_t index) const {
+bool VgfReader::matches(const SpirvTensor& expected, uint32_t index) const {
   const VgfTensor& tensor = file_.tensors[index];
   const Format* format = find_format(static_cast<int32_t>(tensor.format));
   return format->size == expected.element_size && format->is_float == expected.is_float &&
          tensor.shape == expected.shape;
 }
 
-Error Reader::check_module(uint32_t index, const VgfSegment& segment) {
+Error VgfReader::check_module(uint32_t index, const VgfSegment& segment) {
   SpirvGraph graph;
   if (const char* reason = read_spirv_graph(segment.code, segment.word_count, segment.entry_point, &graph)) {
     ARM_RUNTIME_LOG(Error, "the SPIR-V module of segment %u is damaged: %s; export the program again",
@@ -320,7 +320,7 @@ Error Reader::check_module(uint32_t index, const VgfSegment& segment) {
     bool found = false;
     for (const VgfBinding& binding : segment.bindings) {
       found = found || (binding.set == resource.set && binding.binding == resource.binding &&
-                        fits(resource.tensor, binding.tensor));
+                        matches(resource.tensor, binding.tensor));
     }
     if (!found) {
       return damaged("a segment binds no tensor of the graph's type and shape to a binding", resource.binding);
@@ -332,7 +332,7 @@ Error Reader::check_module(uint32_t index, const VgfSegment& segment) {
   for (const SpirvConstant& constant : graph.constants) {
     bool found = false;
     for (const VgfConstant& given : segment.constants) {
-      found = found || (given.id == constant.id && fits(constant.tensor, given.tensor));
+      found = found || (given.id == constant.id && matches(constant.tensor, given.tensor));
     }
     if (!found) {
       return damaged("a segment has no constant of the graph's type and shape for an id", constant.id);
@@ -344,7 +344,7 @@ Error Reader::check_module(uint32_t index, const VgfSegment& segment) {
 }  // namespace
 
 Error read_vgf(const void* data, size_t size, VgfFile* file) {
-  return Reader(file).read(static_cast<const uint8_t*>(data), size);
+  return VgfReader(file).read(static_cast<const uint8_t*>(data), size);
 }
 
 }  // namespace arm_runtime

@@ -115,7 +115,7 @@ Error VgfProgram::check_limits(const VgfFile& file) const {
   for (size_t index = 0; index < file.tensors.size(); ++index) {
     const VgfTensor& tensor = file.tensors[index];
     const char* limit = exceeded_limit(tensor, device_->tensor_limits());
-    if (limit == nullptr && !device_->takes(tensor.format)) {
+    if (limit == nullptr && !device_->supports(tensor.format)) {
       limit = "its format";
     }
     if (limit != nullptr) {
@@ -493,7 +493,7 @@ void VgfProgram::barrier(VkPipelineStageFlags2 stage, VkAccessFlags2 access) con
   device_->fn().vkCmdPipelineBarrier2(commands_, &dependency);
 }
 
-Error VgfProgram::settle() { return pending_ ? device_->wait(fence_, &pending_) : Error::Ok; }
+Error VgfProgram::wait_for_last_run() { return pending_ ? device_->wait(fence_, &pending_) : Error::Ok; }
 
 Error VgfProgram::record() {
   const VulkanFunctions& fn = device_->fn();
@@ -549,7 +549,7 @@ Error VgfProgram::record() {
 }
 
 void VgfProgram::retire(std::unique_ptr<VgfProgram> program) {
-  program->settle();
+  program->wait_for_last_run();
   if (!program->pending_) {
     return;
   }

@@ -35,10 +35,10 @@ class VgfProgram {
   const std::vector<Port>& outputs() const { return outputs_; }
 
   /// Waits for a run that did not end in time: until it does, the memory of the inputs is the device's.
-  Error settle();
+  Error wait_for_last_run();
 
   /// Runs the model on what lies in the memory of the inputs; afterwards the outputs' memory has the results. Not
-  /// before settle() is Ok.
+  /// before wait_for_last_run() is Ok.
   Error run();
 
   /// Destroys a program, unless the device still uses its memory after another wait: then it is kept for good.

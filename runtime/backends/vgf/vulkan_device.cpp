@@ -35,7 +35,7 @@ constexpr char kTimeoutVariable[] = "ARM_RUNTIME_VGF_TIMEOUT_MS";
 constexpr char kCacheVariable[] = "ARM_RUNTIME_VGF_PIPELINE_CACHE";
 
 // The application's device, and the backend's own while a program holds it.
-struct Shared {
+struct SharedState {
   std::mutex mutex;
   bool has_application_device = false;
   VulkanHandles application{};
@@ -44,9 +44,9 @@ struct Shared {
   std::vector<char> pipelines;
 };
 
-Shared& shared() {
+SharedState& shared_state() {
   // Not destroyed: programs may still be unloaded while the process runs its static destructors.
-  static Shared* const instance = new Shared;
+  static SharedState* const instance = new SharedState;
   return *instance;
 }
 
@@ -106,7 +106,7 @@ struct Features {
   Features(const Features&) = delete;
   Features& operator=(const Features&) = delete;
 
-  bool suffice() const {
+  bool are_sufficient() const {
     return tensor.tensors && graph.dataGraph && graph.dataGraphShaderModule && core13.synchronization2;
   }
 
@@ -260,17 +260,17 @@ Error set_vulkan_device(const VulkanHandles* handles) {
     ARM_RUNTIME_LOG(Error, "set_vulkan_device was given a null handle; every one of them is needed");
     return Error::InvalidArgument;
   }
-  const std::lock_guard<std::mutex> lock(shared().mutex);
-  shared().has_application_device = handles != nullptr;
-  shared().application = handles != nullptr ? *handles : VulkanHandles{};
-  shared().current.reset();
+  const std::lock_guard<std::mutex> lock(shared_state().mutex);
+  shared_state().has_application_device = handles != nullptr;
+  shared_state().application = handles != nullptr ? *handles : VulkanHandles{};
+  shared_state().current.reset();
   return Error::Ok;
 }
 
 bool VulkanDevice::is_possible() {
   {
-    const std::lock_guard<std::mutex> lock(shared().mutex);
-    if (shared().has_application_device) {
+    const std::lock_guard<std::mutex> lock(shared_state().mutex);
+    if (shared_state().has_application_device) {
       return true;
     }
   }
@@ -283,22 +283,23 @@ bool VulkanDevice::is_possible() {
 }
 
 Result<std::shared_ptr<VulkanDevice>> VulkanDevice::acquire() {
-  const std::lock_guard<std::mutex> lock(shared().mutex);
-  std::shared_ptr<VulkanDevice> device = shared().current.lock();
+  const std::lock_guard<std::mutex> lock(shared_state().mutex);
+  std::shared_ptr<VulkanDevice> device = shared_state().current.lock();
   if (device == nullptr) {
     device = std::make_shared<VulkanDevice>();
-    const Error error = shared().has_application_device ? device->adopt(shared().application) : device->create();
+    const Error error =
+        shared_state().has_application_device ? device->adopt(shared_state().application) : device->create();
     if (error != Error::Ok) {
       return error;
     }
-    shared().current = device;
+    shared_state().current = device;
   }
   return device;
 }
 
 VulkanDevice::~VulkanDevice() {
   if (pipeline_cache_ != VK_NULL_HANDLE) {
-    keep_pipeline_cache();
+    save_pipeline_cache();
     fn_.vkDestroyPipelineCache(device_, pipeline_cache_, nullptr);
   }
   if (!owned_) {
@@ -428,7 +429,7 @@ bool VulkanDevice::choose_physical_device() {
     }
     Features supported(false);
     fn_.vkGetPhysicalDeviceFeatures2(device, &supported.core);
-    if (supported.suffice()) {
+    if (supported.are_sufficient()) {
       best = rank_of(properties.properties.deviceType);
       physical_device_ = device;
       queue_family_ = family;
@@ -494,12 +495,12 @@ Error VulkanDevice::read_limits() {
   return error;
 }
 
-// Called where shared() is locked. Without a cache pipelines are made all the same.
+// Called where shared_state() is locked. Without a cache pipelines are made all the same.
 void VulkanDevice::make_pipeline_cache() {
   const char* path = std::getenv(kCacheVariable);
   std::vector<char> data = path == nullptr ? std::vector<char>() : read_cache_file(path);
   if (data.empty()) {
-    data = shared().pipelines;
+    data = shared_state().pipelines;
   }
   VkPipelineCacheCreateInfo info{};
   info.sType = VK_STRUCTURE_TYPE_PIPELINE_CACHE_CREATE_INFO;
@@ -510,7 +511,7 @@ void VulkanDevice::make_pipeline_cache() {
   }
 }
 
-void VulkanDevice::keep_pipeline_cache() const {
+void VulkanDevice::save_pipeline_cache() const {
   size_t size = 0;
   if (fn_.vkGetPipelineCacheData(device_, pipeline_cache_, &size, nullptr) != VK_SUCCESS) {
     return;
@@ -523,11 +524,11 @@ void VulkanDevice::keep_pipeline_cache() const {
   if (const char* path = std::getenv(kCacheVariable)) {
     write_cache_file(path, data);
   }
-  const std::lock_guard<std::mutex> lock(shared().mutex);
-  shared().pipelines.swap(data);
+  const std::lock_guard<std::mutex> lock(shared_state().mutex);
+  shared_state().pipelines.swap(data);
 }
 
-bool VulkanDevice::takes(VkFormat format) const {
+bool VulkanDevice::supports(VkFormat format) const {
   VkTensorFormatPropertiesARM tensor{};
   tensor.sType = VK_STRUCTURE_TYPE_TENSOR_FORMAT_PROPERTIES_ARM;
   VkFormatProperties2 properties{};

@@ -60,7 +60,7 @@ class VulkanDevice {
                  VkMemoryPropertyFlags* properties) const;
 
   /// Whether graphs may read and write linear tensors of a format.
-  bool takes(VkFormat format) const;
+  bool supports(VkFormat format) const;
 
   /// What pipelines are made with: programs that were loaded before have left there what their pipelines took.
   VkPipelineCache pipeline_cache() const { return pipeline_cache_; }
@@ -80,7 +80,7 @@ class VulkanDevice {
   Error create_device();
   Error read_limits();
   void make_pipeline_cache();
-  void keep_pipeline_cache() const;
+  void save_pipeline_cache() const;
 
   VulkanFunctions fn_;
   VkInstance instance_ = VK_NULL_HANDLE;

@@ -82,9 +82,9 @@ class SharedLines {
  public:
   explicit SharedLines(size_t size)
       : size_(size),
-        memory_(
-            static_cast<uint8_t*>(std::aligned_alloc(kCacheLine, 3 * kCacheLine + arm_runtime::whole_lines(size)))) {
-    std::memset(memory_.get(), kOthers, 3 * kCacheLine + arm_runtime::whole_lines(size));
+        memory_(static_cast<uint8_t*>(
+            std::aligned_alloc(kCacheLine, 3 * kCacheLine + arm_runtime::round_up_to_cache_lines(size)))) {
+    std::memset(memory_.get(), kOthers, 3 * kCacheLine + arm_runtime::round_up_to_cache_lines(size));
   }
   uint8_t* data() const { return memory_.get() + kCacheLine + kMisalignment; }
   size_t size() const { return size_; }
@@ -93,7 +93,7 @@ class SharedLines {
     const auto whole = [](const uint8_t* from, const uint8_t* to) {
       return std::all_of(from, to, [](uint8_t byte) { return byte == kOthers; });
     };
-    const uint8_t* end = memory_.get() + 3 * kCacheLine + arm_runtime::whole_lines(size_);
+    const uint8_t* end = memory_.get() + 3 * kCacheLine + arm_runtime::round_up_to_cache_lines(size_);
     return whole(memory_.get(), data()) && whole(data() + size_, end);
   }
 
@@ -174,7 +174,7 @@ class Loaded {
   explicit Loaded(const std::string& content, size_t misalignment = 0) : bytes_(content, misalignment) {
     arm_runtime::read_ethosu_payload(bytes_.data(), bytes_.size(), &payload_);
     method_memory_.resize(256);
-    set_scratch(arm_runtime::whole_lines(payload_.scratch_size));
+    set_scratch(arm_runtime::round_up_to_cache_lines(payload_.scratch_size));
     for (uint32_t i = 0; i < payload_.inputs.count(); ++i) {
       arguments_.push_back(std::make_unique<Argument>(payload_.inputs.at(i)));
       arguments_.back()->fill(i);
@@ -497,7 +497,7 @@ void refuses_too_little_memory(const Files& files) {
   Loaded loaded(files.payload);
   CHECK(loaded.init(8) == Error::MemoryAllocationFailed && logs("method allocator"));
   CHECK(loaded.init() == Error::Ok);
-  const size_t enough = arm_runtime::whole_lines(loaded.payload().scratch_size);
+  const size_t enough = arm_runtime::round_up_to_cache_lines(loaded.payload().scratch_size);
   loaded.set_scratch(enough - 1);
   expect_refused(loaded, Error::MemoryAllocationFailed, "bytes of scratch");
   loaded.set_scratch(0);
@@ -669,7 +669,7 @@ void executes_in_the_runtime(const Files& files) {
   }
   executorch::runtime::HierarchicalAllocator planned_memory({spans.data(), spans.size()});
   std::vector<uint8_t> method_bytes(1 << 16);
-  std::vector<uint8_t> temp_bytes(arm_runtime::whole_lines(payload.scratch_size) + kCacheLine);
+  std::vector<uint8_t> temp_bytes(arm_runtime::round_up_to_cache_lines(payload.scratch_size) + kCacheLine);
   MemoryAllocator method_memory(static_cast<uint32_t>(method_bytes.size()), method_bytes.data());
   MemoryAllocator temp_memory(static_cast<uint32_t>(temp_bytes.size()), temp_bytes.data());
   executorch::runtime::MemoryManager manager(&method_memory, &planned_memory, &temp_memory);

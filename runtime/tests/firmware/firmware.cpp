@@ -79,7 +79,7 @@ class Delegate {
     read_specs(listing);
     arm_runtime::EthosUPayload content;
     arm_runtime::read_ethosu_payload(payload_.data, payload_.size, &content);
-    temp_.resize(arm_runtime::whole_lines(content.scratch_size) + arm_runtime::kCacheLine - 1);
+    temp_.resize(arm_runtime::round_up_to_cache_lines(content.scratch_size) + arm_runtime::kCacheLine - 1);
     MemoryAllocator allocator(sizeof(method_), method_);
     BackendInitContext context(&allocator, &tracer);
     FreeableBuffer processed(payload_.data, payload_.size, nullptr);

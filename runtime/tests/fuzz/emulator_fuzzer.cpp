@@ -16,7 +16,7 @@ using arm_runtime::npu::Program;
 namespace {
 
 // A damaged program may be right and endless.
-constexpr uint64_t kMostWork = uint64_t{1} << 22;
+constexpr uint64_t kMaxWork = uint64_t{1} << 22;
 constexpr uint32_t kMostScratch = 1 << 20;
 
 }  // namespace
@@ -48,8 +48,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto status = program.load(stream.data(), stream.size(), weights, sizes);
   char text[160];
   status.describe(text, sizeof(text));
-  if (status.ok() && program.work() < kMostWork) {
-    program.watch({{1, 0, 64}}, {{1, 64, 128}}, data[0] & 3u);
+  if (status.ok() && program.work() < kMaxWork) {
+    program.check_accesses({{1, 0, 64}}, {{1, 64, 128}}, data[0] & 3u);
     program.execute(bases);
   }
   return 0;

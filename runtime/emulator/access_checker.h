@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "emulator/access.h"
-#include "emulator/machine.h"
 #include "emulator/shadow.h"
+#include "emulator/npu_state.h"
 
 namespace arm_runtime::npu {
 
@@ -50,18 +50,18 @@ struct OperationFigures {
 //   for that of a block of its IFM (get_ifm_ofm_block_depth), and so counts a block for each channel. These are Vela's
 //   mistakes, as its new core counts all rows (CalcIFMJobShape) and, from the BLOCKDEP that it writes, all channels.
 // - U55 with 32 and 64 MACs: a kernel without a table is written over all tables, and so takes part in both.
-class Watch {
+class AccessChecker {
  public:
-  // Makes room, so that executing does not. `weights`: bytes of region 0. `fails`: findings that end the execution;
-  // others are counted.
-  void prepare(const Configuration& npu, const Machine& machine, size_t weights, size_t operations,
-               std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails);
+  // Makes room, so that executing does not. `weights`: bytes of region 0. `fatal_findings`: findings that end the
+  // execution; others are counted.
+  void prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
+               std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
 
   void begin();
   // Before operation `index` runs.
-  Status before(const Operation& op, size_t index, const Machine& machine);
+  Status check(const Operation& op, size_t index, const NpuState& state);
   // After the last one.
-  Status end();
+  Status check_outputs();
 
   Figures figures();
   const OperationFigures& operation(size_t index) const { return operations_[index]; }
@@ -74,36 +74,36 @@ class Watch {
     void add(int64_t from, int64_t to);
     bool overlaps(const Extent& other) const { return start < other.end && other.start < end; }
   };
-  struct UnderWay {
+  struct InFlight {
     const Operation* op = nullptr;
-    Extent read[kWatchedRegions], written[kWatchedRegions];
+    Extent read[kCheckedRegions], written[kCheckedRegions];
   };
   // Operations under way, the oldest first.
   struct Queue {
-    static constexpr int kMost = 4;
-    UnderWay entries[kMost];
-    int count = 0, most = 0;
+    static constexpr int kCapacity = 4;
+    InFlight entries[kCapacity];
+    int count = 0, limit = 0;
 
-    void keep(int newest);
-    void push(const UnderWay& entry);
+    void keep_newest(int newest);
+    void push(const InFlight& entry);
   };
 
-  Status access(Operand operand, int region, int64_t start, int64_t end);
+  Status record_access(Operand operand, int region, int64_t start, int64_t end);
   void copy_state(int region, int64_t target);
-  Status check_order(const UnderWay& newer, const Machine& machine);
-  Status check_pair(const UnderWay& older, const UnderWay& newer, const Machine& machine);
-  Status check_blocks(const Operation& older, const Operation& newer, const Machine& machine);
-  int64_t overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes, int region,
-                  const Machine& machine);
-  Status found(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third);
+  Status check_dependencies(const InFlight& newer, const NpuState& state);
+  Status check_pair(const InFlight& older, const InFlight& newer, const NpuState& state);
+  Status check_blocks(const Operation& older, const Operation& newer, const NpuState& state);
+  int64_t find_overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes, int region,
+                       const NpuState& state);
+  Status report(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third);
 
-  Shadow written_[kWatchedRegions], touched_[kWatchedRegions], marks_[kWatchedRegions];
+  Shadow written_[kCheckedRegions], accessed_[kCheckedRegions], marks_[kCheckedRegions];
   std::vector<Span> inputs_, outputs_;
   std::vector<OperationFigures> operations_;
-  uint32_t fails_ = 0;
+  uint32_t fatal_findings_ = 0;
   Figures figures_;
   OperationFigures* current_ = nullptr;
-  UnderWay entry_;
+  InFlight entry_;
   Span source_;  // of the row that a DMA copies
   Queue kernels_, dmas_;
 };

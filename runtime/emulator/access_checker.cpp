@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "emulator/watch.h"
+#include "emulator/access_checker.h"
 
 #include <algorithm>
 #include <utility>
@@ -23,28 +23,28 @@ constexpr const char* kUnwrittenReasons[] = {
 
 }  // namespace
 
-void Watch::Extent::add(int64_t from, int64_t to) {
+void AccessChecker::Extent::add(int64_t from, int64_t to) {
   start = std::min(start, from);
   end = std::max(end, to);
 }
 
-void Watch::Queue::keep(int newest) {
+void AccessChecker::Queue::keep_newest(int newest) {
   const int drop = std::max(0, count - newest);
   std::move(entries + drop, entries + count, entries);
   count -= drop;
 }
 
-void Watch::Queue::push(const UnderWay& entry) {
-  keep(most - 1);
+void AccessChecker::Queue::push(const InFlight& entry) {
+  keep_newest(limit - 1);
   entries[count++] = entry;
 }
 
-void Watch::prepare(const Configuration& npu, const Machine& machine, size_t weights, size_t operations,
-                    std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fails) {
+void AccessChecker::prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
+                            std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings) {
   // Executing reaches no constants, which are decoded before, and not all of what it is given and asked for.
-  int64_t sizes[kWatchedRegions];
+  int64_t sizes[kCheckedRegions];
   for (int i = 0; i < kRegions; ++i) {
-    sizes[i] = static_cast<int64_t>(i == 0 ? weights : machine.regions[i].size);
+    sizes[i] = static_cast<int64_t>(i == 0 ? weights : state.regions[i].size);
   }
   sizes[kTableRegion] = kTableBytes;
   for (const std::vector<Span>* spans : {&inputs, &outputs}) {
@@ -52,24 +52,24 @@ void Watch::prepare(const Configuration& npu, const Machine& machine, size_t wei
       sizes[span.region] = std::max(sizes[span.region], span.end);
     }
   }
-  for (int i = 0; i < kWatchedRegions; ++i) {
-    for (Shadow* shadow : {&written_[i], &touched_[i], &marks_[i]}) {
+  for (int i = 0; i < kCheckedRegions; ++i) {
+    for (Shadow* shadow : {&written_[i], &accessed_[i], &marks_[i]}) {
       shadow->resize(static_cast<uint64_t>(sizes[i]));
     }
   }
   inputs_ = std::move(inputs);
   outputs_ = std::move(outputs);
   operations_.assign(operations, {});
-  fails_ = fails;
-  kernels_.most = 2;
-  dmas_.most = npu.product == Product::kU55 ? 1 : npu.product == Product::kU65 ? 2 : 4;
+  fatal_findings_ = fatal_findings;
+  kernels_.limit = 2;
+  dmas_.limit = npu.product == Product::kU55 ? 1 : npu.product == Product::kU65 ? 2 : 4;
   begin();
 }
 
-void Watch::begin() {
-  for (int i = 0; i < kWatchedRegions; ++i) {
+void AccessChecker::begin() {
+  for (int i = 0; i < kCheckedRegions; ++i) {
     written_[i].fill(i == 0);
-    touched_[i].fill(false);
+    accessed_[i].fill(false);
   }
   for (const Span& span : inputs_) {
     written_[span.region].set(span.start, span.end);
@@ -79,21 +79,21 @@ void Watch::begin() {
   kernels_.count = dmas_.count = 0;
 }
 
-Status Watch::found(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third) {
+Status AccessChecker::report(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third) {
   (finding == kHazard ? figures_.hazards : figures_.unwritten) += finding == kHazard ? 1 : uint64_t(third) + 1;
-  if ((fails_ & finding) == 0) {
+  if ((fatal_findings_ & finding) == 0) {
     return {};
   }
   return failure(finding == kHazard ? Error::kHazard : Error::kUnwritten, reason, first, second, third);
 }
 
-Status Watch::before(const Operation& op, size_t index, const Machine& machine) {
+Status AccessChecker::check(const Operation& op, size_t index, const NpuState& state) {
   current_ = &operations_[index];
   entry_ = {};
   entry_.op = &op;
   Status status;
-  visit_accesses(op, machine, [&](Operand operand, int region, int64_t start, int64_t end) {
-    const Status one = access(operand, region, start, end);
+  visit_accesses(op, state, [&](Operand operand, int region, int64_t start, int64_t end) {
+    const Status one = record_access(operand, region, start, end);
     if (status.ok()) {
       status = one;
     }
@@ -101,18 +101,18 @@ Status Watch::before(const Operation& op, size_t index, const Machine& machine) 
   if (op.kind == Kind::kConv || op.kind == Kind::kDepthwise) {
     current_->macs = op.work();
   }
-  return status.ok() ? check_order(entry_, machine) : status;
+  return status.ok() ? check_dependencies(entry_, state) : status;
 }
 
-Status Watch::access(Operand operand, int region, int64_t start, int64_t end) {
+Status AccessChecker::record_access(Operand operand, int region, int64_t start, int64_t end) {
   if (start >= end) {
     return {};
   }
   const auto bytes = static_cast<uint64_t>(end - start);
   const bool writes = is_write(operand);
   (writes ? entry_.written : entry_.read)[region].add(start, end);
-  if (operand != Operand::kLost) {
-    touched_[region].set(start, end);
+  if (operand != Operand::kClobbered) {
+    accessed_[region].set(start, end);
   }
   if (region != kTableRegion) {
     (writes ? current_->bytes_written : current_->bytes_read)[region] += bytes;
@@ -122,7 +122,7 @@ Status Watch::access(Operand operand, int region, int64_t start, int64_t end) {
     copy_state(region, start);
     return {};
   }
-  if (operand == Operand::kLost) {
+  if (operand == Operand::kClobbered) {
     written_[region].clear(start, end);
     return {};
   }
@@ -140,11 +140,11 @@ Status Watch::access(Operand operand, int region, int64_t start, int64_t end) {
   }
   const int64_t inside = std::min(end, written_[region].size()) - std::max<int64_t>(start, 0);
   const int64_t more = inside - written_[region].count(start, end) - 1;
-  return found(kUnwritten, kUnwrittenReasons[static_cast<int>(operand)], at, region, more);
+  return report(kUnwritten, kUnwrittenReasons[static_cast<int>(operand)], at, region, more);
 }
 
 // A copy of what nothing has written is no use of it: Vela copies whole multiples of 16 bytes, the last ones unused.
-void Watch::copy_state(int region, int64_t target) {
+void AccessChecker::copy_state(int region, int64_t target) {
   Shadow& from = written_[source_.region];
   const int64_t step = target - source_.start;
   int64_t written_to;
@@ -158,14 +158,14 @@ void Watch::copy_state(int region, int64_t target) {
   }
 }
 
-Status Watch::end() {
+Status AccessChecker::check_outputs() {
   for (const Span& span : outputs_) {
     const int64_t at = written_[span.region].first(span.start, span.end, false);
     if (at >= 0) {
       const int64_t more = span.end - span.start - written_[span.region].count(span.start, span.end) - 1;
       constexpr const char* kReason =
           "a result has byte % of region %, and nothing has written it, nor % more beside it";
-      const Status status = found(kUnwritten, kReason, at, span.region, more);
+      const Status status = report(kUnwritten, kReason, at, span.region, more);
       if (!status.ok()) {
         return status;
       }
@@ -174,7 +174,7 @@ Status Watch::end() {
   return {};
 }
 
-Figures Watch::figures() {
+Figures AccessChecker::figures() {
   Figures result = figures_;
   for (const OperationFigures& operation : operations_) {
     result.macs += operation.macs;
@@ -184,17 +184,17 @@ Figures Watch::figures() {
     }
   }
   for (int i = 0; i < kRegions; ++i) {
-    result.touched[i] = static_cast<uint64_t>(touched_[i].count(0, touched_[i].size()));
+    result.touched[i] = static_cast<uint64_t>(accessed_[i].count(0, accessed_[i].size()));
   }
   return result;
 }
 
-Status Watch::check_order(const UnderWay& newer, const Machine& machine) {
+Status AccessChecker::check_dependencies(const InFlight& newer, const NpuState& state) {
   const Operation& op = *newer.op;
-  kernels_.keep(op.order.kernel_wait);
-  dmas_.keep(op.order.dma_wait);
+  kernels_.keep_newest(op.order.kernel_wait);
+  dmas_.keep_newest(op.order.dma_wait);
   for (int i = 0; i < dmas_.count; ++i) {
-    const Status status = check_pair(dmas_.entries[i], newer, machine);
+    const Status status = check_pair(dmas_.entries[i], newer, state);
     if (!status.ok()) {
       return status;
     }
@@ -202,12 +202,12 @@ Status Watch::check_order(const UnderWay& newer, const Machine& machine) {
   Status status;
   if (op.kind == Kind::kDma) {
     for (int i = 0; i < kernels_.count && status.ok(); ++i) {
-      status = check_pair(kernels_.entries[i], newer, machine);
+      status = check_pair(kernels_.entries[i], newer, state);
     }
     dmas_.push(newer);
   } else {
     if (kernels_.count > 0) {
-      status = check_blocks(*kernels_.entries[kernels_.count - 1].op, op, machine);
+      status = check_blocks(*kernels_.entries[kernels_.count - 1].op, op, state);
     }
     kernels_.push(newer);
   }
@@ -215,7 +215,7 @@ Status Watch::check_order(const UnderWay& newer, const Machine& machine) {
 }
 
 // Of two operations that no wait orders.
-Status Watch::check_pair(const UnderWay& older, const UnderWay& newer, const Machine& machine) {
+Status AccessChecker::check_pair(const InFlight& older, const InFlight& newer, const NpuState& state) {
   struct Pair {
     bool older_writes, newer_writes;
     const char* reason;
@@ -226,15 +226,15 @@ Status Watch::check_pair(const UnderWay& older, const UnderWay& newer, const Mac
       {true, true, "it may write byte % of region % before the operation at byte % does: a wait is missing"},
   };
   for (const Pair& pair : kPairs) {
-    for (int region = 0; region < kWatchedRegions; ++region) {
+    for (int region = 0; region < kCheckedRegions; ++region) {
       const Extent& a = (pair.older_writes ? older.written : older.read)[region];
       const Extent& b = (pair.newer_writes ? newer.written : newer.read)[region];
       if (!a.overlaps(b)) {
         continue;
       }
-      const int64_t at = overlap(*older.op, pair.older_writes, *newer.op, pair.newer_writes, region, machine);
+      const int64_t at = find_overlap(*older.op, pair.older_writes, *newer.op, pair.newer_writes, region, state);
       if (at >= 0) {
-        return found(kHazard, pair.reason, at, region, static_cast<int64_t>(older.op->offset));
+        return report(kHazard, pair.reason, at, region, static_cast<int64_t>(older.op->offset));
       }
     }
   }
@@ -242,11 +242,11 @@ Status Watch::check_pair(const UnderWay& older, const UnderWay& newer, const Mac
 }
 
 // The first byte of `region` that both access, or -1.
-int64_t Watch::overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes, int region,
-                       const Machine& machine) {
+int64_t AccessChecker::find_overlap(const Operation& older, bool older_writes, const Operation& newer,
+                                    bool newer_writes, int region, const NpuState& state) {
   Shadow& marks = marks_[region];
   const auto each = [&](const Operation& op, bool writes, auto visit) {
-    visit_accesses(op, machine, [&](Operand operand, int where, int64_t start, int64_t end) {
+    visit_accesses(op, state, [&](Operand operand, int where, int64_t start, int64_t end) {
       if (where == region && is_write(operand) == writes) {
         visit(start, end);
       }
@@ -259,12 +259,12 @@ int64_t Watch::overlap(const Operation& older, bool older_writes, const Operatio
   return at;
 }
 
-Status Watch::check_blocks(const Operation& older, const Operation& newer, const Machine& machine) {
+Status AccessChecker::check_blocks(const Operation& older, const Operation& newer, const NpuState& state) {
   const int32_t depth = newer.order.blockdep;
-  if (depth > 0 && machine.loses_tables && older.output.table != Table::kNone && newer.output.table == Table::kNone) {
-    constexpr const char* kLost =
+  if (depth > 0 && state.clobbers_tables && older.output.table != Table::kNone && newer.output.table == Table::kNone) {
+    constexpr const char* kClobbered =
         "it may write over the table of the operation at byte % before that has ended: BLOCKDEP is too large";
-    return found(kHazard, kLost, static_cast<int64_t>(older.offset), 0, 0);
+    return report(kHazard, kClobbered, static_cast<int64_t>(older.offset), 0, 0);
   }
   if (depth == 0 || !older.writes_memory()) {
     return {};
@@ -293,7 +293,7 @@ Status Watch::check_blocks(const Operation& older, const Operation& newer, const
   }
   constexpr const char* kReason =
       "it may read byte % of region % before the operation at byte % has written it: BLOCKDEP is too large";
-  return found(kHazard, kReason, at, ofm.region, static_cast<int64_t>(older.offset));
+  return report(kHazard, kReason, at, ofm.region, static_cast<int64_t>(older.offset));
 }
 
 }  // namespace arm_runtime::npu

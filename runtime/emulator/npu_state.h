@@ -9,22 +9,22 @@
 namespace arm_runtime::npu {
 
 // Memory that operations work in. Its sizes are found out while a program is loaded.
-struct Machine {
+struct NpuState {
   Region regions[kRegions];
   uint8_t tables[kTableBytes] = {};
   bool u85 = false;
   // U55 with 32 and 64 MACs: the 16 KiB of its own have no room for tables beside an operation without one.
-  bool loses_tables = false;
+  bool clobbers_tables = false;
   // What a chain of operations passes on, by the number of its buffer.
   std::vector<int32_t> chains[kRegions];
   // The input with its zero point taken off, dense: narrow for convolutions, wide for the rest.
-  std::vector<int16_t> narrow;
-  std::vector<int32_t> wide;
+  std::vector<int16_t> ifm_int16;
+  std::vector<int32_t> ifm_int32;
   std::vector<int16_t> patch;
   std::vector<int16_t> dynamic_weights;
   std::vector<int64_t> row[3];
   // Accumulators that an operation leaves to the next.
-  std::vector<int64_t> kept;
+  std::vector<int64_t> accumulators;
 
   // Makes room for an operation. Only while a program is loaded.
   void reserve(const Operation& operation);
@@ -33,7 +33,7 @@ struct Machine {
 // Scales accumulators of one output pixel after the other, and writes them.
 class Writer {
  public:
-  Writer(const Operation& operation, Machine* machine) : op_(operation), machine_(*machine) {}
+  Writer(const Operation& operation, NpuState* state) : op_(operation), state_(*state) {}
 
   // `values` has a number for each channel of the output, and is overwritten.
   void write(int32_t y, int32_t x, int64_t* values) const;
@@ -44,31 +44,31 @@ class Writer {
   void store(int32_t y, int32_t x, const int64_t* values) const;
 
   const Operation& op_;
-  Machine& machine_;
+  NpuState& state_;
 };
 
 // One pixel of an input, from memory or from a chain's buffer.
 template <typename T>
-void fetch(const Machine& machine, const FeatureMap& map, int32_t y, int32_t x, T* out) {
+void fetch(const NpuState& state, const FeatureMap& map, int32_t y, int32_t x, T* out) {
   if (map.storage != Storage::kChained) {
-    load_pixel(map, machine.regions[map.region].data, y, x, out);
+    load_pixel(map, state.regions[map.region].data, y, x, out);
     return;
   }
-  const int32_t* from = machine.chains[map.region].data() + (int64_t{y} * map.width + x) * map.depth;
+  const int32_t* from = state.chains[map.region].data() + (int64_t{y} * map.width + x) * map.depth;
   for (int32_t c = 0; c < map.depth; ++c) {
     out[c] = static_cast<T>(int64_t{from[c]} - map.zero_point);
   }
 }
 
 // What the accumulators of an output pixel begin with: `start`, 32 or 48 bits of IFM2, or what was left.
-void begin_pixel(const Machine& machine, const Operation& op, int32_t y, int32_t x, int64_t start, int64_t* out);
+void init_accumulators(const NpuState& state, const Operation& op, int32_t y, int32_t x, int64_t start, int64_t* out);
 
-void run_convolution(const Operation& operation, Machine* machine);
-void run_depthwise(const Operation& operation, Machine* machine);
-void run_pool(const Operation& operation, Machine* machine);
-void run_elementwise(const Operation& operation, Machine* machine);
-void run_resize(const Operation& operation, Machine* machine);
+void run_convolution(const Operation& operation, NpuState* state);
+void run_depthwise(const Operation& operation, NpuState* state);
+void run_pool(const Operation& operation, NpuState* state);
+void run_elementwise(const Operation& operation, NpuState* state);
+void run_resize(const Operation& operation, NpuState* state);
 // The only operation that can fail while it runs: its addresses may come from memory.
-Status run_dma(const Operation& operation, Machine* machine);
+Status run_dma(const Operation& operation, NpuState* state);
 
 }  // namespace arm_runtime::npu
