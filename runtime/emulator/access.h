@@ -9,23 +9,23 @@
 
 namespace arm_runtime::npu {
 
-// What operations read and write, byte by byte, as the emulator's own loops do.
+// Accesses of operations, byte by byte, in the same loops as the emulator's execution.
 
-// The tables' memory as a region after those of the program.
+// The NPU's memory for tables, numbered as a region after those of the program.
 constexpr int kTableRegion = kRegions;
 constexpr int kCheckedRegions = kRegions + 1;
 
-// kClobbered: tables, where an operation has its accumulators or inputs.
+// kClobbered: the operation overwrites all tables with accumulators or inputs.
 enum class Operand : uint8_t { kIfm, kIfm2, kOfm, kConstants, kTable, kSource, kTarget, kIndices, kClobbered };
 
-// A part of a feature map: rows, columns and channels, each to one past the last.
+// A part of a feature map. Each of the three ranges ends one past its last row, column or channel.
 struct Box {
   int32_t y0 = 0, y1 = 0, x0 = 0, x1 = 0, c0 = 0, c1 = 0;
 };
 
 inline Box whole(const FeatureMap& map) { return {0, map.height, 0, map.width, 0, map.depth}; }
 
-// Calls `visit(start, end)` with the bytes of `box`, those that lie together at once.
+// Calls `visit(start, end)` for each contiguous run of bytes of `box`.
 template <typename Visit>
 void visit_box(const FeatureMap& map, const Box& box, Visit visit) {
   for (int32_t y = box.y0; y < box.y1; ++y) {
@@ -44,13 +44,13 @@ void visit_box(const FeatureMap& map, const Box& box, Visit visit) {
   }
 }
 
-// Whether a kernel comes to place `at` of an axis: strides larger than it leave some out, and nothing reads them.
+// Whether a kernel reads element `at` of an axis. A stride larger than the kernel skips elements.
 inline bool is_read_by_kernel(int32_t at, Upscale upscale, int32_t results, int32_t kernel, int32_t stride,
                               int32_t dilation, int32_t padding) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
   for (int32_t part = 0; part < (upscale == Upscale::kNearest ? 2 : 1); ++part) {
-    // Taps whose window begins at a place from 0 to below `end`; of as many of them as a stride, one begins at a
-    // multiple of it, or none of all does.
+    // The taps whose window begins at a position in [0, end). Of `stride` such taps, either one window begins at a
+    // multiple of the stride, or no window does.
     const int64_t place = int64_t{at} * factor + part + padding, end = int64_t{results} * stride;
     const int64_t first = std::max<int64_t>(0, (place - end) / dilation + (place >= end ? 1 : 0));
     const int64_t last = std::min<int64_t>({kernel - 1, place / dilation, first + stride - 1});
@@ -63,7 +63,7 @@ inline bool is_read_by_kernel(int32_t at, Upscale upscale, int32_t results, int3
   return false;
 }
 
-// The pixels of the IFM that a kernel comes to.
+// Visits the pixels of the IFM that a kernel reads.
 template <typename Visit>
 void visit_ifm(const Operation& op, Visit visit) {
   const FeatureMap& map = op.ifm;
@@ -90,7 +90,7 @@ void visit_ifm(const Operation& op, Visit visit) {
   }
 }
 
-// Calls `visit(operand, region, start, end)` for rows of a DMA, indices that are out of range left out.
+// Calls `visit(operand, region, start, end)` for the rows of a DMA. It stops at an index that is out of range.
 template <typename Visit>
 void visit_dma(const Dma& d, const NpuState& state, Visit visit) {
   const int source = d.from_tables ? kTableRegion : d.source_region;
@@ -131,7 +131,7 @@ inline int64_t table_bytes(Table table) {
   return kBytes[static_cast<int>(table)];
 }
 
-// Calls `visit(operand, region, start, end)` for all that an operation reads and writes in memory.
+// Calls `visit(operand, region, start, end)` for all memory accesses of an operation.
 template <typename Visit>
 void visit_accesses(const Operation& op, const NpuState& state, Visit visit) {
   if (op.kind == Kind::kDma) {

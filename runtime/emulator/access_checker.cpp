@@ -9,7 +9,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// By operand.
+// Messages by operand.
 constexpr const char* kUnwrittenReasons[] = {
     "IFM has byte % of region %, and nothing has written it, nor % more beside it",
     "IFM2 has byte % of region %, and nothing has written it, nor % more beside it",
@@ -41,7 +41,8 @@ void AccessChecker::Queue::push(const InFlight& entry) {
 
 void AccessChecker::prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                             std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings) {
-  // Executing reaches no constants, which are decoded before, and not all of what it is given and asked for.
+  // The regions' sizes leave out constants, which are decoded at load time, and may leave out parts of inputs and
+  // outputs.
   int64_t sizes[kCheckedRegions];
   for (int i = 0; i < kRegions; ++i) {
     sizes[i] = static_cast<int64_t>(i == 0 ? weights : state.regions[i].size);
@@ -143,7 +144,8 @@ Status AccessChecker::record_access(Operand operand, int region, int64_t start, 
   return report(kUnwritten, kUnwrittenReasons[static_cast<int>(operand)], at, region, more);
 }
 
-// A copy of what nothing has written is no use of it: Vela copies whole multiples of 16 bytes, the last ones unused.
+// Copies the written state of a row. A copy of unwritten bytes is no error: Vela copies multiples of 16 bytes, and
+// nothing uses the padding.
 void AccessChecker::copy_state(int region, int64_t target) {
   Shadow& from = written_[source_.region];
   const int64_t step = target - source_.start;
@@ -214,7 +216,7 @@ Status AccessChecker::check_dependencies(const InFlight& newer, const NpuState& 
   return status;
 }
 
-// Of two operations that no wait orders.
+// Checks two operations that no wait orders.
 Status AccessChecker::check_pair(const InFlight& older, const InFlight& newer, const NpuState& state) {
   struct Pair {
     bool older_writes, newer_writes;
@@ -241,7 +243,7 @@ Status AccessChecker::check_pair(const InFlight& older, const InFlight& newer, c
   return {};
 }
 
-// The first byte of `region` that both access, or -1.
+// Returns the first byte of `region` that both operations access, or -1.
 int64_t AccessChecker::find_overlap(const Operation& older, bool older_writes, const Operation& newer,
                                     bool newer_writes, int region, const NpuState& state) {
   Shadow& marks = marks_[region];
@@ -275,7 +277,7 @@ Status AccessChecker::check_blocks(const Operation& older, const Operation& newe
   Shadow& marks = marks_[ofm.region];
   const int32_t blocks = block_count(older);
   int64_t at = -1;
-  // Block i of the newer one, beside the last `depth - i` of the older one.
+  // Block i of the newer operation may run in parallel with the last `depth - i` blocks of the older one.
   for (int32_t i = depth - 1; i >= 0 && at < 0; --i) {
     const int32_t block = blocks - (depth - i);
     if (block >= 0) {

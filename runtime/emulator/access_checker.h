@@ -6,68 +6,69 @@
 #include <vector>
 
 #include "emulator/access.h"
-#include "emulator/shadow.h"
 #include "emulator/npu_state.h"
+#include "emulator/shadow.h"
 
 namespace arm_runtime::npu {
 
-// What the watch finds, as bits.
+// Kinds of errors that the checker finds, as bits.
 enum Finding : uint32_t { kUnwritten = 1, kHazard = 2 };
 
-// Of one execution, as far as it came. An operation reads and writes each byte of an operand once, however often
-// hardware fetches it.
+// Figures of one execution, up to the point where it ended. An operation reads and writes each byte of an operand once,
+// however often hardware fetches it.
 struct Figures {
   uint64_t macs = 0;
   uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
-  uint64_t peak[kRegions] = {};     // one past the last byte that is read or written
-  uint64_t touched[kRegions] = {};  // bytes that are read or written
-  uint64_t unwritten = 0;           // bytes that are read though nothing has written them
+  uint64_t peak[kRegions] = {};     // one past the last byte that is accessed
+  uint64_t touched[kRegions] = {};  // bytes that are accessed
+  uint64_t unwritten = 0;           // unwritten bytes that are read
   uint64_t hazards = 0;             // pairs of operations
 };
 
-// The same of one operation.
+// Figures of one operation.
 struct OperationFigures {
   uint64_t macs = 0;
   uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
 };
 
-// Follows the accesses of a program while it executes.
+// Checks the memory accesses of a program while it executes: reads of unwritten memory, and hazards.
 //
-// Reads of what nothing has written: region 0 and the inputs count as written, all else as new in each execution.
-// Results that nothing has written are found at the end. What an operation has written before, for another tensor in
-// the same place, counts as written too. What a DMA copies is as written as its source.
+// Unwritten memory: at the start of each execution, region 0 and the inputs count as written, all other memory does
+// not. The checker tests the outputs at the end. A byte that an earlier operation has written for another tensor in the
+// same place counts as written. A DMA copies this state together with the bytes.
 //
-// Hazards: operations of the NPU ("kernels") begin one after the other, and so do DMAs, both beside each other.
-// - A DMA is ordered with kernels only by KERNEL_WAIT, with other DMAs and with kernels after it only by DMA_WAIT.
-//   At most two kernels and one (U55), two (U65) or four (U85) DMAs are under way at a time.
-// - Of two kernels, block i of the later one may begin while the last block but j of the one before is not yet
-//   written, where i + j < BLOCKDEP. Reads come before writes in each block, so that only what is read can be old.
-//   Blocks are counted as they lie in the OFM, those of the later one times the blocks of its IFM's channels. Of an
-//   output that is transposed or reversed, each block counts as all of it. A block reads what all of its kernel
-//   covers, however high that is. Vela's legacy core takes a kernel of more than 32 rows for one of 32 there
-//   (calc_blockdep gives get_ifm_block_size the largest block of an OFM as the largest part of a kernel), so that a
-//   DEPTHWISE of 33 rows, which it makes of MEAN too, begins early. It also takes the depth of the OFM of a REDUCE_SUM
-//   for that of a block of its IFM (get_ifm_ofm_block_depth), and so counts a block for each channel. These are Vela's
-//   mistakes, as its new core counts all rows (CalcIFMJobShape) and, from the BLOCKDEP that it writes, all channels.
-// - U55 with 32 and 64 MACs: a kernel without a table is written over all tables, and so takes part in both.
+// Hazards: the NPU starts operations other than DMAs ("kernels") in order, and DMAs in order. The two queues run in
+// parallel.
+// - Only KERNEL_WAIT orders a DMA after kernels. Only DMA_WAIT orders DMAs and kernels after a DMA. At most two kernels
+//   and one (U55), two (U65) or four (U85) DMAs are in flight.
+// - Of two consecutive kernels, block i of the later one may start while the last block but j of the earlier one is not
+//   yet written, where i + j < BLOCKDEP. A block reads before it writes, so that only reads can be stale. Blocks count
+//   in the order of the OFM; those of the later kernel are multiplied by the blocks of IFM channels. A block of an
+//   output that is transposed or reversed counts as the whole output. A block reads all rows that its kernel covers.
+//   Vela's legacy core computes this with at most 32 rows (calc_blockdep gives get_ifm_block_size the largest OFM block
+//   as the largest part of a kernel), so that a DEPTHWISE of 33 rows, which it also makes of MEAN, starts too early. It
+//   takes the OFM depth of a REDUCE_SUM for the depth of its IFM block (get_ifm_ofm_block_depth), and so counts one
+//   block for each channel. Both are bugs of Vela: its new core counts all rows (CalcIFMJobShape) and, judged by the
+//   BLOCKDEP that it writes, all channels.
+// - On U55 with 32 and 64 MACs, a kernel without a table overwrites all tables: that counts as a write in both rules.
 class AccessChecker {
  public:
-  // Makes room, so that executing does not. `weights`: bytes of region 0. `fatal_findings`: findings that end the
-  // execution; others are counted.
+  // Allocates all memory that execution needs. `weights` is the size of region 0 in bytes. An execution ends at a
+  // finding in `fatal_findings`; other findings are counted.
   void prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
                std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
 
   void begin();
-  // Before operation `index` runs.
+  // Checks operation `index` before it runs.
   Status check(const Operation& op, size_t index, const NpuState& state);
-  // After the last one.
+  // Checks the outputs after the last operation.
   Status check_outputs();
 
   Figures figures();
   const OperationFigures& operation(size_t index) const { return operations_[index]; }
 
  private:
-  // The bytes of all accesses of a kind lie in these.
+  // Bounds of all accesses of one kind.
   struct Extent {
     int64_t start = INT64_MAX, end = 0;
 
@@ -78,7 +79,7 @@ class AccessChecker {
     const Operation* op = nullptr;
     Extent read[kCheckedRegions], written[kCheckedRegions];
   };
-  // Operations under way, the oldest first.
+  // Operations in flight, the oldest first.
   struct Queue {
     static constexpr int kCapacity = 4;
     InFlight entries[kCapacity];
@@ -104,7 +105,7 @@ class AccessChecker {
   Figures figures_;
   OperationFigures* current_ = nullptr;
   InFlight entry_;
-  Span source_;  // of the row that a DMA copies
+  Span source_;  // the row that a DMA copies
   Queue kernels_, dmas_;
 };
 

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kPoints = 256;
 
-// 65536 * sigmoid(i / 24), each raised by half of the most that a straight line lies below the curve there, which is
-// an eighth of the second derivative: these are the integers of TFLite Micro's kernels. The last is the largest of 16
+// 65536 * sigmoid(i / 24). Each point is raised by half of the largest interpolation error there, which is an eighth of
+// the second derivative: the result is the table of TFLite Micro's kernels. The last point is the largest number of 16
 // bits.
 struct SigmoidTable {
   int64_t points[kPoints];
@@ -26,7 +26,7 @@ struct SigmoidTable {
 
 const SigmoidTable kTable;
 
-// 65536 * 2^bits * sigmoid(magnitude / 2^bits / 24); `top` where the table ends.
+// Returns 65536 * 2^bits * sigmoid(magnitude / 2^bits / 24), or `top` beyond the end of the table.
 int64_t interpolated_sigmoid(int64_t magnitude, int bits, int64_t top) {
   const int64_t index = magnitude >> bits;
   if (index >= kPoints - 1) {
@@ -36,14 +36,14 @@ int64_t interpolated_sigmoid(int64_t magnitude, int bits, int64_t top) {
   return base * (int64_t{1} << bits) + slope * (magnitude & ((int64_t{1} << bits) - 1));
 }
 
-// To nearest: halves go up where the argument is positive and down where it is negative.
+// Rounds to nearest: halves up for a positive argument, down for a negative one.
 int64_t sigmoid(int64_t value) {
   constexpr int64_t kOne = int64_t{1} << 25;
   const int64_t line = interpolated_sigmoid(value < 0 ? -value : value, 9, int64_t{0x7FFF} << 10);
   return (value < 0 ? kOne - line + 511 : line + 512) >> 10;
 }
 
-// 2 * sigmoid(2 * value) - 1, rounded likewise.
+// Computes 2 * sigmoid(2 * value) - 1, with the same rounding.
 int64_t hyperbolic_tangent(int64_t value) {
   constexpr int64_t kHalf = int64_t{1} << 23;
   const int64_t line = interpolated_sigmoid(value < 0 ? -value : value, 8, int64_t{0xFFFF} << 8);

@@ -8,7 +8,7 @@
 
 namespace arm_runtime::npu {
 
-// Blocks that an operation is carried out in: along channels first, then columns, then rows.
+// Blocks of an operation, in the order of execution: channels, then columns, then rows.
 
 inline int32_t ceil_div(int32_t length, int32_t part) { return (length + part - 1) / part; }
 
@@ -28,7 +28,7 @@ inline Box ofm_block(const Operation& op, int32_t number) {
           c, std::min(c + block[2], op.ofm.depth)};
 }
 
-// The part of an axis of the IFM that results [first, last) are made from.
+// Computes the part of an IFM axis that the results [first, last) depend on.
 inline void kernel_range(int32_t first, int32_t last, int32_t stride, int32_t padding, int32_t taps, int32_t dilation,
                          Upscale upscale, int32_t size, int32_t* from, int32_t* to) {
   const int32_t factor = upscale == Upscale::kNone ? 1 : 2;
@@ -38,7 +38,7 @@ inline void kernel_range(int32_t first, int32_t last, int32_t stride, int32_t pa
   *to = std::min(ceil_div(end, factor), size);
 }
 
-// The same of a RESIZE, which makes a result from two neighbours.
+// Does the same for a RESIZE, which computes a result from two neighbours.
 inline void resize_range(int32_t first, int32_t last, int32_t scale, int32_t offset, int32_t step, int32_t size,
                          int32_t* from, int32_t* to) {
   const auto pixel = [&](int32_t at, int32_t after) {
@@ -66,8 +66,8 @@ inline Box broadcast_box(Box box, uint8_t broadcast) {
   return box;
 }
 
-// Calls `visit(region, start, end)` with what step `number` reads: a block of the OFM, from a block of IFM channels
-// where these are summed. Nothing where there are fewer steps.
+// Calls `visit(region, start, end)` for the reads of step `number`: a block of the OFM, computed from one block of IFM
+// channels where the operation sums channels. There are no reads beyond the last step.
 template <typename Visit>
 void visit_block_reads(const Operation& op, int32_t number, Visit visit) {
   const int32_t steps = op.sums_channels() ? ceil_div(op.ifm.depth, op.order.ifm_block) : 1;

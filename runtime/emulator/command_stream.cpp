@@ -18,7 +18,7 @@ struct CommandName {
   const char* name;
 };
 
-// Sorted by nothing: looked through once for each command, while a program is loaded.
+// Unsorted: loading searches it once for each command.
 constexpr CommandName kCommandNames[] = {
     {kOpStop, kOnAll, "NPU_OP_STOP"},
     {kOpIrq, kOnAll, "NPU_OP_IRQ"},
@@ -175,7 +175,7 @@ Status CommandReader::open(const uint8_t* data, size_t size) {
   return failure(Error::kStream, "it begins neither with COP1 nor with COP2");
 }
 
-// "COP1", then actions: OPTCFG (with the config and the id word), NOPs, and the commands' length in words.
+// "COP1", then driver actions: OPTCFG (with the configuration and the id), NOPs, and the number of command words.
 Status CommandReader::open_cop1() {
   size_t at = 4;
   bool configured = false;
@@ -207,8 +207,9 @@ Status CommandReader::open_cop1() {
   return failure(Error::kStream, "the header announces no commands");
 }
 
-// Bytes: 4 major version (uint16), 24 length of the metadata from 28 to the commands, 28 "VEUM", 40 configuration.
-// What runs Direct Drive streams reads their lengths and versions (payload/ethosu_payload.h); here they bound.
+// Byte offsets: 4 major version (uint16), 24 length of the metadata from 28 to the commands, 28 "VEUM", 40
+// configuration. The reader of payloads (payload/ethosu_payload.h) checks lengths and versions; this one only stays in
+// bounds.
 Status CommandReader::open_cop2() {
   constexpr size_t kMetadataAt = 28;
   constexpr size_t kFixedSize = 60;
@@ -240,7 +241,7 @@ Status CommandReader::configure(uint32_t config) {
     return failure(Error::kStream, "there is no such NPU with % MACs", configuration_.macs);
   }
   const uint32_t macs = configuration_.macs;
-  const int64_t own_memory = static_cast<int64_t>(config >> 8 & 0xFF) << 10;  // of all cores
+  const int64_t own_memory = static_cast<int64_t>(config >> 8 & 0xFF) << 10;  // sum over all cores
   configuration_.cores = product == 1 ? macs / 256 : product == 0 || macs < 512 ? 1 : macs == 512 ? 2 : 4;
   configuration_.tables = product == 2 ? 0 : own_memory / configuration_.cores - kTableBytes;
   return {};

@@ -10,20 +10,21 @@ namespace arm_runtime::npu {
 
 enum class Product : uint8_t { kU55, kU65, kU85 };
 
-// Tables have addresses in the NPU's own memory: of U55 and U65 its last bytes, of U85 they have one for themselves.
+// Bytes of tables in the NPU's internal memory. On U55 and U65 they are its last bytes, on U85 they have an address
+// space of their own.
 constexpr int kTableBytes = 2048;
 
-// The NPU that a stream was compiled for.
+// The NPU for which a stream was compiled.
 struct Configuration {
   Product product = Product::kU55;
   uint32_t macs = 0;   // of all cores
-  uint32_t cores = 1;  // streams of weights: two on U65-512, up to four on U85
-  int64_t tables = 0;  // address of the first
+  uint32_t cores = 1;  // weight streams: two on U65-512, up to four on U85
+  int64_t tables = 0;  // address of the first table
 
   bool u85() const { return product == Product::kU85; }
 };
 
-// Keys of commands: opcode, and 0x400 where a second word follows.
+// Keys of commands: the opcode, plus 0x400 if a second word follows.
 constexpr uint16_t kWithWord = 0x400;
 
 enum Opcode : uint16_t {
@@ -137,7 +138,7 @@ enum Opcode : uint16_t {
   kOpBranch = kWithWord + 256,
 };
 
-// One command: a register that is set, or an operation that starts.
+// A command sets a register or starts an operation.
 struct Command {
   uint16_t key = 0;
   uint16_t parameter = 0;
@@ -148,7 +149,7 @@ struct Command {
   bool starts() const { return key < 256 || key == kOpBranch; }
 };
 
-// Reads a container of commands (COP1 or COP2) command by command.
+// Reads a command stream (COP1 or COP2) command by command.
 class CommandReader {
  public:
   // `data` must outlive the reader.
@@ -156,7 +157,7 @@ class CommandReader {
 
   const Configuration& configuration() const { return configuration_; }
   bool done() const { return position_ >= end_; }
-  // Fails on what the product does not have.
+  // Fails on commands that the product does not have.
   Status next(Command* command);
 
  private:
@@ -171,16 +172,16 @@ class CommandReader {
   Configuration configuration_;
 };
 
-// The register file: what was last written to each. Never written reads as zero.
+// The register file. A register that was never written reads as zero.
 class Registers {
  public:
   void set(const Command& command) { value_[command.key] = uint64_t{command.parameter} << 32 | command.word; }
   uint32_t parameter(int key) const { return static_cast<uint32_t>(value_[key] >> 32); }
   uint32_t word(int key) const { return static_cast<uint32_t>(value_[key]); }
-  // Bits [first, first + count) of the parameter.
+  // Returns bits [first, first + count) of the parameter.
   uint32_t bits(int key, int first, int count) const { return parameter(key) >> first & ((uint32_t{1} << count) - 1); }
   int32_t signed16(int key) const { return static_cast<int16_t>(parameter(key)); }
-  // An address or stride of 40 bits. Strides run backwards where U55 reverses.
+  // Returns an address or stride of 40 bits. Strides are negative where U55 reverses an axis.
   int64_t address(int key) const {
     const uint64_t raw = uint64_t{parameter(key) & 0xFF} << 32 | word(key);
     return static_cast<int64_t>(raw << 24) >> 24;

@@ -7,7 +7,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// The pixel of the input that is at (y, x) of the scaled-up and padded one; null where that is padding.
+// The input after upscaling and padding. at(y, x) returns null for padding and inserted zeros.
 class PaddedInput {
  public:
   PaddedInput(const Operation& op, NpuState* state) : op_(op), depth_(op.ifm.depth) {
@@ -41,7 +41,7 @@ class PaddedInput {
   const int16_t* data_ = nullptr;
 };
 
-// Sums of 2^12 products of nine bits and nine bits, or of 64 of 16 and nine, fit.
+// Does not overflow for 2^12 products of 9 by 9 bits, or 64 products of 16 by 9 bits.
 int32_t dot(const int16_t* a, const int16_t* b, int32_t count) {
   int32_t sum = 0;
   for (int32_t i = 0; i < count; ++i) {
@@ -58,7 +58,7 @@ int64_t dot_blocked(const int16_t* a, const int16_t* b, int32_t count, int32_t s
   return sum;
 }
 
-// 16 bits times 16 bits.
+// For products of 16 by 16 bits.
 int64_t dot_int16(const int16_t* a, const int16_t* b, int32_t count) {
   int64_t sum = 0;
   for (int32_t i = 0; i < count; ++i) {
@@ -88,7 +88,7 @@ class Convolution {
   }
 
  private:
-  // Rows of a matrix that is computed, in the order of weights.
+  // Loads a matrix that an earlier operation computed, in the order of weights.
   const int16_t* dynamic() {
     int16_t* out = state_.dynamic_weights.data();
     for (int32_t o = 0; o < op_.ofm.depth; ++o) {

@@ -16,9 +16,9 @@ int64_t leading_zeros(int64_t value) {
   return bits == 0 ? 32 : __builtin_clz(bits);
 }
 
-// Shifts are by 0 to 31. Down where rounding is truncation: that is what Vela makes of TOSA's arithmetic shift. That
-// mode 0 rounds is inferred, from the 16-bit softmax that Vela's legacy core makes for U55 and U65: 65% of its values
-// are one off TFLite's if it does not, otherwise none. Not seen on U85.
+// Shifts by 0 to 31 bits. It rounds down where the rounding mode truncates: Vela lowers TOSA's arithmetic shift to
+// that. Rounding in mode 0 is inferred from the 16-bit softmax of Vela's legacy core for U55 and U65: without it, 65%
+// of the values differ from TFLite's by one, with it none. Not observed on U85.
 int64_t shift_right(int64_t value, int64_t by, Rounding rounding) {
   const auto amount = static_cast<int>(by & 31);
   const bool truncates = rounding == Rounding::kTowardsZero || rounding == Rounding::kDown;
@@ -29,10 +29,10 @@ int64_t shift_left(int64_t value, int64_t by) {
   return static_cast<int32_t>(static_cast<uint32_t>(value) << (by & 31));
 }
 
-// All bits set, a mask for bitwise operations.
+// Returns a mask of all bits, for bitwise operations.
 int64_t to_mask(bool value) { return value ? -1 : 0; }
 
-// Towards zero, as in C.
+// Rounds towards zero, as C does.
 int64_t divide(int64_t a, int64_t b) { return b == 0 ? 0 : a / b; }
 
 int64_t compute(const Operation& op, int64_t a, int64_t b) {
@@ -84,7 +84,7 @@ int64_t compute(const Operation& op, int64_t a, int64_t b) {
   }
 }
 
-// An operand's channels at a pixel of the output, repeated where it is broadcast.
+// Reads the channels of an operand for each pixel of the output, broadcast where needed.
 class OperandReader {
  public:
   OperandReader(const Operation& op, const FeatureMap& map, uint8_t broadcast, bool scalar, const NpuState& state,
@@ -116,7 +116,7 @@ class OperandReader {
   int64_t* row_;
   int32_t depth_;
   bool scalar_;
-  int32_t y_ = -1, x_ = -1;  // the pixel that is in `row_`
+  int32_t y_ = -1, x_ = -1;  // the pixel in `row_`
 };
 
 template <typename Compute>
@@ -142,7 +142,7 @@ void each_pixel(const Operation& op, NpuState* state, Compute compute_one) {
 
 }  // namespace
 
-// U55 multiplies matrices by it, which makes it the one that most elements go through.
+// MUL has a loop of its own: on U55 it carries matrix products, and so most of the elements.
 void run_elementwise(const Operation& op, NpuState* state) {
   if (op.mode == kMul) {
     each_pixel(op, state, [](int64_t a, int64_t b) { return a * b; });

@@ -28,7 +28,7 @@ int32_t report_error(const npu::Status& status, arm_npu_message* message) {
   return static_cast<int32_t>(status.error);
 }
 
-// Of the C++ library, whose containers hold the program: there is no memory.
+// Reports an exception of the C++ library's containers: out of memory.
 void report_error(const std::exception& error, arm_npu_message* message) {
   message->offset = 0;
   std::snprintf(message->text, sizeof(message->text), "the program is too large: %s", error.what());
@@ -72,7 +72,7 @@ void describe_output(const npu::Operation& op, arm_npu_operation* to) {
   to->element_size = op.keeps_accumulators ? 0 : chained ? 4 : map.bytes;
   to->is_signed = chained || map.is_signed ? 1 : 0;
   to->zero_point = map.zero_point;
-  // In a chain it lies as it is computed.
+  // A chained tensor is stored in the order in which it is computed.
   const npu::FeatureMap& lies = chained ? op.ofm : map;
   const int32_t shape[] = {lies.height, lies.width, lies.depth};
   std::copy_n(shape, 3, to->shape);

@@ -17,7 +17,7 @@ Element read(const uint8_t* at) {
 
 template <typename Element, typename Out>
 void load_as(const FeatureMap& map, const uint8_t* at, Out* out) {
-  // Differences wrap around where a damaged program takes a zero point off 32 bits.
+  // Unsigned arithmetic: in a damaged program the difference of a 32-bit value and a zero point overflows.
   using Wrapping = std::make_unsigned_t<Out>;
   const auto zero = static_cast<Wrapping>(map.zero_point);
   const int32_t run = map.bricks ? 16 : map.depth;
@@ -64,7 +64,7 @@ void store_as(const FeatureMap& map, uint8_t* at, const int64_t* values) {
   }
 }
 
-// The range of bytes that `rows` x `columns` of a tile take.
+// Extends the range by the bytes of `rows` x `columns` of a tile.
 void tile_range(const FeatureMap& map, int tile, int32_t rows, int32_t columns, int64_t* low, int64_t* high) {
   if (rows <= 0 || columns <= 0) {
     return;
@@ -117,7 +117,7 @@ void store_pixel(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, c
 }
 
 void store_element(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, int32_t c, int64_t value) {
-  // Little endian, as all memory of the NPU.
+  // The NPU's memory is little endian.
   std::memcpy(region + map.offset(y, x) + map.channel(c), &value, map.bytes);
 }
 

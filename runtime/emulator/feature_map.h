@@ -7,7 +7,7 @@
 
 namespace arm_runtime::npu {
 
-// Memory of a base address. Nothing outside is touched.
+// The memory behind a base address. The emulator accesses nothing outside of it.
 struct Region {
   uint8_t* data = nullptr;
   uint64_t size = 0;
@@ -32,7 +32,7 @@ struct FeatureMap {
 
   int64_t elements() const { return int64_t{height} * width * depth; }
 
-  // Byte of the element (y, x, 0) in its region.
+  // Returns the byte offset of the element (y, x, 0) in its region.
   int64_t offset(int32_t y, int32_t x) const {
     const bool right = x >= width0;
     const int32_t top = right ? height1 : height0;
@@ -40,19 +40,19 @@ struct FeatureMap {
     const int64_t start = base[(right ? 1 : 0) + (below ? 2 : 0)];
     return start + (below ? y - top : y) * stride_y + (right ? x - width0 : x) * stride_x;
   }
-  // From there to channel c.
+  // Returns the byte offset from there to channel c.
   int64_t channel(int32_t c) const { return bricks ? (c >> 4) * stride_c + (c & 15) * bytes : int64_t{c} * bytes; }
 
-  // The bytes that it takes in its region: from the first to one past the last.
+  // Computes the range of bytes in its region: the first, and one past the last.
   void range(int64_t* low, int64_t* high) const;
 };
 
-// One pixel's channels, zero point taken off.
+// Loads the channels of a pixel, less the zero point.
 void load_pixel(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, int32_t* out);
 void load_pixel(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, int16_t* out);
 void load_pixel(const FeatureMap& map, const uint8_t* region, int32_t y, int32_t x, int64_t* out);
 
-// Writes channels of one pixel; values fit the type, or are cut off to it.
+// Stores the channels of a pixel. Values outside the type's range are truncated.
 void store_pixel(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, const int64_t* values);
 void store_element(const FeatureMap& map, uint8_t* region, int32_t y, int32_t x, int32_t c, int64_t value);
 

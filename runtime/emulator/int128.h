@@ -6,8 +6,8 @@
 
 namespace arm_runtime::npu {
 
-// Two's complement of 128 bits, as far as the emulator uses it, for compilers that have none: those for 32-bit
-// processors. Sums and products wrap around; a shift is below 64.
+// 128-bit two's complement integer for compilers of 32-bit processors, which have none. It has the operations that the
+// emulator needs. Sums and products wrap around; a shift is below 64.
 class Int128 {
  public:
   template <typename T, typename = std::enable_if_t<std::is_integral_v<T>>>
@@ -23,7 +23,7 @@ class Int128 {
   constexpr Int128 operator-() const { return Int128(~high_, ~low_) + 1; }
   friend constexpr Int128 operator-(Int128 a, Int128 b) { return a + -b; }
 
-  // By halves of 32 bits: none of the sums exceeds 64 bits.
+  // Multiplies halves of 32 bits: no partial sum exceeds 64 bits.
   friend constexpr Int128 operator*(Int128 a, Int128 b) {
     constexpr uint64_t kMask = UINT32_MAX;
     const uint64_t a0 = a.low_ & kMask, a1 = a.low_ >> 32, b0 = b.low_ & kMask, b1 = b.low_ >> 32;
@@ -65,7 +65,8 @@ class Int128 {
   uint64_t high_, low_;
 };
 
-// 40- and 48-bit accumulators times 31 bits need more than 64, and so do addresses that a damaged program computes.
+// Products of 40- and 48-bit accumulators and 31-bit multipliers exceed 64 bits, and so do addresses in damaged
+// programs.
 #ifdef __SIZEOF_INT128__
 __extension__ typedef __int128 int128_t;
 #else

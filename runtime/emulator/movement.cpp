@@ -9,7 +9,7 @@ namespace {
 
 Region tables(NpuState* state) { return {state->tables, kTableBytes}; }
 
-// An address may be any product of what registers and memory hold.
+// Bytes in a region. The address may be any number that registers and memory can make.
 struct Range {
   Region region;
   int128_t at;
@@ -86,7 +86,7 @@ void run_resize(const Operation& op, NpuState* state) {
       const auto at = [&](int32_t pixel_y, int32_t pixel_x) {
         return pixels + (int64_t{pixel_y} * ifm.width + pixel_x) * depth;
       };
-      // Sums are scaled up by 2^16, which the output's scale takes off again.
+      // The factor 2^16 belongs to the format of the sums; the output's scale removes it.
       for (int32_t c = 0; c < depth; ++c) {
         if (z.mode != 0) {
           out[c] = int64_t{at(2 * dy >= z.scale_y ? bottom : top, 2 * dx >= z.scale_x ? right : left)[c]} * 65536;

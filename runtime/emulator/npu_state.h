@@ -8,34 +8,34 @@
 
 namespace arm_runtime::npu {
 
-// Memory that operations work in. Its sizes are found out while a program is loaded.
+// Memory in which operations work. Loading a program determines its sizes.
 struct NpuState {
   Region regions[kRegions];
   uint8_t tables[kTableBytes] = {};
   bool u85 = false;
-  // U55 with 32 and 64 MACs: the 16 KiB of its own have no room for tables beside an operation without one.
+  // U55 with 32 and 64 MACs: an operation without a table overwrites the tables in the 16 KiB of internal memory.
   bool clobbers_tables = false;
-  // What a chain of operations passes on, by the number of its buffer.
+  // Buffers of chained operations, by buffer number.
   std::vector<int32_t> chains[kRegions];
-  // The input with its zero point taken off, dense: narrow for convolutions, wide for the rest.
+  // The IFM as a dense array, less its zero point: int16 for convolutions, int32 for other operations.
   std::vector<int16_t> ifm_int16;
   std::vector<int32_t> ifm_int32;
   std::vector<int16_t> patch;
   std::vector<int16_t> dynamic_weights;
   std::vector<int64_t> row[3];
-  // Accumulators that an operation leaves to the next.
+  // Accumulators that an operation leaves to the next one.
   std::vector<int64_t> accumulators;
 
-  // Makes room for an operation. Only while a program is loaded.
+  // Allocates the buffers that an operation needs. Only loading a program calls it.
   void reserve(const Operation& operation);
 };
 
-// Scales accumulators of one output pixel after the other, and writes them.
+// Output stage: scales the accumulators of a pixel, applies the activation and stores the result.
 class Writer {
  public:
   Writer(const Operation& operation, NpuState* state) : op_(operation), state_(*state) {}
 
-  // `values` has a number for each channel of the output, and is overwritten.
+  // `values` has an entry for each channel of the output, and is overwritten.
   void write(int32_t y, int32_t x, int64_t* values) const;
 
  private:
@@ -47,7 +47,7 @@ class Writer {
   NpuState& state_;
 };
 
-// One pixel of an input, from memory or from a chain's buffer.
+// Fetches a pixel of an input, from memory or from a chain's buffer.
 template <typename T>
 void fetch(const NpuState& state, const FeatureMap& map, int32_t y, int32_t x, T* out) {
   if (map.storage != Storage::kChained) {
@@ -60,7 +60,8 @@ void fetch(const NpuState& state, const FeatureMap& map, int32_t y, int32_t x, T
   }
 }
 
-// What the accumulators of an output pixel begin with: `start`, 32 or 48 bits of IFM2, or what was left.
+// Initializes the accumulators of an output pixel: with `start`, with 32 or 48 bits of IFM2, or with those of the
+// operation before.
 void init_accumulators(const NpuState& state, const Operation& op, int32_t y, int32_t x, int64_t start, int64_t* out);
 
 void run_convolution(const Operation& operation, NpuState* state);
@@ -68,7 +69,7 @@ void run_depthwise(const Operation& operation, NpuState* state);
 void run_pool(const Operation& operation, NpuState* state);
 void run_elementwise(const Operation& operation, NpuState* state);
 void run_resize(const Operation& operation, NpuState* state);
-// The only operation that can fail while it runs: its addresses may come from memory.
+// The only operation that can fail at run time: its addresses may come from memory.
 Status run_dma(const Operation& operation, NpuState* state);
 
 }  // namespace arm_runtime::npu

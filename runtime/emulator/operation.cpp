@@ -6,7 +6,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Registers of a feature map; IFM, IFM2 and OFM have them in the same order.
+// Registers of a feature map. Those of IFM, IFM2 and OFM have the same order.
 struct MapRegisters {
   int base, stride, width0, region, zero_point, precision, bytes_at;
 };
@@ -100,8 +100,8 @@ class OperationReader {
   Status read_output_u55() {
     Output& out = op_.output;
     const bool global = r_.bits(kOfmPrecision, 8, 1) != 0;
-    // Pools and elementwise operations read no scales of channels: programs that Arm published have the bit clear and
-    // none where SCALE_BASE points to (15 of 34 give other bytes than Arm's NPU otherwise).
+    // Pools and elementwise operations read no per-channel scales. Programs that Arm published have the bit clear but
+    // no scales at SCALE_BASE; with scales, 15 of 34 programs would differ from Arm's NPU.
     out.per_channel = !global && (op_.kind == Kind::kConv || op_.kind == Kind::kDepthwise);
     if (global) {
       out.scale.multiplier = r_.word(kOfmScale);
@@ -115,7 +115,7 @@ class OperationReader {
     out.clip = narrow || forced != 0;
     read_clip_bounds(narrow ? op_.ofm.is_signed : forced != 2);
     if (function >= 16 && function < 24) {
-      // A slot of 256 bytes; 16-bit tables take all eight.
+      // A slot has 256 bytes. A 16-bit table takes all eight slots.
       out.table = op_.ofm.bytes == 2 ? Table::k16 : op_.ofm.bytes == 4 ? Table::k8to32 : Table::k8to8;
       out.table_at = static_cast<uint16_t>((function - 16) * 256);
       out.table_signed = op_.ofm.is_signed;
@@ -123,8 +123,8 @@ class OperationReader {
       return out.table_at + bytes > 2048 ? failure(Error::kShape, "table % does not exist", function - 16) : Status{};
     }
     if (op_.ofm.bytes == 4) {
-      // Results of 32 bits have no zero point but before a table: 22 of the 34 programs that Arm published leave the
-      // one of another operation in the register. Seen on U55 and U65.
+      // 32-bit results have no zero point, except before a table: 22 of the 34 programs that Arm published leave the
+      // zero point of another operation in the register. Observed on U55 and U65.
       op_.ofm.zero_point = 0;
     }
     if (function == 3 || function == 4) {
@@ -160,7 +160,7 @@ class OperationReader {
     out.rounding = kModes[r_.bits(kOfmScale, 13, 3)];
     out.clip = r_.bits(kActivation, 12, 1) == 0;
     const uint32_t function = r_.bits(kActivation, 0, 5);
-    // What is clipped is the table's input, and that may be signed where the result is not.
+    // The clip applies to the table's input, which may be signed where the result is not.
     out.table_signed = function == 0 ? op_.ofm.is_signed : function != 1;
     read_clip_bounds(out.table_signed);
     if (function == 10 || function == 11) {
@@ -218,7 +218,7 @@ class OperationReader {
     if (!ofm_scale_applies()) {
       op_.output.scale = {};
     }
-    // The stream has no size of the IFM: it is what this output needs, less the padding.
+    // The stream does not contain the size of the IFM. Derive it from the output, the kernel and the padding.
     const int32_t factor = op_.upscale == Upscale::kNone ? 1 : 2;
     const int32_t rows = (op_.ofm.height - 1) * k.stride_y + dilated_h - k.top - k.bottom;
     const int32_t columns = (op_.ofm.width - 1) * k.stride_x + dilated_w - k.left - k.right;
@@ -245,21 +245,21 @@ class OperationReader {
     return check_channels();
   }
 
-  // Whether OFM_SCALE applies to a pool; to what is none it does.
+  // Whether OFM_SCALE applies. It does for all operations but some pools.
   bool ofm_scale_applies() const {
     const bool average = op_.kind == Kind::kPool && op_.mode == kAverage;
     if (npu_.u85()) {
-      // An average is divided by the NPU. Inferred: Vela 4.3 writes one over the number of elements to OFM_SCALE and
-      // 5.x writes 1, and only if neither counts, both give the averages of TFLite Micro. One element is a copy, which
-      // Vela scales.
+      // The NPU divides averages itself. Inferred: Vela 4.3 writes 1 / (number of elements) to OFM_SCALE, 5.x writes 1,
+      // and both give TFLite Micro's averages only if the register does not count. A pool of one element is a copy,
+      // which Vela scales.
       return !average || op_.kernel.height * op_.kernel.width == 1;
     }
-    // U55 and U65: that maxima are not scaled is proved by the programs that Arm published. That the averages which the
-    // NPU divides, those with padding, are not either is inferred: Vela writes no scale for them.
+    // U55 and U65: the programs that Arm published prove that maxima are not scaled. For averages with padding, which
+    // the NPU divides, it is inferred: Vela writes no scale for them.
     return !(op_.kind == Kind::kPool && op_.mode == kMax) && !(average && op_.kernel.padded());
   }
 
-  // Depths that belong together.
+  // Checks that input and output depths match.
   Status check_channels() const {
     const bool reduces = op_.kind == Kind::kPool && op_.mode == kReduceSum;
     const bool equal =
@@ -307,25 +307,25 @@ class OperationReader {
     return {};
   }
 
-  // How results of elementwise operations differ from what the registers of their output say.
+  // Applies the rules of elementwise operations that the output registers do not express.
   void apply_elementwise_rules() {
     Output& out = op_.output;
     if (op_.mode == kMul && op_.ifm.bytes == 4) {
-      // Products of 32 bits are shifted only. Vela's source says so of U55 and U65 (tflite_graph_optimiser.py: "32 bit
-      // Mul op do not scale the value") and of U85 (ethos_u85_constraints.cpp), and no program that Arm published gives
-      // its bytes otherwise. SUB on U85 is scaled.
+      // 32-bit products are only shifted. Vela's source says so for U55 and U65 (tflite_graph_optimiser.py: "32 bit Mul
+      // op do not scale the value") and for U85 (ethos_u85_constraints.cpp), and all programs that Arm published agree.
+      // SUB on U85 is scaled.
       out.scale.multiplier = 1;
     }
     if (op_.mode == kLeakyRelu && !npu_.u85()) {
-      // OFM_SCALE is the slope of negative values alone. Seen in 31,520 values that TFLite Micro's tests expect of
-      // 16-bit networks: 6,378 differ if positive ones are scaled too, otherwise none.
+      // OFM_SCALE is the slope of negative values only. Of 31,520 values that TFLite Micro's tests expect of 16-bit
+      // networks, 6,378 differ if positive values are scaled too, otherwise none.
       op_.scale_b = {true, out.scale, out.rounding, 0};
       out.scale = {};
     }
     if ((op_.mode == kMul || op_.mode == kAdd || op_.mode == kSub) && op_.ofm.bytes == 4 && op_.ofm.is_signed &&
         !out.clip) {
-      // Inferred: the softmax that Vela's legacy core makes for U55 and U65 gives TFLite's 127 for one large logit if
-      // products, sums and differences saturate, and -128 if they wrap around. Not seen on U85.
+      // Inferred: the softmax of Vela's legacy core for U55 and U65 gives TFLite's 127 for one large logit if products,
+      // sums and differences saturate, and -128 if they wrap around. Not observed on U85.
       out.clip = true;
       out.low = INT32_MIN;
       out.high = INT32_MAX;
@@ -347,7 +347,7 @@ class OperationReader {
       to->rounding = r_.bits(key, 13, 1) != 0 ? Rounding::kNatural : Rounding::kDouble;
       to->scaled = to->scale.multiplier != 1 || to->scale.shift != 0;
     };
-    // Only sums and differences, comparisons and extremes have operands of different scales.
+    // Only sums, differences, comparisons, minima and maxima have operands of different scales.
     if (op_.mode == kAdd || op_.mode == kSub || op_.mode == kMinimum || op_.mode == kMaximum ||
         op_.mode == kLeakyRelu || (op_.mode >= kEqual && op_.mode <= kGreater)) {
       scale(kOpaScale, &op_.scale_a);
@@ -369,8 +369,8 @@ class OperationReader {
     }
   }
 
-  // Either both operands have multipliers of 16 bits, or the one with the smaller scale has 32 bits and a
-  // shift, and the other is shifted left by a constant.
+  // Either both operands have 16-bit multipliers, or the operand with the smaller scale has a 32-bit multiplier and a
+  // shift, and the other one is shifted left by a constant.
   void read_scales_u55() {
     const uint32_t which = r_.bits(kIfmPrecision, 8, 2);
     constexpr Rounding kModes[] = {Rounding::kDouble, Rounding::kTowardsZero, Rounding::kNatural, Rounding::kNatural};
@@ -428,12 +428,12 @@ class OperationReader {
     const uint32_t rank = r_.bits(npu_.u85() ? kDmaSrcRegion : kDmaDstRegion, 9, 2);
     d.gathers = npu_.u85() && r_.bits(kDmaSrcRegion, 11, 1) != 0;
     d.scatters = npu_.u85() && r_.bits(kDmaDstRegion, 11, 1) != 0;
-    // SIZE0 counts rows in two and three dimensions and where these have indices. 19 of the 34 programs that Arm
-    // published copy one row with SIZE0 never set, or as another DMA has left it.
+    // SIZE0 is the number of rows of 2D and 3D copies and of copies with indices. 19 of the 34 programs that Arm
+    // published copy one row with SIZE0 never set, or left from another DMA.
     d.count0 = rank >= 1 || d.gathers || d.scatters ? r_.parameter(kDmaSize0) : 1;
     d.count1 = rank >= 2 ? r_.parameter(kDmaSize1) : 1;
     if (!npu_.u85()) {
-      // U65 counts from the end of a row to the next; its source is contiguous.
+      // U65 gives the distance from the end of a row to the next row. Its source is contiguous.
       d.source_stride0 = d.length;
       d.source_stride1 = d.length * d.count0;
       d.target_stride0 = d.length + r_.address(kDmaSrcStride0);

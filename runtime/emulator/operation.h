@@ -53,7 +53,7 @@ struct Kernel {
 
 enum class Table : uint8_t { kNone, k8to8, k8to16, k8to32, k16 };
 
-// From accumulators to what is written.
+// The output stage: from accumulators to stored values.
 struct Output {
   bool per_channel = false;
   Scale scale;
@@ -61,19 +61,19 @@ struct Output {
   bool clip = true;
   int64_t low = 0, high = 0;
   Table table = Table::kNone;
-  uint16_t table_at = 0;              // byte in the tables' memory
-  bool table_full_precision = false;  // k16 to 32 bits: the interpolated value with all its bits
+  uint16_t table_at = 0;              // byte in the memory for tables
+  bool table_full_precision = false;  // k16: 32-bit results without rounding
   bool table_signed = true;
-  Function function = Function::kNone;  // no table, and not clipped before
+  Function function = Function::kNone;  // instead of a table; its input is not clipped
   uint8_t transpose = 0, reverse = 0;
 };
 
-// How an operand of an elementwise operation is scaled before it.
+// How an elementwise operation scales an operand first.
 struct OperandScale {
   bool scaled = false;
   Scale scale;
   Rounding rounding = Rounding::kDouble;
-  uint8_t left = 0;  // shift before the scaling
+  uint8_t left = 0;  // left shift before the scaling
 };
 
 enum Broadcast : uint8_t { kBroadcastH = 1, kBroadcastW = 2, kBroadcastC = 4 };
@@ -101,18 +101,18 @@ struct Span {
   int64_t start = 0, end = 0;
 };
 
-// How an operation stands to those before it, for the watch.
+// Order of an operation after those before it, for the access checker.
 struct Order {
   static constexpr uint8_t kNoWait = 0xFF;
-  // Operations of a kind that may be under way when this one starts.
+  // How many operations of each kind may be in flight when this one starts.
   uint8_t kernel_wait = kNoWait, dma_wait = kNoWait;
   uint8_t blockdep = 0;
   int32_t ofm_block[3] = {1, 1, 1};  // height, width, depth
-  int32_t ifm_block = 1;             // depth, where channels are summed
-  uint32_t commands = 0;             // with those that set its registers
+  int32_t ifm_block = 1;             // depth, if the operation sums channels
+  uint32_t commands = 0;             // including those that set its registers
 };
 
-// One operation with all that the registers say of it. What is wrong with it is found while it is made.
+// An operation with the contents of all its registers. Reading it reports what is wrong with it.
 struct Operation {
   Kind kind = Kind::kDma;
   uint8_t mode = 0;
@@ -128,16 +128,16 @@ struct Operation {
   Kernel kernel;
   Upscale upscale = Upscale::kNone;
   Output output;
-  bool wide_accumulators = false;       // accumulators of 40 or 48 bits
-  bool starts_from_ifm2 = false;        // they begin with IFM2
-  bool continues_accumulators = false;  // they begin as the operation before has left them
-  bool keeps_accumulators = false;      // they are left to the next operation, and nothing is written
+  bool wide_accumulators = false;       // 40 or 48 bits
+  bool starts_from_ifm2 = false;        // initialized with IFM2
+  bool continues_accumulators = false;  // initialized with those of the operation before
+  bool keeps_accumulators = false;      // left to the next operation; nothing is stored
   bool dynamic_weights = false;
   Resize resize;
   Dma dma;
   const std::vector<int16_t>* weights = nullptr;
   const std::vector<ChannelScale>* scales = nullptr;
-  // Where weights of up to four cores and scales of two are read.
+  // Bytes of the weights of up to four cores and of the scales of two.
   Span constants[6];
   uint8_t constant_count = 0;
   Order order;
@@ -145,22 +145,22 @@ struct Operation {
   void reads_constant(uint32_t region, int64_t address, size_t bytes) {
     constants[constant_count++] = {static_cast<uint8_t>(region), address, address + static_cast<int64_t>(bytes)};
   }
-  // Whether every channel of the output takes all of the input.
+  // Whether every output channel depends on all input channels.
   bool sums_channels() const { return kind == Kind::kConv || (kind == Kind::kPool && mode == kReduceSum); }
   bool reads_ifm() const { return !scalar && !(kind == Kind::kPool && mode == kNoPool); }
   bool writes_memory() const { return !keeps_accumulators && ofm.storage == Storage::kTiles; }
-  // The output with the shape that it has in memory.
+  // Returns the output with the shape that it has in memory.
   FeatureMap stored() const;
 
-  // Elements that are multiplied, compared or moved.
+  // Returns the number of elements that are multiplied, compared or moved.
   uint64_t work() const;
 };
 
-// Fills in what the registers say. Weights and scales are left to the caller.
+// Reads an operation from the registers. Weights and scales are left to the caller.
 Status read_operation(const Configuration& npu, const Command& command, const Registers& registers,
                       Operation* operation);
 
-// How weights of a convolution are laid out.
+// Returns the layout of a convolution's weights.
 WeightLayout weight_layout(const Registers& registers, const Operation& operation, bool u85);
 
 }  // namespace arm_runtime::npu

@@ -7,7 +7,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Division by the number of elements as TOSA defines it: by a reciprocal of 31 bits, halves up.
+// Returns the reciprocal with which TOSA divides by the number of elements: 31 bits, halves rounded up.
 Scale reciprocal(int64_t count) {
   uint8_t bits = 0;
   while ((int64_t{1} << bits) < count) {
@@ -111,8 +111,8 @@ class Pool {
     }
   }
 
-  // The index stands above the 16 bits of the value, and the output's scale leaves it. Kept here: the best value
-  // so far, in `row[1]`.
+  // The result has the index above 16 bits of value; the output's scale keeps the index. `row[1]` holds the best value
+  // so far.
   void argmax(const int32_t* pixel, int32_t index, int64_t* values) {
     int64_t* best = state_.row[1].data();
     for (int32_t c = 0; c < op_.ifm.depth; ++c) {

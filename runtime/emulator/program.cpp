@@ -8,12 +8,12 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Larger than any that a 32-bit address space holds: sizes from damaged streams.
+// Larger than any tensor in a 32-bit address space; damaged streams have such sizes.
 constexpr int64_t kMaxElements = int64_t{1} << 26;
-// A thousand times what large networks do, an hour of this machine's: what a damaged stream may ask for has no end.
+// A thousand times the work of large networks, about an hour of execution. It bounds damaged streams.
 constexpr uint64_t kMaxWork = uint64_t{1} << 45;
 
-// What no memory holds is an error of `resize`, also where size_t has 32 bits.
+// A size beyond the address space makes `resize` fail, also where size_t has 32 bits.
 template <typename T>
 void grow(std::vector<T>* vector, int64_t size) {
   if (static_cast<int64_t>(vector->size()) < size) {
@@ -21,7 +21,7 @@ void grow(std::vector<T>* vector, int64_t size) {
   }
 }
 
-// `place` is a command, or the operation that one starts.
+// Adds the place to an error. `place` is a command or an operation.
 template <typename Place>
 Status with_place(const Place& place, Status status) {
   if (!status.ok()) {
@@ -105,7 +105,7 @@ void Program::add_wait(const Command& command) {
   limit = std::min(limit, static_cast<uint8_t>(command.parameter & 15));
 }
 
-// Where this operation stands in the order; the next begins anew.
+// Returns the order of this operation and resets that of the next one.
 Order Program::take_order(const Registers& registers, const Operation& op) {
   Order order = order_;
   order_ = {};
@@ -160,7 +160,7 @@ void Program::extend_reach(int region, int128_t end) {
   reach_[region] = std::max(reach_[region], static_cast<uint64_t>(std::clamp(end, int128_t{0}, size)));
 }
 
-// Where its last row ends. Indices are below a largest one; what is outside of a region is found when it runs.
+// Extends the reach to the end of the last row. Indices are at most `index_max`; execution checks all bounds.
 void Program::extend_reach(const Dma& d) {
   if (d.count0 == 0 || d.count1 == 0) {
     return;
@@ -206,7 +206,7 @@ Status Program::check_operation(const Operation& op) {
   if (op.kind == Kind::kDma) {
     return {};
   }
-  // All of them, as room is made for what lies in no memory too.
+  // Check all tensors: chained ones take memory too.
   const int64_t elements = std::max({op.ifm.elements(), op.uses_ifm2 ? op.ifm2.elements() : 0, op.ofm.elements()});
   if (elements > kMaxElements) {
     return failure(Error::kShape, "a tensor has % elements", elements);
@@ -243,7 +243,7 @@ Status Program::add_constants(const Registers& registers, Operation* op) {
   return op->output.per_channel && !op->dynamic_weights ? add_scales(registers, op) : Status{};
 }
 
-// Where constants lie in region 0, whatever region they are read from.
+// Finds the constants in region 0 that an operation reads in any region.
 Status Program::find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const {
   int64_t from = address;
   if (region != 0) {

@@ -11,19 +11,19 @@
 
 namespace arm_runtime::npu {
 
-// A command stream, checked and decoded. Executing it neither allocates nor reads weights again.
+// A checked and decoded command stream. Executing it neither allocates memory nor decodes weights again.
 class Program {
  public:
-  // `sizes` are those of the regions that `execute` will be given; region 0 holds `weights`.
+  // Decodes a stream. `sizes` are those of the regions that `execute` gets; region 0 holds `weights`.
   Status load(const uint8_t* stream, size_t stream_size, Bytes weights, const uint64_t* sizes);
 
-  // Runs all operations in the stream's order, over memory of the sizes that it was loaded with.
+  // Runs all operations in order, over regions of the sizes that load() got.
   Status execute(uint8_t* const* regions) { return execute(regions, 0, operations_.size()); }
-  // The same in parts: operations [first, last).
+  // Runs operations [first, last).
   Status execute(uint8_t* const* regions, size_t first, size_t last);
-  // Copies what an operation, the last one executed, has written; false if that is not `size` bytes.
+  // Copies the output of an operation, the last one executed. Returns false if the output does not have `size` bytes.
   bool copy_result(size_t index, uint8_t* to, uint64_t size) const;
-  // From now on, what is executed is watched.
+  // Checks the accesses of all following executions.
   void check_accesses(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
   AccessChecker* access_checker() { return checker_.get(); }
 
@@ -31,13 +31,13 @@ class Program {
   uint64_t commands() const { return commands_; }
   size_t operations() const { return operations_.size(); }
   const Operation& operation(size_t index) const { return operations_[index]; }
-  // Elements that one execution multiplies, compares or moves.
+  // Returns the number of elements that an execution multiplies, compares or moves.
   uint64_t work() const;
-  // One past the last byte of a region that executing it touches, at most its size: what `execute` may be given.
+  // Returns one past the last byte that execution accesses in a region: `execute` needs no more of it.
   uint64_t reach(int region) const { return state_.regions[region].size; }
 
  private:
-  // Constants that a DMA brings to another region before they are used.
+  // Constants that a DMA copies to another region before their use.
   struct Copy {
     uint8_t region;
     int64_t target, length, source;
@@ -66,9 +66,9 @@ class Program {
   Command stop_;
   uint64_t commands_ = 0;
   std::unique_ptr<AccessChecker> checker_;
-  int64_t kept_accumulators_ = 0;  // accumulators that the last operation leaves
+  int64_t kept_accumulators_ = 0;  // number of accumulators that the last operation leaves
   uint64_t reach_[kRegions] = {};
-  // By where they lie and how: stripes of an operator share them.
+  // Keyed by place and layout: stripes of an operator share them.
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;
   std::map<std::vector<int64_t>, std::unique_ptr<std::vector<ChannelScale>>> decoded_scales_;
 };

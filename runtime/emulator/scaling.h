@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fixed-point scaling as the NPU does it: value * multiplier / 2^shift, rounded.
+// Requantization of the NPU: value * multiplier / 2^shift, rounded.
 #pragma once
 
 #include <cstdint>
@@ -22,8 +22,8 @@ struct Scale {
   uint8_t shift = 0;  // below 64
 };
 
-// What is added before the shift. With more than 31 bits of shift, double rounding rounds to 2^-31 of the
-// result's unit first: together they add half a unit and half of that step.
+// Returns the number that is added before the shift. If the shift exceeds 31 bits, double rounding first rounds to
+// 2^-31 of the result's unit: the sum of both terms is half a unit and half of that step.
 template <typename T>
 inline T rounding_term(Rounding rounding, int shift, bool negative) {
   if (shift == 0) {
@@ -48,7 +48,7 @@ inline T rounding_term(Rounding rounding, int shift, bool negative) {
   return 0;
 }
 
-// Results beyond 2^60 come of damaged programs only. They are cut off there, so that sums of two fit 64 bits.
+// Saturates results at 2^60, so that sums of two fit 64 bits. Only damaged programs exceed it.
 inline int64_t scale_int64(int64_t value, Scale scale, Rounding rounding) {
   constexpr int64_t kBound = int64_t{1} << 60;
   const int128_t product = int128_t{value} * int128_t{scale.multiplier};
@@ -56,7 +56,7 @@ inline int64_t scale_int64(int64_t value, Scale scale, Rounding rounding) {
   return result > kBound ? kBound : result < -kBound ? -kBound : static_cast<int64_t>(result);
 }
 
-// For accumulators of 32 bits: with a multiplier below 2^31 product and rounding term fit 64 bits.
+// For 32-bit accumulators. With a multiplier below 2^31, product and rounding term fit 64 bits.
 inline int64_t scale_int32(int32_t value, Scale scale, Rounding rounding) {
   if (scale.shift > 61 || scale.multiplier > INT32_MAX) {
     return scale_int64(value, scale, rounding);

@@ -7,7 +7,7 @@
 
 namespace arm_runtime::npu {
 
-// What is wrong with a program. A NPU would do something, or hang; the emulator says where.
+// Errors of a program. On such a program an NPU computes something or hangs; the emulator reports the place.
 enum class Error : int32_t {
   kNone = 0,
   kStream = 1,       // not a command stream, or cut off
@@ -17,8 +17,8 @@ enum class Error : int32_t {
   kWeights = 5,      // weights or scales cannot be decoded
   kShape = 6,        // registers contradict each other
   kIndex = 7,        // an index of a gather or scatter is out of range
-  kUnwritten = 8,    // the watch: a read of what nothing has written
-  kHazard = 9,       // the watch: nothing makes an access wait for one that must come before
+  kUnwritten = 8,    // access checker: a read of unwritten memory
+  kHazard = 9,       // access checker: nothing orders two conflicting accesses
 };
 
 // Outcome of loading or executing. The place is a command, the offset its byte in the stream, header included.

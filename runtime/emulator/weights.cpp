@@ -6,7 +6,7 @@
 namespace arm_runtime::npu {
 namespace {
 
-// Lowest bit of the lowest byte first. Past the end it gives ones and remembers.
+// Reads bits, the lowest of the lowest byte first. Past the end it returns ones, and overrun() is true.
 class BitReader {
  public:
   explicit BitReader(Bytes bytes) : bytes_(bytes) {}
@@ -30,7 +30,7 @@ class BitReader {
   size_t position_ = 0;
 };
 
-// Sign in the lowest bit, magnitude above.
+// The lowest bit is the sign, the others are the magnitude.
 int16_t decode_sign_magnitude(uint32_t value) {
   const auto magnitude = static_cast<int16_t>(value >> 1);
   return (value & 1) != 0 ? static_cast<int16_t>(-magnitude) : magnitude;
@@ -39,16 +39,16 @@ int16_t decode_sign_magnitude(uint32_t value) {
 constexpr uint32_t kEndOfStream = 7;
 constexpr uint32_t kNoZeroRuns = 6;
 constexpr uint32_t kUncompressed = 7;
-constexpr size_t kSymbols = 12;  // unary symbols of a chunk, at most
+constexpr size_t kSymbols = 12;  // maximum of unary symbols in a chunk
 
-// Quotients of Golomb-Rice codes. Their remainders come one chunk later.
+// Quotients of Golomb-Rice codes. Their remainders follow in the next chunk.
 struct Quotients {
   uint32_t values[kSymbols] = {};
   size_t count = 0;
   bool present = false;
 };
 
-// One slice: up to 32768 weights, or weights and the runs of zeros between them, in interleaved chunks.
+// Decodes a slice: up to 32768 weights, and the runs of zeros between them if there are any, in interleaved chunks.
 class SliceDecoder {
  public:
   SliceDecoder(BitReader* bits, uint32_t zero_division) : bits_(*bits), zero_division_(zero_division) {}
@@ -98,8 +98,8 @@ class SliceDecoder {
     return bits;
   }
 
-  // A chunk: unary parts of weights and runs, then the remainders of the chunk before. Whichever of the two
-  // is ahead by 8 symbols waits.
+  // Reads chunks: quotients of weights and runs, then the remainders of the chunk before. A chunk skips the one that is
+  // 8 symbols ahead.
   bool read_chunks() {
     Quotients weights, runs;
     size_t weights_begun = 0, runs_begun = 0;
@@ -141,8 +141,8 @@ class SliceDecoder {
     }
   }
 
-  // Each symbol is 0, 10 or 11; the second bits follow together. A quotient ends at a symbol below two, or,
-  // if truncated, with every symbol.
+  // A symbol is 0, 10 or 11; the second bits of a chunk follow together. A quotient ends at a symbol below two, or, if
+  // truncated, at every symbol.
   void read_weights(uint32_t first, size_t wanted, Quotients* weights) {
     const size_t symbols = uncompressed_ && weight_division_ > 5 ? 8 : kSymbols;
     int set = 0;
@@ -193,7 +193,7 @@ class SliceDecoder {
     return true;
   }
 
-  // More than is wanted may be announced by damaged data.
+  // Damaged data may announce longer runs than there is room for.
   static void append_zeros(size_t count, size_t limit, std::vector<int16_t>* out) {
     const size_t room = limit > out->size() ? limit - out->size() : 0;
     out->insert(out->end(), std::min(count, room), int16_t{0});
@@ -208,7 +208,7 @@ class SliceDecoder {
   std::vector<uint32_t> weight_values_, run_values_;
 };
 
-// The first `wanted` values of a stream in the standard encoding.
+// Decodes the first `wanted` values of a stream in the standard encoding.
 bool decode_standard(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
   BitReader bits(stream);
   std::vector<uint32_t> palette;
@@ -231,7 +231,8 @@ bool decode_standard(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
   return true;
 }
 
-// U85's fast encoding: a header of 32 bytes with 16 values of 9 bits, then values or numbers of these.
+// Decodes U85's fast encoding: a header of 32 bytes with a palette of 16 values of 9 bits, then values or palette
+// indices.
 bool decode_fast(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
   constexpr size_t kHeaderBits = 256;
   BitReader bits(stream);
@@ -257,11 +258,11 @@ bool decode_fast(Bytes stream, size_t wanted, std::vector<int16_t>* out) {
 
 int32_t round_up(int32_t value, int32_t step) { return (value + step - 1) / step * step; }
 
-// Where the weight at each place of a stream goes. `visit(o, y, x, i)` takes one value, `skip(n)` passes over
-// padding; positions outside the weights are visited too and must be passed over by the visitor.
+// Visits the weights in the order of a stream. `visit(o, y, x, i)` takes one value, `skip(n)` skips padding. Positions
+// outside of the weights are visited too; the visitor ignores them.
 //
-// U55, U65: OFM blocks, IFM blocks, pieces of the kernel, microblocks of both. A core has every
-// cores-th output channel.
+// Order on U55 and U65: OFM blocks, IFM blocks, kernel parts, microblocks of both. Of n cores, core k has every n-th
+// output channel from k on.
 template <typename Visit>
 void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Visit visit) {
   const auto cores = static_cast<int32_t>(npu.cores);
@@ -306,8 +307,8 @@ void walk_u55(const Configuration& npu, const WeightLayout& l, int32_t core, Vis
   }
 }
 
-// U85: IFM blocks alternate in direction, kernels are cut into the phases of their stride and walked in
-// serpentines, cores take turns every 4 output channels.
+// Order on U85: IFM blocks alternate in direction, the kernel is split into the phases of its stride, which are
+// traversed in serpentine order, and cores alternate every 4 output channels.
 template <typename Visit>
 class U85Walk {
  public:
@@ -409,7 +410,7 @@ void walk(const Configuration& npu, const WeightLayout& layout, int32_t core, Vi
   }
 }
 
-// More come from damaged streams only.
+// Only damaged streams have more.
 constexpr size_t kMaxWeights = size_t{1} << 28;
 
 Status decode_stream(const Configuration& npu, const WeightLayout& l, int32_t core, Bytes stream,
@@ -451,7 +452,7 @@ constexpr size_t kScaleRecord = 10;
 
 ChannelScale read_scale(const Configuration& npu, bool wide_accumulators, const uint8_t* at) {
   ChannelScale scale;
-  // U55, U65: bias of 40 bits, multiplier of 32. U85: 32 and 31, or 48 and 15 for 48-bit accumulators.
+  // U55 and U65: 40-bit bias, 32-bit multiplier. U85: 32 and 31 bits, or 48 and 15 bits for 48-bit accumulators.
   const int bias_bytes = !npu.u85() ? 5 : wide_accumulators ? 6 : 4;
   const int scale_bytes = npu.u85() && wide_accumulators ? 2 : 4;
   const auto multiplier = static_cast<uint32_t>(read_signed(at + bias_bytes, scale_bytes));
@@ -479,7 +480,7 @@ int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& l) {
 
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights) {
-  // Sizes of weights come from registers of 16 bits: their product is bounded here.
+  // The sizes come from 16-bit registers: bound their product.
   if (layout.count() > kMaxWeights) {
     return failure(Error::kWeights, "there are % weights", static_cast<int64_t>(layout.count()));
   }

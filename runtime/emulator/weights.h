@@ -15,7 +15,7 @@ struct Bytes {
   size_t size = 0;
 };
 
-// What decides in which order weights stand in a stream.
+// Parameters that determine the order of weights in a stream.
 struct WeightLayout {
   int32_t ofm_depth = 0, ifm_depth = 0;
   int32_t kernel_h = 0, kernel_w = 0;  // without dilation
@@ -38,14 +38,14 @@ struct ChannelScale {
   Scale scale;
 };
 
-// Channels that an IFM block has; on U85 the stream does not tell.
+// Returns the number of channels of an IFM block. The stream of U85 does not contain it.
 int32_t ifm_block_depth(const Configuration& npu, const WeightLayout& layout);
 
 // Decodes the streams of all cores to [ofm][y][x][ifm], or to [y][x][channel] if depthwise.
 Status decode_weights(const Configuration& npu, const WeightLayout& layout, const Bytes* streams,
                       std::vector<int16_t>* weights);
 
-// Decodes records of 10 bytes; channel c of two cores is in stream c % 2.
+// Decodes records of 10 bytes. Of two cores, stream c % 2 has channel c.
 Status decode_scales(const Configuration& npu, bool wide_accumulators, int32_t depth, const Bytes* streams,
                      size_t stream_count, std::vector<ChannelScale>* scales);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The functions of ethos-u-core-driver that EthosUBackend calls, on the emulator of the NPU: for a firmware's self-test
-// on a machine that has none. It has an NPU of whatever kind a program asks for. It has no data cache and counts no
-// cycles.
+// Functions of ethos-u-core-driver that EthosUBackend calls, implemented with the emulator, for a firmware's self-test
+// on a machine without an NPU. The driver has an NPU of every kind, no data cache and no cycle counter.
 #include <ethosu_driver.h>
 
 #include <cstdio>
@@ -12,7 +11,7 @@ extern "C" __attribute__((weak)) bool ethosu_simulated_reaches(const void*, size
 
 namespace {
 
-// What an NPU reads through its bus starts at a multiple of this.
+// Alignment of the NPU's accesses through its bus.
 constexpr uint64_t kAlignment = 16;
 
 ethosu_driver npu;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// With the emulator in a shared library, which shows its C interface only.
+// simulate() for an emulator in a shared library, which exports only its C interface.
 #include <cstdio>
 
 #include "emulator/driver/simulated_npu.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// With the emulator linked into the program; firmware too.
+// simulate() for an emulator that is linked statically, as in firmware.
 #include "emulator/driver/simulated_npu.h"
 #include "emulator/program.h"
 

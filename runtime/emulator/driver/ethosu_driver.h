@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Stand-in for the public header of ethos-u-core-driver, where that is not installed: the declarations that
-// EthosUBackend uses, with the driver's types and conventions. DRIVER_DOUBLE_ADDRESS_CACHE_CALLS: as before
-// version 1.0 (2025), when the cache functions took one address.
+// Declarations of ethos-u-core-driver's public header that EthosUBackend uses, for machines without the driver. With
+// DRIVER_DOUBLE_ADDRESS_CACHE_CALLS, the cache functions take one address, as before version 1.0 (2025).
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -41,8 +40,8 @@ struct ethosu_hw_info {
   struct ethosu_config cfg;
 };
 
-// Weak in the driver, where they do nothing: firmware for a CPU with a data cache defines them. Addresses that
-// the NPU writes are at multiples of a cache line.
+// The driver defines them as weak functions that do nothing; firmware for a CPU with a data cache defines them.
+// Addresses that the NPU writes are multiples of a cache line.
 #ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
 void ethosu_flush_dcache(uint32_t* p, size_t bytes);  // NULL: the whole cache
 void ethosu_invalidate_dcache(uint32_t* p, size_t bytes);
@@ -51,11 +50,11 @@ void ethosu_flush_dcache(const uint64_t* base_addr, const size_t* base_addr_size
 void ethosu_invalidate_dcache(const uint64_t* base_addr, const size_t* base_addr_size, int num_base_addr);
 #endif
 
-// Waits for a driver that nobody uses. NULL where there is none to wait for.
+// Waits for a free driver. Returns NULL if there is no driver.
 struct ethosu_driver* ethosu_reserve_driver(void);
 void ethosu_release_driver(struct ethosu_driver* drv);
 void ethosu_get_hw_info(struct ethosu_driver* drv, struct ethosu_hw_info* hw);
-// 0, or negative on failure.
+// Returns 0, or a negative number on failure.
 int ethosu_invoke_v3(struct ethosu_driver* drv, const void* custom_data_ptr, const int custom_data_size,
                      uint64_t* const base_addr, const size_t* base_addr_size, const int num_base_addr, void* user_arg);
 
