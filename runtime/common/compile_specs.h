@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers that arm_recipes stores beside a payload.
+// Numbers in compile specs, stored by arm_recipes.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct RecordedNumber {
   uint32_t value = 0;
 };
 
-// Reads the compile spec `key`: 4 bytes, little endian. Not found is Ok: programs that others made have none.
-// Returns InvalidProgram, with the reason in the log, where it has not 4 bytes.
+// Reads the compile spec `key`: 4 bytes, little endian. Programs of other exporters have none: Ok, not found. Returns
+// InvalidProgram, with the reason in the log, if it does not have 4 bytes.
 inline Error read_number(const char* backend, ArrayRef<CompileSpec> specs, const char* key, RecordedNumber* number) {
   for (const auto& spec : specs) {
     if (std::strcmp(spec.key, key) != 0) {

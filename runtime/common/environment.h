@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Environment variables of backends that run under an operating system.
+// Environment variables of backends under an operating system.
 #pragma once
 
 #include <cerrno>
@@ -12,8 +12,8 @@
 
 namespace arm_runtime {
 
-// Overwrites `nanoseconds` with an environment variable that holds milliseconds, where there is one, and checks that it
-// is positive: 0 and less mean "for ever" to drivers. Returns InvalidArgument, with the reason in the log.
+// Overwrites `nanoseconds` with an environment variable in milliseconds, if it is set, and checks that the value is
+// positive: drivers take 0 and less as infinite. Returns InvalidArgument, with the reason in the log.
 inline Error read_timeout(const char* backend, const char* variable, int64_t* nanoseconds) {
   if (const char* text = std::getenv(variable)) {
     char* end = nullptr;

@@ -8,8 +8,8 @@
 
 namespace arm_runtime {
 
-// How a message calls the place of an error, by the type of the error: "block" writes "block 'inputs'", the empty text
-// writes the place alone.
+// Noun for the place of an error in messages, by the type of the error: "block" gives "block 'inputs'"; without a noun,
+// the place stands alone.
 template <typename Code>
 inline constexpr const char* kPlaceNoun = "";
 
@@ -18,7 +18,7 @@ inline constexpr const char* kPlaceNoun = "";
 template <typename Code>
 struct BasicStatus {
   Code error{};
-  // The part of the data that is wrong, and its first byte.
+  // The part of the data that is wrong, and the byte offset.
   const char* place = "";
   uint64_t offset = 0;
   // Each '%' stands for the next of `values`.

@@ -6,8 +6,8 @@
 
 namespace arm_runtime {
 
-// Appends text to a buffer of fixed size; text that does not fit is cut off, and a NUL ends what is there. The C
-// library of small targets may allocate memory when it formats, and does not print 64-bit numbers.
+// Appends text to a buffer of fixed size, cuts it off at the end and adds a NUL. It replaces formatting by the C
+// library of small targets, which may allocate memory and does not print 64-bit numbers.
 class TextBuffer {
  public:
   TextBuffer(char* text, size_t size) : text_(text), left_(size) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events of ExecuTorch's tracer, with CMake's option ARM_RUNTIME_EVENT_TRACER.
+// Events of ExecuTorch's tracer, enabled by CMake's option ARM_RUNTIME_EVENT_TRACER.
 #pragma once
 
 #include <executorch/runtime/core/event_tracer.h>
@@ -14,7 +14,7 @@
 
 namespace arm_runtime {
 
-// Whether somebody sees what is counted for an event.
+// Whether a tracer records events.
 inline bool is_tracing(const EventTracer* tracer) {
 #ifdef ET_EVENT_TRACER_ENABLED
   return tracer != nullptr;
@@ -23,13 +23,13 @@ inline bool is_tracing(const EventTracer* tracer) {
 #endif
 }
 
-// One event, from here to the end of the scope, and what is counted meanwhile: the event's metadata are text, as in
-// "npu_cycles=1234 pmu_event0=56".
+// An event from construction to destruction, with counters as metadata, which are text: "npu_cycles=1234
+// pmu_event0=56".
 class TraceScope {
  public:
   TraceScope(EventTracer* tracer, const char* name)
       : tracer_(tracer),
-        // Of an event that has a name, the number says that it has no number.
+        // A named event has no number.
         entry_(executorch::runtime::event_tracer_start_profiling_delegate(
             tracer, name,
             static_cast<executorch::runtime::DebugHandle>(executorch::runtime::kUnsetDelegateDebugIntId))) {}
@@ -39,9 +39,9 @@ class TraceScope {
   TraceScope(const TraceScope&) = delete;
   TraceScope& operator=(const TraceScope&) = delete;
 
-  // Left out where there is no room. `name` is short.
+  // Adds a counter, unless the metadata have no room for it. `name` is short.
   void add(const char* name, uint64_t value) {
-    // One character more than `text_`: an entry that is cut off does not fit.
+    // One character more than `text_`, so that an entry that is cut off does not fit.
     char entry[sizeof(text_) + 2];
     TextBuffer out(entry, sizeof(entry));
     out.add(size_ == 0 ? "" : " ");

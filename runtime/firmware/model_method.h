@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A method of a program in memory of the caller's, byte for byte: neither allocates nor throws.
+// A method of a program in the caller's memory. It neither allocates nor throws.
 #pragma once
 
 #include <executorch/runtime/core/exec_aten/util/dim_order_util.h>
@@ -19,17 +19,18 @@
 
 namespace arm_runtime {
 
-// How a tensor of a program lies in memory.
+// Type, shape and memory layout of a tensor.
 struct TensorMetadata {
-  static constexpr size_t kMaxDimensions = 16;  // of ExecuTorch's runtime
+  static constexpr size_t kMaxDimensions = 16;  // limit of ExecuTorch's runtime
 
   ScalarType type;
   size_t rank;
   const int32_t* sizes;
-  const uint8_t* dim_order;  // from the outermost dimension in memory to the innermost
+  const uint8_t* dim_order;  // dimensions in memory, outermost first
 };
 
-// Before load() has succeeded, there is no method: set_input() and execute() return InvalidState, output() is empty.
+// A method of a program. Before load() has succeeded, set_input() and execute() return InvalidState, and output() is
+// empty.
 class ModelMethod {
  public:
   using Bytes = Span<uint8_t>;
@@ -38,11 +39,12 @@ class ModelMethod {
   ModelMethod(const ModelMethod&) = delete;
   ModelMethod& operator=(const ModelMethod&) = delete;
 
-  // `pool` holds what the runtime keeps of the method, `planned` its tensors, one piece for each memory of the plan,
-  // and `temp` what an instruction has while it runs; methods may share the last. All outlive this.
+  // Loads a method. The runtime allocates the method from `pool`, its tensors from `planned`, which has an entry for
+  // each memory of the memory plan, and temporary memory of instructions from `temp`, which methods may share. All of
+  // them must outlive this object.
   Error load(const executorch::runtime::Program& program, const char* name, Bytes pool, Span<Bytes> planned,
              MemoryAllocator* temp) {
-    // The method of an earlier load() uses the allocators that are replaced here.
+    // The method of an earlier load() refers to the allocators that are replaced below.
     method_.reset();
     pool_.emplace(static_cast<uint32_t>(pool.size()), pool.data());
     planned_.emplace(planned);
@@ -55,7 +57,7 @@ class ModelMethod {
     return Error::Ok;
   }
 
-  // Copies the bytes where the plan has a place for the input; where it has none, they stay in use.
+  // Copies the data if the memory plan has a place for the input; otherwise the method refers to `data`.
   Error set_input(size_t index, const TensorMetadata& form, const void* data) {
     if (!method_.has_value()) {
       return Error::InvalidState;
@@ -72,7 +74,7 @@ class ModelMethod {
       strides[dim_order[i]] = stride;
       stride *= sizes[dim_order[i]];
     }
-    // The runtime takes no pointer to constants; it only reads.
+    // The runtime's parameter lacks a const; it only reads.
     executorch::aten::TensorImpl tensor(form.type, static_cast<ssize_t>(form.rank), sizes, const_cast<void*>(data),
                                         dim_order, strides);
     return method_->set_input(EValue(Tensor(&tensor)), index);
@@ -80,7 +82,7 @@ class ModelMethod {
 
   Error execute() { return method_.has_value() ? method_->execute() : Error::InvalidState; }
 
-  // Null where the plan has no place for the output.
+  // Returns null if the memory plan has no place for the output.
   Span<const uint8_t> output(size_t index) const {
     if (!method_.has_value()) {
       return {};
@@ -93,7 +95,7 @@ class ModelMethod {
     return {static_cast<const uint8_t*>(tensor.const_data_ptr()), tensor.nbytes()};
   }
 
-  // Bytes of the pool that loading took.
+  // Returns the bytes of the pool that loading has used.
   size_t pool_used() const { return pool_.has_value() ? pool_->used_size() : 0; }
 
  private:
@@ -103,7 +105,7 @@ class ModelMethod {
   std::optional<executorch::runtime::Method> method_;
 };
 
-// Remembers the most that was in use at a time: the runtime empties it after each instruction.
+// Records the peak use: the runtime resets the allocator after each instruction.
 class PeakAllocator final : public MemoryAllocator {
  public:
   using MemoryAllocator::MemoryAllocator;

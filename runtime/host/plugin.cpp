@@ -21,7 +21,7 @@ void write_message(char* message, uint64_t size, const char* text, const char* n
   }
 }
 
-// The tracer of the program that runs on this thread, while one of its delegates does, and when that began.
+// The tracer of the delegate that executes on this thread, and the time at which the execution started.
 thread_local EventTracer* tracer = nullptr;
 thread_local et_timestamp_t start_ticks = 0;
 
@@ -43,7 +43,7 @@ class ScopedTracer {
   et_timestamp_t start_ticks_;
 };
 
-// A backend of the runtime whose work is done by an executor outside.
+// A backend that forwards its calls to an executor.
 class HostBackend final : public BackendInterface {
  public:
   explicit HostBackend(const char* id) : id_(id) {}
@@ -70,7 +70,7 @@ class HostBackend final : public BackendInterface {
       ET_LOG(Error, "%s: the payload of %zu bytes was refused", id_, processed->size());
       return Error::DelegateInvalidCompatibility;
     }
-    // Handles are numbers; 0, the null pointer, is none of them.
+    // Handles are numbers above 0, so that none is a null pointer.
     return reinterpret_cast<DelegateHandle*>(static_cast<intptr_t>(handle));
   }
 
@@ -104,7 +104,7 @@ class HostBackend final : public BackendInterface {
   arm_host_executor executor_{};
 };
 
-// Never destroyed: the runtime's registry points to them until the process ends.
+// Never destroyed: the runtime's registry refers to them until the process ends.
 HostBackend* const kBackends[] = {new HostBackend("TOSABackend"), new HostBackend("VgfBackend"),
                                   new HostBackend("EthosUBackend")};
 bool installed = false;

@@ -18,8 +18,9 @@ namespace {
 
 using executorch::runtime::KernelRuntimeContext;
 
-// Quantizes as PyTorch does: x * (1 / scale) in float32, rounded half to even, plus the zero point, clamped.
-// The limits are integers, so clamping first gives the same and keeps the conversion in range; NaN becomes 0.
+// Quantizes as PyTorch does: x * (1 / scale) in float32, rounded half to even, plus the zero point, clamped. The limits
+// are integers, so that clamping before rounding gives the same result and avoids overflow of the conversion. NaN
+// becomes 0.
 template <typename T>
 void quantize(const float* input, T* out, size_t count, double scale, int64_t zero_point, int64_t quant_min,
               int64_t quant_max) {
@@ -47,7 +48,8 @@ bool is_range_of(int64_t low, int64_t high) {
   return low >= std::numeric_limits<T>::min() && low <= high && high <= std::numeric_limits<T>::max();
 }
 
-// What both kernels demand: float32 on one side, int8 or int16 with its range on the other, same layout.
+// Checks the arguments of both kernels: float32 on one side, int8 or int16 with a valid range on the other, equal
+// layouts.
 bool check_arguments(KernelRuntimeContext& context, const char* name, const Tensor& real, const Tensor& quantized,
                      double scale, int64_t zero_point, int64_t quant_min, int64_t quant_max, ScalarType dtype,
                      const Tensor& input, Tensor& out) {
@@ -121,7 +123,7 @@ const char* register_cortex_m_kernels() {
   };
   const auto registered = executorch::runtime::get_registered_kernels();
   for (const auto& kernel : kernels) {
-    // The runtime aborts on a second kernel of one name.
+    // The runtime aborts the process on a second kernel of the same name.
     const bool present = std::any_of(registered.begin(), registered.end(), [&kernel](const auto& other) {
       return std::strcmp(other.name_, kernel.name_) == 0;
     });

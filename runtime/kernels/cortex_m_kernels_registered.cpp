@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Registers the kernels when the program starts; not for the host plugin, which reports failures itself.
+// Registers the kernels at program start. The host plugin does not link it: it reports failures itself.
 #include "kernels/cortex_m_kernels.h"
 
 #include <executorch/runtime/platform/log.h>
@@ -21,5 +21,5 @@ Error register_kernels() {
 }  // namespace
 }  // namespace arm_runtime
 
-// Named so that the linker can be told to keep it.
+// Linkers keep this file by the name (--undefined).
 extern "C" const executorch::runtime::Error arm_runtime_cortex_m_kernels_registered = arm_runtime::register_kernels();

@@ -33,10 +33,10 @@ int64_t signed_size(size_t size) { return static_cast<int64_t>(size); }
 struct Block {
   const uint8_t* data = nullptr;
   size_t size = 0;
-  // Of the data in the payload.
+  // Offset of the data in the payload.
   size_t offset = 0;
   bool present = false;
-  // The data is the name of what is kept outside.
+  // The data is the key of named data outside of the payload.
   bool external = false;
 };
 
@@ -48,7 +48,7 @@ bool is_name(const uint8_t* data, size_t size) {
   return size == kNamedDataKeySize && printable == size;
 }
 
-// Cuts the payload into its blocks: names, headers and lengths, not what is in them.
+// Splits the payload into its blocks. It checks names, headers and lengths, not contents.
 class BlockReader {
  public:
   BlockReader(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -116,7 +116,7 @@ class BlockReader {
     }
     const size_t length = read_u32(header + kLengthAt);
     const size_t left = size_ - start - kBlockHeaderSize;
-    // Compared before the length is rounded up, which could overflow on a 32-bit machine.
+    // Compare before rounding up the length, which could overflow on a 32-bit machine.
     if (length > left) {
       return failure(PayloadError::kTruncated, kNames[id], start + kLengthAt,
                      "its length is % bytes, % are left in the payload", signed_size(length), signed_size(left));
@@ -151,7 +151,7 @@ PayloadStatus bad_commands(const Block& block, size_t at, const char* reason, in
   return failure(PayloadError::kCommandStream, kNames[kCommands], block.offset + at, reason, first, second, third);
 }
 
-// The configuration word that the NPU's own CONFIG register is compared with.
+// Reads the configuration word, which drivers compare with the NPU's CONFIG register.
 PayloadStatus read_configuration(const Block& block, size_t at, EthosUPayload* payload) {
   constexpr uint32_t kProducts[] = {55, 65, 85};
   const uint32_t word = read_u32(block.data + at);
@@ -231,7 +231,7 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
     return bad_commands(block, 0, "the header of a COP2 stream has % bytes, it has %", kFixedSize,
                         signed_size(block.size));
   }
-  // Minor versions only add: the lengths tell where what they add ends.
+  // Minor versions only add fields: the lengths include them.
   if (read_u16(data + 4) != kMajorVersion) {
     return bad_commands(block, 4, "its major version is %, not %", read_u16(data + 4), kMajorVersion);
   }
@@ -282,7 +282,7 @@ PayloadStatus read_commands(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, 0, "it starts neither with COP1 nor with COP2");
 }
 
-// Checks one record; its bytes are where they should be already.
+// Checks the contents of one record.
 PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t at, int64_t index, Region own_region,
                            const EthosUPayload& payload) {
   uint64_t nbytes = 1;
@@ -297,7 +297,7 @@ PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t
       return failure(PayloadError::kTensor, name, at + 4 * i, "dimension % of tensor % is %", static_cast<int64_t>(i),
                      index, extent);
     }
-    // Bounded by the offset's range: what is larger cannot be addressed, and cannot overflow below.
+    // An offset has 32 bits: a larger tensor cannot be addressed, and the bound prevents overflow below.
     if (__builtin_mul_overflow(nbytes, static_cast<uint64_t>(extent), &nbytes) || nbytes > UINT32_MAX) {
       return failure(PayloadError::kTensor, name, at, "tensor % is larger than 4 GiB", index);
     }
@@ -334,8 +334,8 @@ bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
 
 bool same_place(const PayloadTensor& a, const PayloadTensor& b) { return a.offset == b.offset && a.nbytes == b.nbytes; }
 
-// Vela gives an input's memory to an output where it can, so only tensors of one side are compared. A tensor
-// that is returned twice is an output twice, in one place.
+// Checks that tensors of one side do not overlap. Vela may place an output in the memory of an input. A tensor that is
+// returned twice is an output twice, in one place.
 PayloadStatus check_overlaps(const PayloadTensors& tensors, const char* name, size_t at, bool may_repeat) {
   for (uint32_t i = 1; i < tensors.count(); ++i) {
     const PayloadTensor tensor = tensors.at(i);
@@ -391,7 +391,7 @@ PayloadTensor PayloadTensors::at(uint32_t index) const {
   tensor.element_size = read_i32(record + 4 * kPayloadRank);
   tensor.offset = read_i32(record + 4 * (kPayloadRank + 1));
   tensor.region = read_i32(record + 4 * (kPayloadRank + 2));
-  // Unsigned arithmetic: the product of values that were not checked yet wraps.
+  // Unsigned arithmetic: the product of unchecked values may wrap around.
   tensor.nbytes = static_cast<uint64_t>(tensor.element_size);
   for (const int32_t extent : tensor.shape) {
     tensor.nbytes *= static_cast<uint64_t>(extent);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that several methods share: named data of the program.
+// Weights that several methods share, as named data of the program.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace arm_runtime {
 // The compile spec with the CRC-32 of these weights.
 inline constexpr char kWeightsChecksumSpec[] = "weight_data_crc32";
 
-// Has `payload` point to its weights, where they are outside of it; what is returned keeps them in memory.
-// Returns InvalidProgram, with the reason in the log, where they are not there or have changed.
+// Lets `payload` refer to its shared weights, if it has any. The result keeps them in memory. Returns InvalidProgram,
+// with the reason in the log, if they are missing or changed.
 inline Result<FreeableBuffer> find_weights(const char* backend, const BackendInitContext& context,
                                            ArrayRef<CompileSpec> specs, EthosUPayload* payload) {
   if (payload->weights_name.size == 0) {

@@ -1,19 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Executes a program on this machine, in ExecuTorch's runtime, in pools of given sizes, and tells what it used of them:
-// with the backend, the kernels and the memory that firmware has, and the emulator in the place of the NPU.
+// Runs a program in ExecuTorch's runtime on this machine, in memory pools of given sizes, and prints how much of them
+// it used. Backend, kernels and allocators are those of firmware; the emulator replaces the NPU.
 //
 //   arm_runtime_pools FILE
 //
-// The file has a word or a number a line. What stands for a size may be -1, for as much as it takes:
+// FILE has one word or number per line. A size of -1 means "as much as needed":
 //
-//   PROGRAM                              path of the .pte
-//   FAST_SCRATCH TEMP SHARED_COUNT SHARED...   bytes of fast scratch, of the temp allocator, and of the memories of the
-//                                        plan from the second on, which methods share
-//   METHODS {NAME POOL PLANNED}...       by method, bytes of the method allocator and of the first memory of the plan
-//   RUNS {METHOD INPUTS FILE... OUTPUTS FILE...}...    by number; reads the inputs' bytes and writes the outputs'
+//   PROGRAM                                    path of the .pte
+//   FAST_SCRATCH TEMP SHARED_COUNT SHARED...   bytes of the fast scratch, of the temp allocator, and of the second and
+//                                              later memories of the memory plan, which methods share
+//   METHODS {NAME POOL PLANNED}...             for each method, bytes of the method allocator and of the first memory
+//   of
+//                                              the plan
+//   RUNS {METHOD INPUTS FILE... OUTPUTS FILE...}...   for each run, the number of the method, and files with the bytes
+//   of
+//                                              inputs (read) and outputs (written)
 //
-// Then it prints "method NAME BYTES" for each, and "temp BYTES"; a failure is a line on stderr and 1.
+// It prints "method NAME BYTES" for each method and "temp BYTES". On failure it prints a line on stderr and returns 1.
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 #include <executorch/runtime/executor/method_meta.h>
 #include <executorch/runtime/platform/runtime.h>
@@ -37,7 +41,7 @@ using arm_runtime::ModelMethod;
 using executorch::runtime::Error;
 using executorch::runtime::Program;
 
-// For a pool of unknown size; the operating system gives what is touched.
+// Size of a pool without a given size. The operating system allocates only pages that are used.
 constexpr size_t kUnknownPoolSize = size_t{1} << 30;
 
 [[noreturn]] void fail(const std::string& what, long long number = 0) {
@@ -45,7 +49,7 @@ constexpr size_t kUnknownPoolSize = size_t{1} << 30;
   std::exit(1);
 }
 
-// Memory of exactly so many bytes, at a cache line as firmware's pools are.
+// Memory of exactly this size, aligned to a cache line as in firmware.
 class Pool {
  public:
   explicit Pool(long long size) : size_(size < 0 ? kUnknownPoolSize : static_cast<size_t>(size)) {
@@ -122,7 +126,7 @@ void set_inputs(Loaded* loaded, const Program& program, Request* request) {
     }
     const arm_runtime::TensorMetadata form = {info->scalar_type(), info->sizes().size(), info->sizes().data(),
                                               info->dim_order().data()};
-    // What the plan has no place for is read while the program runs.
+    // An input without a place in the memory plan must stay valid during the run.
     loaded->inputs.push_back(bytes);
     const Error error = loaded->method.set_input(i, form, loaded->inputs.back().data());
     if (error != Error::Ok) {

@@ -25,14 +25,14 @@ __attribute__((weak)) void EthosUBackend_execute_end(void) {}
 namespace arm_runtime {
 namespace {
 
-// The compile spec with the size of the fast scratch: 4 bytes, little endian.
+// Compile spec with the size of the fast scratch: 4 bytes, little endian.
 constexpr char kFastScratchSpec[] = "fast_scratch_size";
 
-// What becomes of a payload between init and execute. The runtime's allocator releases its memory.
+// State of a loaded delegate. The runtime's allocator owns its memory.
 struct Program {
   EthosUPayload payload;
   FastScratch fast_scratch;
-  FreeableBuffer weights;  // where methods share them
+  FreeableBuffer weights;  // if methods share them
 };
 static_assert(sizeof(Program) == EthosUBackend::kLoadedBytes && alignof(Program) == 8);
 
@@ -44,7 +44,7 @@ class ExecuteHooks {
   ExecuteHooks& operator=(const ExecuteHooks&) = delete;
 };
 
-// Whether this backend can execute a payload that is valid. With COP1, inputs and outputs are in the scratch.
+// Checks that this backend can execute a valid payload. In COP1 streams, inputs and outputs are in the scratch.
 Error check_executable(const EthosUPayload& payload) {
   if (!payload.aligned) {
     ARM_RUNTIME_LOG(Error,
@@ -71,8 +71,8 @@ Error check_executable(const EthosUPayload& payload) {
   return Error::Ok;
 }
 
-// Checks that an argument is the tensor that the payload describes. Bytes are what the NPU sees: the order of
-// dimensions was decided at export, and int8 and bool look the same.
+// Checks that an argument matches the tensor in the payload. Only sizes count: the export has fixed the order of
+// dimensions, and int8 and bool are equal to the NPU.
 Error check_argument(const EValue* value, const PayloadTensor& expected, const char* side, uint32_t index) {
   if (value == nullptr || !value->isTensor()) {
     ARM_RUNTIME_LOG(Error, "%s %lu is not a tensor", side, static_cast<Printable>(index));
@@ -117,7 +117,7 @@ Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
   return Error::Ok;
 }
 
-// Whole cache lines: the driver invalidates those that the scratch touches.
+// Allocates whole cache lines, because the driver invalidates whole cache lines.
 Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scratch_size) {
   const size_t size = round_up_to_cache_lines(scratch_size);
   MemoryAllocator* allocator = context.get_temp_allocator();
@@ -132,7 +132,7 @@ Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scr
   return static_cast<uint8_t*>(scratch);
 }
 
-// Runs the commands, as an event with the NPU's cycles.
+// Runs the commands and traces an event with the NPU's cycles.
 Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
   constexpr uint64_t kNotCounted = UINT64_MAX;
   TraceScope scope(tracer, "EthosUBackend npu");
@@ -145,7 +145,7 @@ Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
   return error;
 }
 
-// The fast scratch that the program's compile specs tell of, after a check that it is there.
+// Reads the size of the fast scratch from the compile specs and checks that it is available.
 Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, FastScratch* fast_scratch) {
   RecordedNumber size;
   const Error error = read_number(ARM_RUNTIME_BACKEND_ID, specs, kFastScratchSpec, &size);
@@ -189,8 +189,8 @@ Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, Freeabl
   if (error != Error::Ok) {
     return error;
   }
-  // The driver cleans neither the commands nor, in some versions, the weights: what a loader has just copied
-  // into cached memory would not reach the NPU.
+  // The driver does not clean the commands, and some versions do not clean the weights: data that a loader has just
+  // copied into cached memory would not reach the NPU.
   clean_cache(*data, processed->size());
   if (payload.weights_name.size > 0) {
     clean_cache(payload.weights.data, payload.weights.size);

@@ -11,12 +11,12 @@ extern "C" {
 __attribute__((weak)) unsigned char* ethosu_fast_scratch = nullptr;
 __attribute__((weak)) size_t ethosu_fast_scratch_size = 0;
 
-// Not in every version of the driver. Where it is, it is in drivers for one kind of NPU and for several; in the
-// latter ethosu_reserve_driver() has nothing to give.
+// Some versions of the driver lack this function. Where it exists, ethosu_reserve_driver() returns null in a driver for
+// several kinds of NPU.
 __attribute__((weak)) struct ethosu_driver* ethosu_reserve_driver_ex(uint32_t product, uint32_t log2_macs);
 
-// The performance counters, which firmware may leave out. Declared here: the name of their header is another in every
-// version of the driver.
+// Performance counters, which firmware may leave out. Declared here because every version of the driver has another
+// name for their header.
 __attribute__((weak)) void ETHOSU_PMU_Enable(struct ethosu_driver* drv);
 __attribute__((weak)) void ETHOSU_PMU_Disable(struct ethosu_driver* drv);
 __attribute__((weak)) void ETHOSU_PMU_CYCCNT_Reset(struct ethosu_driver* drv);
@@ -29,10 +29,10 @@ __attribute__((weak)) uint64_t ETHOSU_PMU_Get_CCNTR(struct ethosu_driver* drv);
 namespace arm_runtime {
 namespace {
 
-// In the order of Region.
+// Base pointers in the order of Region.
 constexpr int kBaseCount = 3;
 
-// The driver's function since version 1.0 and before that: one of the two is there.
+// The overloads fit the driver's function since version 1.0 and before; one of them is used.
 [[maybe_unused]] void clean_lines(void (*flush)(const uint64_t*, const size_t*, int), uintptr_t start, size_t size) {
   const uint64_t base = start;
   flush(&base, &size, 1);
@@ -44,7 +44,7 @@ constexpr int kBaseCount = 3;
 
 uint64_t address(const void* pointer) { return static_cast<uint64_t>(reinterpret_cast<uintptr_t>(pointer)); }
 
-// A driver for as long as the object lives; none where no NPU of the program's kind was initialized.
+// Reserves a driver during its lifetime. get() is null if no NPU of the program's kind was initialized.
 class ReservedDriver {
  public:
   explicit ReservedDriver(const EthosUPayload& payload)
@@ -66,8 +66,7 @@ class ReservedDriver {
   ethosu_driver* driver_;
 };
 
-// Counts the cycles of the NPU while it lives. The counters keep the NPU's power on, which a run alone would switch off
-// before they could be read.
+// Counts the NPU's cycles during its lifetime. The counters keep the NPU powered, so that they can be read after a run.
 class CycleCounter {
  public:
   CycleCounter(ethosu_driver* driver, uint64_t* cycles) : driver_(driver), cycles_(counts() ? cycles : nullptr) {
@@ -98,7 +97,7 @@ class CycleCounter {
   uint64_t* cycles_;
 };
 
-// The whole cache lines of the firmware's buffer.
+// The whole cache lines in the firmware's buffer.
 struct FirmwareMemory {
   unsigned char* data = nullptr;
   size_t size = 0;
@@ -112,7 +111,7 @@ FirmwareMemory firmware_memory() {
   return {ethosu_fast_scratch + skipped, (ethosu_fast_scratch_size - skipped) / kCacheLine * kCacheLine};
 }
 
-// Memory that ethosu_init() got goes before the firmware's; the driver compares its size itself too.
+// Memory given to ethosu_init() has priority over the firmware's. The driver also compares its size.
 bool has_fast_scratch(const ethosu_driver* driver, const FastScratch& needed) {
   return round_up_to_cache_lines(needed.size) <= firmware_memory().size ||
          (driver != nullptr && driver->fast_memory != 0 && needed.size <= driver->fast_memory_size);
@@ -130,7 +129,7 @@ Error report_missing_fast_scratch(const ethosu_driver* driver, const FastScratch
   return Error::MemoryAllocationFailed;
 }
 
-// The program was compiled for another NPU than that of `driver`. The registers tell the MACs, not the product.
+// Reports that the program was compiled for another NPU. The registers contain the MACs, not the product.
 Error report_other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardware) {
   ARM_RUNTIME_LOG(Error,
                   "the program was compiled for Ethos-U%lu-%lu, and the NPU has %lu multiply-accumulates a "
@@ -141,7 +140,7 @@ Error report_other_npu(const EthosUPayload& payload, const ethosu_hw_info& hardw
 }
 
 Error report_missing_npu(const EthosUPayload& payload) {
-  // A driver for one kind of NPU gives it to who does not ask for a kind.
+  // A driver for one kind of NPU returns it to callers that do not ask for a kind.
   const ReservedDriver any(ethosu_reserve_driver_ex != nullptr ? ethosu_reserve_driver() : nullptr);
   if (any.get() != nullptr) {
     ethosu_hw_info hardware = {};
@@ -190,21 +189,20 @@ Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, 
   if (driver == nullptr) {
     return report_missing_npu(payload);
   }
-  // Another driver than that of check_fast_scratch, where there are several.
+  // With several drivers, this may be another one than in check_fast_scratch().
   if (!has_fast_scratch(driver, fast_scratch)) {
     return report_missing_fast_scratch(driver, fast_scratch);
   }
   const FirmwareMemory memory = firmware_memory();
   const bool own = driver->fast_memory != 0;
-  // The driver puts the address of its own memory in the place of ours, after a comparison of the sizes: a size
-  // that nobody knows is compared as 0.
+  // The driver replaces the base by its own memory after it has compared the sizes: pass 0 if the size is not known.
   uint64_t bases[kBaseCount] = {address(payload.weights.data), address(scratch), address(memory.data)};
   const size_t sizes[kBaseCount] = {payload.weights.size, round_up_to_cache_lines(payload.scratch_size),
                                     fast_scratch.known ? fast_scratch.size
                                     : own              ? 0
                                                        : memory.size};
-  // Without fast scratch there is no third base: to some versions of the driver a null pointer means "invalidate
-  // the whole cache".
+  // Without fast scratch, pass no third base: some versions of the driver take a null pointer as "invalidate the whole
+  // cache".
   const bool spills = fast_scratch.known ? fast_scratch.size > 0 : own || memory.data != nullptr;
   int result = 0;
   {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend "EthosUBackend" for an Ethos-U85 in Direct Drive: a Cortex-A under Linux hands command streams to
-// the NPU through the kernel driver and the C++ driver library of ethos-u-linux-driver-stack. See README.md.
+// Backend "EthosUBackend" for an Ethos-U85 in Direct Drive: a Cortex-A under Linux sends command streams to the NPU
+// through the kernel driver and the C++ driver library of ethos-u-linux-driver-stack. See README.md.
 #include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
 
 #include <ethosu.hpp>
@@ -36,7 +36,7 @@ namespace {
 constexpr char kDefaultDevice[] = "/dev/ethosu0";
 constexpr int64_t kDefaultTimeoutNs = 60'000'000'000;
 
-// Compile specs, as ExecuTorch's own runtime names them, and the environment variables that go before them.
+// Compile specs, with the names of ExecuTorch's own runtime, and the environment variables that override them.
 constexpr char kDeviceSpec[] = "ethosu.device";
 constexpr char kTimeoutSpec[] = "ethosu.timeout_ns";
 constexpr char kCyclesSpec[] = "ethosu.enable_cycle_counter";
@@ -44,10 +44,11 @@ constexpr char kEventSpec[] = "ethosu.pmu_event";  // a number follows
 constexpr char kDeviceVariable[] = "ARM_RUNTIME_ETHOSU_DEVICE";
 constexpr char kTimeoutVariable[] = "ARM_RUNTIME_ETHOSU_TIMEOUT_MS";
 
-// Counters of events that an inference has place for. Event 0 counts nothing.
+// The event counters of an inference. Event 0 means none.
 using Events = std::array<uint32_t, 4>;
 
-// The driver library throws, from destructors too; those of buffers it holds itself, in std::shared_ptr.
+// A deleter for objects of the driver library, whose destructors may throw. The library itself holds buffers, in
+// std::shared_ptr.
 struct NoThrowDelete {
   template <typename T>
   void operator()(T* object) const noexcept {
@@ -64,11 +65,11 @@ struct NoThrowDelete {
 struct Options {
   std::string device = kDefaultDevice;
   int64_t timeout_ns = kDefaultTimeoutNs;
-  std::optional<bool> counts_cycles;  // empty: where a tracer sees them
+  std::optional<bool> counts_cycles;  // empty: count if there is a tracer
   Events events{};
 };
 
-// Runs `work`; what it throws becomes an Error and a log line.
+// Runs `work` and turns exceptions into a log line and an Error.
 template <typename Work>
 Error catch_exceptions(const char* doing, const Options& options, const Work& work) noexcept {
   try {
@@ -86,7 +87,7 @@ Error catch_exceptions(const char* doing, const Options& options, const Work& wo
   return Error::AccessFailed;
 }
 
-// Copies a compile spec of exactly the size of `value`, in the byte order of the machine, as exporters write them.
+// Reads a compile spec of exactly the size of `value`, in the byte order of the machine, as exporters write it.
 template <typename T>
 Error read_value(const CompileSpec& spec, const char* type, T* value) {
   if (spec.value.buffer == nullptr || spec.value.nbytes != sizeof(T)) {
@@ -124,7 +125,7 @@ Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
   for (const CompileSpec& spec : specs) {
     const auto* value = static_cast<const char*>(spec.value.buffer);
     if (std::strcmp(spec.key, kDeviceSpec) == 0) {
-      // Text with or without a NUL at its end.
+      // The text may end with a NUL.
       options->device.assign(value, value == nullptr ? 0 : strnlen(value, spec.value.nbytes));
     } else if (std::strcmp(spec.key, kTimeoutSpec) == 0) {
       const Error error = read_value(spec, "an int64", &options->timeout_ns);
@@ -148,42 +149,42 @@ Error read_options(ArrayRef<CompileSpec> specs, Options* options) {
   return read_timeout(ARM_RUNTIME_BACKEND_ID, kTimeoutVariable, &options->timeout_ns);
 }
 
-// Where a tensor lies in its region, in bytes.
+// Place of a tensor in its region, in bytes.
 struct TensorSlot {
   size_t offset;
   size_t size;
   size_t element_size;
-  bool allocated;  // false: the NPU does not read it
+  bool allocated;  // false: the NPU does not use it
 };
 
-// The tensors of one region, and the one buffer that holds them. The kernel driver gives the NPU the address
-// of the first input (output) buffer as that of the region; the others it expects behind it. Vela places
-// tensors in an order of its own, so a buffer for each in the program's order would exchange them.
+// The tensors of one region, in a single buffer. The kernel driver uses the address of the first input (output) buffer
+// as that of the region and expects the others behind it. Vela orders tensors differently from the program, so that one
+// buffer per tensor would swap them.
 struct IoRegion {
   const char* name;
   Region region;
   std::vector<TensorSlot> slots;
   size_t size = 0;
-  std::vector<char> bytes;  // to gather or scatter several tensors; empty where one is the whole region
-  std::vector<std::shared_ptr<EthosU::Buffer>> buffers;  // at most one, in the form that Inference takes
+  std::vector<char> bytes;  // to gather or scatter several tensors; empty if one tensor fills the region
+  std::vector<std::shared_ptr<EthosU::Buffer>> buffers;  // at most one; a vector for Inference
 };
 
 // A delegate of a loaded program.
 struct Delegate {
   Options options;
-  std::unique_ptr<EthosU::Device, NoThrowDelete> device;  // first, so that it is destroyed last
+  std::unique_ptr<EthosU::Device, NoThrowDelete> device;  // declared first, so that it is destroyed last
   std::shared_ptr<EthosU::Network> network;
   std::shared_ptr<EthosU::Buffer> constants, intermediate;
   IoRegion inputs{"input", Region::kInput, {}, 0, {}, {}};
   IoRegion outputs{"output", Region::kOutput, {}, 0, {}, {}};
 };
 
-// An empty buffer object stands for "none": the driver refuses to make one of 0 bytes.
+// An empty buffer object means "none": the driver cannot create a buffer of 0 bytes.
 std::shared_ptr<EthosU::Buffer> make_buffer(EthosU::Device& device, size_t size) {
   return size == 0 ? std::make_shared<EthosU::Buffer>() : device.createBuffers({size}).front();
 }
 
-// A buffer is a file to the driver: reading and writing go on where the last call ended.
+// The driver accesses a buffer as a file: reads and writes continue at the last position.
 void rewind(const EthosU::Buffer& buffer) {
   if (lseek(buffer.getFd(), 0, SEEK_SET) != 0) {
     throw EthosU::Exception("lseek() on a buffer failed");
@@ -237,7 +238,7 @@ Error assign_slots(const PayloadTensors& tensors, IoRegion* side) {
       return Error::InvalidProgram;
     }
     const auto offset = static_cast<size_t>(std::max(tensor.offset, 0));
-    // The reader bounds offset and size by 2 and 4 GiB.
+    // The payload reader limits offset and size to 2 and 4 GiB.
     const auto nbytes = static_cast<size_t>(tensor.nbytes);
     side->slots.push_back({offset, nbytes, static_cast<size_t>(tensor.element_size), tensor.allocated()});
     if (tensor.allocated()) {
@@ -250,7 +251,7 @@ Error assign_slots(const PayloadTensors& tensors, IoRegion* side) {
   return Error::Ok;
 }
 
-// The kernel refuses a stream for another configuration too, but tells the caller nothing but EINVAL.
+// Checks the device. The kernel also refuses a stream for another configuration, but only reports EINVAL.
 Error check_device(const Options& options, const EthosU::Device& device, const EthosUPayload& payload) {
   const auto configuration = device.capabilities().hwCfg;
   if (configuration.type != EthosU::HardwareConfiguration::DeviceType::DIRECT) {
@@ -267,7 +268,7 @@ Error check_device(const Options& options, const EthosU::Device& device, const E
   return Error::Ok;
 }
 
-// Everything that every execution uses again.
+// Creates the objects that all executions share.
 Error prepare(const BackendInitContext& context, const FreeableBuffer& processed, ArrayRef<CompileSpec> specs,
               Delegate* delegate) {
   EthosUPayload payload;
@@ -307,7 +308,7 @@ Error prepare(const BackendInitContext& context, const FreeableBuffer& processed
   return Error::Ok;
 }
 
-// True if time ran out. The library reports a signal that interrupts its ppoll() as a failure.
+// Returns true on timeout. The library reports a signal that interrupts its ppoll() as a failure.
 bool wait_for(const EthosU::Inference& inference, int64_t timeout_ns) {
   const auto start = std::chrono::steady_clock::now();
   for (int64_t left = timeout_ns; left > 0;) {
@@ -408,7 +409,7 @@ const char* to_text(EthosU::InferenceStatus status) {
   return "unknown";
 }
 
-// Tells what the inference counted to the tracer and, where a compile spec asks for cycles, to the log.
+// Reports the counters to the tracer and, if a compile spec asks for cycles, to the log.
 void report_counters(const EthosU::Inference& inference, const Options& options, bool counts_cycles,
                      TraceScope* scope) {
   if (counts_cycles) {
@@ -426,7 +427,7 @@ void report_counters(const EthosU::Inference& inference, const Options& options,
   }
 }
 
-// An Inference starts when it is made and cannot be started again.
+// Runs an inference. An Inference object starts at construction and cannot be restarted.
 Error run(Delegate& delegate, EventTracer* tracer) {
   TraceScope scope(tracer, "EthosUBackend npu");
   const bool counts_cycles = delegate.options.counts_cycles.value_or(is_tracing(tracer));
@@ -435,7 +436,7 @@ Error run(Delegate& delegate, EventTracer* tracer) {
                             delegate.outputs.buffers.begin(), delegate.outputs.buffers.end(), delegate.intermediate,
                             delegate.constants, delegate.options.events, counts_cycles));
   if (wait_for(*inference, delegate.options.timeout_ns)) {
-    // Releasing the inference takes it from the driver's queue, or resets the NPU if it runs.
+    // Destroying the inference removes it from the driver's queue, or resets the NPU if it runs.
     ARM_RUNTIME_LOG(Error,
                     "no result from %s after %" PRId64 " ms, waiting for the NPU included; set a longer time with %s",
                     delegate.options.device.c_str(), delegate.options.timeout_ns / 1'000'000, kTimeoutVariable);
@@ -509,6 +510,6 @@ EthosULinuxBackend backend;
 }  // namespace
 }  // namespace arm_runtime
 
-// Named so that the linker can be told to keep it.
+// Linkers keep this file by the name (--undefined).
 extern "C" const executorch::runtime::Error arm_runtime_ethosu_linux_registered =
     executorch::runtime::register_backend({ARM_RUNTIME_BACKEND_ID, &arm_runtime::backend});

@@ -43,7 +43,7 @@ enum Opcode : uint32_t {
 constexpr uint32_t kDecorationBinding = 33;
 constexpr uint32_t kDecorationDescriptorSet = 34;
 
-// An instruction: words[0] holds length and opcode.
+// An instruction. words[0] contains length and opcode.
 struct Instruction {
   const uint32_t* words = nullptr;
   uint32_t count = 0;
@@ -58,8 +58,8 @@ struct Decorations {
   bool has_binding = false;
 };
 
-// What is known of an instruction that defines an id: the words it has at least, which of them is the id, and
-// what the id stands for. Instructions that are not here are skipped.
+// Layout of an instruction that defines an id: the minimum number of words, the index of the id, and the kind of the
+// definition. Other instructions are skipped.
 enum class Kind : uint8_t { kNone, kType, kConstant, kValue, kOther };
 
 struct Layout {
@@ -108,12 +108,12 @@ class Module {
 
  private:
   const char* visit(const Instruction& instruction);
-  // Whether the ids that a definition builds on are there, and are what they must be.
+  // Whether the operands of a definition are defined and of the right kind.
   bool is_valid(const Instruction& instruction, const Layout& layout) const;
-  // Whether the words from `first` on are ids of constants, or, `with_values`, of what the graph computes.
+  // Whether the words from `first` on are ids of constants, or, if `with_values`, of values of the graph.
   bool are_defined(const Instruction& instruction, uint32_t first, bool with_values) const;
   Kind kind_of(uint32_t id) const;
-  // The definition of `id`, or null where it is not an instruction with `opcode`.
+  // Returns the definition of `id`, or null if it is not an instruction with `opcode`.
   const Instruction* find(uint32_t id, uint32_t opcode) const;
   bool constant_value(uint32_t id, uint32_t* value) const;
   bool shape_of(uint32_t id, uint32_t rank, std::vector<int64_t>* shape) const;
@@ -127,8 +127,8 @@ class Module {
   std::vector<Instruction> constants_;
 };
 
-// Words of a literal string at the start of `words`, terminator included; 0 where it has no end within
-// `count`.
+// Returns the number of words of a literal string, including its terminator, or 0 if it does not end within `count`
+// words.
 uint32_t string_words(const uint32_t* words, uint32_t count, std::string_view* text) {
   const char* bytes = reinterpret_cast<const char*>(words);
   const size_t length = strnlen(bytes, size_t{count} * 4);
@@ -199,13 +199,13 @@ Kind Module::kind_of(uint32_t id) const {
 
 bool Module::is_valid(const Instruction& instruction, const Layout& layout) const {
   const uint32_t* words = instruction.words;
-  // Of the instructions that are read, those whose result is the second word have its type as the first.
+  // If the result is the second operand, the first one is its type.
   if (layout.result == 2 && kind_of(words[1]) != Kind::kType) {
     return false;
   }
   SpirvTensor tensor;
   if (instruction.opcode() == kOpExtInst) {
-    // Operations with several results have them in a structure.
+    // Operations with several results have a structure type.
     return find(words[3], kOpExtInstImport) != nullptr &&
            (find(words[1], kOpTypeStruct) != nullptr || tensor_of(words[1], &tensor)) &&
            are_defined(instruction, 5, true);
@@ -238,7 +238,7 @@ const Instruction* Module::find(uint32_t id, uint32_t opcode) const {
 
 bool Module::constant_value(uint32_t id, uint32_t* value) const {
   const Instruction* constant = find(id, kOpConstant);
-  // A 64-bit literal has its low word first; no dimension needs the high one.
+  // A 64-bit literal starts with its low word. No dimension needs the high one.
   if (constant == nullptr || (constant->count > 4 && constant->words[4] != 0)) {
     return false;
   }

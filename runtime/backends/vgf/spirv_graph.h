@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a SPIR-V graph module expects from outside, read so that a VGF file can be checked against its own
-// modules.
+// Reads the interface of a SPIR-V graph module, to check a VGF file against its modules.
 //
-// Vulkan drivers may trust their SPIR-V and the descriptions that come with it. A payload comes from a file:
-// tables that do not agree with the module would let the driver read and write beyond the tensors.
+// Vulkan drivers may trust SPIR-V and its descriptors. A payload comes from a file: if its tables disagreed with the
+// module, the driver could access memory beyond the tensors.
 #pragma once
 
 #include <cstddef>
@@ -13,22 +12,22 @@
 
 namespace arm_runtime {
 
-/// The type of a tensor in a SPIR-V module.
+/// Type of a tensor in a SPIR-V module.
 struct SpirvTensor {
-  /// Bytes of an element; a boolean takes 1.
+  /// Bytes of an element; 1 for booleans.
   uint32_t element_size = 0;
   bool is_float = false;
   std::vector<int64_t> shape;
 };
 
-/// A tensor that the graph takes from a descriptor, or writes to one.
+/// A tensor that the graph reads from a descriptor or writes to one.
 struct SpirvResource {
   uint32_t set = 0;
   uint32_t binding = 0;
   SpirvTensor tensor;
 };
 
-/// A tensor that the pipeline is created with.
+/// A constant tensor of the pipeline.
 struct SpirvConstant {
   uint32_t id = 0;
   SpirvTensor tensor;
@@ -41,9 +40,9 @@ struct SpirvGraph {
 
 /// Reads the graph with the entry point `name` from a module of `word_count` words.
 ///
-/// Returns null on success, and otherwise what is wrong with the module. Checked are the lengths of all
-/// instructions, and of types, constants and the graph's operations that their ids name what they must. What
-/// an operation does with its operands is left to the driver.
+/// Returns null on success, otherwise the error in the module. It checks the lengths of all instructions, and that the
+/// ids in types, constants and graph operations refer to definitions of the right kind. The driver checks the operands
+/// of operations.
 const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name, SpirvGraph* graph);
 
 }  // namespace arm_runtime

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ExecuTorch's VgfBackend: runs VGF payloads on Vulkan devices with VK_ARM_tensors and VK_ARM_data_graph.
 //
-// Nothing is linked against Vulkan; the loader is opened when the first program is. An application that has a
-// device of its own hands it over with set_vulkan_device (vulkan_device.h).
+// It does not link Vulkan; loading the first program opens the Vulkan loader. An application can provide its own device
+// with set_vulkan_device (vulkan_device.h).
 
 #include <cstring>
 #include <memory>
@@ -45,14 +45,13 @@ Error trace_run(VgfProgram* program, EventTracer* tracer) {
 
 class VgfBackend final : public BackendInterface {
  public:
-  // False, with the reason in the log, where there is neither a Vulkan loader nor a device of the
-  // application.
+  // Returns false, with the reason in the log, if there is neither a Vulkan loader nor a device of the application.
   bool is_available() const override { return VulkanDevice::is_possible(); }
 
-  // Decodes the payload, a VGF file, and sets its pipelines up; then the payload is freed. Errors:
-  // InvalidProgram for a payload that is damaged or not that of its compile spec payload_crc32,
-  // DelegateInvalidCompatibility for another version of the format, NotSupported for contents that are not
-  // SPIR-V graphs or a device that lacks something, NotFound without a device, and those of Vulkan.
+  // Decodes the VGF file, creates its pipelines and frees the payload. Errors: InvalidProgram if the payload is damaged
+  // or differs from its compile spec payload_crc32; DelegateInvalidCompatibility for another version of the format;
+  // NotSupported for contents other than SPIR-V graphs and for missing features of the device; NotFound without a
+  // device; and those of Vulkan.
   Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
                                ArrayRef<CompileSpec> compile_specs) const override {
     const TraceScope scope(context.event_tracer(), "VgfBackend load");
@@ -78,8 +77,8 @@ class VgfBackend final : public BackendInterface {
     return program.release();
   }
 
-  // `args`: the model's inputs, then its outputs. InvalidArgument for a wrong count, element type or size, InvalidState
-  // where the device has no result in time, neither of this execution nor of the one before.
+  // `args` are the model's inputs, then its outputs. Errors: InvalidArgument for a wrong number, element type or size;
+  // InvalidState if the device has no result of this execution or the one before in time.
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
     const TraceScope scope(context.event_tracer(), "VgfBackend execute");
     auto& program = *static_cast<VgfProgram*>(handle);
@@ -135,6 +134,5 @@ Error register_backend() {
 }  // namespace
 }  // namespace arm_runtime
 
-// Registers the backend when the program starts; a program that links the library refers to it, so that it is
-// kept.
+// Registers the backend at program start. Programs that link the library refer to it, so that the linker keeps it.
 extern "C" const executorch::runtime::Error arm_runtime_vgf_registered = arm_runtime::register_backend();

@@ -18,7 +18,7 @@ namespace vgflib = mlsdk::vgflib;
 
 namespace {
 
-// Constant records hold 64-bit numbers that libvgf reads in place.
+// Constant records contain 64-bit numbers that libvgf reads in place.
 constexpr uintptr_t kAlignment = 8;
 constexpr int32_t kTensorDescriptor = static_cast<int32_t>(VK_DESCRIPTOR_TYPE_TENSOR_ARM);
 
@@ -53,7 +53,7 @@ const Format* find_format(int32_t format) {
   return nullptr;
 }
 
-// The numbers of a view, which libvgf's checks leave at any address.
+// Copies the numbers of a view, which may be unaligned.
 std::vector<int64_t> copy_numbers(const vgflib::DataView<int64_t>& view) {
   std::vector<int64_t> numbers(view.size());
   if (!numbers.empty()) {
@@ -73,7 +73,7 @@ Error unsupported(const char* what, uint64_t index) {
   return Error::NotSupported;
 }
 
-// The sections of one file, and what is read from them.
+// Reads the sections of a file.
 class VgfReader {
  public:
   explicit VgfReader(VgfFile* file) : file_(*file) {}
@@ -125,7 +125,7 @@ Error VgfReader::open(const uint8_t* data, size_t size) {
                            "aligned memory");
     return Error::InvalidArgument;
   }
-  // Checks that the sections lie inside the file, at multiples of 8.
+  // libvgf checks that the sections are inside the file, at multiples of 8.
   header_ = vgflib::CreateHeaderDecoder(data, vgflib::HeaderSize(), size);
   if (header_ == nullptr) {
     ARM_RUNTIME_LOG(Error,

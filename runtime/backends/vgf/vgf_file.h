@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A VGF file, read and checked as far as this backend executes it: a sequence of SPIR-V graphs on tensors.
+// Reads and checks a VGF file that is a sequence of SPIR-V graphs on tensors.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace arm_runtime {
 
-/// A packed tensor of the file: input, output, between segments, or constant.
+/// A packed tensor of the file: input, output, intermediate or constant.
 struct VgfTensor {
   VkFormat format = VK_FORMAT_UNDEFINED;
   ScalarType scalar_type = ScalarType::Undefined;
@@ -21,7 +21,7 @@ struct VgfTensor {
   bool is_constant = false;
 };
 
-/// A constant of a segment's graph. The data lies in the payload.
+/// A constant of a segment's graph. The payload contains the data.
 struct VgfConstant {
   uint32_t id = 0;
   /// Index of its tensor.
@@ -34,7 +34,7 @@ struct VgfConstant {
 struct VgfBinding {
   uint32_t set = 0;
   uint32_t binding = 0;
-  /// Index of the tensor that is bound there.
+  /// Index of the bound tensor.
   uint32_t tensor = 0;
 };
 
@@ -56,12 +56,11 @@ struct VgfFile {
   std::vector<uint32_t> outputs;
 };
 
-/// Reads the VGF file in `size` bytes at `data`, which `file` goes on pointing into.
+/// Reads the VGF file of `size` bytes at `data`, to which `file` refers afterwards.
 ///
-/// Checks all that is read: section bounds, indices, sizes, and that tables and SPIR-V modules agree.
-/// Returns, with the reason in the log, InvalidProgram for a damaged file, DelegateInvalidCompatibility for a
-/// version that libvgf does not read, and NotSupported for contents that this backend does not execute
-/// (compute shaders, images, shared storage).
+/// It checks section bounds, indices and sizes, and that tables and SPIR-V modules agree. Returns, with the reason in
+/// the log, InvalidProgram for a damaged file, DelegateInvalidCompatibility for a version that libvgf does not read,
+/// and NotSupported for contents that this backend does not execute (compute shaders, images, shared storage).
 Error read_vgf(const void* data, size_t size, VgfFile* file);
 
 }  // namespace arm_runtime

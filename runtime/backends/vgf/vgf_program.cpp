@@ -13,7 +13,7 @@ namespace arm_runtime {
 
 namespace {
 
-// Describes a tensor for as long as `tensor` lives. Without strides it is packed.
+// Describes a tensor. The description refers to `tensor`. Without strides, it is packed.
 VkTensorDescriptionARM describe(const VgfTensor& tensor) {
   VkTensorDescriptionARM description{};
   description.sType = VK_STRUCTURE_TYPE_TENSOR_DESCRIPTION_ARM;
@@ -25,16 +25,16 @@ VkTensorDescriptionARM describe(const VgfTensor& tensor) {
   return description;
 }
 
-// The limit that a tensor exceeds, or null.
+// Returns the limit that a tensor exceeds, or null.
 const char* exceeded_limit(const VgfTensor& tensor, const VkPhysicalDeviceTensorPropertiesARM& limits) {
   uint64_t elements = 1;
   for (const int64_t extent : tensor.shape) {
     if (static_cast<uint64_t>(extent) > limits.maxPerDimensionTensorElements) {
       return "maxPerDimensionTensorElements";
     }
-    elements *= static_cast<uint64_t>(extent);  // with their size a size_t, as the reader of the file has found
+    elements *= static_cast<uint64_t>(extent);  // cannot overflow: the reader has checked the size
   }
-  // From one element of the first dimension to the next, in bytes: the largest stride of a packed tensor.
+  // The largest stride of a packed tensor, in bytes: that of the first dimension.
   const uint64_t stride = tensor.nbytes / static_cast<uint64_t>(tensor.shape[0]);
   return tensor.shape.size() > limits.maxTensorDimensionCount     ? "maxTensorDimensionCount"
          : elements > limits.maxTensorElements                    ? "maxTensorElements"
@@ -61,7 +61,7 @@ VgfProgram::~VgfProgram() {
     destroy(&segment);
   }
   for (const Tensor& tensor : tensors_) {
-    // Null handles are ignored by Vulkan, but not by every layer.
+    // Vulkan ignores null handles, but some layers do not.
     if (tensor.view != VK_NULL_HANDLE) {
       fn.vkDestroyTensorViewARM(device, tensor.view, nullptr);
     }
@@ -76,7 +76,7 @@ void VgfProgram::destroy(Segment* segment) const {
   const VulkanFunctions& fn = device_->fn();
   const VkDevice device = device_->handle();
   if (!segment->sets.empty()) {
-    // Destroying the pool would be enough for Vulkan; the emulation layer forgets only sets that are freed.
+    // Vulkan frees the sets with the pool; the emulation layer needs explicit calls.
     fn.vkFreeDescriptorSets(device, segment->pool, static_cast<uint32_t>(segment->sets.size()), segment->sets.data());
   }
   fn.vkDestroyDescriptorPool(device, segment->pool, nullptr);
@@ -143,7 +143,7 @@ Error VgfProgram::make_tensors(const VgfFile& file) {
       required = VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT;
       preferred |= VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     }
-    if (is_output) {  // read by the CPU, for which memory that is not cached is slow
+    if (is_output) {  // the CPU reads it; uncached memory is slow
       preferred = VK_MEMORY_PROPERTY_HOST_CACHED_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT;
     }
     const Error error = make_tensor(file.tensors[index], index, required, preferred);
@@ -183,7 +183,7 @@ Error VgfProgram::make_tensor(const VgfTensor& source, uint32_t index, VkMemoryP
   VkMemoryRequirements2 requirements{};
   requirements.sType = VK_STRUCTURE_TYPE_MEMORY_REQUIREMENTS_2;
   fn.vkGetTensorMemoryRequirementsARM(device, &query, &requirements);
-  // Some devices ask for memory that belongs to one tensor alone. It does here in any case.
+  // Some devices require dedicated memory for a tensor. Here all tensors have it.
   VkMemoryDedicatedAllocateInfoTensorARM dedicated{};
   dedicated.sType = VK_STRUCTURE_TYPE_MEMORY_DEDICATED_ALLOCATE_INFO_TENSOR_ARM;
   dedicated.tensor = tensor.tensor;
@@ -227,7 +227,7 @@ Error VgfProgram::map_tensor(Tensor* tensor, VkMemoryPropertyFlags properties) {
     VkMappedMemoryRange range{};
     range.sType = VK_STRUCTURE_TYPE_MAPPED_MEMORY_RANGE;
     range.memory = tensor->memory;
-    range.size = VK_WHOLE_SIZE;  // the only size that needs no rounding to nonCoherentAtomSize
+    range.size = VK_WHOLE_SIZE;  // needs no rounding to nonCoherentAtomSize
     incoherent_.push_back(range);
   }
   return Error::Ok;
@@ -258,7 +258,7 @@ Error VgfProgram::make_layouts(const VgfSegment& source, Segment* segment) {
     }
     set_count = std::max(set_count, binding.set + 1);
   }
-  // Sets without bindings in between take part too: a pipeline layout has no gaps.
+  // Unused set numbers get empty sets: a pipeline layout has no gaps.
   for (uint32_t set = 0; set < set_count; ++set) {
     std::vector<VkDescriptorSetLayoutBinding> bindings;
     for (const VgfBinding& binding : source.bindings) {
@@ -302,7 +302,7 @@ Error VgfProgram::make_pipeline(const VgfFile& file, const VgfSegment& source, S
     return vulkan_failure("vkCreateShaderModule", result);
   }
 
-  // The structures point at each other: the vectors must not grow again below.
+  // The structures refer to each other: the vectors must not be resized below.
   std::vector<VkTensorDescriptionARM> descriptions(source.bindings.size() + source.constants.size());
   std::vector<VkDataGraphPipelineConstantTensorSemiStructuredSparsityInfoARM> sparsity(source.constants.size());
   std::vector<VkDataGraphPipelineResourceInfoARM> resources(source.bindings.size());
@@ -320,7 +320,7 @@ Error VgfProgram::make_pipeline(const VgfFile& file, const VgfSegment& source, S
     VkTensorDescriptionARM& description = descriptions[resources.size() + index];
     description = describe(file.tensors[constant.tensor]);
     if (constant.sparse_dimension >= 0) {
-      // VGF files know one kind of sparsity: two zeros among every four elements.
+      // VGF files have one kind of sparsity: two zeros in every four elements.
       sparsity[index].sType = VK_STRUCTURE_TYPE_DATA_GRAPH_PIPELINE_CONSTANT_TENSOR_SEMI_STRUCTURED_SPARSITY_INFO_ARM;
       sparsity[index].dimension = static_cast<uint32_t>(constant.sparse_dimension);
       sparsity[index].zeroCount = 2;
@@ -531,7 +531,7 @@ Error VgfProgram::record() {
     return vulkan_failure("vkBeginCommandBuffer", result);
   }
   for (const Segment& segment : segments_) {
-    // Submission makes the host's writes visible; what an earlier segment has written needs a barrier.
+    // Submission makes the host's writes visible. Writes of an earlier segment need a barrier.
     if (&segment != segments_.data()) {
       barrier(VK_PIPELINE_STAGE_2_DATA_GRAPH_BIT_ARM,
               VK_ACCESS_2_DATA_GRAPH_READ_BIT_ARM | VK_ACCESS_2_DATA_GRAPH_WRITE_BIT_ARM);
@@ -553,7 +553,8 @@ void VgfProgram::retire(std::unique_ptr<VgfProgram> program) {
   if (!program->pending_) {
     return;
   }
-  // Never freed, as memory that the device writes must not become something else's; named, so that it is no leak.
+  // Never freed, because the device may still write the memory. The static variable keeps it reachable for leak
+  // checkers.
   static auto* const abandoned = new std::vector<std::unique_ptr<VgfProgram>>;
   static auto* const mutex = new std::mutex;
   ARM_RUNTIME_LOG(Error, "an execution is still going on; the memory of its program stays in use");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A VGF file that is ready to run on a device.
+// A VGF file, prepared for execution on a device.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace arm_runtime {
 
-/// Pipelines, memory and one recorded command buffer for a VGF file. Not for use by two threads at once.
+/// Pipelines, memory and a recorded command buffer of a VGF file. Not thread-safe.
 class VgfProgram {
  public:
   explicit VgfProgram(std::shared_ptr<VulkanDevice> device) : device_(std::move(device)) {}
@@ -20,12 +20,12 @@ class VgfProgram {
   VgfProgram& operator=(const VgfProgram&) = delete;
   ~VgfProgram();
 
-  /// Makes everything that running `file` takes. Afterwards neither `file` nor its payload is needed. Called
-  /// once; what a failed call has made goes with the program. Errors are those of Vulkan, and NotSupported
-  /// for tensors beyond the device's limits.
+  /// Creates all objects that running `file` needs. Afterwards, neither `file` nor its payload is needed. Called once;
+  /// the destructor also frees the objects of a failed call. Errors are those of Vulkan, and NotSupported for tensors
+  /// beyond the device's limits.
   Error prepare(const VgfFile& file);
 
-  /// An input or output as its caller sees it. `mapped` is the device's memory of the tensor.
+  /// An input or output. `mapped` is its memory on the device.
   struct Port {
     ScalarType scalar_type;
     size_t nbytes;
@@ -34,14 +34,14 @@ class VgfProgram {
   const std::vector<Port>& inputs() const { return inputs_; }
   const std::vector<Port>& outputs() const { return outputs_; }
 
-  /// Waits for a run that did not end in time: until it does, the memory of the inputs is the device's.
+  /// Waits for a run that has timed out: until it ends, the device owns the memory of the inputs.
   Error wait_for_last_run();
 
-  /// Runs the model on what lies in the memory of the inputs; afterwards the outputs' memory has the results. Not
-  /// before wait_for_last_run() is Ok.
+  /// Runs the model on the memory of the inputs and writes the memory of the outputs. Requires that wait_for_last_run()
+  /// has returned Ok.
   Error run();
 
-  /// Destroys a program, unless the device still uses its memory after another wait: then it is kept for good.
+  /// Destroys a program, or keeps it forever if the device still uses its memory after another wait.
   static void retire(std::unique_ptr<VgfProgram> program);
 
  private:
@@ -82,12 +82,12 @@ class VgfProgram {
   std::vector<Segment> segments_;
   std::vector<Port> inputs_;
   std::vector<Port> outputs_;
-  // Mapped memory in which host and device see each other's writes only after a flush or an invalidation.
+  // Mapped memory that is not coherent: it needs flushes and invalidations.
   std::vector<VkMappedMemoryRange> incoherent_;
   VkCommandPool command_pool_ = VK_NULL_HANDLE;
   VkCommandBuffer commands_ = VK_NULL_HANDLE;
   VkFence fence_ = VK_NULL_HANDLE;
-  bool pending_ = false;  // the device may still execute commands_
+  bool pending_ = false;  // the device may still be executing commands_
 };
 
 }  // namespace arm_runtime

@@ -20,12 +20,12 @@ namespace arm_runtime {
 
 namespace {
 
-// Outermost first: the graph layer is written in terms of the tensor layer.
+// Outermost first: the graph layer uses the tensor layer.
 constexpr const char* kEmulationLayers[] = {"VK_LAYER_ML_Graph_Emulation", "VK_LAYER_ML_Tensor_Emulation"};
 
 constexpr const char* kRequiredExtensions[] = {VK_ARM_TENSORS_EXTENSION_NAME, VK_ARM_DATA_GRAPH_EXTENSION_NAME};
 
-// What VK_ARM_data_graph builds on below Vulkan 1.4, and what the converter's SPIR-V may declare.
+// Extensions that VK_ARM_data_graph needs below Vulkan 1.4, and those that the converter's SPIR-V may declare.
 constexpr const char* kOptionalExtensions[] = {
     VK_KHR_MAINTENANCE_5_EXTENSION_NAME, VK_KHR_DEFERRED_HOST_OPERATIONS_EXTENSION_NAME,
     VK_ARM_DATA_GRAPH_INSTRUCTION_SET_TOSA_EXTENSION_NAME, VK_EXT_SHADER_REPLICATED_COMPOSITES_EXTENSION_NAME};
@@ -34,24 +34,24 @@ constexpr char kDeviceVariable[] = "ARM_RUNTIME_VGF_DEVICE";
 constexpr char kTimeoutVariable[] = "ARM_RUNTIME_VGF_TIMEOUT_MS";
 constexpr char kCacheVariable[] = "ARM_RUNTIME_VGF_PIPELINE_CACHE";
 
-// The application's device, and the backend's own while a program holds it.
+// The application's device, and the backend's own device while a program uses it.
 struct SharedState {
   std::mutex mutex;
   bool has_application_device = false;
   VulkanHandles application{};
   std::weak_ptr<VulkanDevice> current;
-  // Of the pipeline cache of the device before. Drivers tell from its header whether it is theirs.
+  // Pipeline cache of the previous device. Drivers recognize their own caches by the header.
   std::vector<char> pipelines;
 };
 
 SharedState& shared_state() {
-  // Not destroyed: programs may still be unloaded while the process runs its static destructors.
+  // Never destroyed: programs may be unloaded during static destruction.
   static SharedState* const instance = new SharedState;
   return *instance;
 }
 
-// The data of a pipeline cache in a file, then its CRC-32: drivers check whether it is theirs, not that
-// it is whole.
+// Reads a pipeline cache file: the data, then their CRC-32. Drivers check that a cache is theirs, not that it is
+// intact.
 std::vector<char> read_cache_file(const char* path) {
   std::ifstream file(path, std::ios::binary);
   std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
@@ -65,7 +65,7 @@ std::vector<char> read_cache_file(const char* path) {
 }
 
 void write_cache_file(const char* path, const std::vector<char>& data) {
-  // Under another name until it is whole: other processes may read it meanwhile.
+  // Write to another name first: other processes may read the file.
   const std::string partial = std::string(path) + ".new";
   const uint32_t checksum = crc32(data.data(), data.size());
   std::ofstream file(partial, std::ios::binary | std::ios::trunc);
@@ -77,8 +77,7 @@ void write_cache_file(const char* path, const std::vector<char>& data) {
   }
 }
 
-// The features that the backend asks about and switches on, in one chain. Not copied: its members point at
-// each other.
+// Chain of the features that the backend queries and enables. Not copyable: its members refer to each other.
 struct Features {
   VkPhysicalDeviceShaderReplicatedCompositesFeaturesEXT replicated{};
   VkPhysicalDeviceDataGraphFeaturesARM graph{};
@@ -110,9 +109,8 @@ struct Features {
     return tensor.tensors && graph.dataGraph && graph.dataGraphShaderModule && core13.synchronization2;
   }
 
-  // Beside the extensions themselves: the number formats that a driver (or the emulation layer, which runs
-  // graphs as compute shaders) may need inside graphs. All that is not copied stays off, as it may cost
-  // speed.
+  // Enables the extensions' features, and the number formats that a driver, or the emulation layer with its compute
+  // shaders, may need in graphs. All others stay off, because they may cost speed.
   void enable(const Features& supported) {
     core.features.shaderInt16 = supported.core.features.shaderInt16;
     core.features.shaderInt64 = supported.core.features.shaderInt64;
@@ -164,7 +162,7 @@ bool has_required_extensions(const std::vector<VkExtensionProperties>& extension
   return true;
 }
 
-// Whether a queue family executes SPIR-V graphs. Other kinds of engines share VK_QUEUE_DATA_GRAPH_BIT_ARM.
+// Whether a queue family executes SPIR-V graphs. Other engines share VK_QUEUE_DATA_GRAPH_BIT_ARM.
 bool runs_spirv_graphs(PFN_vkGetPhysicalDeviceQueueFamilyDataGraphPropertiesARM query, VkPhysicalDevice device,
                        uint32_t family) {
   uint32_t count = 0;
@@ -244,7 +242,7 @@ bool emulation_is_installed(PFN_vkGetInstanceProcAddr get) {
   return true;
 }
 
-// Whether the user's choice, a part of the device's name or its number, is this device. Without one, any is.
+// Whether the user's choice, a part of the name or a number, selects this device. Without a choice, all devices match.
 bool is_wanted(const char* choice, const char* name, size_t number) {
   return choice == nullptr || std::strstr(name, choice) != nullptr || std::to_string(number) == choice;
 }
@@ -337,8 +335,8 @@ Error VulkanDevice::create() {
     ARM_RUNTIME_LOG(Error, "the Vulkan loader (libvulkan.so.1) was not found, or has no vkGetInstanceProcAddr");
     return Error::NotFound;
   }
-  // Emulation hides what a real driver offers, so it comes second. Layers that the user has named in
-  // VK_INSTANCE_LAYERS are in either instance.
+  // Try without emulation first, because emulation hides a driver's own extensions. Layers in VK_INSTANCE_LAYERS are in
+  // both instances.
   const bool can_emulate = emulation_is_installed(fn_.vkGetInstanceProcAddr);
   for (const bool emulated : {false, true}) {
     if (emulated && !can_emulate) {
@@ -495,7 +493,7 @@ Error VulkanDevice::read_limits() {
   return error;
 }
 
-// Called where shared_state() is locked. Without a cache pipelines are made all the same.
+// Called with shared_state() locked. Pipelines also work without a cache.
 void VulkanDevice::make_pipeline_cache() {
   const char* path = std::getenv(kCacheVariable);
   std::vector<char> data = path == nullptr ? std::vector<char>() : read_cache_file(path);
@@ -541,8 +539,7 @@ bool VulkanDevice::supports(VkFormat format) const {
 Error VulkanDevice::allocate(const VkMemoryRequirements& requirements, VkMemoryPropertyFlags required,
                              VkMemoryPropertyFlags preferred, const void* next, const char* what,
                              VkDeviceMemory* memory, VkMemoryPropertyFlags* properties) const {
-  // Protected memory takes part only in protected submissions, and lazily allocated memory only in render
-  // passes.
+  // Protected memory works only in protected submissions, lazily allocated memory only in render passes.
   constexpr VkMemoryPropertyFlags kExcluded =
       VK_MEMORY_PROPERTY_PROTECTED_BIT | VK_MEMORY_PROPERTY_LAZILY_ALLOCATED_BIT;
   uint32_t best = memory_.memoryTypeCount;
@@ -590,7 +587,7 @@ Error VulkanDevice::submit(VkCommandBuffer commands, VkFence fence) const {
 
 Error VulkanDevice::wait(VkFence fence, bool* pending) const {
   VkResult result = fn_.vkWaitForFences(device_, 1, &fence, VK_TRUE, static_cast<uint64_t>(timeout_ns_));
-  // What a lost device was given may be destroyed as if it were done.
+  // Objects of a lost device may be destroyed.
   *pending = result != VK_SUCCESS && result != VK_ERROR_DEVICE_LOST;
   if (result == VK_TIMEOUT) {
     ARM_RUNTIME_LOG(Error, "no result from the device after %lld ms; set a longer time with %s",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Vulkan device that all programs of the process share.
+// The Vulkan device, shared by all programs of the process.
 #pragma once
 
 #include <memory>
@@ -10,29 +10,29 @@
 
 namespace arm_runtime {
 
-/// A device of the application for the backend to run on.
+/// A Vulkan device of the application, for use by the backend.
 struct VulkanHandles {
   PFN_vkGetInstanceProcAddr get_instance_proc_addr;
-  /// Made for Vulkan 1.3 or newer.
+  /// Created for Vulkan 1.3 or newer.
   VkInstance instance;
   VkPhysicalDevice physical_device;
-  /// Made with VK_ARM_tensors, VK_ARM_data_graph and the features synchronization2, tensors, dataGraph,
+  /// Created with VK_ARM_tensors, VK_ARM_data_graph and the features synchronization2, tensors, dataGraph,
   /// dataGraphShaderModule.
   VkDevice device;
   /// Of a family with VK_QUEUE_DATA_GRAPH_BIT_ARM.
   VkQueue queue;
   uint32_t queue_family;
-  /// Locked around each submission to `queue`; null where only the backend submits to it.
+  /// Locked during each submission to `queue`. Null if only the backend submits to it.
   std::mutex* queue_mutex;
 };
 
-/// Makes the programs that are loaded from now on use the application's device, or, with null, one of the
-/// backend's own. The handles are copied; what they name must outlive the programs.
+/// Sets the device of programs that are loaded from now on: the application's, or, for null, one of the backend. The
+/// handles are copied; their objects must outlive the programs.
 ///
-/// Returns InvalidArgument where a handle is null.
+/// Returns InvalidArgument if a handle is null.
 Error set_vulkan_device(const VulkanHandles* handles);
 
-/// A logical device with what the backend asks of it.
+/// A logical device and its functions.
 class VulkanDevice {
  public:
   VulkanDevice() = default;
@@ -40,10 +40,10 @@ class VulkanDevice {
   VulkanDevice& operator=(const VulkanDevice&) = delete;
   ~VulkanDevice();
 
-  /// The application's device, or one that lives as long as somebody holds it.
+  /// Returns the application's device, or a reference-counted one of the backend.
   static Result<std::shared_ptr<VulkanDevice>> acquire();
 
-  /// Whether acquire() has something to start from: the application's device, or a Vulkan loader.
+  /// Whether there is a device of the application or a Vulkan loader, which acquire() needs.
   static bool is_possible();
 
   const VulkanFunctions& fn() const { return fn_; }
@@ -52,24 +52,23 @@ class VulkanDevice {
   const VkPhysicalDeviceTensorPropertiesARM& tensor_limits() const { return tensor_limits_; }
   uint32_t max_descriptor_sets() const { return max_descriptor_sets_; }
 
-  /// Allocates memory of one of the types in `requirements` that has all of `required` and the most of
-  /// `preferred`. `properties` becomes what the memory has. `next` extends VkMemoryAllocateInfo. `what` is
-  /// for the log.
+  /// Allocates memory of a type in `requirements` that has all of `required` and the most of `preferred`. `properties`
+  /// is set to those of the memory. `next` extends VkMemoryAllocateInfo. `what` is for the log.
   Error allocate(const VkMemoryRequirements& requirements, VkMemoryPropertyFlags required,
                  VkMemoryPropertyFlags preferred, const void* next, const char* what, VkDeviceMemory* memory,
                  VkMemoryPropertyFlags* properties) const;
 
-  /// Whether graphs may read and write linear tensors of a format.
+  /// Whether graphs support linear tensors of a format.
   bool supports(VkFormat format) const;
 
-  /// What pipelines are made with: programs that were loaded before have left there what their pipelines took.
+  /// Cache for the creation of pipelines, shared by all programs.
   VkPipelineCache pipeline_cache() const { return pipeline_cache_; }
 
-  /// Starts a recorded command buffer; `fence`, which is not signaled, says when it is done.
+  /// Submits a recorded command buffer. `fence` must be unsignaled; it is signaled at the end.
   Error submit(VkCommandBuffer commands, VkFence fence) const;
 
-  /// Waits until `fence` is signaled, for ARM_RUNTIME_VGF_TIMEOUT_MS at most, and resets it. `pending` becomes whether
-  /// the device may still use what was submitted with it. Returns InvalidState where time ran out.
+  /// Waits until `fence` is signaled, at most ARM_RUNTIME_VGF_TIMEOUT_MS, and resets it. `pending` is set to whether
+  /// the device may still use the submitted objects. Returns InvalidState on timeout.
   Error wait(VkFence fence, bool* pending) const;
 
  private:
@@ -89,7 +88,7 @@ class VulkanDevice {
   VkQueue queue_ = VK_NULL_HANDLE;
   uint32_t queue_family_ = 0;
   bool owned_ = true;
-  // Vulkan leaves it to its callers that a queue is used by one thread at a time.
+  // Vulkan requires that callers synchronize access to a queue.
   mutable std::mutex own_mutex_;
   std::mutex* queue_mutex_ = &own_mutex_;
   VkPhysicalDeviceMemoryProperties memory_{};

@@ -96,10 +96,10 @@ Error VulkanFunctions::load_device(VkDevice device) {
 // NOLINTEND(bugprone-macro-parentheses)
 
 PFN_vkGetInstanceProcAddr find_vulkan_loader() {
-  // Never closed: drivers and layers keep threads and thread-local data beyond the last vkDestroyInstance.
+  // Never closed: drivers and layers have threads and thread-local data after the last vkDestroyInstance.
   static void* const library = [] {
     void* versioned = dlopen("libvulkan.so.1", RTLD_NOW | RTLD_LOCAL);
-    // Android has the plain name only.
+    // On Android, the library has no version in its name.
     return versioned != nullptr ? versioned : dlopen("libvulkan.so", RTLD_NOW | RTLD_LOCAL);
   }();
   return library == nullptr ? nullptr

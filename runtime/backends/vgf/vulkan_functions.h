@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Vulkan functions that the backend calls, loaded at run time: the library that contains this backend
-// starts on machines without Vulkan, and reports there that Vulkan is missing.
+// Vulkan functions, loaded at run time: the library starts on machines without Vulkan and reports the missing loader.
 #pragma once
 
-// The prototypes stay out, so that a direct call does not compile.
+// Without prototypes, direct calls do not compile.
 #ifndef VK_NO_PROTOTYPES
 #define VK_NO_PROTOTYPES
 #endif
@@ -80,7 +79,7 @@
 
 namespace arm_runtime {
 
-/// Vulkan functions of one instance and one device; members have the names of the API.
+/// Functions of an instance and a device, with the names of the API.
 struct VulkanFunctions {
   PFN_vkGetInstanceProcAddr vkGetInstanceProcAddr = nullptr;
 #define ARM_RUNTIME_MEMBER(name) PFN_##name name = nullptr;
@@ -88,19 +87,18 @@ struct VulkanFunctions {
   ARM_RUNTIME_VULKAN_DEVICE_FUNCTIONS(ARM_RUNTIME_MEMBER)
 #undef ARM_RUNTIME_MEMBER
 
-  /// Loads the functions of `instance` through vkGetInstanceProcAddr, which must be set.
-  /// Returns NotFound, with the function's name in the log, where one is missing.
+  /// Loads the functions of `instance` through vkGetInstanceProcAddr, which must be set. Returns NotFound, with the
+  /// function's name in the log, if one is missing.
   Error load_instance(VkInstance instance);
 
-  /// Loads the functions of `device`; the instance's must be loaded. Fails as load_instance.
+  /// Loads the functions of `device`, after those of its instance. Errors as load_instance.
   Error load_device(VkDevice device);
 };
 
-/// vkGetInstanceProcAddr of the machine's Vulkan loader, which then stays in the process; null where there is
-/// none.
+/// Returns vkGetInstanceProcAddr of the Vulkan loader, which stays loaded, or null if there is no loader.
 PFN_vkGetInstanceProcAddr find_vulkan_loader();
 
-/// Logs that `step` ended with `result`, and returns the ExecuTorch error that fits.
+/// Logs that `step` failed with `result` and returns the corresponding ExecuTorch error.
 Error vulkan_failure(const char* step, VkResult result);
 
 }  // namespace arm_runtime
