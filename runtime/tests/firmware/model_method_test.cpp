@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ModelMethod before it has loaded a method, and after loading failed. Argument: a .pte with a delegate whose backend
-// is not linked. Prints what does not hold.
+// Tests ModelMethod before load() and after a load() that failed. Argument: a .pte with a delegate whose backend is not
+// linked. Prints failed checks.
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 #include <executorch/runtime/executor/program.h>
 #include <executorch/runtime/platform/runtime.h>

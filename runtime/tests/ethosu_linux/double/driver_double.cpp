@@ -25,12 +25,12 @@ void throw_at(Call call) {
     return;
   }
   if (script.throws_no_exception_type) {
-    throw 1;  // NOLINT(bugprone-std-exception-baseclass): what no std::exception is
+    throw 1;  // NOLINT(bugprone-std-exception-baseclass): the test of catch (...)
   }
   throw EthosU::Exception("the driver double was told to fail");
 }
 
-// Leaves the file position alone, as the NPU does.
+// Keeps the file position, as the NPU does.
 Bytes content(const EthosU::Buffer& buffer) {
   struct stat status{};
   if (buffer.getFd() < 0 || fstat(buffer.getFd(), &status) != 0) {
@@ -127,8 +127,7 @@ Network::~Network() noexcept(false) {
 
 void Inference::start(const std::vector<uint32_t>& counters, bool cycle_counter) {
   throw_at(Call::kStart);
-  // The driver has places for 4 counters, needs an output and uses the address of the first buffer of each
-  // side.
+  // The driver has 4 counters, needs an output and uses the address of the first buffer of each side.
   if (counters.size() > 4 || ofm_.size() != 1 || ifm_.size() > 1) {
     throw Exception("wrong arguments");
   }
@@ -163,7 +162,7 @@ bool Inference::wait(int64_t timeout_ns) const {
   return script.times_out;
 }
 
-// In the place of each event 1000 times its number.
+// Returns 1000 times the number of each event.
 const std::vector<uint32_t> Inference::getPmuCounters() const {
   throw_at(Call::kCounters);
   std::vector<uint32_t> values;
