@@ -119,11 +119,11 @@ void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures) {
   *figures = {};
   figures->operations = program->program.operations();
   figures->commands = program->program.commands();
-  npu::AccessChecker* watch = program->program.access_checker();
-  if (watch == nullptr) {
+  npu::AccessChecker* checker = program->program.access_checker();
+  if (checker == nullptr) {
     return;
   }
-  const npu::Figures measured = watch->figures();
+  const npu::Figures measured = checker->figures();
   figures->macs = measured.macs;
   figures->unwritten = measured.unwritten;
   figures->hazards = measured.hazards;
