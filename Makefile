@@ -69,6 +69,7 @@ fuzz: debian $(READY_TEST)
 
 # With GOLDEN=folder also programs that others made, with their results: see tests/golden.py.
 verify: debian-test $(READY_TEST) build/vela-$(OLDER)
+	scripts/lint_cpp.sh $(BIN) vgf
 	$(if $(GOLDEN),$(BIN)/python -m tests.golden $(GOLDEN))
 	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q $(VELA_TESTS)
 	$(call vela,$(OLDER)) $(BIN)/python -m pytest -n $(WORKERS) -q tests/models -m verify --verify
@@ -82,10 +83,12 @@ lint: $(READY_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	scripts/lint_cpp.sh $(BIN)
 
 format: $(READY_TEST)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	find runtime -name '*.cpp' -o -name '*.h' -o -name '*.hpp' | xargs $(BIN)/clang-format -i
 
 env: $(READY_TEST)
 

@@ -1,4 +1,4 @@
-"""Command streams of Ethos-U as Vela writes them. Numbers: ``runtime/ethosu_emulator/command_stream.h``."""
+"""Command streams of Ethos-U as Vela writes them. Numbers: ``runtime/emulator/command_stream.h``."""
 
 import struct
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Run a program on this machine as firmware runs it, in pools of given sizes; see ``runtime/firmware/pools.cpp``."""
+"""Run a program on this machine as firmware runs it, in pools of given sizes; see ``runtime/tools/pools.cpp``."""
 
 from __future__ import annotations
 

@@ -35,11 +35,12 @@ _BACKEND = (
     "CMakeLists.txt",
     "README.md",
     "cmake/cortex-m55.cmake",
-    "ethosu/*",
-    "ethosu_emulator/*",
-    "ethosu_simulated/*",
-    "firmware/*.h",
-    "host/cortex_m_kernels*",
+    "backends/ethosu/*",
+    "common/*",
+    "emulator/*",
+    "emulator/driver/*",
+    "firmware/*",
+    "kernels/*",
     "payload/*",
 )
 _UNKNOWN = "not told"

@@ -23,19 +23,20 @@ from arm_recipes.runtime.errors import RuntimeUnavailable
 
 #: C++ sources, which a wheel of this project holds too.
 SOURCES = Path(__file__).parent / "cpp"
-_HOST, _EMULATOR = "host", "ethosu_emulator"
-_HOST_UNITS = ("host/plugin.cpp", "host/cortex_m_kernels.cpp")
+_EMULATOR = "emulator"
+_HOST = ("common", "host", "kernels", _EMULATOR)
+_HOST_UNITS = ("host/plugin.cpp", "kernels/cortex_m_kernels.cpp")
 #: What a firmware has, with a simulated NPU, and the program that runs it in pools of given sizes.
-_FIRMWARE = ("ethosu", "ethosu_simulated", "firmware", "payload", _HOST)
+_FIRMWARE = ("backends/ethosu", "common", "emulator/driver", "firmware", "kernels", "payload", "tools")
 _FIRMWARE_UNITS = (
-    "firmware/pools.cpp",
-    "ethosu/ethosu_backend.cpp",
-    "ethosu/npu_driver.cpp",
-    "ethosu_simulated/driver.cpp",
-    "ethosu_simulated/emulator_in_library.cpp",
+    "tools/pools.cpp",
+    "backends/ethosu/ethosu_backend.cpp",
+    "backends/ethosu/npu_driver.cpp",
+    "emulator/driver/driver.cpp",
+    "emulator/driver/emulator_shared.cpp",
     "payload/ethosu_payload.cpp",
-    "host/cortex_m_kernels.cpp",
-    "host/cortex_m_kernels_registered.cpp",
+    "kernels/cortex_m_kernels.cpp",
+    "kernels/cortex_m_kernels_registered.cpp",
 )
 #: The emulator's loops are written to be vectorized, which takes -O3; -fno-math-errno lets the rounding of a quantize
 #: kernel be one instruction.
@@ -62,7 +63,7 @@ def plugin() -> Path:
 
 
 def firmware_trial() -> Path:
-    """Path of ``runtime/firmware/pools.cpp``, compiled; as ``plugin``, which has the emulator of the NPU.
+    """Path of ``runtime/tools/pools.cpp``, compiled; as ``plugin``, which has the emulator of the NPU.
 
     Raises:
         RuntimeUnavailable: as ``plugin``.
@@ -89,14 +90,14 @@ def _executorch() -> Path:
     return Path(executorch.runtime.__file__).parents[1]
 
 
-def _key(executorch: Path, folders: Sequence[str] = (_HOST, _EMULATOR), link: Sequence[str] = ()) -> str:
+def _key(executorch: Path, folders: Sequence[str] = _HOST, link: Sequence[str] = ()) -> str:
     """Changes with everything that the library is made from."""
     library = (executorch / "lib" / "libexecutorch.so").stat()
     digest = hashlib.sha256(
         repr((version("executorch"), str(executorch), library.st_size, library.st_mtime_ns)).encode()
     )
     digest.update(repr((_FLAGS, _DEFINES, *link)).encode())
-    for source in sorted(path for folder in folders for path in (SOURCES / folder).iterdir()):
+    for source in sorted(path for folder in folders for path in (SOURCES / folder).iterdir() if path.is_file()):
         digest.update(source.name.encode() + source.read_bytes())
     return digest.hexdigest()[:24]
 
@@ -122,7 +123,7 @@ def _compiler() -> list[str]:
 def _compile(executorch: Path, target: Path, sources: Sequence[Path], link: Sequence[str]) -> None:
     include = executorch / "include"
     includes = [
-        *("-I", str(SOURCES), "-isystem", str(SOURCES / "ethosu_simulated"), "-isystem", str(include)),
+        *("-I", str(SOURCES), "-isystem", str(SOURCES / "emulator/driver"), "-isystem", str(include)),
         *("-isystem", str(include / "executorch/runtime/core/portable_type/c10")),
     ]
     command = [*_compiler(), *_FLAGS]

@@ -1,4 +1,4 @@
-"""What ``runtime/ethosu_emulator/emulator_abi.h`` declares, for ctypes."""
+"""What ``runtime/emulator/emulator_abi.h`` declares, for ctypes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def declared(library: ctypes.CDLL) -> ctypes.CDLL:
         ("load", (ctypes.c_char_p, size, pointer, pointer, pointer), pointer),
         ("execute", (pointer, pointer, pointer), ctypes.c_int32),
         ("step", (pointer, size, pointer, pointer), ctypes.c_int32),
-        ("watch", (pointer, pointer, size, pointer, size, ctypes.c_uint32, pointer), ctypes.c_int32),
+        ("check_accesses", (pointer, pointer, size, pointer, size, ctypes.c_uint32, pointer), ctypes.c_int32),
         ("measure", (pointer, pointer), None),
         ("describe", (pointer, size, pointer), ctypes.c_int32),
         ("result", (pointer, size, pointer, size), ctypes.c_int32),

@@ -134,7 +134,7 @@ class Stream:
         for tensors in ((*self._inputs, *self._variables), self._outputs):
             placed = [Span(tensor.region, tensor.offset, tensor.nbytes) for tensor in tensors if tensor.offset >= 0]
             arguments += [(Span * len(placed))(*placed), len(placed)]
-        self._call("watch", *arguments, fails)
+        self._call("check_accesses", *arguments, fails)
 
     def figures(self) -> Figures:
         """Of the last execution, which may have failed; zeros but for operations and commands without ``watch``."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @once
 def library() -> ctypes.CDLL:
-    """The plugin: ``runtime/host`` and ``runtime/ethosu_emulator``.
+    """The plugin: ``runtime/host`` and ``runtime/emulator``.
 
     Raises:
         RuntimeUnavailable: it cannot be built or loaded.

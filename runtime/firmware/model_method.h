@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A method of a program in memory of the caller's, byte for byte: neither allocates nor throws.
+// A method of a program in the caller's memory. It neither allocates nor throws.
 #pragma once
 
-#include <executorch/runtime/core/exec_aten/exec_aten.h>
 #include <executorch/runtime/core/exec_aten/util/dim_order_util.h>
 #include <executorch/runtime/core/hierarchical_allocator.h>
 #include <executorch/runtime/core/memory_allocator.h>
@@ -16,31 +15,37 @@
 #include <optional>
 #include <utility>
 
+#include "common/executorch.h"
+
 namespace arm_runtime {
 
-// How a tensor of a program lies in memory.
-struct TensorForm {
-  static constexpr size_t kMostDimensions = 16;  // of ExecuTorch's runtime
+// Type, shape and memory layout of a tensor.
+struct TensorMetadata {
+  static constexpr size_t kMaxDimensions = 16;  // limit of ExecuTorch's runtime
 
-  executorch::aten::ScalarType type;
+  ScalarType type;
   size_t rank;
   const int32_t* sizes;
-  const uint8_t* dim_order;  // from the outermost dimension in memory to the innermost
+  const uint8_t* dim_order;  // dimensions in memory, outermost first
 };
 
+// A method of a program. Before load() has succeeded, set_input() and execute() return InvalidState, and output() is
+// empty.
 class ModelMethod {
  public:
-  using Error = executorch::runtime::Error;
-  using Bytes = executorch::runtime::Span<uint8_t>;
+  using Bytes = Span<uint8_t>;
 
   ModelMethod() = default;
   ModelMethod(const ModelMethod&) = delete;
   ModelMethod& operator=(const ModelMethod&) = delete;
 
-  // `pool` holds what the runtime keeps of the method, `planned` its tensors, one piece for each memory of the plan, and
-  // `temp` what an instruction has while it runs; methods may share the last. All outlive this.
-  Error load(const executorch::runtime::Program& program, const char* name, Bytes pool,
-             executorch::runtime::Span<Bytes> planned, executorch::runtime::MemoryAllocator* temp) {
+  // Loads a method. The runtime allocates the method from `pool`, its tensors from `planned`, which has an entry for
+  // each memory of the memory plan, and temporary memory of instructions from `temp`, which methods may share. All of
+  // them must outlive this object.
+  Error load(const executorch::runtime::Program& program, const char* name, Bytes pool, Span<Bytes> planned,
+             MemoryAllocator* temp) {
+    // The method of an earlier load() refers to the allocators that are replaced below.
+    method_.reset();
     pool_.emplace(static_cast<uint32_t>(pool.size()), pool.data());
     planned_.emplace(planned);
     manager_.emplace(&*pool_, &*planned_, temp);
@@ -52,14 +57,16 @@ class ModelMethod {
     return Error::Ok;
   }
 
-  // Copies the bytes where the plan has a place for the input; where it has none, they stay in use.
-  Error set_input(size_t index, const TensorForm& form, const void* data) {
-    using executorch::aten::Tensor;
-    if (form.rank > TensorForm::kMostDimensions) {
+  // Copies the data if the memory plan has a place for the input; otherwise the method refers to `data`.
+  Error set_input(size_t index, const TensorMetadata& form, const void* data) {
+    if (!method_.has_value()) {
+      return Error::InvalidState;
+    }
+    if (form.rank > TensorMetadata::kMaxDimensions) {
       return Error::InvalidArgument;
     }
-    int32_t sizes[TensorForm::kMostDimensions] = {}, strides[TensorForm::kMostDimensions] = {};
-    uint8_t dim_order[TensorForm::kMostDimensions] = {};
+    int32_t sizes[TensorMetadata::kMaxDimensions] = {}, strides[TensorMetadata::kMaxDimensions] = {};
+    uint8_t dim_order[TensorMetadata::kMaxDimensions] = {};
     std::copy_n(form.sizes, form.rank, sizes);
     std::copy_n(form.dim_order, form.rank, dim_order);
     int32_t stride = 1;
@@ -67,36 +74,39 @@ class ModelMethod {
       strides[dim_order[i]] = stride;
       stride *= sizes[dim_order[i]];
     }
-    // The runtime takes no pointer to constants; it only reads.
+    // The runtime's parameter lacks a const; it only reads.
     executorch::aten::TensorImpl tensor(form.type, static_cast<ssize_t>(form.rank), sizes, const_cast<void*>(data),
                                         dim_order, strides);
-    return method_->set_input(executorch::runtime::EValue(Tensor(&tensor)), index);
+    return method_->set_input(EValue(Tensor(&tensor)), index);
   }
 
-  Error execute() { return method_->execute(); }
+  Error execute() { return method_.has_value() ? method_->execute() : Error::InvalidState; }
 
-  // Null where the plan has no place for the output.
-  executorch::runtime::Span<const uint8_t> output(size_t index) const {
-    const executorch::runtime::EValue& value = method_->get_output(index);
+  // Returns null if the memory plan has no place for the output.
+  Span<const uint8_t> output(size_t index) const {
+    if (!method_.has_value()) {
+      return {};
+    }
+    const EValue& value = method_->get_output(index);
     if (!value.isTensor()) {
       return {};
     }
-    const executorch::aten::Tensor& tensor = value.toTensor();
+    const Tensor& tensor = value.toTensor();
     return {static_cast<const uint8_t*>(tensor.const_data_ptr()), tensor.nbytes()};
   }
 
-  // Bytes of the pool that loading took.
-  size_t pool_used() const { return pool_->used_size(); }
+  // Returns the bytes of the pool that loading has used.
+  size_t pool_used() const { return pool_.has_value() ? pool_->used_size() : 0; }
 
  private:
-  std::optional<executorch::runtime::MemoryAllocator> pool_;
+  std::optional<MemoryAllocator> pool_;
   std::optional<executorch::runtime::HierarchicalAllocator> planned_;
   std::optional<executorch::runtime::MemoryManager> manager_;
   std::optional<executorch::runtime::Method> method_;
 };
 
-// Remembers the most that was in use at a time: the runtime empties it after each instruction.
-class PeakAllocator final : public executorch::runtime::MemoryAllocator {
+// Records the peak use: the runtime resets the allocator after each instruction.
+class PeakAllocator final : public MemoryAllocator {
  public:
   using MemoryAllocator::MemoryAllocator;
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host/plugin.h"
 
-#include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/event_tracer.h>
 #include <executorch/runtime/platform/platform.h>
 
@@ -10,54 +9,41 @@
 #include <cstring>
 #include <vector>
 
-#include "host/cortex_m_kernels.h"
+#include "common/executorch.h"
+#include "kernels/cortex_m_kernels.h"
 
 namespace arm_runtime {
 namespace {
 
-using executorch::runtime::ArrayRef;
-using executorch::runtime::Backend;
-using executorch::runtime::BackendExecutionContext;
-using executorch::runtime::BackendInitContext;
-using executorch::runtime::BackendInterface;
-using executorch::runtime::CompileSpec;
-using executorch::runtime::DelegateHandle;
-using executorch::runtime::Error;
-using executorch::runtime::EValue;
-using executorch::runtime::EventTracer;
-using executorch::runtime::FreeableBuffer;
-using executorch::runtime::Result;
-using executorch::runtime::Span;
-
-void say(char* message, uint64_t size, const char* text, const char* name) {
+void write_message(char* message, uint64_t size, const char* text, const char* name) {
   if (message != nullptr && size > 0) {
     std::snprintf(message, size, text, name);
   }
 }
 
-// The tracer of the program that runs on this thread, while one of its delegates does, and when that began.
+// The tracer of the delegate that executes on this thread, and the time at which the execution started.
 thread_local EventTracer* tracer = nullptr;
-thread_local et_timestamp_t began = 0;
+thread_local et_timestamp_t start_ticks = 0;
 
-class Tracing {
+class ScopedTracer {
  public:
-  explicit Tracing(EventTracer* of) : tracer_(tracer), began_(began) {
+  explicit ScopedTracer(EventTracer* of) : tracer_(tracer), start_ticks_(start_ticks) {
     tracer = of;
-    began = of == nullptr ? 0 : et_pal_current_ticks();
+    start_ticks = of == nullptr ? 0 : et_pal_current_ticks();
   }
-  ~Tracing() {
+  ~ScopedTracer() {
     tracer = tracer_;
-    began = began_;
+    start_ticks = start_ticks_;
   }
-  Tracing(const Tracing&) = delete;
-  Tracing& operator=(const Tracing&) = delete;
+  ScopedTracer(const ScopedTracer&) = delete;
+  ScopedTracer& operator=(const ScopedTracer&) = delete;
 
  private:
   EventTracer* tracer_;
-  et_timestamp_t began_;
+  et_timestamp_t start_ticks_;
 };
 
-// A backend of the runtime whose work is done by an executor outside.
+// A backend that forwards its calls to an executor.
 class HostBackend final : public BackendInterface {
  public:
   explicit HostBackend(const char* id) : id_(id) {}
@@ -84,12 +70,12 @@ class HostBackend final : public BackendInterface {
       ET_LOG(Error, "%s: the payload of %zu bytes was refused", id_, processed->size());
       return Error::DelegateInvalidCompatibility;
     }
-    // Handles are numbers; 0, the null pointer, is none of them.
+    // Handles are numbers above 0, so that none is a null pointer.
     return reinterpret_cast<DelegateHandle*>(static_cast<intptr_t>(handle));
   }
 
   Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override {
-    const Tracing tracing(context.event_tracer());
+    const ScopedTracer tracing(context.event_tracer());
     std::vector<arm_host_tensor> tensors;
     tensors.reserve(args.size());
     for (size_t index = 0; index < args.size(); ++index) {
@@ -98,9 +84,8 @@ class HostBackend final : public BackendInterface {
         return Error::InvalidArgument;
       }
       const auto& tensor = args[index]->toTensor();
-      tensors.push_back({tensor.mutable_data_ptr(), tensor.nbytes(), tensor.sizes().data(),
-                         tensor.dim_order().data(), static_cast<int32_t>(tensor.dim()),
-                         static_cast<int32_t>(tensor.scalar_type())});
+      tensors.push_back({tensor.mutable_data_ptr(), tensor.nbytes(), tensor.sizes().data(), tensor.dim_order().data(),
+                         static_cast<int32_t>(tensor.dim()), static_cast<int32_t>(tensor.scalar_type())});
     }
     const auto number = static_cast<int64_t>(reinterpret_cast<intptr_t>(handle));
     if (executor_.execute(executor_.context, number, tensors.data(), tensors.size()) != 0) {
@@ -119,7 +104,7 @@ class HostBackend final : public BackendInterface {
   arm_host_executor executor_{};
 };
 
-// Never destroyed: the runtime's registry points to them until the process ends.
+// Never destroyed: the runtime's registry refers to them until the process ends.
 HostBackend* const kBackends[] = {new HostBackend("TOSABackend"), new HostBackend("VgfBackend"),
                                   new HostBackend("EthosUBackend")};
 bool installed = false;
@@ -131,25 +116,26 @@ using namespace arm_runtime;
 
 int32_t arm_host_install(char* message, uint64_t message_size) {
   if (installed) {
-    say(message, message_size, "this copy of the %s is installed already", "Arm host plugin");
+    write_message(message, message_size, "this copy of the %s is installed already", "Arm host plugin");
     return 1;
   }
   for (const HostBackend* backend : kBackends) {
     if (executorch::runtime::get_backend_class(backend->id()) != nullptr) {
-      say(message, message_size,
+      write_message(
+          message, message_size,
           "something else in this process implements %s already: another copy of the plugin, or another library",
           backend->id());
       return 1;
     }
   }
   for (HostBackend* backend : kBackends) {
-    if (executorch::runtime::register_backend(Backend{backend->id(), backend}) != Error::Ok) {
-      say(message, message_size, "ExecuTorch's runtime has no room for another backend: %s", backend->id());
+    if (executorch::runtime::register_backend({backend->id(), backend}) != Error::Ok) {
+      write_message(message, message_size, "ExecuTorch's runtime has no room for another backend: %s", backend->id());
       return 1;
     }
   }
   if (const char* refused = register_cortex_m_kernels()) {
-    say(message, message_size, "ExecuTorch's runtime did not take the kernel %s", refused);
+    write_message(message, message_size, "ExecuTorch's runtime did not take the kernel %s", refused);
     return 1;
   }
   installed = true;
@@ -164,7 +150,7 @@ int32_t arm_host_set_executor(const char* backend_id, const arm_host_executor* e
       return 0;
     }
   }
-  say(message, message_size, "the plugin has no backend '%s'", backend_id);
+  write_message(message, message_size, "the plugin has no backend '%s'", backend_id);
   return 1;
 }
 
@@ -172,7 +158,7 @@ int32_t arm_host_log_duration(int32_t id, uint64_t start, uint64_t end, const ch
   if (tracer == nullptr) {
     return 1;
   }
-  tracer->log_profiling_delegate(nullptr, id, began + start, began + end, metadata, metadata_size);
+  tracer->log_profiling_delegate(nullptr, id, start_ticks + start, start_ticks + end, metadata, metadata_size);
   return 0;
 }
 

@@ -3,6 +3,8 @@
 
 #include <cstring>
 
+#include "common/little_endian.h"
+
 namespace arm_runtime {
 namespace {
 
@@ -21,26 +23,9 @@ constexpr char kNames[kBlockCount][kNameSize] = {
     "vela_bin_stream", "cmd_data", "weight_data", "scratch_size", "inputs", "outputs", "vela_end_stream",
 };
 
-// Byte by byte: nothing in the stream need be aligned, and the order is the same on every host.
-uint32_t read_u32(const uint8_t* at) {
-  return uint32_t{at[0]} | uint32_t{at[1]} << 8 | uint32_t{at[2]} << 16 | uint32_t{at[3]} << 24;
-}
-
-uint16_t read_u16(const uint8_t* at) { return static_cast<uint16_t>(at[0] | at[1] << 8); }
-
-int32_t read_i32(const uint8_t* at) { return static_cast<int32_t>(read_u32(at)); }
-
-PayloadStatus failure(PayloadError error, const char* block, uint64_t offset, const char* reason,
-                      int64_t first = 0, int64_t second = 0, int64_t third = 0) {
-  PayloadStatus status;
-  status.error = error;
-  status.block = block;
-  status.offset = offset;
-  status.reason = reason;
-  status.values[0] = first;
-  status.values[1] = second;
-  status.values[2] = third;
-  return status;
+PayloadStatus failure(PayloadError error, const char* block, uint64_t offset, const char* reason, int64_t first = 0,
+                      int64_t second = 0, int64_t third = 0) {
+  return make_failure(error, block, offset, reason, first, second, third);
 }
 
 int64_t signed_size(size_t size) { return static_cast<int64_t>(size); }
@@ -48,10 +33,10 @@ int64_t signed_size(size_t size) { return static_cast<int64_t>(size); }
 struct Block {
   const uint8_t* data = nullptr;
   size_t size = 0;
-  // Of the data in the payload.
+  // Offset of the data in the payload.
   size_t offset = 0;
   bool present = false;
-  // The data is the name of what is kept outside.
+  // The data is the key of named data outside of the payload.
   bool external = false;
 };
 
@@ -63,7 +48,7 @@ bool is_name(const uint8_t* data, size_t size) {
   return size == kNamedDataKeySize && printable == size;
 }
 
-// Cuts the payload into its blocks: names, headers and lengths, not what is in them.
+// Splits the payload into its blocks. It checks names, headers and lengths, not contents.
 class BlockReader {
  public:
   BlockReader(const uint8_t* data, size_t size) : data_(data), size_(size) {}
@@ -75,8 +60,8 @@ class BlockReader {
         return status;
       }
       if (blocks_[kFooter].present && position_ < size_) {
-        return failure(PayloadError::kTrailingData, kNames[kFooter], position_,
-                       "% bytes follow the last block", signed_size(size_ - position_));
+        return failure(PayloadError::kTrailingData, kNames[kFooter], position_, "% bytes follow the last block",
+                       signed_size(size_ - position_));
       }
     }
     for (uint32_t id = 0; id < kBlockCount; ++id) {
@@ -131,17 +116,15 @@ class BlockReader {
     }
     const size_t length = read_u32(header + kLengthAt);
     const size_t left = size_ - start - kBlockHeaderSize;
-    // Compared before the length is rounded up, which could overflow on a 32-bit machine.
+    // Compare before rounding up the length, which could overflow on a 32-bit machine.
     if (length > left) {
       return failure(PayloadError::kTruncated, kNames[id], start + kLengthAt,
-                     "its length is % bytes, % are left in the payload", signed_size(length),
-                     signed_size(left));
+                     "its length is % bytes, % are left in the payload", signed_size(length), signed_size(left));
     }
     const size_t padding = (kNpuAlignment - length % kNpuAlignment) % kNpuAlignment;
     if (padding > left - length) {
       return failure(PayloadError::kTruncated, kNames[id], start + kBlockHeaderSize + length,
-                     "% bytes of padding, % are left in the payload", signed_size(padding),
-                     signed_size(left - length));
+                     "% bytes of padding, % are left in the payload", signed_size(padding), signed_size(left - length));
     }
     if (external && !is_name(header + kBlockHeaderSize, length)) {
       return failure(PayloadError::kHeader, kNames[id], start + kExternalAt,
@@ -163,13 +146,12 @@ class BlockReader {
   Block blocks_[kBlockCount];
 };
 
-PayloadStatus bad_commands(const Block& block, size_t at, const char* reason, int64_t first = 0,
-                           int64_t second = 0, int64_t third = 0) {
-  return failure(PayloadError::kCommandStream, kNames[kCommands], block.offset + at, reason, first, second,
-                 third);
+PayloadStatus bad_commands(const Block& block, size_t at, const char* reason, int64_t first = 0, int64_t second = 0,
+                           int64_t third = 0) {
+  return failure(PayloadError::kCommandStream, kNames[kCommands], block.offset + at, reason, first, second, third);
 }
 
-// The configuration word that the NPU's own CONFIG register is compared with.
+// Reads the configuration word, which drivers compare with the NPU's CONFIG register.
 PayloadStatus read_configuration(const Block& block, size_t at, EthosUPayload* payload) {
   constexpr uint32_t kProducts[] = {55, 65, 85};
   const uint32_t word = read_u32(block.data + at);
@@ -179,8 +161,7 @@ PayloadStatus read_configuration(const Block& block, size_t at, EthosUPayload* p
     return bad_commands(block, at, "unknown product % in its configuration", product);
   }
   if (log2_macs < 5 || log2_macs > 11) {
-    return bad_commands(block, at,
-                        "its configuration has 2**% multiply-accumulates; Ethos-U NPUs have 32 to 2048",
+    return bad_commands(block, at, "its configuration has 2**% multiply-accumulates; Ethos-U NPUs have 32 to 2048",
                         log2_macs);
   }
   payload->product = kProducts[product];
@@ -250,7 +231,7 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
     return bad_commands(block, 0, "the header of a COP2 stream has % bytes, it has %", kFixedSize,
                         signed_size(block.size));
   }
-  // Minor versions only add: the lengths tell where what they add ends.
+  // Minor versions only add fields: the lengths include them.
   if (read_u16(data + 4) != kMajorVersion) {
     return bad_commands(block, 4, "its major version is %, not %", read_u16(data + 4), kMajorVersion);
   }
@@ -259,16 +240,14 @@ PayloadStatus read_cop2(const Block& block, EthosUPayload* payload) {
                         read_u32(data + 12), signed_size(block.size - 16));
   }
   if (read_u32(data + 16) != 1 || read_u32(data + 20) != block.size - 24) {
-    return bad_commands(block, 16,
-                        "its entry is of kind % with % bytes; one entry of kind 1 fills the stream",
+    return bad_commands(block, 16, "its entry is of kind % with % bytes; one entry of kind 1 fills the stream",
                         read_u32(data + 16), read_u32(data + 20));
   }
   if (std::memcmp(data + kMetadataAt, "VEUM", 4) != 0 || read_u32(data + 36) < kFixedSize - 40) {
     return bad_commands(block, kMetadataAt, "its metadata is not of the known kind");
   }
   if (read_u16(data + 32) != kMajorVersion) {
-    return bad_commands(block, 32, "the major version of its metadata is %, not %", read_u16(data + 32),
-                        kMajorVersion);
+    return bad_commands(block, 32, "the major version of its metadata is %, not %", read_u16(data + 32), kMajorVersion);
   }
   const size_t metadata = read_u32(data + 24);
   if (metadata == block.size - kMetadataAt) {
@@ -303,32 +282,30 @@ PayloadStatus read_commands(const Block& block, EthosUPayload* payload) {
   return bad_commands(block, 0, "it starts neither with COP1 nor with COP2");
 }
 
-// Checks one record; its bytes are where they should be already.
-PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t at, int64_t index,
-                           Region own_region, const EthosUPayload& payload) {
+// Checks the contents of one record.
+PayloadStatus check_tensor(const PayloadTensor& tensor, const char* name, size_t at, int64_t index, Region own_region,
+                           const EthosUPayload& payload) {
   uint64_t nbytes = 1;
   const int32_t size = tensor.element_size;
   if (size != 1 && size != 2 && size != 4 && size != 8) {
-    return failure(PayloadError::kTensor, name, at + 4 * kPayloadRank, "tensor % has elements of % bytes",
-                   index, size);
+    return failure(PayloadError::kTensor, name, at + 4 * kPayloadRank, "tensor % has elements of % bytes", index, size);
   }
   nbytes = static_cast<uint64_t>(size);
   for (size_t i = 0; i < kPayloadRank; ++i) {
     const int32_t extent = tensor.shape[i];
     if (extent <= 0) {
-      return failure(PayloadError::kTensor, name, at + 4 * i, "dimension % of tensor % is %",
-                     static_cast<int64_t>(i), index, extent);
+      return failure(PayloadError::kTensor, name, at + 4 * i, "dimension % of tensor % is %", static_cast<int64_t>(i),
+                     index, extent);
     }
-    // Bounded by the offset's range: what is larger cannot be addressed, and cannot overflow below.
+    // An offset has 32 bits: a larger tensor cannot be addressed, and the bound prevents overflow below.
     if (__builtin_mul_overflow(nbytes, static_cast<uint64_t>(extent), &nbytes) || nbytes > UINT32_MAX) {
       return failure(PayloadError::kTensor, name, at, "tensor % is larger than 4 GiB", index);
     }
   }
   const bool own = tensor.in(own_region);
   if (!own && !tensor.in(Region::kScratch)) {
-    return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2),
-                   "tensor % is in region %, not in 1 or %", index, tensor.region,
-                   static_cast<int64_t>(own_region));
+    return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2), "tensor % is in region %, not in 1 or %",
+                   index, tensor.region, static_cast<int64_t>(own_region));
   }
   if (own && !payload.separate_io) {
     return failure(PayloadError::kTensor, name, at + 4 * (kPayloadRank + 2),
@@ -355,38 +332,33 @@ bool overlap(const PayloadTensor& a, const PayloadTensor& b) {
   return a_start < b_start + b.nbytes && b_start < a_start + a.nbytes;
 }
 
-bool same_place(const PayloadTensor& a, const PayloadTensor& b) {
-  return a.offset == b.offset && a.nbytes == b.nbytes;
-}
+bool same_place(const PayloadTensor& a, const PayloadTensor& b) { return a.offset == b.offset && a.nbytes == b.nbytes; }
 
-// Vela gives an input's memory to an output where it can, so only tensors of one side are compared. A tensor
-// that is returned twice is an output twice, in one place.
+// Checks that tensors of one side do not overlap. Vela may place an output in the memory of an input. A tensor that is
+// returned twice is an output twice, in one place.
 PayloadStatus check_overlaps(const PayloadTensors& tensors, const char* name, size_t at, bool may_repeat) {
   for (uint32_t i = 1; i < tensors.count(); ++i) {
     const PayloadTensor tensor = tensors.at(i);
     for (uint32_t j = 0; j < i; ++j) {
       const PayloadTensor other = tensors.at(j);
       if (overlap(tensor, other) && !(may_repeat && same_place(tensor, other))) {
-        return failure(PayloadError::kOverlap, name, at + 4 + kTensorSize * i,
-                       "tensors % and % overlap in region %", j, i, tensor.region);
+        return failure(PayloadError::kOverlap, name, at + 4 + kTensorSize * i, "tensors % and % overlap in region %", j,
+                       i, tensor.region);
       }
     }
   }
   return {};
 }
 
-PayloadStatus read_tensors(const Block& block, BlockId id, const EthosUPayload& payload,
-                           PayloadTensors* tensors) {
+PayloadStatus read_tensors(const Block& block, BlockId id, const EthosUPayload& payload, PayloadTensors* tensors) {
   const char* name = kNames[id];
   if (block.size < 4) {
-    return failure(PayloadError::kLength, name, block.offset, "% bytes cannot hold a count",
-                   signed_size(block.size));
+    return failure(PayloadError::kLength, name, block.offset, "% bytes cannot hold a count", signed_size(block.size));
   }
   const uint32_t count = read_u32(block.data);
   if (count > kMaxPayloadTensors || block.size != 4 + kTensorSize * count) {
-    return failure(PayloadError::kLength, name, block.offset,
-                   "% tensors of 36 bytes do not make % bytes (at most %)", count, signed_size(block.size),
-                   kMaxPayloadTensors);
+    return failure(PayloadError::kLength, name, block.offset, "% tensors of 36 bytes do not make % bytes (at most %)",
+                   count, signed_size(block.size), kMaxPayloadTensors);
   }
   *tensors = PayloadTensors(block.data + 4, count);
   const Region own_region = id == kInputs ? Region::kInput : Region::kOutput;
@@ -408,73 +380,7 @@ PayloadStatus check_length(const Block& block, BlockId id, size_t length) {
                  "its length is % bytes, not %", signed_size(block.size), signed_size(length));
 }
 
-// Appends to a buffer of fixed size; without the C library's formatting, which may allocate on small targets.
-class Text {
- public:
-  Text(char* text, size_t size) : text_(text), left_(size) {
-    if (left_ > 0) {
-      *text_ = '\0';
-    }
-  }
-
-  void add(char character) {
-    if (left_ > 1) {
-      *text_++ = character;
-      *text_ = '\0';
-      --left_;
-    }
-  }
-
-  void add(const char* characters) {
-    for (; *characters != '\0'; ++characters) {
-      add(*characters);
-    }
-  }
-
-  void add_number(uint64_t number) {
-    if (number >= 10) {
-      add_number(number / 10);
-    }
-    add(static_cast<char>('0' + number % 10));
-  }
-
-  void add_number(int64_t number) {
-    if (number < 0) {
-      add('-');
-      // The smallest number has no positive counterpart among the signed ones.
-      add_number(uint64_t{0} - static_cast<uint64_t>(number));
-    } else {
-      add_number(static_cast<uint64_t>(number));
-    }
-  }
-
- private:
-  char* text_;
-  size_t left_;
-};
-
 }  // namespace
-
-void PayloadStatus::describe(char* text, size_t size) const {
-  Text out(text, size);
-  if (ok()) {
-    out.add("ok");
-    return;
-  }
-  out.add("block '");
-  out.add(block);
-  out.add("' at byte ");
-  out.add_number(offset);
-  out.add(": ");
-  size_t next = 0;
-  for (const char* at = reason; *at != '\0'; ++at) {
-    if (*at == '%' && next < sizeof(values) / sizeof(values[0])) {
-      out.add_number(values[next++]);
-    } else {
-      out.add(*at);
-    }
-  }
-}
 
 PayloadTensor PayloadTensors::at(uint32_t index) const {
   const uint8_t* record = records_ + kTensorSize * index;
@@ -485,7 +391,7 @@ PayloadTensor PayloadTensors::at(uint32_t index) const {
   tensor.element_size = read_i32(record + 4 * kPayloadRank);
   tensor.offset = read_i32(record + 4 * (kPayloadRank + 1));
   tensor.region = read_i32(record + 4 * (kPayloadRank + 2));
-  // Unsigned arithmetic: the product of values that were not checked yet wraps.
+  // Unsigned arithmetic: the product of unchecked values may wrap around.
   tensor.nbytes = static_cast<uint64_t>(tensor.element_size);
   for (const int32_t extent : tensor.shape) {
     tensor.nbytes *= static_cast<uint64_t>(extent);

@@ -4,24 +4,26 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/status.h"
+
 namespace arm_runtime {
 
-// What an Ethos-U reads through its bus starts at a multiple of this, in bytes.
+// Alignment of an Ethos-U's reads through its bus, in bytes.
 constexpr size_t kNpuAlignment = 16;
 constexpr size_t kPayloadRank = 6;
-// Of the blocks below; firmware compares it with that of a program that it was built with.
+// Version of the blocks below. Firmware compares it with the version of the program that it was built with.
 constexpr int kPayloadFormat = 1;
-// More inputs or outputs than this are taken for corruption; it bounds the work of the overlap check.
+// A payload with more inputs or outputs counts as corrupt. The limit bounds the work of the overlap check.
 constexpr uint32_t kMaxPayloadTensors = 1024;
-// Characters of the name of data that is outside the payload; ExecuTorch's own EthosUBackend takes no other length.
+// Length of the name of data outside of the payload. ExecuTorch's own EthosUBackend accepts no other length.
 constexpr size_t kNamedDataKeySize = 64;
 
-// Base pointers of a command stream: where an offset counts from. Vela's numbers.
+// Base pointers of a command stream, by Vela's numbers. Offsets are relative to them.
 enum class Region : int32_t {
   kWeights = 0,
   kScratch = 1,
   kFastScratch = 2,
-  // Only in streams compiled with regions of their own for inputs and outputs.
+  // Only in streams with separate regions for inputs and outputs.
   kInput = 3,
   kOutput = 4,
 };
@@ -44,23 +46,13 @@ enum class PayloadError : int32_t {
   kOverlap = 11,
 };
 
-// Outcome of reading; `block` and `reason` have static storage.
-struct PayloadStatus {
-  PayloadError error = PayloadError::kNone;
-  const char* block = "";
-  // Byte of the payload that is wrong.
-  uint64_t offset = 0;
-  // Each '%' in it stands for the next of `values`.
-  const char* reason = "";
-  int64_t values[3] = {0, 0, 0};
+template <>
+inline constexpr const char* kPlaceNoun<PayloadError> = "block";
 
-  bool ok() const { return error == PayloadError::kNone; }
+// Outcome of reading. The place is a block, the offset a byte of the payload.
+using PayloadStatus = BasicStatus<PayloadError>;
 
-  // Writes "block 'inputs' at byte 1232: ..." and a NUL, cut off at `size` bytes.
-  void describe(char* text, size_t size) const;
-};
-
-// A part of the caller's bytes.
+// A view into the caller's bytes.
 struct ByteView {
   const uint8_t* data = nullptr;
   size_t size = 0;
@@ -70,7 +62,7 @@ struct ByteView {
 struct PayloadTensor {
   int32_t shape[kPayloadRank];  // 1 where the rank is lower
   int32_t element_size;         // 1, 2, 4 or 8 bytes
-  int32_t offset;               // bytes into the region; -1: the NPU has no place for it
+  int32_t offset;               // bytes into the region; -1: not allocated
   int32_t region;
   uint64_t nbytes;
 
@@ -78,14 +70,14 @@ struct PayloadTensor {
   bool in(Region which) const { return region == static_cast<int32_t>(which); }
 };
 
-// `inputs` or `outputs` of a payload, decoded one by one.
+// The inputs or outputs of a payload, decoded one by one.
 class PayloadTensors {
  public:
   PayloadTensors() = default;
   PayloadTensors(const uint8_t* records, uint32_t count) : records_(records), count_(count) {}
 
   uint32_t count() const { return count_; }
-  // `index` is below count().
+  // Requires `index` < count().
   PayloadTensor at(uint32_t index) const;
 
  private:
@@ -93,29 +85,29 @@ class PayloadTensors {
   uint32_t count_ = 0;
 };
 
-// A compiled program for an Ethos-U: views into the bytes that were read, which must outlive it.
+// A compiled program for an Ethos-U: views into the payload, which must outlive it.
 struct EthosUPayload {
   ByteView commands;  // with Vela's header, as drivers take it
   ByteView weights;
-  // Where several methods share weights: the name of the program's named data that they are. `weights` is empty then.
+  // If several methods share weights: the key of the program's named data that holds them. `weights` is then empty.
   ByteView weights_name;
-  uint32_t scratch_size = 0;  // bytes; inputs and outputs of Region::kScratch lie in it
+  uint32_t scratch_size = 0;  // bytes, including inputs and outputs in Region::kScratch
   PayloadTensors inputs;
   PayloadTensors outputs;
   StreamKind kind = StreamKind::kCop1;
-  // The NPU that it was compiled for.
+  // The NPU for which the program was compiled.
   uint32_t product = 0;            // 55, 65 or 85
-  uint32_t product_code = 0;       // the same as drivers number it: 0, 1 or 2
-  uint32_t log2_macs = 0;          // of the multiply-accumulates a cycle
-  uint64_t fast_scratch_size = 0;  // bytes of Region::kFastScratch; COP1 does not tell: 0
-  bool separate_io = false;        // COP2 only: inputs and outputs have regions of their own
-  bool aligned = false;            // the bytes start where an NPU may read them (kNpuAlignment)
+  uint32_t product_code = 0;       // the driver's number of the product: 0, 1 or 2
+  uint32_t log2_macs = 0;          // log2 of multiply-accumulates per cycle
+  uint64_t fast_scratch_size = 0;  // bytes of Region::kFastScratch; 0 for COP1, which does not contain it
+  bool separate_io = false;        // COP2 only: inputs and outputs have separate regions
+  bool aligned = false;            // the payload starts at a multiple of kNpuAlignment
 
   uint32_t macs() const { return uint32_t{1} << log2_macs; }
 };
 
-// Reads and validates the block stream at `data`. `payload` is complete only where the status is ok.
-// Neither allocates nor throws; `data` may have any alignment and is never written to.
+// Reads and validates the block stream at `data`, at any alignment. `payload` is complete only if the status is ok. It
+// neither allocates nor throws nor writes to `data`.
 PayloadStatus read_ethosu_payload(const void* data, size_t size, EthosUPayload* payload);
 
 }  // namespace arm_runtime

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Weights that several methods share: named data of the program.
+// Weights that several methods share, as named data of the program.
 #pragma once
-
-#include <executorch/runtime/backend/interface.h>
-#include <executorch/runtime/platform/log.h>
 
 #include <cstdint>
 #include <string_view>
 #include <utility>
 
-#include "payload/checksum.h"
+#include "common/checksum.h"
+#include "common/executorch.h"
+#include "common/log.h"
 #include "payload/ethosu_payload.h"
 
 namespace arm_runtime {
@@ -17,13 +16,10 @@ namespace arm_runtime {
 // The compile spec with the CRC-32 of these weights.
 inline constexpr char kWeightsChecksumSpec[] = "weight_data_crc32";
 
-// Has `payload` point to its weights, where they are outside of it; what is returned keeps them in memory.
-// Returns InvalidProgram, with the reason in the log, where they are not there or have changed.
-inline executorch::runtime::Result<executorch::runtime::FreeableBuffer> find_weights(
-    const char* backend, const executorch::runtime::BackendInitContext& context,
-    executorch::runtime::ArrayRef<executorch::runtime::CompileSpec> specs, EthosUPayload* payload) {
-  using executorch::runtime::Error;
-  using executorch::runtime::FreeableBuffer;
+// Lets `payload` refer to its shared weights, if it has any. The result keeps them in memory. Returns InvalidProgram,
+// with the reason in the log, if they are missing or changed.
+inline Result<FreeableBuffer> find_weights(const char* backend, const BackendInitContext& context,
+                                           ArrayRef<CompileSpec> specs, EthosUPayload* payload) {
   if (payload->weights_name.size == 0) {
     return FreeableBuffer();
   }
@@ -35,7 +31,8 @@ inline executorch::runtime::Result<executorch::runtime::FreeableBuffer> find_wei
   }
   auto found = map->get_data(std::string_view(name, payload->weights_name.size));
   if (!found.ok()) {
-    ET_LOG(Error, "%s: the weights that methods share are not among the program's named data: export it again", backend);
+    ET_LOG(Error, "%s: the weights that methods share are not among the program's named data: export it again",
+           backend);
     return Error::InvalidProgram;
   }
   const auto data = found->data_safe();
@@ -44,8 +41,7 @@ inline executorch::runtime::Result<executorch::runtime::FreeableBuffer> find_wei
   }
   payload->weights = {static_cast<const uint8_t*>(*data), found->size()};
   payload->aligned = payload->aligned && reinterpret_cast<uintptr_t>(*data) % kNpuAlignment == 0;
-  const Error error =
-      check_data(backend, "weight data", kWeightsChecksumSpec, *data, found->size(), specs);
+  const Error error = check_data(backend, "weight data", kWeightsChecksumSpec, *data, found->size(), specs);
   if (error != Error::Ok) {
     return error;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An EventTracer that keeps what backends tell it.
+// An EventTracer that records the events of backends.
 #pragma once
 
 #include <executorch/runtime/core/event_tracer.h>
@@ -9,7 +9,7 @@
 
 class RecordingTracer final : public executorch::runtime::EventTracer {
  public:
-  // In the order in which they ended: "name" or "name: metadata".
+  // Events in the order of their ends: "name" or "name: metadata".
   std::vector<std::string> events;
   int open = 0;
 
@@ -18,7 +18,7 @@ class RecordingTracer final : public executorch::runtime::EventTracer {
   template <typename T>
   using Result = executorch::runtime::Result<T>;
 
-  // As ExecuTorch's own tracer, which ends the process otherwise: an event has a name or a number.
+  // As in ExecuTorch's own tracer, which aborts the process otherwise, an event has either a name or a number.
   EventTracerEntry start_profiling_delegate(const char* name, DelegateDebugIntId number) override {
     const bool named = name != nullptr && number == executorch::runtime::kUnsetDelegateDebugIntId;
     EventTracerEntry entry{};
@@ -57,12 +57,8 @@ class RecordingTracer final : public executorch::runtime::EventTracer {
       const char*, DelegateDebugIntId, const executorch::runtime::ArrayRef<executorch::aten::Tensor>) override {
     return true;
   }
-  Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const int&) override {
-    return true;
-  }
-  Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const bool&) override {
-    return true;
-  }
+  Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const int&) override { return true; }
+  Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const bool&) override { return true; }
   Result<bool> log_intermediate_output_delegate(const char*, DelegateDebugIntId, const double&) override {
     return true;
   }

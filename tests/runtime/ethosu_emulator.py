@@ -1,4 +1,4 @@
-"""The Ethos-U emulator of ``runtime/ethosu_emulator`` from Python, for tests."""
+"""The Ethos-U emulator of ``runtime/emulator`` from Python, for tests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_payload(data: bytes) -> Payload:
 
 def build(directory: Path) -> Path:
     """Compile the emulator into a shared library."""
-    sources = sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))
+    sources = sorted((RUNTIME / "emulator").glob("*.cpp"))
     flags = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", f"-I{RUNTIME}"]
     return compile_cpp(directory / "libethosu_emulator.so", sources, flags, link=["-shared"])
 

@@ -35,7 +35,7 @@ def build(directory: Path) -> Path:
     definitions = [
         *(f"-DARM_RUNTIME_{option}=ON" for option in options),
         f"-DCMAKE_TOOLCHAIN_FILE={RUNTIME / 'cmake/cortex-m55.cmake'}",
-        f"-DETHOSU_DRIVER_INCLUDE_DIR={RUNTIME / 'ethosu_simulated'}",
+        f"-DETHOSU_DRIVER_INCLUDE_DIR={RUNTIME / 'emulator/driver'}",
         f"-DPython3_EXECUTABLE={sys.executable}",
         "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON",
     ]

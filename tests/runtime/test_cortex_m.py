@@ -18,7 +18,7 @@ from arm_recipes import ArmRecipeType, export
 from tests.backends.tosa_programs import conv2d
 from tests.runtime.building import RUNTIME, executorch_directory, require, run
 
-_DRIVER_HEADER = RUNTIME / "ethosu_simulated"
+_DRIVER_HEADER = RUNTIME / "emulator/driver"
 #: Symbols of the C and C++ libraries that allocate, throw or unwind.
 _FORBIDDEN = (
     "malloc",

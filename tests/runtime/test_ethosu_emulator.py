@@ -229,7 +229,7 @@ def test_damaged_programs_end_in_errors(emulator: Emulator, convolution: bytes) 
 def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
     """Programs, those that were found and mutated ones of both, with address and undefined-behaviour sanitizers."""
     fuzz = RUNTIME / "tests/fuzz"
-    sources = [fuzz / "emulator_fuzzer.cpp", *sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))]
+    sources = [fuzz / "emulator_fuzzer.cpp", *sorted((RUNTIME / "emulator").glob("*.cpp"))]
     flags = [*SANITIZERS, "-std=c++17", "-fsanitize=fuzzer", f"-I{RUNTIME}"]
     fuzzer = compile_cpp(tmp_path / "fuzzer", sources, flags, compiler="clang++-14")
     programs, new = tmp_path / "programs", tmp_path / "new"
@@ -256,6 +256,6 @@ def test_fuzzing(tmp_path: Path, pytestconfig: pytest.Config) -> None:
 
 
 def test_compiles_without_warnings(tmp_path: Path) -> None:
-    sources = sorted((RUNTIME / "ethosu_emulator").glob("*.cpp"))
+    sources = sorted((RUNTIME / "emulator").glob("*.cpp"))
     flags = ["-std=c++17", "-O1", "-fPIC", f"-I{RUNTIME}"]
     compile_cpp(tmp_path / "libethosu_emulator.so", sources, flags, compiler="clang++-14", link=["-shared"])

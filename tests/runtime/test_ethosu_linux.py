@@ -55,7 +55,7 @@ def test_exported_program(backend_test: Path, tmp_path: Path, options: dict[str,
     inputs = [(torch.randn(1, 3, 8, 8), torch.randn(1, 8, 8, 8)) for _ in range(2)]
     recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, **options)
     result = export(TwoOutputs().eval(), recipe, samples=inputs)
-    # The package's runtime has no such kernel: runtime/host/cortex_m_kernels.cpp does.
+    # The package's runtime has no such kernel: runtime/kernels/cortex_m_kernels.cpp does.
     assert (b"cortex_m::quantize_per_tensor" in result.buffer) is ("quantized_io" not in options)
     result.save(tmp_path / "model.pte")
     assert run([str(backend_test), str(tmp_path / "model.pte")]) == "ok\n"

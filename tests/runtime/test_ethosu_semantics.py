@@ -1,6 +1,6 @@
 """What values of registers mean that our own programs say nothing of, or that both sides could have wrong alike.
 
-The right results are what Arm's NPU gives: see the comments at these places of ``runtime/ethosu_emulator``. Where they
+The right results are what Arm's NPU gives: see the comments at these places of ``runtime/emulator``. Where they
 are inferred, the test says so.
 """
 

@@ -1,4 +1,4 @@
-"""Runs VGF programs through ``executorch.runtime`` with the backend of ``runtime/vgf``, in a process of its own.
+"""Runs VGF programs in ``executorch.runtime`` with the backend of ``runtime/backends/vgf``, in a process of its own.
 
 The process of the tests may hold the host plugin's backend of the same name, and a process can load only one.
 

@@ -12,7 +12,7 @@
 
 #include <optional>
 
-#include "ethosu/ethosu_backend.h"
+#include "backends/ethosu/ethosu_backend.h"
 
 #define ARM_MODEL_HAS_LAYOUT(size, alignment, ...)                                         \
   static_assert(sizeof(__VA_ARGS__) == (size) && alignof(__VA_ARGS__) == (alignment),      \

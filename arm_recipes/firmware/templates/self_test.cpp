@@ -19,7 +19,7 @@
 #include "firmware/model_method.h"
 #include "golden.h"
 #include "model.h"
-#include "payload/checksum.h"
+#include "common/checksum.h"
 #include "payload/ethosu_payload.h"
 
 static_assert(ARM_MODEL_PAYLOAD_FORMAT == arm_runtime::kPayloadFormat,
@@ -139,7 +139,7 @@ bool run(const arm_model_case& given, unsigned long number, ModelMethod* methods
   ModelMethod& loaded = methods[given.method];
   for (uint32_t i = 0; i < method.input_count; ++i) {
     const arm_model_tensor& input = method.inputs[i];
-    const arm_runtime::TensorForm form = {static_cast<executorch::aten::ScalarType>(input.scalar_type), input.rank,
+    const arm_runtime::TensorMetadata form = {static_cast<executorch::aten::ScalarType>(input.scalar_type), input.rank,
                                           input.shape, input.dim_order};
     const Error error = loaded.set_input(i, form, given.inputs[i]);
     if (error != Error::Ok) {

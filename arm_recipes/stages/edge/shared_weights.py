@@ -2,7 +2,7 @@
 
 Where command streams read constants is patched, so that all of them read one region: that of the first method, followed
 by what others have besides. Nothing is copied at run time, as a firmware's NPU reads constants where they lie.
-Numbers of commands and registers: ``runtime/ethosu_emulator/command_stream.h``.
+Numbers of commands and registers: ``runtime/emulator/command_stream.h``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// EthosUBackend against a double of the driver. Arguments: a .pte with one delegate and nothing else, the
-// payload of that delegate (COP1), and a COP2 payload.
+// Tests EthosUBackend with a test double of the driver. Arguments: a .pte that consists of one delegate, the payload of
+// that delegate (COP1), and a COP2 payload.
 
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 #include <executorch/runtime/executor/method.h>
@@ -19,10 +19,10 @@
 #include <string>
 #include <vector>
 
+#include "backends/ethosu/ethosu_backend.h"
+#include "backends/ethosu/npu_driver.h"
+#include "common/checksum.h"
 #include "driver_double.h"
-#include "ethosu/ethosu_backend.h"
-#include "ethosu/npu_driver.h"
-#include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 #include "tests/recording_tracer.h"
 
@@ -63,8 +63,7 @@ void check(bool holds, int line, const char* condition) {
   }
 }
 
-void keep_log(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char* message,
-              size_t) {
+void keep_log(et_timestamp_t, et_pal_log_level_t, const char*, const char*, size_t, const char* message, size_t) {
   logged += message;
   logged += '\n';
 }
@@ -77,15 +76,15 @@ struct FreeDeleter {
   void operator()(void* pointer) const { std::free(pointer); }
 };
 
-// Memory for the temp allocator, as a firmware's own may start anywhere: bytes of others are in its first and last
-// cache lines.
+// Memory for the temp allocator. As in firmware, it may start anywhere, and its first and last cache lines contain
+// other data.
 class SharedLines {
  public:
   explicit SharedLines(size_t size)
       : size_(size),
-        memory_(static_cast<uint8_t*>(std::aligned_alloc(
-            kCacheLine, 3 * kCacheLine + arm_runtime::whole_lines(size)))) {
-    std::memset(memory_.get(), kOthers, 3 * kCacheLine + arm_runtime::whole_lines(size));
+        memory_(static_cast<uint8_t*>(
+            std::aligned_alloc(kCacheLine, 3 * kCacheLine + arm_runtime::round_up_to_cache_lines(size)))) {
+    std::memset(memory_.get(), kOthers, 3 * kCacheLine + arm_runtime::round_up_to_cache_lines(size));
   }
   uint8_t* data() const { return memory_.get() + kCacheLine + kMisalignment; }
   size_t size() const { return size_; }
@@ -94,7 +93,7 @@ class SharedLines {
     const auto whole = [](const uint8_t* from, const uint8_t* to) {
       return std::all_of(from, to, [](uint8_t byte) { return byte == kOthers; });
     };
-    const uint8_t* end = memory_.get() + 3 * kCacheLine + arm_runtime::whole_lines(size_);
+    const uint8_t* end = memory_.get() + 3 * kCacheLine + arm_runtime::round_up_to_cache_lines(size_);
     return whole(memory_.get(), data()) && whole(data() + size_, end);
   }
 
@@ -104,7 +103,7 @@ class SharedLines {
   std::unique_ptr<uint8_t, FreeDeleter> memory_;
 };
 
-// Bytes at a multiple of kNpuAlignment plus `misalignment`, in memory that ends where they end.
+// Bytes at a multiple of kNpuAlignment plus `misalignment`, at the end of their heap block.
 class Bytes {
  public:
   Bytes(const std::string& content, size_t misalignment = 0)
@@ -139,8 +138,7 @@ uint8_t pattern(uint32_t seed, size_t i) { return static_cast<uint8_t>(seed * 37
 class Argument {
  public:
   explicit Argument(const PayloadTensor& like, uint64_t extra_elements = 0)
-      : extent_(
-            static_cast<int32_t>(like.nbytes / static_cast<uint64_t>(like.element_size) + extra_elements)),
+      : extent_(static_cast<int32_t>(like.nbytes / static_cast<uint64_t>(like.element_size) + extra_elements)),
         bytes_(static_cast<size_t>(extent_) * static_cast<size_t>(like.element_size)),
         impl_(type(like.element_size), 1, &extent_, bytes_.data(), &order_, &stride_),
         value_(Tensor(&impl_)) {}
@@ -170,13 +168,13 @@ class Argument {
   EValue value_;
 };
 
-// A payload that is loaded, with arguments that fit and memory of exactly the size that it takes.
+// A loaded payload, with valid arguments and memory of exactly the required size.
 class Loaded {
  public:
   explicit Loaded(const std::string& content, size_t misalignment = 0) : bytes_(content, misalignment) {
     arm_runtime::read_ethosu_payload(bytes_.data(), bytes_.size(), &payload_);
     method_memory_.resize(256);
-    set_scratch(arm_runtime::whole_lines(payload_.scratch_size));
+    set_scratch(arm_runtime::round_up_to_cache_lines(payload_.scratch_size));
     for (uint32_t i = 0; i < payload_.inputs.count(); ++i) {
       arguments_.push_back(std::make_unique<Argument>(payload_.inputs.at(i)));
       arguments_.back()->fill(i);
@@ -196,10 +194,8 @@ class Loaded {
   Argument& output(size_t i) { return *arguments_[payload_.inputs.count() + i]; }
   std::vector<EValue*>& values() { return values_; }
 
-  // Memory for `size` bytes after the first that is at a cache line.
-  void set_scratch(size_t size) {
-    scratch_ = std::make_unique<SharedLines>(size + kCacheLine - kMisalignment);
-  }
+  // Allocates `size` bytes after the first cache line boundary.
+  void set_scratch(size_t size) { scratch_ = std::make_unique<SharedLines>(size + kCacheLine - kMisalignment); }
   RecordingTracer* tracer = nullptr;
   const NamedDataMap* named_data = nullptr;
   bool others_are_whole() const { return scratch_->others_are_whole(); }
@@ -208,8 +204,7 @@ class Loaded {
     MemoryAllocator allocator(static_cast<uint32_t>(method_memory), method_memory_.data());
     BackendInitContext context(&allocator, tracer, nullptr, named_data);
     FreeableBuffer processed(bytes_.data(), bytes_.size(), nullptr);
-    const Result<DelegateHandle*> result =
-        backend_.init(context, &processed, {specs.data(), specs.size()});
+    const Result<DelegateHandle*> result = backend_.init(context, &processed, {specs.data(), specs.size()});
     handle_ = result.ok() ? *result : nullptr;
     return result.error();
   }
@@ -233,7 +228,7 @@ class Loaded {
   DelegateHandle* handle_ = nullptr;
 };
 
-// Checks that the inputs are where the commands look for them, then writes what each output should have.
+// Checks that the inputs are at the addresses that the commands use, then writes the expected outputs.
 void act_as_npu(const EthosUPayload& payload, const std::vector<uint8_t*>& bases) {
   uint8_t* scratch = bases[1];
   for (uint32_t i = 0; i < payload.inputs.count(); ++i) {
@@ -265,7 +260,7 @@ void executes(const Files& files) {
   CHECK(driver_double.bases[0] == payload.weights.data && driver_double.sizes[0] == payload.weights.size);
   CHECK(reinterpret_cast<uintptr_t>(driver_double.bases[1]) % kCacheLine == 0);
   CHECK(driver_double.sizes[1] >= payload.scratch_size && driver_double.sizes[1] % kCacheLine == 0);
-  CHECK(driver_double.bases.size() == 2);  // a third would be address 0
+  CHECK(driver_double.bases.size() == 2);  // a third base would be address 0
   for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
     const std::vector<uint8_t>& bytes = loaded.output(i).bytes();
     for (size_t k = 0; k < bytes.size(); ++k) {
@@ -275,7 +270,7 @@ void executes(const Files& files) {
   CHECK(logged.empty() && driver_double.violations.empty());
 }
 
-// Named data of a program: one piece, in memory of a loader's own.
+// A program's named data: one entry, in memory of its own.
 class OnePiece final : public NamedDataMap {
  public:
   OnePiece(std::string name, const std::string& content) : name_(std::move(name)), content_(content) {}
@@ -301,7 +296,7 @@ class OnePiece final : public NamedDataMap {
   mutable int freed_ = 0;
 };
 
-// The payload with the name of its weights in place of these, which are moved into `weights`.
+// Returns the payload with a key in place of its weights, which are moved to `weights`.
 std::string with_weights_outside(const std::string& payload, const std::string& name, std::string* weights) {
   const size_t at = payload.find("weight_data");
   uint32_t size = 0;
@@ -328,7 +323,8 @@ void finds_weights_that_methods_share(const Files& files) {
     loaded.destroy();
     CHECK(there.freed() == 1);
   }
-  for (const NamedDataMap* map : {static_cast<const NamedDataMap*>(nullptr), static_cast<const NamedDataMap*>(&other)}) {
+  for (const NamedDataMap* map :
+       {static_cast<const NamedDataMap*>(nullptr), static_cast<const NamedDataMap*>(&other)}) {
     Loaded loaded(payload);
     loaded.named_data = map;
     CHECK(loaded.init() == Error::InvalidProgram && logs("named data"));
@@ -340,7 +336,7 @@ void finds_weights_that_methods_share(const Files& files) {
   CHECK(logs("the weight data of") && there.freed() == 2);
 }
 
-// The firmware's buffer, for as long as the object lives; it starts `offset` bytes after a cache line.
+// Sets the firmware's fast scratch during its lifetime. The buffer starts `offset` bytes after a cache line boundary.
 class FirmwareScratch {
  public:
   explicit FirmwareScratch(size_t size, size_t offset = 0) {
@@ -359,7 +355,7 @@ class FirmwareScratch {
   alignas(kCacheLine) unsigned char memory_[256] = {};
 };
 
-// A compile spec with the size of fast scratch.
+// Compile spec with the size of the fast scratch.
 class Spills {
  public:
   explicit Spills(uint32_t size) : bytes_{static_cast<uint8_t>(size), static_cast<uint8_t>(size >> 8), 0, 0} {}
@@ -371,7 +367,7 @@ class Spills {
 
 void gives_the_fast_scratch_of_the_firmware(const Files& files) {
   Spills spills(80);
-  for (const size_t offset : {0, 16}) {  // what comes before the first whole cache line is not used
+  for (const size_t offset : {0, 16}) {  // bytes before the first whole cache line are not used
     FirmwareScratch firmware(128, offset);
     Loaded loaded(files.payload);
     CHECK(loaded.init(256, {spills.spec()}) == Error::Ok && loaded.execute() == Error::Ok);
@@ -398,7 +394,7 @@ void gives_the_fast_scratch_of_the_driver(const Files& files) {
   CHECK(fits->init(256, {spills.spec()}) == Error::Ok && fits->execute() == Error::Ok);
   CHECK(driver_double.bases[2] == memory && driver_double.sizes[2] == 80);
   CHECK(driver_double.reserved == 2 && driver_double.released == 2 && driver_double.violations.empty());
-  // As it was when the program was loaded, but another driver is free now.
+  // The memory is unchanged since loading, but another driver is free now.
   driver_double.fast_memory = nullptr;
   CHECK(fits->execute() == Error::MemoryAllocationFailed && logs("there are 0: "));
   CHECK(driver_double.ran == 1 && driver_double.released == 3);
@@ -406,7 +402,7 @@ void gives_the_fast_scratch_of_the_driver(const Files& files) {
   CHECK(too_small->init(256, {spills.spec()}) == Error::MemoryAllocationFailed);
   CHECK(logs("the program needs 80 bytes of fast scratch, and there are 79: "));
   CHECK(driver_double.reserved == 1 && driver_double.released == 1);
-  // The driver takes its own memory also where the firmware has enough; it compares the size itself.
+  // The driver prefers its own memory even if the firmware has enough. It compares the size itself.
   FirmwareScratch firmware(128);
   auto compared = load(79);
   CHECK(compared->init(256, {spills.spec()}) == Error::Ok && compared->execute() == Error::Internal);
@@ -439,7 +435,7 @@ void refuses_too_little_fast_scratch(const Files& files) {
   CHECK(logs("a compile spec fast_scratch_size of 3 bytes, not 4: export or flash the program again"));
 }
 
-// Of programs that others exported.
+// Programs of other exporters.
 void gives_what_there_is_where_the_size_is_not_known(const Files& files) {
   {
     FirmwareScratch firmware(100);
@@ -455,7 +451,7 @@ void gives_what_there_is_where_the_size_is_not_known(const Files& files) {
   CHECK(driver_double.bases[2] == memory && driver_double.violations.empty());
 }
 
-// Executes with arguments that do not fit; nothing may reach the driver.
+// Executes with wrong arguments. No call may reach the driver.
 void expect_refused(Loaded& loaded, Error error, const char* reason) {
   CHECK(loaded.execute() == error);
   CHECK(logs(reason));
@@ -484,7 +480,7 @@ void refuses_arguments(const Files& files) {
   refuse("input 0 has", [&](Loaded& loaded) { loaded.values()[0] = longer.value(); });
   Argument longer_output(like.payload().outputs.at(0), 1);
   refuse("output 0 has", [&](Loaded& loaded) { loaded.values()[first_output] = longer_output.value(); });
-  // As many bytes in wider elements.
+  // Equal bytes in wider elements.
   input.element_size *= 2;
   Argument wider(input);
   refuse("in elements of", [&](Loaded& loaded) { loaded.values()[0] = wider.value(); });
@@ -501,7 +497,7 @@ void refuses_too_little_memory(const Files& files) {
   Loaded loaded(files.payload);
   CHECK(loaded.init(8) == Error::MemoryAllocationFailed && logs("method allocator"));
   CHECK(loaded.init() == Error::Ok);
-  const size_t enough = arm_runtime::whole_lines(loaded.payload().scratch_size);
+  const size_t enough = arm_runtime::round_up_to_cache_lines(loaded.payload().scratch_size);
   loaded.set_scratch(enough - 1);
   expect_refused(loaded, Error::MemoryAllocationFailed, "bytes of scratch");
   loaded.set_scratch(0);
@@ -552,7 +548,7 @@ void checks_the_checksum(const Files& files) {
   Loaded loaded(files.payload);
   CHECK(loaded.init(256, {unrelated, whole}) == Error::Ok && logged.empty());
 
-  // In the weights: the payload is read all the same, and only the result would be wrong.
+  // A damaged weight: without the checksum, the payload would load, and the result would be wrong.
   std::string flipped = files.payload;
   flipped[flipped.size() / 2] = static_cast<char>(flipped[flipped.size() / 2] ^ 0x10);
   char line[256];
@@ -571,9 +567,9 @@ void checks_the_checksum(const Files& files) {
   }
 }
 
-// The cache is cleaned of the whole payload when it is loaded; before and after a run the driver does what it does.
+// Loading cleans the cache for the whole payload. Before and after a run, the driver cleans and invalidates.
 void keeps_the_cache_coherent(const Files& files) {
-  for (const uint32_t scratch : {0U, 1U, 15U}) {  // beyond Vela's, which is in whole lines
+  for (const uint32_t scratch : {0U, 1U, 15U}) {  // Vela's own sizes are whole lines
     std::string payload = files.payload;
     const size_t at = payload.find("scratch_size") + 32;
     uint32_t size = 0;
@@ -594,7 +590,7 @@ void keeps_the_cache_coherent(const Files& files) {
 void traces_what_it_does(const Files& files) {
   RecordingTracer tracer;
   Loaded loaded(files.payload);
-  CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);  // with nobody to tell
+  CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);  // without a tracer
   loaded.tracer = &tracer;
   CHECK(loaded.init() == Error::Ok && loaded.execute() == Error::Ok);
   const std::string npu = kDriverCounts ? "EthosUBackend npu: npu_cycles=12345678901" : "EthosUBackend npu";
@@ -619,7 +615,7 @@ void names_the_npu_that_there_is(const Files& files) {
   };
   const Error macs = refuse([] { driver_double.log2_macs = 11; });
   const Error product = refuse([] { driver_double.product = 2; });
-  if (kDriverIsForSeveral) {  // it does not tell which it has
+  if (kDriverIsForSeveral) {  // it does not report which NPU it has
     CHECK(macs == Error::InvalidState && logs("no Ethos-U55-128: ") && logs("or export for the NPU that"));
     return;
   }
@@ -631,7 +627,7 @@ void names_the_npu_that_there_is(const Files& files) {
              "this device"));
 }
 
-// The byte where the offset of the first tensor of `side` is in the payload.
+// Returns the byte offset in the payload of the `offset` field of the first tensor of `side`.
 size_t offset_position(const std::string& payload, const char* side) {
   return payload.find(std::string(side) + std::string(16 - std::strlen(side), '\0')) + 32 + 4 + 4 * 7;
 }
@@ -651,7 +647,7 @@ void handles_unallocated_tensors(const Files& files) {
   CHECK(uncomputed.init() == Error::InvalidProgram && logs("output 0 of the payload has no place"));
 }
 
-// The whole way: ExecuTorch's own loader and executor find the backend by its name.
+// End to end: ExecuTorch's own loader and executor find the backend by its name.
 void executes_in_the_runtime(const Files& files) {
   EthosUPayload payload;
   CHECK(arm_runtime::read_ethosu_payload(files.payload.data(), files.payload.size(), &payload).ok());
@@ -673,7 +669,7 @@ void executes_in_the_runtime(const Files& files) {
   }
   executorch::runtime::HierarchicalAllocator planned_memory({spans.data(), spans.size()});
   std::vector<uint8_t> method_bytes(1 << 16);
-  std::vector<uint8_t> temp_bytes(arm_runtime::whole_lines(payload.scratch_size) + kCacheLine);
+  std::vector<uint8_t> temp_bytes(arm_runtime::round_up_to_cache_lines(payload.scratch_size) + kCacheLine);
   MemoryAllocator method_memory(static_cast<uint32_t>(method_bytes.size()), method_bytes.data());
   MemoryAllocator temp_memory(static_cast<uint32_t>(temp_bytes.size()), temp_bytes.data());
   executorch::runtime::MemoryManager manager(&method_memory, &planned_memory, &temp_memory);

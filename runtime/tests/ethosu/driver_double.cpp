@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// DRIVER_DOUBLE_SINGLE or DRIVER_DOUBLE_SEVERAL: as the driver is since 1.99, built for one kind of NPU or for
-// several; without them, as it was before, when ethosu_reserve_driver() was the only way to one.
-// DRIVER_DOUBLE_WITHOUT_COUNTERS: firmware that leaves the performance counters out.
+// DRIVER_DOUBLE_SINGLE or DRIVER_DOUBLE_SEVERAL: a driver since version 1.99, built for one kind of NPU or for several.
+// Without them: an earlier driver, which only has ethosu_reserve_driver(). DRIVER_DOUBLE_WITHOUT_COUNTERS: firmware
+// without the performance counters.
 #include "driver_double.h"
 
 #include <cstring>
@@ -34,7 +34,7 @@ constexpr size_t kCacheLine = 32;
 constexpr size_t kFastMemoryBase = 2;
 
 ethosu_driver npu;
-uint64_t cycle_counter = 77;  // of what ran before
+uint64_t cycle_counter = 77;  // of an earlier run
 bool counts_cycles = false;
 
 void violates(const char* contract) {
@@ -64,8 +64,8 @@ uint32_t word(const void* data, size_t index) {
 
 bool aligned(uint64_t address, size_t alignment) { return address % alignment == 0; }
 
-// Where the commands start, in bytes; 0 where the driver refuses them. Words: "COP1", then 1 (configuration) with
-// the configuration and the version behind it, 5 (nothing), 2 (commands).
+// Returns the byte offset of the commands, or 0 if the driver refuses them. Words: "COP1", then 1 (configuration)
+// followed by the configuration and the version, 5 (NOP), 2 (commands).
 size_t find_commands(const void* data, size_t size) {
   if (size < 4 || size % 4 != 0 || std::memcmp(data, "COP1", 4) != 0) {
     return 0;
@@ -74,8 +74,7 @@ size_t find_commands(const void* data, size_t size) {
     switch (word(data, at) & 0xFF) {
       case 1: {
         const uint32_t configuration = word(data, at + 1);
-        if (configuration >> 28 != driver_double.product ||
-            (configuration & 0xF) != driver_double.log2_macs) {
+        if (configuration >> 28 != driver_double.product || (configuration & 0xF) != driver_double.log2_macs) {
           return 0;
         }
         at += 3;
@@ -93,8 +92,8 @@ size_t find_commands(const void* data, size_t size) {
   return 0;
 }
 
-// The data cache, as firmware's functions for it are called. Cleaning writes back; what was never cleaned the NPU
-// does not see.
+// The data cache behind the firmware's cache functions. Cleaning writes data back; the NPU does not see data that was
+// never cleaned.
 void clean(uint64_t start, size_t size) {
   driver_double.cleaned.push_back({start, size});
   driver_double.calls += 'c';
@@ -112,8 +111,8 @@ bool is_clean(uint64_t start, size_t size) {
   return false;
 }
 
-// The driver invalidates what the NPU may have written. Bytes beside it in the same lines lose what the CPU wrote;
-// in the weights nobody writes, so those need not start at a line.
+// The driver invalidates memory that the NPU may have written. CPU writes to other bytes of these lines are lost.
+// Nothing writes to weights, so they need not be aligned to a cache line.
 void invalidate(uint64_t start, size_t size, size_t index) {
   driver_double.calls += 'i';
   if (index == 0) {
@@ -131,7 +130,7 @@ void invalidate(uint64_t start, size_t size, size_t index) {
   lose(end, (end + kCacheLine - 1) / kCacheLine * kCacheLine);
 }
 
-// What the versions of the driver clean by themselves before a run, beside the scratch.
+// Bytes that each version of the driver cleans before a run, apart from the scratch.
 #ifdef DRIVER_DOUBLE_ADDRESS_CACHE_CALLS
 void clean_bases(const uint64_t* base_addr, const size_t* base_addr_size, int) {
   ethosu_flush_dcache(reinterpret_cast<uint32_t*>(static_cast<uintptr_t>(base_addr[1])), base_addr_size[1]);
@@ -248,7 +247,7 @@ int ethosu_invoke_v3(ethosu_driver* drv, const void* custom_data_ptr, const int 
   return driver_double.faults ? -1 : 0;
 }
 
-// The counters are off with the power, unless they hold it themselves.
+// The counters lose power with the NPU, unless they keep it on.
 #ifndef DRIVER_DOUBLE_WITHOUT_COUNTERS
 extern "C" {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs the Linux backend on the double of the driver library. Without arguments: payloads made here. With the
-// path of a .pte of one delegate and nothing else: that program, in ExecuTorch's runtime.
+// Tests the Linux backend with a test double of the driver library. Without arguments, it uses payloads made here; with
+// the path of a .pte that consists of one delegate, it runs that program in ExecuTorch's runtime.
 #include <executorch/extension/data_loader/buffer_data_loader.h>
 #include <executorch/extension/memory_allocator/malloc_memory_allocator.h>
 #include <executorch/runtime/backend/interface.h>
@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
+#include "common/checksum.h"
 #include "driver_double.h"
-#include "payload/checksum.h"
 #include "payload/ethosu_payload.h"
 #include "tests/recording_tracer.h"
 
@@ -55,14 +55,14 @@ using executorch::runtime::FreeableBuffer;
 
 std::vector<std::string> log_lines;
 
-void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t,
-                 const char* message, size_t length) {
+void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message,
+                 size_t length) {
   if (level == kError || level == kFatal) {
     log_lines.emplace_back(message, length);
   }
 }
 
-// The one line that a failure logs; it names `part`.
+// Checks that a failure logs exactly one line, which contains `part`.
 bool logged(const char* part) {
   const bool found = log_lines.size() == 1 && log_lines[0].find(part) != std::string::npos;
   if (found) {
@@ -78,9 +78,7 @@ void append(Bytes& bytes, const void* data, size_t size) {
   bytes.insert(bytes.end(), first, first + size);
 }
 
-void append_words(Bytes& bytes, const std::vector<uint32_t>& words) {
-  append(bytes, words.data(), 4 * words.size());
-}
+void append_words(Bytes& bytes, const std::vector<uint32_t>& words) { append(bytes, words.data(), 4 * words.size()); }
 
 constexpr uint32_t kU85With256Macs = 0x20000118;
 
@@ -107,7 +105,7 @@ struct Payload {
   Bytes weights{9, 8, 7};
   uint32_t scratch = 4096;
   std::vector<Io> inputs{{8, 1, 0, 3}, {4, 2, 16, 3}};
-  // In the region, the second output is before the first, as Vela may put them.
+  // The second output precedes the first one in the region, as Vela may order them.
   std::vector<Io> outputs{{6, 1, 16, 4}, {2, 4, 0, 4}};
 
   Bytes bytes() const {
@@ -139,8 +137,7 @@ struct Payload {
     Bytes bytes;
     append_words(bytes, {static_cast<uint32_t>(tensors.size())});
     for (const Io& tensor : tensors) {
-      const int32_t words[9] = {
-          1, 1, 1, 1, 1, tensor.elements, tensor.element_size, tensor.offset, tensor.region};
+      const int32_t words[9] = {1, 1, 1, 1, 1, tensor.elements, tensor.element_size, tensor.offset, tensor.region};
       append(bytes, words, sizeof(words));
     }
     return bytes;
@@ -152,17 +149,16 @@ struct Payload {
 const BackendInterface& backend() { return *executorch::runtime::get_backend_class("EthosUBackend"); }
 
 Error load(const Bytes& payload, DelegateHandle** handle, const std::vector<CompileSpec>& specs = {}) {
-  // A copy of its own, gone afterwards: what still reads it, the sanitizer tells.
+  // Loads a copy that is freed afterwards: a sanitizer reports later reads.
   auto* copy = new Bytes(payload);
-  copy->reserve(1);  // a FreeableBuffer of no data is not freed
+  copy->reserve(1);  // a FreeableBuffer without data is not freed
   BackendInitContext context(nullptr);
   FreeableBuffer processed(
-      copy->data(), copy->size(), [](void* bytes, void*, size_t) { delete static_cast<Bytes*>(bytes); },
-      copy);
+      copy->data(), copy->size(), [](void* bytes, void*, size_t) { delete static_cast<Bytes*>(bytes); }, copy);
   auto result = backend().init(context, &processed, {specs.data(), specs.size()});
   if (result.ok()) {
     *handle = *result;
-    CHECK(processed.size() == 0);  // given back
+    CHECK(processed.size() == 0);  // freed by init
   }
   return result.error();
 }
@@ -171,7 +167,7 @@ Error load(const Payload& payload, DelegateHandle** handle, const std::vector<Co
   return load(payload.bytes(), handle, specs);
 }
 
-// Tensors of one dimension, and the values that hold them.
+// 1D tensors, and the values that hold them.
 class Arguments {
  public:
   explicit Arguments(const Payload& payload) {
@@ -185,7 +181,8 @@ class Arguments {
 
   void add(const Io& io) {
     const ScalarType types[] = {ScalarType::Char, ScalarType::Short, ScalarType::Int};
-    add(io.elements, types[io.element_size / 2], static_cast<size_t>(io.elements * io.element_size));
+    add(io.elements, types[io.element_size / 2],
+        static_cast<size_t>(io.elements) * static_cast<size_t>(io.element_size));
   }
 
   void add(SizesType elements, ScalarType type, size_t bytes) {
@@ -207,15 +204,14 @@ class Arguments {
   std::vector<EValue*> pointers;
 
  private:
-  // Lists: their elements stay where they are.
+  // Lists, because their elements do not move.
   std::list<SizesType> sizes_;
   std::list<TensorImpl> tensors_;
   std::list<EValue> values_;
 };
 
 bool nothing_is_alive() {
-  return record.devices == 0 && record.live_networks == 0 && record.live_buffers == 0 &&
-         record.inferences == 0;
+  return record.devices == 0 && record.live_networks == 0 && record.live_buffers == 0 && record.inferences == 0;
 }
 
 Bytes part(const Bytes& bytes, size_t offset, size_t size) {
@@ -253,7 +249,7 @@ void tensors_go_where_vela_put_them() {
     CHECK((part(arguments.data[3], 0, 2) == Bytes{first(0), first(1)}));
     CHECK(arguments.data[3].back() == first(7));
   }
-  // Made once; only an inference is made anew.
+  // All objects but inferences are created once.
   CHECK(record.networks.size() == 1 && record.buffers.size() == 4 && record.inferences == 0);
   CHECK(record.waits == std::vector<int64_t>(3, 60'000'000'000));
   backend().destroy(handle);
@@ -358,13 +354,14 @@ void counters_are_chosen() {
   CHECK(load(payload, &handle) == Error::Ok && arguments.execute(handle) == Error::Ok);
   CHECK(!record.counts_cycles && record.events == std::vector<uint32_t>(4, 0));
   CHECK(arguments.execute(handle, &tracer) == Error::Ok && record.counts_cycles);
-  CHECK((tracer.events == std::vector<std::string>{"EthosUBackend npu: npu_cycles=12345678901",
-                                                   "EthosUBackend execute"}));
+  CHECK((tracer.events ==
+         std::vector<std::string>{"EthosUBackend npu: npu_cycles=12345678901", "EthosUBackend execute"}));
   backend().destroy(handle);
 
-  CHECK(load(payload, &handle, {{"ethosu.enable_cycle_counter", {&on, 1}},
-                                {"ethosu.pmu_event3", {&last, 4}},
-                                {"ethosu.pmu_event0", {&first, 4}}}) == Error::Ok);
+  CHECK(load(payload, &handle,
+             {{"ethosu.enable_cycle_counter", {&on, 1}},
+              {"ethosu.pmu_event3", {&last, 4}},
+              {"ethosu.pmu_event0", {&first, 4}}}) == Error::Ok);
   CHECK(arguments.execute(handle) == Error::Ok);
   CHECK((record.counts_cycles && record.events == std::vector<uint32_t>{17, 0, 0, 35}));
   CHECK(arguments.execute(handle, &tracer) == Error::Ok);
@@ -423,7 +420,7 @@ void payloads_for_something_else_are_refused() {
   payload = Payload{};
   payload.outputs.clear();
   refuses(payload, Error::InvalidProgram, "no outputs");
-  CHECK(record.opened.empty());  // all of that without touching the device
+  CHECK(record.opened.empty());  // no test has opened the device
 
   payload = Payload{};
   script.capabilities.hwCfg.macsPerClockCycle = 9;
@@ -466,8 +463,7 @@ void driver_exceptions_become_errors() {
       script.throws_no_exception_type = strange;
       DelegateHandle* handle = nullptr;
       CHECK(load(payload, &handle) == Error::AccessFailed);
-      CHECK(logged(strange ? "no reason"
-                           : "loading a program on /dev/ethosu0 failed: the driver double was told"));
+      CHECK(logged(strange ? "no reason" : "loading a program on /dev/ethosu0 failed: the driver double was told"));
       CHECK(nothing_is_alive());
     }
     script.throws = Call::kNone;
@@ -482,7 +478,7 @@ void driver_exceptions_become_errors() {
       script.throws = Call::kNone;
       CHECK(arguments.execute(handle) == Error::Ok);
     }
-    script.throws = Call::kCloseInference;  // its result is there
+    script.throws = Call::kCloseInference;  // after its result has been read
     CHECK(arguments.execute(handle) == Error::Ok);
     CHECK(logged("failed to release"));
     script.throws = strange ? Call::kCloseNetwork : Call::kCloseDevice;
@@ -514,8 +510,8 @@ void failed_inferences_are_told() {
   script.times_out = true;
   CHECK(arguments.execute(handle) == Error::InvalidState);
   CHECK(logged("no result from /dev/ethosu0 after 60000 ms"));
-  CHECK(record.inferences == 0);               // releasing it is what stops it
-  CHECK(arguments.data[2] == Bytes(6, 0xEE));  // outputs of a failure are not written
+  CHECK(record.inferences == 0);               // the release stops it
+  CHECK(arguments.data[2] == Bytes(6, 0xEE));  // a failure writes no outputs
   script.times_out = false;
   CHECK(arguments.execute(handle) == Error::Ok);
   backend().destroy(handle);
@@ -596,7 +592,7 @@ void programs_do_not_share() {
 
 // ---- A whole program
 
-// Of input `i` in a round. An input of floats rises, so what it is quantized to does too.
+// Value of input `i` in a round. Float inputs increase, so that their quantized values increase too.
 Bytes input_data(const executorch::runtime::TensorInfo& info, uint32_t i, int round) {
   Bytes data(info.nbytes());
   if (info.scalar_type() == ScalarType::Float) {
@@ -626,7 +622,7 @@ void check_input(const executorch::runtime::TensorInfo& info, const Bytes& data,
   CHECK(value(seen.size() - 1) - value(0) > 100);
 }
 
-// An output of floats is (integer - zero point) * scale; two of its elements tell both.
+// A float output is (integer - zero point) * scale; two elements determine both parameters.
 void check_output(const Tensor& tensor, const Bytes& npu) {
   if (tensor.scalar_type() != ScalarType::Float) {
     CHECK(tensor.nbytes() == npu.size() && std::memcmp(tensor.const_data_ptr(), npu.data(), npu.size()) == 0);
@@ -650,7 +646,7 @@ void run_program(const char* path) {
   using executorch::extension::MallocMemoryAllocator;
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  // The payload lies in the program as it is: find it to know where Vela put the tensors.
+  // The program contains the payload unchanged: find it to get the placement of tensors.
   const std::string text(bytes.begin(), bytes.end());
   const size_t start = text.find("vela_bin_stream");
   const size_t end = text.find("vela_end_stream");
@@ -679,8 +675,7 @@ void run_program(const char* path) {
   {
     auto method = program->load_method("forward", &memory);
     CHECK(method.ok());
-    CHECK(method->inputs_size() == payload.inputs.count() &&
-          method->outputs_size() == payload.outputs.count());
+    CHECK(method->inputs_size() == payload.inputs.count() && method->outputs_size() == payload.outputs.count());
     for (int round = 0; round < 3; ++round) {
       Arguments arguments(Payload{Bytes{}, Bytes{}, 0, {}, {}});
       for (uint32_t i = 0; i < payload.inputs.count(); ++i) {

@@ -3,10 +3,10 @@
 
 #include <cstdio>
 
-#include "ethosu_emulator/program.h"
+#include "emulator/program.h"
 #include "tests/ethosu/driver_double.h"
 
-// Of the linker script: where the memory starts that the NPU reaches.
+// Symbol of the linker script: start of the memory that the NPU can access.
 extern "C" const uint8_t npu_memory[], stack_top[];
 
 namespace {
@@ -35,7 +35,7 @@ npu::Status run(const std::vector<uint8_t*>& bases) {
   return status.ok() ? program.execute(regions) : status;
 }
 
-// A fault of the NPU, as the driver sees it.
+// Reports a fault of the NPU to the driver.
 void run_or_fault(const std::vector<uint8_t*>& bases) {
   const npu::Status status = run(bases);
   if (!status.ok()) {

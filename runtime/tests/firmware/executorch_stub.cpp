@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backend and the kernels call in ExecuTorch's runtime, whose sources are not in its Python package: its
-// headers declare it, and the headers alone make the types that pass between.
+// Stubs of the functions of ExecuTorch's runtime that the backend and the kernels call. The Python package has the
+// headers, but not the sources.
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/core/exec_aten/util/scalar_type_util.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
@@ -34,7 +34,7 @@ struct Table {
   const T* end() const { return entries + count; }
 };
 
-// Constructors of other files fill them: constants from the start, so that no constructor of this file empties them.
+// Constant initialization: constructors in other files fill them, and no constructor in this file may clear them later.
 Table<Backend, 4> backends;
 Table<Kernel, 8> kernels;
 
@@ -83,7 +83,7 @@ void vlogf(LogLevel, et_timestamp_t, const char*, const char*, size_t, const cha
   std::putchar('\n');
 }
 
-// The listing has the shapes that the program was exported with.
+// The listing contains the shapes of the export.
 Error resize_tensor_impl(aten::TensorImpl* tensor, aten::ArrayRef<aten::SizesType> sizes) {
   const auto old = tensor->sizes();
   const bool same = std::equal(old.begin(), old.end(), sizes.begin(), sizes.end());

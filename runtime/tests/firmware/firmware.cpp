@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Firmware that executes a method from a listing of it, with ExecuTorch's registries of backends and kernels: the
-// runtime's loader of programs is not in its Python package. The listing is the file "method" where the emulator was
-// started, a step a line; numbers of values count from 0, in the order in which they are made:
+// Firmware that executes a listing of a method with ExecuTorch's registries of backends and kernels, because the Python
+// package does not contain the runtime's program loader. The listing is the file "method" in the working directory of
+// QEMU, one step per line. Values are numbered from 0 in the order of their creation:
 //
 //   npu PRODUCT LOG2_MACS                              the NPU of the device, as in driver_double.h
 //   tensor DTYPE RANK SIZES... DIM_ORDER...            a value; DTYPE is a number of executorch::aten::ScalarType
@@ -23,9 +23,9 @@
 #include <string>
 #include <vector>
 
+#include "backends/ethosu/ethosu_backend.h"
+#include "backends/ethosu/npu_driver.h"
 #include "emulated_npu.h"
-#include "ethosu/ethosu_backend.h"
-#include "ethosu/npu_driver.h"
 #include "listing.h"
 #include "tests/ethosu/driver_double.h"
 #include "tests/recording_tracer.h"
@@ -49,7 +49,7 @@ alignas(arm_runtime::kCacheLine) __attribute__((section(".npu"))) unsigned char 
 
 RecordingTracer tracer;
 
-// Bytes of a file at a multiple of 16, where the NPU reads them.
+// The bytes of a file, at a multiple of 16 for the NPU.
 struct Bytes {
   explicit Bytes(const std::string& name) {
     std::FILE* file = open(name, "rb");
@@ -67,8 +67,8 @@ struct Bytes {
   size_t size;
 };
 
-// A delegate that is loaded. Its temp allocator has what runtime/README.md says: the scratch in whole cache lines, and
-// 31 bytes more, as its memory starts anywhere.
+// A loaded delegate. Its temp allocator has the size that runtime/README.md requires: the scratch in whole cache lines,
+// plus 31 bytes because the memory is not aligned.
 class Delegate {
  public:
   explicit Delegate(Listing* listing) : name_(listing->word()), payload_(listing->word()) {
@@ -79,7 +79,7 @@ class Delegate {
     read_specs(listing);
     arm_runtime::EthosUPayload content;
     arm_runtime::read_ethosu_payload(payload_.data, payload_.size, &content);
-    temp_.resize(arm_runtime::whole_lines(content.scratch_size) + arm_runtime::kCacheLine - 1);
+    temp_.resize(arm_runtime::round_up_to_cache_lines(content.scratch_size) + arm_runtime::kCacheLine - 1);
     MemoryAllocator allocator(sizeof(method_), method_);
     BackendInitContext context(&allocator, &tracer);
     FreeableBuffer processed(payload_.data, payload_.size, nullptr);
@@ -197,11 +197,11 @@ class Method {
 }  // namespace
 
 extern "C" {
-// Take the place of the backend's weak ones.
+// These override the weak definitions of the backend.
 unsigned char* ethosu_fast_scratch = fast_scratch;
 size_t ethosu_fast_scratch_size = kFastScratch;
 
-// Called in the place of main(), which C++ does not let others call.
+// Called instead of main(), which C++ code must not call.
 int run_firmware() {
   Listing listing;
   Method(&listing).run();

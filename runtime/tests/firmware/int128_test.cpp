@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Int128 beside the type of a compiler that has one.
-#include "ethosu_emulator/int128.h"
+// Compares Int128 with the compiler's type.
+#include "emulator/int128.h"
 
 #include <cstdio>
 #include <random>
@@ -11,7 +11,7 @@ using arm_runtime::npu::Int128;
 __extension__ typedef __int128 Known;
 __extension__ typedef unsigned __int128 Bits;
 
-// A number twice, made of the same steps.
+// The same number in both types.
 struct Both {
   Int128 ours;
   Known theirs;
@@ -32,7 +32,7 @@ void check(bool holds, int line) {
 }
 #define CHECK(condition) check(condition, __LINE__)
 
-// Wraps around, as what is compared with does not.
+// Multiplies with wrap-around, because overflow of the compiler's type is undefined.
 Known wrapped(Bits bits) { return static_cast<Known>(bits); }
 
 void compare(const Both& left, const Both& right, int bits) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the listing of a method, which firmware.cpp describes.
+// Reader of the listing of a method, which firmware.cpp describes.
 #pragma once
 
 #include <executorch/runtime/core/exec_aten/exec_aten.h>
@@ -23,7 +23,7 @@ inline std::FILE* open(const std::string& name, const char* mode) {
   return file;
 }
 
-// The words of the listing.
+// Words of the listing.
 class Listing {
  public:
   bool next(std::string* word) {
@@ -51,7 +51,7 @@ class Listing {
   std::FILE* file_ = open("method", "r");
 };
 
-// A tensor with what describes it.
+// A tensor and its metadata.
 class OwnTensor {
  public:
   explicit OwnTensor(Listing* listing)
@@ -67,7 +67,7 @@ class OwnTensor {
   }
   OwnTensor(const OwnTensor&) = delete;
 
-  // Gives it memory of its own.
+  // Allocates memory for the tensor.
   void own() {
     bytes_.resize(impl_.nbytes());
     place(bytes_.data());

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// In the place of ExecuTorch's loader and executor, whose sources are not in its Python package: what a firmware's
-// self-test calls of Program and Method, from the listing of firmware.cpp with these steps beside or in the place of
-// its own:
+// Replaces ExecuTorch's loader and executor, whose sources are not in the Python package: the functions of Program and
+// Method that a firmware's self-test calls. They read the listing of firmware.cpp, with these additional or changed
+// steps:
 //
-//   place VALUE MEMORY OFFSET              a value's tensor lies there in the memory plan; memories count from 0
-//   delegate BACKEND OFFSET SIZE COUNT {KEY NUMBER}...   loads a payload that is in the program, with compile specs
+//   place VALUE MEMORY OFFSET              place of a value's tensor in the memory plan; memories count from 0
+//   delegate BACKEND OFFSET SIZE COUNT {KEY NUMBER}...   loads a payload from the program, with compile specs
 //   input VALUE, output VALUE              in order
 //
-// The memory plan, the temp allocator, registries, backend and kernels are the real ones. The method allocator only
-// serves the backend: what the runtime itself would take is not taken.
+// Memory plan, temp allocator, registries, backend and kernels are the real ones. Only the backend uses the method
+// allocator: the runtime's own allocations are missing.
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/executor/method.h>
 #include <executorch/runtime/executor/program.h>
@@ -29,7 +29,7 @@ namespace executorch {
 namespace runtime {
 namespace {
 
-// An instruction: a kernel, or a delegate by its number.
+// An instruction: a kernel or a delegate.
 struct Step {
   OpFunction kernel;
   size_t delegate;
@@ -44,7 +44,7 @@ struct LoadedDelegate {
 
 }  // namespace
 
-// Named as what Method points to; this one holds all of it.
+// Has the name of the class that Method refers to, and holds the whole state.
 struct Chain {
   std::vector<std::unique_ptr<OwnTensor>> tensors;
   std::vector<std::unique_ptr<EValue>> values;
@@ -87,8 +87,7 @@ Error load_delegate(Listing* listing, DataLoader* loader, MemoryAllocator* alloc
   if (!payload.ok() || backend == nullptr) {
     return Error::NotFound;
   }
-  chain->delegates.push_back(
-      std::make_unique<LoadedDelegate>(LoadedDelegate{backend, std::move(*payload), nullptr}));
+  chain->delegates.push_back(std::make_unique<LoadedDelegate>(LoadedDelegate{backend, std::move(*payload), nullptr}));
   LoadedDelegate& added = *chain->delegates.back();
   BackendInitContext context(allocator);
   const auto handle = backend->init(context, &added.payload, {specs.data(), specs.size()});
@@ -208,7 +207,7 @@ Error Method::execute() {
 
 namespace internal {
 
-// Of a class that Program may have a member of.
+// Required for a member of Program.
 Result<FreeableBuffer> PteDataMap::get_data(std::string_view) const { return Error::NotFound; }
 Result<uint32_t> PteDataMap::get_num_keys() const { return 0; }
 Result<const char*> PteDataMap::get_key(uint32_t) const { return Error::NotFound; }

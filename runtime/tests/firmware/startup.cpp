@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// From reset to run_firmware() on a Cortex-M55, and from a fault to the end of the emulator.
+// Start-up code of a Cortex-M55: from reset to run_firmware(), and from a fault to the end of QEMU.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
 extern "C" {
-// Of the linker script.
+// Symbols of the linker script.
 extern uint8_t data_load[], data_start[], data_end[], bss_start[], bss_end[], stack_top[];
 
 int run_firmware();
-// Of the C library: constructors, and the streams of semihosting.
+// Functions of the C library: static constructors, and the streams of semihosting.
 void __libc_init_array();
 void initialise_monitor_handles();
 void _init() {}
 void _fini() {}
-// What destructors are registered for: the one image that there is.
+// Handle with which destructors are registered; there is only one image.
 void* __dso_handle = nullptr;
 
 [[noreturn]] void reset();
@@ -34,7 +34,7 @@ void enable_vectors() {
   __asm__ volatile("dsb\n isb" ::: "memory");
 }
 
-// Semihosting of the Arm architecture: the operation in r0, its argument in r1.
+// Arm semihosting: the operation is in r0, its argument in r1.
 void semihosting(uint32_t operation, const void* argument) {
   register uint32_t r0 __asm__("r0") = operation;
   register const void* r1 __asm__("r1") = argument;
@@ -43,7 +43,7 @@ void semihosting(uint32_t operation, const void* argument) {
 
 }  // namespace
 
-// The first word is the stack, the others are the exceptions from 1, the reset, on.
+// Vector table: the first word is the stack pointer, the others are exceptions from 1 (reset) on.
 __attribute__((section(".vectors"), used)) const struct {
   const void* stack;
   Handler handlers[kCoreExceptions - 1];

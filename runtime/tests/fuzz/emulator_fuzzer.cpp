@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loads and executes damaged Ethos-U programs. An input: bytes of the command stream and of the scratch memory
-// (uint32, little endian), the stream, the weights.
+// Loads and executes damaged Ethos-U programs. An input consists of the sizes of the command stream and of the scratch
+// memory (uint32, little endian), the stream, and the weights.
 // Build: clang++-14 -std=c++17 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iruntime
-//        runtime/tests/fuzz/emulator_fuzzer.cpp runtime/ethosu_emulator/*.cpp
+//        runtime/tests/fuzz/emulator_fuzzer.cpp runtime/emulator/*.cpp
 // Run:   ./a.out -max_len=6000 new/ programs/ runtime/tests/fuzz/emulator_corpus
 #include <cstring>
 #include <vector>
 
-#include "ethosu_emulator/program.h"
+#include "emulator/program.h"
 
 using arm_runtime::npu::Bytes;
 using arm_runtime::npu::kRegions;
@@ -15,8 +15,8 @@ using arm_runtime::npu::Program;
 
 namespace {
 
-// A damaged program may be right and endless.
-constexpr uint64_t kMostWork = uint64_t{1} << 22;
+// A damaged program may be valid, but run for hours.
+constexpr uint64_t kMaxWork = uint64_t{1} << 22;
 constexpr uint32_t kMostScratch = 1 << 20;
 
 }  // namespace
@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0 || header[0] > size || header[1] > kMostScratch) {
     return 0;
   }
-  // In memory of their own, so that every access beyond an end is seen.
+  // Separate heap blocks, so that sanitizers see accesses beyond their ends.
   std::vector<uint8_t> stream(data, data + header[0]);
   std::vector<uint8_t> memory[kRegions];
   memory[0].assign(data + header[0], data + size);
@@ -48,8 +48,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto status = program.load(stream.data(), stream.size(), weights, sizes);
   char text[160];
   status.describe(text, sizeof(text));
-  if (status.ok() && program.work() < kMostWork) {
-    program.watch({{1, 0, 64}}, {{1, 64, 128}}, data[0] & 3u);
+  if (status.ok() && program.work() < kMaxWork) {
+    program.check_accesses({{1, 0, 64}}, {{1, 64, 128}}, data[0] & 3u);
     program.execute(bases);
   }
   return 0;

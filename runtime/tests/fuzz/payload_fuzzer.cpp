@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Feeds the payload reader through its C interface, and checks what it promises of a payload that it accepts.
+// Fuzzes the payload reader through its C interface and checks the properties of accepted payloads.
 // Build: clang++-14 -std=c++17 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -Iruntime
 //        runtime/tests/fuzz/payload_fuzzer.cpp runtime/payload/ethosu_payload.cpp
 //        runtime/tests/payload/payload_abi.cpp
 // Run:   ./a.out -dict=runtime/tests/fuzz/payload.dict -max_len=4096 new/ runtime/tests/fuzz/corpus/
-// The corpus: files with a name are compiled programs (u55_..., u65_..., u85_..., cop2...) or written by
-// hand; those named by their hash were found by the fuzzer. -merge=1 corpus/ new/ adds what reaches new code.
+// Corpus: files with a name are compiled programs (u55_..., u65_..., u85_..., cop2...) or written by hand; files named
+// by a hash were found by the fuzzer. -merge=1 corpus/ new/ adds inputs that reach new code.
 
 #include <cstdint>
 #include <cstring>

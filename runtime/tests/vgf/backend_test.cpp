@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls VgfBackend as the ExecuTorch runtime does, on this machine's Vulkan.
 //
-// Usage: backend_test VGF INPUT OUTPUT. The model has one int8 input and one int8 output; INPUT and OUTPUT
-// hold their bytes. Prints "ok" for each case; ends with an assertion where one fails.
+// Usage: backend_test VGF INPUT OUTPUT. The model has one int8 input and one int8 output; the files INPUT and OUTPUT
+// contain their bytes. Prints "ok" for each case and aborts at the first failed check.
 #include <dlfcn.h>
 #include <executorch/runtime/backend/interface.h>
 #include <executorch/runtime/platform/platform.h>
@@ -24,9 +24,9 @@
 #include <thread>
 #include <vector>
 
-#include "payload/checksum.h"
+#include "backends/vgf/vulkan_device.h"
+#include "common/checksum.h"
 #include "tests/recording_tracer.h"
-#include "vgf/vulkan_device.h"
 
 namespace {
 
@@ -53,9 +53,9 @@ void check(bool condition, const char* what) {
 
 std::vector<std::string> logged;
 
-// Keeps errors and prints them, for tests of this process's output.
-void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t,
-                 const char* message, size_t length) {
+// Records and prints log lines of errors.
+void keep_errors(et_timestamp_t, et_pal_log_level_t level, const char*, const char*, size_t, const char* message,
+                 size_t length) {
   if (level == kError || level == kFatal) {
     logged.emplace_back(message, length);
     std::fprintf(stderr, "%s\n", logged.back().c_str());
@@ -67,7 +67,7 @@ std::vector<char> bytes_of(const char* path) {
   return {std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
 }
 
-// A tensor in one dimension: the backend compares bytes and element types.
+// A 1D tensor: the backend compares only bytes and element types.
 struct Argument {
   std::vector<char> data;
   TensorImpl::SizesType size;
@@ -95,8 +95,7 @@ class Program {
     FreeableBuffer payload(
         copy_.data(), copy_.size(),
         [](void* context, void*, size_t) {
-          static_cast<std::vector<char>*>(context)->assign(
-              1, 0);  // init must not keep pointers into the payload
+          static_cast<std::vector<char>*>(context)->assign(1, 0);  // init must not keep pointers into the payload
         },
         &copy_);
     BackendInitContext context(nullptr);
@@ -151,10 +150,8 @@ void test_wrong_arguments(const Model& model) {
   Argument long_output(std::vector<char>(model.output.size() + 1), ScalarType::Char);
   EValue number(int64_t{1});
   check(program.execute({&input.value}) == Error::InvalidArgument, "too few arguments");
-  check(program.execute({&input.value, &output.value, &output.value}) == Error::InvalidArgument,
-        "too many arguments");
-  check(program.execute({&unsigned_input.value, &output.value}) == Error::InvalidArgument,
-        "wrong element type");
+  check(program.execute({&input.value, &output.value, &output.value}) == Error::InvalidArgument, "too many arguments");
+  check(program.execute({&unsigned_input.value, &output.value}) == Error::InvalidArgument, "wrong element type");
   check(program.execute({&short_input.value, &output.value}) == Error::InvalidArgument, "input too short");
   check(program.execute({&input.value, &long_output.value}) == Error::InvalidArgument, "output too long");
   check(program.execute({&number, &output.value}) == Error::InvalidArgument, "not a tensor");
@@ -194,7 +191,7 @@ void test_checksum(const Model& model) {
     return Program::backend()->init(context, &payload, {&spec, 1}).error();
   };
   const uint32_t recorded = arm_runtime::crc32(model.vgf.data(), model.vgf.size());
-  // In a constant: the file is read, and only the result would be wrong.
+  // A damaged constant: without the checksum, the file would load, and the result would be wrong.
   std::vector<char> changed = model.vgf;
   changed.back() = static_cast<char>(changed.back() ^ 1);
   check(load(changed, recorded, 4) == Error::InvalidProgram, "a flipped bit is refused");
@@ -202,18 +199,17 @@ void test_checksum(const Model& model) {
             logged[0].find("has changed since it was exported") != std::string::npos,
         "with one line");
   check(load(model.vgf, recorded, 3) == Error::InvalidProgram, "a checksum of 3 bytes is refused");
-  check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos,
-        "with one line");
+  check(logged.size() == 1 && logged[0].find("payload_crc32 of 3 bytes, not 4") != std::string::npos, "with one line");
 }
 
-// Changes of Vulkan's answers on their way from an application's device to the backend.
+// Changes to Vulkan's answers between the application's device and the backend.
 struct Changes {
   void (*limits)(VkPhysicalDeviceTensorPropertiesARM*) = nullptr;
   bool no_formats = false;
-  int timeouts = 0;  // how many waits end without a result
+  int timeouts = 0;  // number of waits that time out
   uint64_t timeout = 0;
-  int freed = 0;  // allocations, since it was set to 0
-  std::vector<char> cache;  // given to the last pipeline cache
+  int freed = 0;            // freed allocations
+  std::vector<char> cache;  // initial data of the last pipeline cache
   bool pipelines_use_cache = false;
   VkPipelineCache last_cache = VK_NULL_HANDLE;
 };
@@ -278,14 +274,13 @@ VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_device_proc(VkDevice device, const 
 
 VKAPI_ATTR PFN_vkVoidFunction VKAPI_CALL get_instance_proc(VkInstance instance, const char* name) {
   const std::string wanted = name;
-  return wanted == "vkGetPhysicalDeviceProperties2" ? reinterpret_cast<PFN_vkVoidFunction>(properties2)
-         : wanted == "vkGetPhysicalDeviceFormatProperties2"
-             ? reinterpret_cast<PFN_vkVoidFunction>(format2)
-         : wanted == "vkGetDeviceProcAddr" ? reinterpret_cast<PFN_vkVoidFunction>(get_device_proc)
-                                           : real.vkGetInstanceProcAddr(instance, name);
+  return wanted == "vkGetPhysicalDeviceProperties2"         ? reinterpret_cast<PFN_vkVoidFunction>(properties2)
+         : wanted == "vkGetPhysicalDeviceFormatProperties2" ? reinterpret_cast<PFN_vkVoidFunction>(format2)
+         : wanted == "vkGetDeviceProcAddr"                  ? reinterpret_cast<PFN_vkVoidFunction>(get_device_proc)
+                                                            : real.vkGetInstanceProcAddr(instance, name);
 }
 
-// Plays the application: a device made without the backend's help, on the first physical device.
+// An application's device, created without the backend on the first physical device.
 struct ApplicationDevice {
   arm_runtime::VulkanFunctions fn;
   arm_runtime::VulkanHandles handles{};
@@ -301,8 +296,7 @@ struct ApplicationDevice {
     info.pApplicationInfo = &application;
     info.enabledLayerCount = 2;
     info.ppEnabledLayerNames = layers;
-    const auto create =
-        reinterpret_cast<PFN_vkCreateInstance>(fn.vkGetInstanceProcAddr(nullptr, "vkCreateInstance"));
+    const auto create = reinterpret_cast<PFN_vkCreateInstance>(fn.vkGetInstanceProcAddr(nullptr, "vkCreateInstance"));
     check(create(&info, nullptr, &handles.instance) == VK_SUCCESS, "the application's instance");
     check(fn.load_instance(handles.instance) == Error::Ok, "functions of the instance");
     uint32_t count = 1;
@@ -380,13 +374,13 @@ void test_application_device(const Model& model) {
   }
 }
 
-// While it lives, the backend runs on an application's device whose answers are those of `changes`.
+// During its lifetime, the backend runs on an application's device that answers as `changes` say.
 class ChangedDevice {
  public:
   ChangedDevice() { renew(); }
   ~ChangedDevice() { check(arm_runtime::set_vulkan_device(nullptr) == Error::Ok, "a device of its own"); }
 
-  // The next program asks the device anew, whose answers are the true ones again.
+  // Resets `changes` and makes the next program query the device again.
   void renew() {
     real = application_.fn;
     changes = Changes();
@@ -400,11 +394,9 @@ class ChangedDevice {
   ApplicationDevice application_;
 };
 
-bool was_logged(const char* text) {
-  return logged.size() == 1 && logged[0].find(text) != std::string::npos;
-}
+bool was_logged(const char* text) { return logged.size() == 1 && logged[0].find(text) != std::string::npos; }
 
-// Of loading a program that is not expected to be.
+// Returns the error of loading a program.
 Error load(const Model& model) {
   std::vector<char> vgf = model.vgf;
   FreeableBuffer payload(vgf.data(), vgf.size(), nullptr);
@@ -449,7 +441,7 @@ void test_time_runs_out(const Model& model) {
   const std::vector<EValue*> arguments{&input.value, &output.value};
   {
     const Program program(model);
-    changes.timeouts = 2;  // the execution's, and that of the next, which waits for the one before
+    changes.timeouts = 2;  // that of this execution, and the next one's wait for it
     for (int turn = 0; turn < 2; ++turn) {
       logged.clear();
       check(program.execute(arguments) == Error::InvalidState, "no result in time");
@@ -477,7 +469,7 @@ void test_time_runs_out(const Model& model) {
 }
 
 void test_memory_in_use_is_kept(const Model& model) {
-  const __lsan::ScopedDisabler kept;  // the program, and the device that it goes on using
+  const __lsan::ScopedDisabler kept;  // the program, and the device that it still uses
   auto* const device = new ChangedDevice;
   Argument input(model.input, ScalarType::Char);
   Argument output(model.output, ScalarType::Char);
@@ -504,7 +496,7 @@ void test_pipelines_are_kept(const Model& model) {
   ChangedDevice device;
   check(load(model) == Error::Ok && changes.pipelines_use_cache, "pipelines are made with the cache");
   changes.cache.clear();
-  setenv("ARM_RUNTIME_VGF_PIPELINE_CACHE", path, 1);  // an empty file is no cache
+  setenv("ARM_RUNTIME_VGF_PIPELINE_CACHE", path, 1);  // an empty file is not a cache
   check(load(model) == Error::Ok && !changes.cache.empty(), "what was unloaded is still in the cache");
   const std::vector<char> written = bytes_of(path);
   check(written.size() > 4, "the file is written");
@@ -543,8 +535,7 @@ void test_traces(const Model& model) {
   Argument input(model.input, ScalarType::Char);
   Argument output(model.output, ScalarType::Char);
   check(program.execute({&input.value, &output.value}, &tracer) == Error::Ok, "execute");
-  check(tracer.events ==
-            std::vector<std::string>{"VgfBackend load", "VgfBackend device", "VgfBackend execute"},
+  check(tracer.events == std::vector<std::string>{"VgfBackend load", "VgfBackend device", "VgfBackend execute"},
         "events");
 }
 
@@ -553,10 +544,9 @@ void test_traces(const Model& model) {
 int main(int argc, char** argv) {
   check(argc == 4 || argc == 5, "usage: backend_test VGF INPUT OUTPUT [CASE THAT IS LEFT OUT]");
   executorch::runtime::runtime_init();
-  check(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_errors, __FILE__)),
-        "the log");
-  // Stays loaded: the Vulkan loader closes drivers, and LeakSanitizer takes what a closed one had cached for
-  // lost.
+  check(executorch::runtime::register_pal(executorch::runtime::PalImpl::create(keep_errors, __FILE__)), "the log");
+  // Keep the driver loaded: the Vulkan loader closes drivers, and LeakSanitizer would report memory that a closed
+  // driver has cached.
   check(dlopen("libvulkan_lvp.so", RTLD_NOW | RTLD_NODELETE) != nullptr, "Mesa's CPU driver");
   const Model model{bytes_of(argv[1]), bytes_of(argv[2]), bytes_of(argv[3])};
   const struct {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads damaged copies of a VGF file: every bit flipped once, every length it could be cut to, and the values
-// at which sizes overflow in every 32-bit word. Built with sanitizers: reading beyond the payload ends the
-// program.
+// Reads damaged copies of a VGF file: each bit flipped, each shorter length, and values that make sizes overflow in
+// each 32-bit word. Sanitizers end the program on reads beyond the payload.
 //
-// Usage: flip_test FILE. Prints how many copies of each kind were read.
+// Usage: flip_test FILE. Prints the number of copies of each kind.
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -12,13 +11,13 @@
 #include <memory>
 #include <vector>
 
-#include "vgf/vgf_file.h"
+#include "backends/vgf/vgf_file.h"
 
 namespace {
 
 using executorch::runtime::Error;
 
-// The copy has a heap block of its own length, so that a sanitizer sees the first byte beyond it.
+// The copy fills its heap block, so that a sanitizer sees the first byte beyond it.
 bool is_read(const std::vector<char>& bytes, size_t length) {
   const std::unique_ptr<char[]> copy(new char[length]);
   std::memcpy(copy.get(), bytes.data(), length);
@@ -26,7 +25,7 @@ bool is_read(const std::vector<char>& bytes, size_t length) {
   if (arm_runtime::read_vgf(copy.get(), length, &file) != Error::Ok) {
     return false;
   }
-  // Touch what the pipeline would be made from.
+  // Read the data that a pipeline would use.
   volatile uint32_t sum = 0;
   for (const auto& segment : file.segments) {
     for (size_t word = 0; word < segment.word_count; ++word) {

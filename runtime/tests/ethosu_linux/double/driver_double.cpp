@@ -25,12 +25,12 @@ void throw_at(Call call) {
     return;
   }
   if (script.throws_no_exception_type) {
-    throw 1;
+    throw 1;  // NOLINT(bugprone-std-exception-baseclass): the test of catch (...)
   }
   throw EthosU::Exception("the driver double was told to fail");
 }
 
-// Leaves the file position alone, as the NPU does.
+// Keeps the file position, as the NPU does.
 Bytes content(const EthosU::Buffer& buffer) {
   struct stat status{};
   if (buffer.getFd() < 0 || fstat(buffer.getFd(), &status) != 0) {
@@ -56,8 +56,7 @@ using driver_double::throw_at;
 
 Buffer::Buffer(size_t size) : fd_(memfd_create("ethosu-buffer", MFD_ALLOW_SEALING)) {
   // The driver refuses an empty buffer, and a buffer never grows.
-  if (size == 0 || ftruncate(fd_, static_cast<off_t>(size)) != 0 ||
-      fcntl(fd_, F_ADD_SEALS, F_SEAL_GROW) != 0) {
+  if (size == 0 || ftruncate(fd_, static_cast<off_t>(size)) != 0 || fcntl(fd_, F_ADD_SEALS, F_SEAL_GROW) != 0) {
     close(fd_);
     throw Exception("cannot make a buffer");
   }
@@ -128,8 +127,7 @@ Network::~Network() noexcept(false) {
 
 void Inference::start(const std::vector<uint32_t>& counters, bool cycle_counter) {
   throw_at(Call::kStart);
-  // The driver has places for 4 counters, needs an output and uses the address of the first buffer of each
-  // side.
+  // The driver has 4 counters, needs an output and uses the address of the first buffer of each side.
   if (counters.size() > 4 || ofm_.size() != 1 || ifm_.size() > 1) {
     throw Exception("wrong arguments");
   }
@@ -164,7 +162,7 @@ bool Inference::wait(int64_t timeout_ns) const {
   return script.times_out;
 }
 
-// In the place of each event 1000 times its number.
+// Returns 1000 times the number of each event.
 const std::vector<uint32_t> Inference::getPmuCounters() const {
   throw_at(Call::kCounters);
   std::vector<uint32_t> values;

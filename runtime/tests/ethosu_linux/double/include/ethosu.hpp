@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Test double of the driver library's header: only what the backend uses of it, in our own words. The names
-// and the signatures are those of ethos-u-linux-driver-stack since it has Direct Drive.
+// Test double of the driver library's header, written for this project: the declarations that the backend uses. Names
+// and signatures are those of ethos-u-linux-driver-stack since it supports Direct Drive.
 #pragma once
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Capabilities {
   HardwareConfiguration hwCfg;
 };
 
-// A file without a name: read() and write() move its position, as those of the driver's buffers do.
+// An anonymous file. read() and write() move its position, as those of the driver's buffers do.
 class Buffer {
  public:
   Buffer() = default;

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/ethosu/ethosu_backend.h"
+
+#include <climits>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "backends/ethosu/npu_driver.h"
+#include "common/checksum.h"
+#include "common/compile_specs.h"
+#include "common/executorch.h"
+#include "common/log.h"
+#include "common/trace.h"
+#include "payload/ethosu_payload.h"
+#include "payload/named_weights.h"
+
+extern "C" {
+__attribute__((weak)) void EthosUBackend_execute_begin(void) {}
+__attribute__((weak)) void EthosUBackend_execute_end(void) {}
+}
+
+#define ARM_RUNTIME_BACKEND_ID "EthosUBackend"
+
+namespace arm_runtime {
+namespace {
+
+// Compile spec with the size of the fast scratch: 4 bytes, little endian.
+constexpr char kFastScratchSpec[] = "fast_scratch_size";
+
+// State of a loaded delegate. The runtime's allocator owns its memory.
+struct Program {
+  EthosUPayload payload;
+  FastScratch fast_scratch;
+  FreeableBuffer weights;  // if methods share them
+};
+static_assert(sizeof(Program) == EthosUBackend::kLoadedBytes && alignof(Program) == 8);
+
+class ExecuteHooks {
+ public:
+  ExecuteHooks() { EthosUBackend_execute_begin(); }
+  ~ExecuteHooks() { EthosUBackend_execute_end(); }
+  ExecuteHooks(const ExecuteHooks&) = delete;
+  ExecuteHooks& operator=(const ExecuteHooks&) = delete;
+};
+
+// Checks that this backend can execute a valid payload. In COP1 streams, inputs and outputs are in the scratch.
+Error check_executable(const EthosUPayload& payload) {
+  if (!payload.aligned) {
+    ARM_RUNTIME_LOG(Error,
+                    "the payload does not start at a multiple of %lu bytes: align the buffer that "
+                    "holds the program, and serialize it with a delegate alignment of at least that",
+                    static_cast<Printable>(kNpuAlignment));
+    return Error::InvalidProgram;
+  }
+  // The driver takes the size as an int.
+  if (payload.kind != StreamKind::kCop1 || payload.commands.size > static_cast<size_t>(INT_MAX)) {
+    ARM_RUNTIME_LOG(Error,
+                    "a command stream of format COP%lu with %lu bytes; ethos-u-core-driver takes COP1 "
+                    "below 2 GiB: export without --cop-format=COP2",
+                    static_cast<Printable>(payload.kind), static_cast<Printable>(payload.commands.size));
+    return Error::DelegateInvalidCompatibility;
+  }
+  for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
+    if (!payload.outputs.at(i).allocated()) {
+      ARM_RUNTIME_LOG(Error, "output %lu of the payload has no place in memory: nothing computes it",
+                      static_cast<Printable>(i));
+      return Error::InvalidProgram;
+    }
+  }
+  return Error::Ok;
+}
+
+// Checks that an argument matches the tensor in the payload. Only sizes count: the export has fixed the order of
+// dimensions, and int8 and bool are equal to the NPU.
+Error check_argument(const EValue* value, const PayloadTensor& expected, const char* side, uint32_t index) {
+  if (value == nullptr || !value->isTensor()) {
+    ARM_RUNTIME_LOG(Error, "%s %lu is not a tensor", side, static_cast<Printable>(index));
+    return Error::InvalidArgument;
+  }
+  const Tensor& tensor = value->toTensor();
+  if (static_cast<uint64_t>(tensor.element_size()) != static_cast<uint64_t>(expected.element_size) ||
+      tensor.nbytes() != expected.nbytes) {
+    ARM_RUNTIME_LOG(Error,
+                    "%s %lu has %lu bytes in elements of %lu, the program was compiled for %lu in "
+                    "elements of %lu: pass the type and shape that it was exported with",
+                    side, static_cast<Printable>(index), static_cast<Printable>(tensor.nbytes()),
+                    static_cast<Printable>(tensor.element_size()), static_cast<Printable>(expected.nbytes),
+                    static_cast<Printable>(expected.element_size));
+    return Error::InvalidArgument;
+  }
+  if (tensor.const_data_ptr() == nullptr) {
+    ARM_RUNTIME_LOG(Error, "%s %lu has no memory: set its data before execution", side, static_cast<Printable>(index));
+    return Error::InvalidArgument;
+  }
+  return Error::Ok;
+}
+
+Error check_arguments(const EthosUPayload& payload, Span<EValue*> args) {
+  const uint32_t inputs = payload.inputs.count();
+  const uint32_t outputs = payload.outputs.count();
+  if (args.size() != size_t{inputs} + outputs) {
+    ARM_RUNTIME_LOG(Error, "%lu arguments for a payload with %lu inputs and %lu outputs",
+                    static_cast<Printable>(args.size()), static_cast<Printable>(inputs),
+                    static_cast<Printable>(outputs));
+    return Error::InvalidArgument;
+  }
+  for (uint32_t i = 0; i < inputs + outputs; ++i) {
+    const bool input = i < inputs;
+    const uint32_t index = input ? i : i - inputs;
+    const PayloadTensor expected = input ? payload.inputs.at(index) : payload.outputs.at(index);
+    const Error error = check_argument(args[i], expected, input ? "input" : "output", index);
+    if (error != Error::Ok) {
+      return error;
+    }
+  }
+  return Error::Ok;
+}
+
+// Allocates whole cache lines, because the driver invalidates whole cache lines.
+Result<uint8_t*> allocate_scratch(BackendExecutionContext& context, uint32_t scratch_size) {
+  const size_t size = round_up_to_cache_lines(scratch_size);
+  MemoryAllocator* allocator = context.get_temp_allocator();
+  void* scratch = allocator == nullptr ? nullptr : allocator->allocate(size, kCacheLine);
+  if (scratch == nullptr) {
+    ARM_RUNTIME_LOG(Error,
+                    "%lu bytes of scratch are not to be had from the temp allocator, which has %lu: "
+                    "give the method's MemoryManager a larger one",
+                    static_cast<Printable>(size), static_cast<Printable>(allocator == nullptr ? 0 : allocator->size()));
+    return Error::MemoryAllocationFailed;
+  }
+  return static_cast<uint8_t*>(scratch);
+}
+
+// Runs the commands and traces an event with the NPU's cycles.
+Error trace_npu(const Program& program, uint8_t* scratch, EventTracer* tracer) {
+  constexpr uint64_t kNotCounted = UINT64_MAX;
+  TraceScope scope(tracer, "EthosUBackend npu");
+  uint64_t cycles = kNotCounted;
+  const Error error =
+      run_on_npu(program.payload, program.fast_scratch, scratch, is_tracing(tracer) ? &cycles : nullptr);
+  if (cycles != kNotCounted) {
+    scope.add("npu_cycles", cycles);
+  }
+  return error;
+}
+
+// Reads the size of the fast scratch from the compile specs and checks that it is available.
+Error read_fast_scratch(const EthosUPayload& payload, ArrayRef<CompileSpec> specs, FastScratch* fast_scratch) {
+  RecordedNumber size;
+  const Error error = read_number(ARM_RUNTIME_BACKEND_ID, specs, kFastScratchSpec, &size);
+  if (error != Error::Ok) {
+    return error;
+  }
+  *fast_scratch = {size.found, size.value};
+  return check_fast_scratch(payload, *fast_scratch);
+}
+
+}  // namespace
+
+Result<DelegateHandle*> EthosUBackend::init(BackendInitContext& context, FreeableBuffer* processed,
+                                            ArrayRef<CompileSpec> compile_specs) const {
+  const TraceScope scope(context.event_tracer(), "EthosUBackend load");
+  const Result<const void*> data = processed->data_safe();
+  if (!data.ok()) {
+    return data.error();
+  }
+  Error error = check_payload(ARM_RUNTIME_BACKEND_ID, *data, processed->size(), compile_specs);
+  if (error != Error::Ok) {
+    return error;
+  }
+  EthosUPayload payload;
+  const PayloadStatus status = read_ethosu_payload(*data, processed->size(), &payload);
+  if (!status.ok()) {
+    char reason[192];
+    status.describe(reason, sizeof(reason));
+    ARM_RUNTIME_LOG(Error, "the payload is not valid: %s", reason);
+    return Error::InvalidProgram;
+  }
+  Result<FreeableBuffer> weights = find_weights(ARM_RUNTIME_BACKEND_ID, context, compile_specs, &payload);
+  if (!weights.ok()) {
+    return weights.error();
+  }
+  error = check_executable(payload);
+  FastScratch fast_scratch;
+  if (error == Error::Ok) {
+    error = read_fast_scratch(payload, compile_specs, &fast_scratch);
+  }
+  if (error != Error::Ok) {
+    return error;
+  }
+  // The driver does not clean the commands, and some versions do not clean the weights: data that a loader has just
+  // copied into cached memory would not reach the NPU.
+  clean_cache(*data, processed->size());
+  if (payload.weights_name.size > 0) {
+    clean_cache(payload.weights.data, payload.weights.size);
+  }
+  Program* program = context.get_runtime_allocator()->allocateInstance<Program>();
+  if (program == nullptr) {
+    ARM_RUNTIME_LOG(Error, "%lu bytes for the program are not to be had from the method allocator",
+                    static_cast<Printable>(sizeof(Program)));
+    return Error::MemoryAllocationFailed;
+  }
+  return new (program) Program{payload, fast_scratch, std::move(*weights)};
+}
+
+void EthosUBackend::destroy(DelegateHandle* handle) const {
+  if (handle != nullptr) {
+    static_cast<Program*>(handle)->~Program();
+  }
+}
+
+Error EthosUBackend::execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const {
+  const ExecuteHooks hooks;
+  const TraceScope scope(context.event_tracer(), "EthosUBackend execute");
+  const Program& program = *static_cast<const Program*>(handle);
+  const EthosUPayload& payload = program.payload;
+  Error error = check_arguments(payload, args);
+  if (error != Error::Ok) {
+    return error;
+  }
+  const Result<uint8_t*> scratch = allocate_scratch(context, payload.scratch_size);
+  if (!scratch.ok()) {
+    return scratch.error();
+  }
+  const uint32_t inputs = payload.inputs.count();
+  for (uint32_t i = 0; i < inputs; ++i) {
+    const PayloadTensor input = payload.inputs.at(i);
+    if (input.allocated()) {
+      std::memcpy(*scratch + input.offset, args[i]->toTensor().const_data_ptr(), static_cast<size_t>(input.nbytes));
+    }
+  }
+  error = trace_npu(program, *scratch, context.event_tracer());
+  if (error != Error::Ok) {
+    return error;
+  }
+  for (uint32_t i = 0; i < payload.outputs.count(); ++i) {
+    const PayloadTensor output = payload.outputs.at(i);
+    std::memcpy(args[inputs + i]->toTensor().mutable_data_ptr(), *scratch + output.offset,
+                static_cast<size_t>(output.nbytes));
+  }
+  return Error::Ok;
+}
+
+namespace {
+
+EthosUBackend backend;
+
+}  // namespace
+}  // namespace arm_runtime
+
+extern "C" const executorch::runtime::Error arm_runtime_ethosu_registered =
+    executorch::runtime::register_backend({ARM_RUNTIME_BACKEND_ID, &arm_runtime::backend});

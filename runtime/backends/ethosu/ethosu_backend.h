@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "common/executorch.h"
+
+extern "C" {
+// Symbols that firmware may define. They have the names of ExecuTorch's own backend, so that firmware works with both.
+// The defaults are weak: no fast scratch, and hooks that do nothing.
+
+// SRAM to which Vela spills in a Dedicated_Sram memory mode, and its size in bytes. The backend uses it from the first
+// multiple of 32 bytes on. If ethosu_init() got such memory, the driver uses that instead.
+extern unsigned char* ethosu_fast_scratch;
+extern size_t ethosu_fast_scratch_size;
+// Called before and after every execution, including failed ones, for example to read cycle counters.
+void EthosUBackend_execute_begin(void);
+void EthosUBackend_execute_end(void);
+
+// Result of the registration before main(). A reference to it makes the linker keep the backend.
+extern const executorch::runtime::Error arm_runtime_ethosu_registered;
+}
+
+namespace arm_runtime {
+
+// Executes Ethos-U payloads on Cortex-M through ethos-u-core-driver. It registers itself as "EthosUBackend".
+//
+// While the method is loaded, the payload must stay at its address, a multiple of 16 bytes that the NPU can reach; so
+// must weights that methods share, which are named data of the program. Loading cleans both from the data cache. Each
+// execution allocates the scratch memory of the payload, in whole cache lines of 32 bytes, from the method's temp
+// allocator, which must be in memory that the NPU can write. It copies inputs into the scratch and outputs out of it. A
+// method runs one execution at a time; executions of different methods wait for each other in the driver.
+class EthosUBackend final : public BackendInterface {
+ public:
+  // Bytes of the method allocator that loading a payload uses, aligned to 8.
+  static constexpr size_t kLoadedBytes = sizeof(void*) == 4 ? 120 : 168;
+
+  bool is_available() const override { return true; }
+
+  // Errors: InvalidProgram if the payload is damaged, differs from its compile spec payload_crc32 or is not aligned;
+  // DelegateInvalidCompatibility if it was compiled for another driver; MemoryAllocationFailed, also if there is less
+  // fast scratch than its compile spec fast_scratch_size. Programs of other exporters lack that spec: their fast
+  // scratch is not checked.
+  Result<DelegateHandle*> init(BackendInitContext& context, FreeableBuffer* processed,
+                               ArrayRef<CompileSpec> compile_specs) const override;
+
+  // Errors: InvalidArgument if the tensors differ from those of the payload; MemoryAllocationFailed;
+  // DelegateInvalidCompatibility if the NPU has another number of MACs; InvalidState if the driver has no NPU; Internal
+  // if the driver or the NPU fails.
+  Error execute(BackendExecutionContext& context, DelegateHandle* handle, Span<EValue*> args) const override;
+
+  void destroy(DelegateHandle* handle) const override;
+};
+
+}  // namespace arm_runtime

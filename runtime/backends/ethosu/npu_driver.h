@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// EthosUBackend's interface to ethos-u-core-driver, in versions since 2023.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/executorch.h"
+#include "payload/ethosu_payload.h"
+
+namespace arm_runtime {
+
+// Cache line of Cortex-M processors. The driver cleans and invalidates whole lines: if the NPU's memory shares a line
+// with other data, CPU writes to that data are lost.
+constexpr size_t kCacheLine = 32;
+
+// Rounds `size` up to whole cache lines; SIZE_MAX on overflow.
+constexpr size_t round_up_to_cache_lines(size_t size) {
+  return size > SIZE_MAX - (kCacheLine - 1) ? SIZE_MAX : (size + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
+// Size of Region::kFastScratch. A COP1 stream does not contain it; the compile spec of our exports does.
+struct FastScratch {
+  bool known = false;
+  uint32_t size = 0;
+};
+
+// Cleans the data cache for these bytes, so that the NPU sees the CPU's writes.
+void clean_cache(const void* data, size_t size);
+
+// Checks that the firmware or the driver has the fast scratch of a program whose size is known. Returns
+// MemoryAllocationFailed, with both sizes in the log.
+Error check_fast_scratch(const EthosUPayload& payload, const FastScratch& needed);
+
+// Runs the commands on an NPU. `scratch` has whole cache lines and contains inputs and outputs. If `cycles` is not
+// null, it is set to the NPU's cycles, unless the driver cannot count them.
+Error run_on_npu(const EthosUPayload& payload, const FastScratch& fast_scratch, uint8_t* scratch, uint64_t* cycles);
+
+}  // namespace arm_runtime

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads the interface of a SPIR-V graph module, to check a VGF file against its modules.
+//
+// Vulkan drivers may trust SPIR-V and its descriptors. A payload comes from a file: if its tables disagreed with the
+// module, the driver could access memory beyond the tensors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace arm_runtime {
+
+/// Type of a tensor in a SPIR-V module.
+struct SpirvTensor {
+  /// Bytes of an element; 1 for booleans.
+  uint32_t element_size = 0;
+  bool is_float = false;
+  std::vector<int64_t> shape;
+};
+
+/// A tensor that the graph reads from a descriptor or writes to one.
+struct SpirvResource {
+  uint32_t set = 0;
+  uint32_t binding = 0;
+  SpirvTensor tensor;
+};
+
+/// A constant tensor of the pipeline.
+struct SpirvConstant {
+  uint32_t id = 0;
+  SpirvTensor tensor;
+};
+
+struct SpirvGraph {
+  std::vector<SpirvResource> resources;
+  std::vector<SpirvConstant> constants;
+};
+
+/// Reads the graph with the entry point `name` from a module of `word_count` words.
+///
+/// Returns null on success, otherwise the error in the module. It checks the lengths of all instructions, and that the
+/// ids in types, constants and graph operations refer to definitions of the right kind. The driver checks the operands
+/// of operations.
+const char* read_spirv_graph(const uint32_t* words, size_t word_count, std::string_view name, SpirvGraph* graph);
+
+}  // namespace arm_runtime

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers in compile specs, stored by arm_recipes.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "common/executorch.h"
+#include "common/little_endian.h"
+#include "common/log.h"
+
+namespace arm_runtime {
+
+struct RecordedNumber {
+  bool found = false;
+  uint32_t value = 0;
+};
+
+// Reads the compile spec `key`: 4 bytes, little endian. Programs of other exporters have none: Ok, not found. Returns
+// InvalidProgram, with the reason in the log, if it does not have 4 bytes.
+inline Error read_number(const char* backend, ArrayRef<CompileSpec> specs, const char* key, RecordedNumber* number) {
+  for (const auto& spec : specs) {
+    if (std::strcmp(spec.key, key) != 0) {
+      continue;
+    }
+    if (spec.value.buffer == nullptr || spec.value.nbytes != 4) {
+      ET_LOG(Error, "%s: the program has a compile spec %s of %lu bytes, not 4: export or flash the program again",
+             backend, key, static_cast<Printable>(spec.value.nbytes));
+      return Error::InvalidProgram;
+    }
+    number->found = true;
+    number->value = read_u32(static_cast<const uint8_t*>(spec.value.buffer));
+    break;
+  }
+  return Error::Ok;
+}
+
+}  // namespace arm_runtime

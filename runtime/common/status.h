@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/text_buffer.h"
+
+namespace arm_runtime {
+
+// Noun for the place of an error in messages, by the type of the error: "block" gives "block 'inputs'"; without a noun,
+// the place stands alone.
+template <typename Code>
+inline constexpr const char* kPlaceNoun = "";
+
+// Outcome of reading or executing data that may be damaged. `Code` is an enumeration whose 0 means success. All texts
+// have static storage, so that a status neither allocates nor owns memory.
+template <typename Code>
+struct BasicStatus {
+  Code error{};
+  // The part of the data that is wrong, and the byte offset.
+  const char* place = "";
+  uint64_t offset = 0;
+  // Each '%' stands for the next of `values`.
+  const char* reason = "";
+  int64_t values[3] = {0, 0, 0};
+
+  bool ok() const { return error == Code{}; }
+
+  // Writes "<place> at byte 96: <reason>" and a NUL, cut off at `size` bytes.
+  void describe(char* text, size_t size) const {
+    TextBuffer out(text, size);
+    if (ok()) {
+      out.add("ok");
+      return;
+    }
+    const char* noun = kPlaceNoun<Code>;
+    const bool quoted = *noun != '\0';
+    out.add(noun);
+    out.add(quoted ? " '" : "");
+    out.add(place);
+    out.add(quoted ? "'" : "");
+    out.add(" at byte ");
+    out.add_number(offset);
+    out.add(": ");
+    size_t next = 0;
+    for (const char* at = reason; *at != '\0'; ++at) {
+      if (*at == '%' && next < sizeof(values) / sizeof(values[0])) {
+        out.add_number(values[next++]);
+      } else {
+        out.add(*at);
+      }
+    }
+  }
+};
+
+template <typename Code>
+BasicStatus<Code> make_failure(Code error, const char* place, uint64_t offset, const char* reason, int64_t first,
+                               int64_t second, int64_t third) {
+  BasicStatus<Code> status;
+  status.error = error;
+  status.place = place;
+  status.offset = offset;
+  status.reason = reason;
+  status.values[0] = first;
+  status.values[1] = second;
+  status.values[2] = third;
+  return status;
+}
+
+}  // namespace arm_runtime

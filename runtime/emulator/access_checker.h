@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "emulator/access.h"
+#include "emulator/npu_state.h"
+#include "emulator/shadow.h"
+
+namespace arm_runtime::npu {
+
+// Kinds of errors that the checker finds, as bits.
+enum Finding : uint32_t { kUnwritten = 1, kHazard = 2 };
+
+// Figures of one execution, up to the point where it ended. An operation reads and writes each byte of an operand once,
+// however often hardware fetches it.
+struct Figures {
+  uint64_t macs = 0;
+  uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
+  uint64_t peak[kRegions] = {};     // one past the last byte that is accessed
+  uint64_t touched[kRegions] = {};  // bytes that are accessed
+  uint64_t unwritten = 0;           // unwritten bytes that are read
+  uint64_t hazards = 0;             // pairs of operations
+};
+
+// Figures of one operation.
+struct OperationFigures {
+  uint64_t macs = 0;
+  uint64_t bytes_read[kRegions] = {}, bytes_written[kRegions] = {};
+};
+
+// Checks the memory accesses of a program while it executes: reads of unwritten memory, and hazards.
+//
+// Unwritten memory: at the start of each execution, region 0 and the inputs count as written, all other memory does
+// not. The checker tests the outputs at the end. A byte that an earlier operation has written for another tensor in the
+// same place counts as written. A DMA copies this state together with the bytes.
+//
+// Hazards: the NPU starts operations other than DMAs ("kernels") in order, and DMAs in order. The two queues run in
+// parallel.
+// - Only KERNEL_WAIT orders a DMA after kernels. Only DMA_WAIT orders DMAs and kernels after a DMA. At most two kernels
+//   and one (U55), two (U65) or four (U85) DMAs are in flight.
+// - Of two consecutive kernels, block i of the later one may start while the last block but j of the earlier one is not
+//   yet written, where i + j < BLOCKDEP. A block reads before it writes, so that only reads can be stale. Blocks count
+//   in the order of the OFM; those of the later kernel are multiplied by the blocks of IFM channels. A block of an
+//   output that is transposed or reversed counts as the whole output. A block reads all rows that its kernel covers.
+//   Vela's legacy core computes this with at most 32 rows (calc_blockdep gives get_ifm_block_size the largest OFM block
+//   as the largest part of a kernel), so that a DEPTHWISE of 33 rows, which it also makes of MEAN, starts too early. It
+//   takes the OFM depth of a REDUCE_SUM for the depth of its IFM block (get_ifm_ofm_block_depth), and so counts one
+//   block for each channel. Both are bugs of Vela: its new core counts all rows (CalcIFMJobShape) and, judged by the
+//   BLOCKDEP that it writes, all channels.
+// - On U55 with 32 and 64 MACs, a kernel without a table overwrites all tables: that counts as a write in both rules.
+class AccessChecker {
+ public:
+  // Allocates all memory that execution needs. `weights` is the size of region 0 in bytes. An execution ends at a
+  // finding in `fatal_findings`; other findings are counted.
+  void prepare(const Configuration& npu, const NpuState& state, size_t weights, size_t operations,
+               std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
+
+  void begin();
+  // Checks operation `index` before it runs.
+  Status check(const Operation& op, size_t index, const NpuState& state);
+  // Checks the outputs after the last operation.
+  Status check_outputs();
+
+  Figures figures();
+  const OperationFigures& operation(size_t index) const { return operations_[index]; }
+
+ private:
+  // Bounds of all accesses of one kind.
+  struct Extent {
+    int64_t start = INT64_MAX, end = 0;
+
+    void add(int64_t from, int64_t to);
+    bool overlaps(const Extent& other) const { return start < other.end && other.start < end; }
+  };
+  struct InFlight {
+    const Operation* op = nullptr;
+    Extent read[kCheckedRegions], written[kCheckedRegions];
+  };
+  // Operations in flight, the oldest first.
+  struct Queue {
+    static constexpr int kCapacity = 4;
+    InFlight entries[kCapacity];
+    int count = 0, limit = 0;
+
+    void keep_newest(int newest);
+    void push(const InFlight& entry);
+  };
+
+  Status record_access(Operand operand, int region, int64_t start, int64_t end);
+  void copy_state(int region, int64_t target);
+  Status check_dependencies(const InFlight& newer, const NpuState& state);
+  Status check_pair(const InFlight& older, const InFlight& newer, const NpuState& state);
+  Status check_blocks(const Operation& older, const Operation& newer, const NpuState& state);
+  int64_t find_overlap(const Operation& older, bool older_writes, const Operation& newer, bool newer_writes, int region,
+                       const NpuState& state);
+  Status report(Finding finding, const char* reason, int64_t first, int64_t second, int64_t third);
+
+  Shadow written_[kCheckedRegions], accessed_[kCheckedRegions], marks_[kCheckedRegions];
+  std::vector<Span> inputs_, outputs_;
+  std::vector<OperationFigures> operations_;
+  uint32_t fatal_findings_ = 0;
+  Figures figures_;
+  OperationFigures* current_ = nullptr;
+  InFlight entry_;
+  Span source_;  // the row that a DMA copies
+  Queue kernels_, dmas_;
+};
+
+}  // namespace arm_runtime::npu

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// simulate() for an emulator in a shared library, which exports only its C interface.
+#include <cstdio>
+
+#include "emulator/driver/simulated_npu.h"
+#include "emulator/emulator_abi.h"
+
+bool arm_runtime::simulate(const void* commands, size_t commands_size, uint8_t* const* regions, const uint64_t* sizes,
+                           char* text, size_t text_size) {
+  arm_npu_message message = {};
+  void* bases[kSimulatedRegions];
+  for (size_t i = 0; i < kSimulatedRegions; ++i) {
+    bases[i] = regions[i];
+  }
+  arm_npu_program* program = arm_npu_load(commands, commands_size, regions[0], sizes, &message);
+  const bool done = program != nullptr && arm_npu_execute(program, bases, &message) == 0;
+  if (program != nullptr) {
+    arm_npu_free(program);
+  }
+  if (!done) {
+    std::snprintf(text, text_size, "%s", message.text);
+  }
+  return done;
+}

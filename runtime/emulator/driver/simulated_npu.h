@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// The NPU behind ethosu_driver.h on machines without one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace arm_runtime {
+
+// Number of regions of the emulator.
+constexpr size_t kSimulatedRegions = 8;
+
+// Executes a command stream with its header on the emulator. Returns false, with the reason in `text`, if the stream is
+// damaged or an NPU would stop.
+bool simulate(const void* commands, size_t commands_size, uint8_t* const* regions, const uint64_t* sizes, char* text,
+              size_t text_size);
+
+}  // namespace arm_runtime
+
+extern "C" {
+// Whether an NPU of this device can access the memory. The default is a weak function that returns true.
+bool ethosu_simulated_reaches(const void* data, size_t size);
+}

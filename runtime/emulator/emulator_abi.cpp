@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/emulator_abi.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "emulator/program.h"
+
+namespace npu = arm_runtime::npu;
+
+struct arm_npu_program {
+  npu::Program program;
+};
+
+static_assert(npu::kUnwritten == ARM_NPU_UNWRITTEN && npu::kHazard == ARM_NPU_HAZARD);
+
+namespace {
+
+int32_t report_error(const npu::Status& status, arm_npu_message* message) {
+  if (!status.ok()) {
+    message->offset = status.offset;
+    status.describe(message->text, sizeof(message->text));
+  }
+  return static_cast<int32_t>(status.error);
+}
+
+// Reports an exception of the C++ library's containers: out of memory.
+void report_error(const std::exception& error, arm_npu_message* message) {
+  message->offset = 0;
+  std::snprintf(message->text, sizeof(message->text), "the program is too large: %s", error.what());
+}
+
+npu::Status execute(npu::Program* program, void* const* regions, size_t first, size_t last) {
+  uint8_t* bases[npu::kRegions];
+  for (int i = 0; i < npu::kRegions; ++i) {
+    bases[i] = static_cast<uint8_t*>(regions[i]);
+  }
+  return program->execute(bases, first, last);
+}
+
+std::vector<npu::Span> to_spans(const arm_npu_span* from, uint64_t count) {
+  std::vector<npu::Span> result;
+  for (uint64_t i = 0; i < count; ++i) {
+    if (from[i].region < npu::kRegions) {
+      const auto start = static_cast<int64_t>(from[i].offset);
+      result.push_back({static_cast<uint8_t>(from[i].region), start, start + static_cast<int64_t>(from[i].size)});
+    }
+  }
+  return result;
+}
+
+void describe_dma(const npu::Dma& dma, arm_npu_operation* to) {
+  const bool moves = dma.count0 * dma.count1 > 0 && dma.length > 0 && dma.length <= INT32_MAX && !dma.scatters;
+  to->region = dma.to_tables ? npu::kTableRegion : dma.target_region;
+  to->address = dma.target;
+  to->element_size = moves ? 1 : 0;
+  to->indexed = dma.gathers || dma.scatters ? 1 : 0;
+  to->shape[0] = static_cast<int32_t>(dma.count1);
+  to->shape[1] = static_cast<int32_t>(dma.count0);
+  to->shape[2] = moves ? static_cast<int32_t>(dma.length) : 0;
+}
+
+void describe_output(const npu::Operation& op, arm_npu_operation* to) {
+  const npu::FeatureMap map = op.stored();
+  const bool chained = map.storage == npu::Storage::kChained;
+  to->region = op.writes_memory() ? map.region : -1;
+  to->address = op.writes_memory() ? map.base[0] : 0;
+  to->element_size = op.keeps_accumulators ? 0 : chained ? 4 : map.bytes;
+  to->is_signed = chained || map.is_signed ? 1 : 0;
+  to->zero_point = map.zero_point;
+  // A chained tensor is stored in the order in which it is computed.
+  const npu::FeatureMap& lies = chained ? op.ofm : map;
+  const int32_t shape[] = {lies.height, lies.width, lies.depth};
+  std::copy_n(shape, 3, to->shape);
+}
+
+}  // namespace
+
+arm_npu_program* arm_npu_load(const void* stream, uint64_t stream_size, const void* weights, const uint64_t* sizes,
+                              arm_npu_message* message) try {
+  auto loaded = std::make_unique<arm_npu_program>();
+  const npu::Bytes constants{static_cast<const uint8_t*>(weights), static_cast<size_t>(sizes[0])};
+  const npu::Status status =
+      loaded->program.load(static_cast<const uint8_t*>(stream), static_cast<size_t>(stream_size), constants, sizes);
+  return report_error(status, message) == 0 ? loaded.release() : nullptr;
+} catch (const std::exception& error) {
+  report_error(error, message);
+  return nullptr;
+}
+
+int32_t arm_npu_execute(arm_npu_program* program, void* const* regions, arm_npu_message* message) {
+  return report_error(execute(&program->program, regions, 0, program->program.operations()), message);
+}
+
+int32_t arm_npu_step(arm_npu_program* program, uint64_t index, void* const* regions, arm_npu_message* message) {
+  const auto first = static_cast<size_t>(index);
+  return report_error(execute(&program->program, regions, first, first + 1), message);
+}
+
+uint64_t arm_npu_reach(const arm_npu_program* program, int32_t region) {
+  return region >= 0 && region < npu::kRegions ? program->program.reach(region) : 0;
+}
+
+int32_t arm_npu_check_accesses(arm_npu_program* program, const arm_npu_span* inputs, uint64_t input_count,
+                               const arm_npu_span* outputs, uint64_t output_count, uint32_t fatal_findings,
+                               arm_npu_message* message) try {
+  program->program.check_accesses(to_spans(inputs, input_count), to_spans(outputs, output_count), fatal_findings);
+  return 0;
+} catch (const std::exception& error) {
+  report_error(error, message);
+  return -1;
+}
+
+void arm_npu_measure(arm_npu_program* program, arm_npu_figures* figures) {
+  *figures = {};
+  figures->operations = program->program.operations();
+  figures->commands = program->program.commands();
+  npu::AccessChecker* checker = program->program.access_checker();
+  if (checker == nullptr) {
+    return;
+  }
+  const npu::Figures measured = checker->figures();
+  figures->macs = measured.macs;
+  figures->unwritten = measured.unwritten;
+  figures->hazards = measured.hazards;
+  std::copy_n(measured.bytes_read, npu::kRegions, figures->bytes_read);
+  std::copy_n(measured.bytes_written, npu::kRegions, figures->bytes_written);
+  std::copy_n(measured.peak, npu::kRegions, figures->peak);
+  std::copy_n(measured.touched, npu::kRegions, figures->touched);
+}
+
+int32_t arm_npu_describe(arm_npu_program* program, uint64_t index, arm_npu_operation* operation) {
+  if (index >= program->program.operations()) {
+    return -1;
+  }
+  *operation = {};
+  const npu::Operation& op = program->program.operation(static_cast<size_t>(index));
+  operation->name = op.name;
+  operation->offset = op.offset;
+  operation->commands = op.order.commands;
+  if (program->program.access_checker() != nullptr) {
+    const npu::OperationFigures& figures = program->program.access_checker()->operation(static_cast<size_t>(index));
+    operation->macs = figures.macs;
+    std::copy_n(figures.bytes_read, npu::kRegions, operation->bytes_read);
+    std::copy_n(figures.bytes_written, npu::kRegions, operation->bytes_written);
+  }
+  if (op.kind == npu::Kind::kDma) {
+    describe_dma(op.dma, operation);
+  } else {
+    describe_output(op, operation);
+  }
+  return 0;
+}
+
+int32_t arm_npu_result(const arm_npu_program* program, uint64_t index, void* to, uint64_t size) {
+  const bool known = index < program->program.operations();
+  return known && program->program.copy_result(static_cast<size_t>(index), static_cast<uint8_t*>(to), size) ? 0 : -1;
+}
+
+void arm_npu_free(arm_npu_program* program) { delete program; }

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "emulator/activation.h"
+#include "emulator/command_stream.h"
+#include "emulator/feature_map.h"
+#include "emulator/scaling.h"
+#include "emulator/weights.h"
+
+namespace arm_runtime::npu {
+
+enum class Kind : uint8_t { kConv, kDepthwise, kPool, kElementwise, kResize, kDma };
+
+enum PoolMode : uint8_t { kMax, kAverage, kReduceSum, kSum, kNoPool, kMin, kArgmaxX, kArgmaxY };
+
+enum ElementwiseMode : uint8_t {
+  kMul = 0,
+  kAdd = 1,
+  kSub = 2,
+  kMinimum = 3,
+  kMaximum = 4,
+  kLeakyRelu = 5,
+  kAbs = 6,
+  kClz = 7,
+  kShiftRight = 8,
+  kShiftLeft = 9,
+  kLogicalShiftRight = 10,
+  kDiv = 11,
+  kEqual = 16,
+  kNotEqual = 17,
+  kGreaterEqual = 18,
+  kGreater = 19,
+  kAnd = 33,
+  kOr = 34,
+  kXor = 35,
+  kNot = 36,
+  kAndNot = 42,
+};
+
+enum class Upscale : uint8_t { kNone, kNearest, kZeros };
+
+struct Kernel {
+  int32_t height = 1, width = 1;  // without dilation
+  int32_t stride_y = 1, stride_x = 1;
+  int32_t dilation_y = 1, dilation_x = 1;
+  int32_t top = 0, left = 0, bottom = 0, right = 0;  // padding
+  bool part_kernel = false;
+
+  bool padded() const { return (top | left | bottom | right) != 0; }
+};
+
+enum class Table : uint8_t { kNone, k8to8, k8to16, k8to32, k16 };
+
+// The output stage: from accumulators to stored values.
+struct Output {
+  bool per_channel = false;
+  Scale scale;
+  Rounding rounding = Rounding::kNatural;
+  bool clip = true;
+  int64_t low = 0, high = 0;
+  Table table = Table::kNone;
+  uint16_t table_at = 0;              // byte in the memory for tables
+  bool table_full_precision = false;  // k16: 32-bit results without rounding
+  bool table_signed = true;
+  Function function = Function::kNone;  // instead of a table; its input is not clipped
+  uint8_t transpose = 0, reverse = 0;
+};
+
+// How an elementwise operation scales an operand first.
+struct OperandScale {
+  bool scaled = false;
+  Scale scale;
+  Rounding rounding = Rounding::kDouble;
+  uint8_t left = 0;  // left shift before the scaling
+};
+
+enum Broadcast : uint8_t { kBroadcastH = 1, kBroadcastW = 2, kBroadcastC = 4 };
+
+struct Dma {
+  uint8_t source_region = 0, target_region = 0, index_region = 0;
+  bool to_tables = false, from_tables = false;
+  bool gathers = false, scatters = false;
+  int64_t source = 0, target = 0, length = 0;
+  int64_t count0 = 1, count1 = 1;
+  int64_t source_stride0 = 0, source_stride1 = 0, target_stride0 = 0, target_stride1 = 0;
+  int64_t index = 0, index_max = 0, index_skip = 0;
+};
+
+struct Resize {
+  uint8_t mode = 0;  // 0: bilinear, 1: replicate, 2: nearest
+  int32_t scale_x = 1, scale_y = 1;
+  int32_t offset_x = 0, offset_y = 0;
+  int32_t step_x = 0, step_y = 0;  // in 1/scale of a pixel
+};
+
+// Bytes of a region.
+struct Span {
+  uint8_t region = 0;
+  int64_t start = 0, end = 0;
+};
+
+// Order of an operation after those before it, for the access checker.
+struct Order {
+  static constexpr uint8_t kNoWait = 0xFF;
+  // How many operations of each kind may be in flight when this one starts.
+  uint8_t kernel_wait = kNoWait, dma_wait = kNoWait;
+  uint8_t blockdep = 0;
+  int32_t ofm_block[3] = {1, 1, 1};  // height, width, depth
+  int32_t ifm_block = 1;             // depth, if the operation sums channels
+  uint32_t commands = 0;             // including those that set its registers
+};
+
+// An operation with the contents of all its registers. Reading it reports what is wrong with it.
+struct Operation {
+  Kind kind = Kind::kDma;
+  uint8_t mode = 0;
+  const char* name = "";
+  uint64_t offset = 0;
+  FeatureMap ifm, ifm2, ofm;
+  bool uses_ifm2 = false;
+  uint8_t broadcast = 0, broadcast2 = 0;
+  bool scalar = false, scalar2 = false;  // the operand is `scalar_value`
+  int32_t scalar_value = 0;
+  bool reversed = false;  // U55: IFM2 is the first operand
+  OperandScale scale_a, scale_b;
+  Kernel kernel;
+  Upscale upscale = Upscale::kNone;
+  Output output;
+  bool wide_accumulators = false;       // 40 or 48 bits
+  bool starts_from_ifm2 = false;        // initialized with IFM2
+  bool continues_accumulators = false;  // initialized with those of the operation before
+  bool keeps_accumulators = false;      // left to the next operation; nothing is stored
+  bool dynamic_weights = false;
+  Resize resize;
+  Dma dma;
+  const std::vector<int16_t>* weights = nullptr;
+  const std::vector<ChannelScale>* scales = nullptr;
+  // Bytes of the weights of up to four cores and of the scales of two.
+  Span constants[6];
+  uint8_t constant_count = 0;
+  Order order;
+
+  void reads_constant(uint32_t region, int64_t address, size_t bytes) {
+    constants[constant_count++] = {static_cast<uint8_t>(region), address, address + static_cast<int64_t>(bytes)};
+  }
+  // Whether every output channel depends on all input channels.
+  bool sums_channels() const { return kind == Kind::kConv || (kind == Kind::kPool && mode == kReduceSum); }
+  bool reads_ifm() const { return !scalar && !(kind == Kind::kPool && mode == kNoPool); }
+  bool writes_memory() const { return !keeps_accumulators && ofm.storage == Storage::kTiles; }
+  // Returns the output with the shape that it has in memory.
+  FeatureMap stored() const;
+
+  // Returns the number of elements that are multiplied, compared or moved.
+  uint64_t work() const;
+};
+
+// Reads an operation from the registers. Weights and scales are left to the caller.
+Status read_operation(const Configuration& npu, const Command& command, const Registers& registers,
+                      Operation* operation);
+
+// Returns the layout of a convolution's weights.
+WeightLayout weight_layout(const Registers& registers, const Operation& operation, bool u85);
+
+}  // namespace arm_runtime::npu

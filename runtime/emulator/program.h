@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "emulator/access_checker.h"
+#include "emulator/command_stream.h"
+#include "emulator/npu_state.h"
+
+namespace arm_runtime::npu {
+
+// A checked and decoded command stream. Executing it neither allocates memory nor decodes weights again.
+class Program {
+ public:
+  // Decodes a stream. `sizes` are those of the regions that `execute` gets; region 0 holds `weights`.
+  Status load(const uint8_t* stream, size_t stream_size, Bytes weights, const uint64_t* sizes);
+
+  // Runs all operations in order, over regions of the sizes that load() got.
+  Status execute(uint8_t* const* regions) { return execute(regions, 0, operations_.size()); }
+  // Runs operations [first, last).
+  Status execute(uint8_t* const* regions, size_t first, size_t last);
+  // Copies the output of an operation, the last one executed. Returns false if the output does not have `size` bytes.
+  bool copy_result(size_t index, uint8_t* to, uint64_t size) const;
+  // Checks the accesses of all following executions.
+  void check_accesses(std::vector<Span> inputs, std::vector<Span> outputs, uint32_t fatal_findings);
+  AccessChecker* access_checker() { return checker_.get(); }
+
+  const Configuration& configuration() const { return configuration_; }
+  uint64_t commands() const { return commands_; }
+  size_t operations() const { return operations_.size(); }
+  const Operation& operation(size_t index) const { return operations_[index]; }
+  // Returns the number of elements that an execution multiplies, compares or moves.
+  uint64_t work() const;
+  // Returns one past the last byte that execution accesses in a region: `execute` needs no more of it.
+  uint64_t reach(int region) const { return state_.regions[region].size; }
+
+ private:
+  // Constants that a DMA copies to another region before their use.
+  struct Copy {
+    uint8_t region;
+    int64_t target, length, source;
+  };
+
+  Status add_operation(const Command& command, const Registers& registers);
+  void add_wait(const Command& command);
+  Order take_order(const Registers& registers, const Operation& op);
+  Status finish();
+  Status run_operation(const Operation& operation);
+  Status check_operation(const Operation& operation);
+  Status check_map(const FeatureMap& map, const char* reason);
+  void extend_reach(const Dma& dma);
+  void extend_reach(int region, int128_t end);
+  Status add_constants(const Registers& registers, Operation* operation);
+  Status add_weights(const Registers& registers, Operation* operation);
+  Status add_scales(const Registers& registers, Operation* operation);
+  Status find_constant(uint32_t region, int64_t address, int64_t length, Bytes* bytes) const;
+
+  Configuration configuration_;
+  Bytes weights_;
+  NpuState state_;
+  std::vector<Operation> operations_;
+  std::vector<Copy> copies_;
+  Order order_;  // of the next operation
+  Command stop_;
+  uint64_t commands_ = 0;
+  std::unique_ptr<AccessChecker> checker_;
+  int64_t kept_accumulators_ = 0;  // number of accumulators that the last operation leaves
+  uint64_t reach_[kRegions] = {};
+  // Keyed by place and layout: stripes of an operator share them.
+  std::map<std::vector<int64_t>, std::unique_ptr<std::vector<int16_t>>> decoded_weights_;
+  std::map<std::vector<int64_t>, std::unique_ptr<std::vector<ChannelScale>>> decoded_scales_;
+};
+
+}  // namespace arm_runtime::npu

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Runs a program in ExecuTorch's runtime on this machine, in memory pools of given sizes, and prints how much of them
+// it used. Backend, kernels and allocators are those of firmware; the emulator replaces the NPU.
+//
+//   arm_runtime_pools FILE
+//
+// FILE has one word or number per line. A size of -1 means "as much as needed":
+//
+//   PROGRAM                                    path of the .pte
+//   FAST_SCRATCH TEMP SHARED_COUNT SHARED...   bytes of the fast scratch, of the temp allocator, and of the second and
+//                                              later memories of the memory plan, which methods share
+//   METHODS {NAME POOL PLANNED}...             for each method, bytes of the method allocator and of the first memory
+//   of
+//                                              the plan
+//   RUNS {METHOD INPUTS FILE... OUTPUTS FILE...}...   for each run, the number of the method, and files with the bytes
+//   of
+//                                              inputs (read) and outputs (written)
+//
+// It prints "method NAME BYTES" for each method and "temp BYTES". On failure it prints a line on stderr and returns 1.
+#include <executorch/extension/data_loader/buffer_data_loader.h>
+#include <executorch/runtime/executor/method_meta.h>
+#include <executorch/runtime/platform/runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/ethosu/ethosu_backend.h"
+#include "backends/ethosu/npu_driver.h"
+#include "firmware/model_method.h"
+
+namespace {
+
+using arm_runtime::ModelMethod;
+using executorch::runtime::Error;
+using executorch::runtime::Program;
+
+// Size of a pool without a given size. The operating system allocates only pages that are used.
+constexpr size_t kUnknownPoolSize = size_t{1} << 30;
+
+[[noreturn]] void fail(const std::string& what, long long number = 0) {
+  std::fprintf(stderr, "pools: %s (%lld)\n", what.c_str(), number);
+  std::exit(1);
+}
+
+// Memory of exactly this size, aligned to a cache line as in firmware.
+class Pool {
+ public:
+  explicit Pool(long long size) : size_(size < 0 ? kUnknownPoolSize : static_cast<size_t>(size)) {
+    void* data = nullptr;
+    if (posix_memalign(&data, arm_runtime::kCacheLine, std::max<size_t>(size_, 1)) != 0) {
+      fail("no memory for a pool", size);
+    }
+    data_.reset(static_cast<uint8_t*>(data));
+  }
+
+  uint8_t* data() const { return data_.get(); }
+  size_t size() const { return size_; }
+  ModelMethod::Bytes bytes() const { return {data(), size()}; }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* data) const { std::free(data); }
+  };
+  size_t size_;
+  std::unique_ptr<uint8_t, Free> data_;
+};
+
+std::vector<uint8_t> read(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    fail("cannot read " + path);
+  }
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+class Request {
+ public:
+  explicit Request(const char* path) : file_(path) {}
+
+  std::string word() {
+    std::string line;
+    if (!std::getline(file_, line)) {
+      fail("the request ends too early");
+    }
+    return line;
+  }
+  long long number() { return std::stoll(word()); }
+  size_t count() { return static_cast<size_t>(number()); }
+
+ private:
+  std::ifstream file_;
+};
+
+// A method with its own pools.
+struct Loaded {
+  std::string name;
+  Pool pool, planned;
+  std::vector<ModelMethod::Bytes> memories;
+  std::vector<std::vector<uint8_t>> inputs;  // of the last run
+  ModelMethod method;
+
+  Loaded(Request* request, const std::vector<Pool>& shared)
+      : name(request->word()), pool(request->number()), planned(request->number()), memories{planned.bytes()} {
+    for (const Pool& other : shared) {
+      memories.push_back(other.bytes());
+    }
+  }
+};
+
+void set_inputs(Loaded* loaded, const Program& program, Request* request) {
+  const auto meta = program.method_meta(loaded->name.c_str());
+  const size_t count = request->count();
+  loaded->inputs.clear();
+  for (size_t i = 0; i < count; ++i) {
+    const std::vector<uint8_t> bytes = read(request->word());
+    const auto info = meta->input_tensor_meta(i);
+    if (!info.ok() || info->nbytes() != bytes.size()) {
+      fail("input of another size", static_cast<long long>(i));
+    }
+    const arm_runtime::TensorMetadata form = {info->scalar_type(), info->sizes().size(), info->sizes().data(),
+                                              info->dim_order().data()};
+    // An input without a place in the memory plan must stay valid during the run.
+    loaded->inputs.push_back(bytes);
+    const Error error = loaded->method.set_input(i, form, loaded->inputs.back().data());
+    if (error != Error::Ok) {
+      fail("cannot set an input", static_cast<long long>(error));
+    }
+  }
+}
+
+void write_outputs(const Loaded& loaded, Request* request) {
+  const size_t count = request->count();
+  for (size_t i = 0; i < count; ++i) {
+    const auto bytes = loaded.method.output(i);
+    if (bytes.data() == nullptr) {
+      fail("an output has no place in the memory plan", static_cast<long long>(i));
+    }
+    std::ofstream file(request->word(), std::ios::binary);
+    file.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+    if (!file.flush()) {
+      fail("cannot write an output", static_cast<long long>(i));
+    }
+  }
+}
+
+}  // namespace
+
+extern "C" {
+unsigned char* ethosu_fast_scratch = nullptr;
+size_t ethosu_fast_scratch_size = 0;
+}
+
+int main(int count, char** arguments) {
+  if (count != 2) {
+    fail("takes one argument, the file with the request", count);
+  }
+  Request request(arguments[1]);
+  executorch::runtime::runtime_init();
+  const std::vector<uint8_t> file = read(request.word());
+  const Pool content(static_cast<long long>(file.size()));
+  std::copy(file.begin(), file.end(), content.data());
+  executorch::extension::BufferDataLoader loader(content.data(), content.size());
+  const auto program = Program::load(&loader);
+  if (!program.ok()) {
+    fail("cannot load the program", static_cast<long long>(program.error()));
+  }
+  const Pool fast(request.number());
+  ethosu_fast_scratch = fast.data();
+  ethosu_fast_scratch_size = fast.size();
+  const Pool temp_memory(request.number());
+  arm_runtime::PeakAllocator temp(static_cast<uint32_t>(temp_memory.size()), temp_memory.data());
+  std::vector<Pool> shared;
+  for (size_t left = request.count(); left > 0; --left) {
+    shared.emplace_back(request.number());
+  }
+  std::vector<std::unique_ptr<Loaded>> methods;
+  for (size_t left = request.count(); left > 0; --left) {
+    methods.push_back(std::make_unique<Loaded>(&request, shared));
+    Loaded& added = *methods.back();
+    const Error error = added.method.load(*program, added.name.c_str(), added.pool.bytes(),
+                                          {added.memories.data(), added.memories.size()}, &temp);
+    if (error != Error::Ok) {
+      fail("cannot load the method " + added.name, static_cast<long long>(error));
+    }
+  }
+  for (size_t left = request.count(); left > 0; --left) {
+    Loaded& loaded = *methods.at(request.count());
+    set_inputs(&loaded, *program, &request);
+    const Error error = loaded.method.execute();
+    if (error != Error::Ok) {
+      fail("cannot execute the method " + loaded.name, static_cast<long long>(error));
+    }
+    write_outputs(loaded, &request);
+  }
+  for (const auto& loaded : methods) {
+    std::printf("method %s %zu\n", loaded->name.c_str(), loaded->method.pool_used());
+  }
+  std::printf("temp %zu\n", temp.peak());
+  return 0;
+}
