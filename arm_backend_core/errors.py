@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 
 
-class ArmBackendError(RuntimeError):
+class ArmRecipesError(RuntimeError):
+    """Base class of every error of both packages that is no wrong argument (``ValueError``, ``TypeError``)."""
+
+
+class ArmBackendError(ArmRecipesError):
     """Base class of every error that reaches the user from the compiler core."""
 
 

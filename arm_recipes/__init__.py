@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from executorch.export import ExportRecipe
 
-    from arm_recipes._internal.messages import ArmRecipesWarning, ExportError
+    from arm_backend_core.errors import ArmBackendError, ArmRecipesError, CompileError, FullDelegationError, ModelError
+    from arm_recipes._internal.messages import (
+        AccuracyError,
+        ArmRecipesWarning,
+        BudgetError,
+        ExportError,
+        NotRunnableError,
+    )
     from arm_recipes.api import export
     from arm_recipes.comparison.compare import compare
     from arm_recipes.comparison.result import Comparison
@@ -21,12 +28,13 @@ if TYPE_CHECKING:
     from arm_recipes.explore.tune.result import Tuned
     from arm_recipes.explore.tune.tune import tune
     from arm_recipes.firmware.saving import Firmware, save_firmware
+    from arm_recipes.pipeline.verify import VerificationError
     from arm_recipes.provider import ArmRecipeProvider, load_recipe
     from arm_recipes.qat.prepare import prepare_qat
     from arm_recipes.recipe.recipe import ArmRecipe
     from arm_recipes.recipe_types import ArmRecipeType
     from arm_recipes.result import ExportResult
-    from arm_recipes.runtime.errors import RunError, RuntimeUnavailable
+    from arm_recipes.runtime.errors import PayloadError, RunError, RuntimeUnavailable
     from arm_recipes.runtime.inspect import inspect_program
     from arm_recipes.runtime.load import load
     from arm_recipes.runtime.program import Program
@@ -35,16 +43,25 @@ if TYPE_CHECKING:
     from arm_recipes.samples.sample import Inputs
 
 __all__ = [
+    "AccuracyError",
+    "ArmBackendError",
     "ArmRecipe",
     "ArmRecipeProvider",
     "ArmRecipeType",
+    "ArmRecipesError",
     "ArmRecipesWarning",
+    "BudgetError",
     "Comparison",
+    "CompileError",
     "ExportError",
     "ExportRecipe",
     "ExportResult",
     "Firmware",
+    "FullDelegationError",
     "Inputs",
+    "ModelError",
+    "NotRunnableError",
+    "PayloadError",
     "Program",
     "ProgramError",
     "RunError",
@@ -52,6 +69,7 @@ __all__ = [
     "Sweep",
     "Tuned",
     "VelaProgram",
+    "VerificationError",
     "compare",
     "export",
     "inspect_program",
@@ -65,46 +83,60 @@ __all__ = [
 
 #: Modules that import neither PyTorch nor ExecuTorch, and those that do, by the names that are taken from them.
 _CHEAP = {
-    "ArmRecipesWarning": "_internal.messages",
-    "Comparison": "comparison.result",
-    "ExportError": "_internal.messages",
-    "ExportResult": "result",
-    "Program": "runtime.program",
-    "ProgramError": "runtime.pte",
-    "RunError": "runtime.errors",
-    "RuntimeUnavailable": "runtime.errors",
-    "Sweep": "explore.sweep.result",
-    "Tuned": "explore.tune.result",
-    "VelaProgram": "runtime.vela_program",
-    "inspect_program": "runtime.inspect",
-    "load": "runtime.load",
+    "AccuracyError": "arm_recipes._internal.messages",
+    "ArmBackendError": "arm_backend_core.errors",
+    "ArmRecipesError": "arm_backend_core.errors",
+    "ArmRecipesWarning": "arm_recipes._internal.messages",
+    "BudgetError": "arm_recipes._internal.messages",
+    "Comparison": "arm_recipes.comparison.result",
+    "CompileError": "arm_backend_core.errors",
+    "ExportError": "arm_recipes._internal.messages",
+    "ExportResult": "arm_recipes.result",
+    "FullDelegationError": "arm_backend_core.errors",
+    "inspect_program": "arm_recipes.runtime.inspect",
+    "load": "arm_recipes.runtime.load",
+    "ModelError": "arm_backend_core.errors",
+    "NotRunnableError": "arm_recipes._internal.messages",
+    "PayloadError": "arm_recipes.runtime.errors",
+    "Program": "arm_recipes.runtime.program",
+    "ProgramError": "arm_recipes.runtime.pte",
+    "RunError": "arm_recipes.runtime.errors",
+    "RuntimeUnavailable": "arm_recipes.runtime.errors",
+    "Sweep": "arm_recipes.explore.sweep.result",
+    "Tuned": "arm_recipes.explore.tune.result",
+    "VelaProgram": "arm_recipes.runtime.vela_program",
 }
 _COSTLY = {
-    "ArmRecipe": "recipe.recipe",
-    "ArmRecipeProvider": "provider",
-    "ArmRecipeType": "provider",
-    "ExportRecipe": "provider",
-    "Firmware": "firmware.saving",
-    "Inputs": "samples.sample",
-    "compare": "comparison.compare",
-    "export": "api",
-    "load_recipe": "provider",
-    "prepare_qat": "qat.prepare",
-    "save_firmware": "firmware.saving",
-    "sweep": "explore.sweep.sweep",
-    "tune": "explore.tune.tune",
+    "ArmRecipe": "arm_recipes.recipe.recipe",
+    "ArmRecipeProvider": "arm_recipes.provider",
+    "ArmRecipeType": "arm_recipes.provider",
+    "compare": "arm_recipes.comparison.compare",
+    "export": "arm_recipes.api",
+    "ExportRecipe": "arm_recipes.provider",
+    "Firmware": "arm_recipes.firmware.saving",
+    "Inputs": "arm_recipes.samples.sample",
+    "load_recipe": "arm_recipes.provider",
+    "prepare_qat": "arm_recipes.qat.prepare",
+    "save_firmware": "arm_recipes.firmware.saving",
+    "sweep": "arm_recipes.explore.sweep.sweep",
+    "tune": "arm_recipes.explore.tune.tune",
+    "VerificationError": "arm_recipes.pipeline.verify",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from arm_recipes._internal.versions import version
+
+        return version("arm-recipes")
     if name in _CHEAP:
-        module = importlib.import_module(f"{__name__}.{_CHEAP[name]}")
+        module = importlib.import_module(_CHEAP[name])
     elif name in _COSTLY:
         from arm_recipes._internal.messages import quiet
 
         with quiet():
             importlib.import_module(f"{__name__}.provider")  # registers the recipes
-            module = importlib.import_module(f"{__name__}.{_COSTLY[name]}")
+            module = importlib.import_module(_COSTLY[name])
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = found = getattr(module, name)

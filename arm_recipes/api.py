@@ -8,11 +8,13 @@ from typing import Any
 from executorch.export import ExportRecipe
 
 from arm_recipes._internal.files import check_writable
+from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.pipeline.export import check_recipe, run_export
 from arm_recipes.result import ExportResult
 from arm_recipes.samples.sizes import Sizes
 
 
+@reject_old_names(example_inputs="samples")
 def export(
     model: Any,
     recipe: ExportRecipe,

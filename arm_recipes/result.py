@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from arm_recipes._internal.files import check_writable, write
+from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.pipeline.artifact import Artifact
 from arm_recipes.runtime.load import reference_path
 from arm_recipes.runtime.signature import sealed
@@ -43,6 +44,7 @@ class ExportResult(Artifact):
         """Outputs of the same method."""
         return self.main.outputs
 
+    @reject_old_names(bundled="bundled_samples", tosa="reference")
     def save(
         self, path: str | Path, *, reference: bool = False, etrecord: bool = False, bundled_samples: Any = None
     ) -> Path:

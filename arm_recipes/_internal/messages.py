@@ -10,9 +10,13 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
+from arm_backend_core.errors import ArmRecipesError
+
 #: Packages whose warnings and log lines tell a user nothing that can be acted on.
 _THIRD_PARTY = ("torch", "torchao", "executorch", "functorch", "ethosu", "numpy", "copyreg", "onnx")
 _T = TypeVar("_T")
+#: The log of this package: what runs, with its time, at level INFO. Warnings go through ``warn``.
+LOGGER = logging.getLogger("arm_recipes")
 _said: ContextVar[list[str] | None] = ContextVar("arm_recipes_said", default=None)
 _MODULES = rf"({'|'.join(_THIRD_PARTY)})(\.|$)"
 
@@ -21,7 +25,7 @@ class ArmRecipesWarning(UserWarning):
     """Something that the user should know about an export that goes on."""
 
 
-class ExportError(RuntimeError):
+class ExportError(ArmRecipesError):
     """The model could not be exported: the message names the stage, the operator or module, and the line.
 
     ``__cause__`` is the original exception.

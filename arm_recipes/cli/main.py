@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 
 from arm_backend_core.errors import ArmBackendError
-from arm_recipes._internal.messages import ArmRecipesWarning, ExportError
+from arm_recipes._internal.messages import LOGGER, ArmRecipesWarning, ExportError
 from arm_recipes._internal.versions import TOOLS, version
 from arm_recipes.cli import compare, export, firmware, inspect_program, list_recipes, run, sweep, tune
 from arm_recipes.runtime.errors import RunError
@@ -29,7 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("always", ArmRecipesWarning)
+            warnings.simplefilter("ignore" if given.quiet else "always", ArmRecipesWarning)
+            if given.verbose:
+                logging.basicConfig(format="%(message)s")
+                LOGGER.setLevel(logging.INFO)
             warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
             given.call(given)
             sys.stdout.flush()
@@ -57,6 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     for command in _COMMANDS:
         command.add(commands)
+    for each in commands.choices.values():
+        each.add_argument("-q", "--quiet", action="store_true", help="no warnings")
+        each.add_argument("-v", "--verbose", action="store_true", help="log what runs, with its time, to stderr")
     return parser
 
 

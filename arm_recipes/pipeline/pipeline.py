@@ -27,7 +27,7 @@ from torch.export.graph_signature import ConstantArgument, OutputKind, TensorArg
 from arm_backend_core.program import inputs_of
 from arm_recipes._internal.error_location import describe, is_told
 from arm_recipes._internal.executorch_programs import pieces_of, restore_handles, simplify_call, store_named_data
-from arm_recipes._internal.messages import ExportError, warn
+from arm_recipes._internal.messages import LOGGER, ExportError, warn
 from arm_recipes.pipeline.artifact import Artifact, Parts
 from arm_recipes.pipeline.float_tensors import float_reference
 from arm_recipes.pipeline.methods import check_state, name_state, with_shared_state
@@ -184,7 +184,8 @@ class Pipeline:
             stage = self._stage(kind)
             start = time.perf_counter()
             self._run(kind, stage)
-            self._seconds[kind.value] = time.perf_counter() - start
+            self._seconds[kind.value] = seconds = time.perf_counter() - start
+            LOGGER.info("%s: %.2f s", kind.value, seconds)
             self._artifact = stage.get_artifacts()
             if kind is StageType.SOURCE_TRANSFORM:
                 self._tell_transformed()

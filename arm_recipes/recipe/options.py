@@ -241,6 +241,14 @@ OPTIONS: dict[str, Option] = {
 }
 
 
+#: Names that options had before the first release -> today's names, for the message.
+RENAMED = {
+    "calibration": "calibration_samples",
+    "improve": "algorithms",
+    "tuning": "search_alternatives",
+}
+
+
 def groups(recipe: str) -> frozenset[str]:
     """Groups of options that a recipe takes."""
     names = {"all"}
@@ -285,7 +293,7 @@ def _unknown(recipe: str, name: str, names: list[str]) -> str:
         kinds["tosa-fp"] = "TOSA_FP"
         hint = f"; it belongs to {kinds[OPTIONS[name].group]} recipes"
     else:
-        near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+        near = [RENAMED[name]] if name in RENAMED else difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
         hint = f"; did you mean '{near[0]}'?" if near else ""
     return f"{recipe}: unknown argument '{name}'{hint} (allowed: {', '.join(names)})"
 

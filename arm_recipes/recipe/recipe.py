@@ -6,15 +6,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 
 from executorch.export import ExportRecipe
 
 from arm_recipes._internal.files import check_writable, write
+from arm_recipes.recipe.targets import recipe_name
+from arm_recipes.recipe.typed_options import (
+    EthosU85Options,
+    EthosUOptions,
+    IntPrecision,
+    Precision,
+    TosaOptions,
+    VgfOptions,
+)
 from arm_recipes.recipe_types import ArmRecipeType
 
 
-@dataclass
+@dataclass(repr=False)
 class ArmRecipe(ExportRecipe):
     """What ``ExportRecipe.get_recipe`` returns for an ``ArmRecipeType``.
 
@@ -25,6 +34,35 @@ class ArmRecipe(ExportRecipe):
 
     type_name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def ethosu_u55(cls, precision: IntPrecision = "INT8", **options: Unpack[EthosUOptions]) -> ArmRecipe:
+        """The recipe ``ETHOSU_U55_<precision>``; options as for ``ExportRecipe.get_recipe``."""
+        return make_recipe(f"ETHOSU_U55_{precision}", options)
+
+    @classmethod
+    def ethosu_u65(cls, precision: IntPrecision = "INT8", **options: Unpack[EthosUOptions]) -> ArmRecipe:
+        """The recipe ``ETHOSU_U65_<precision>``; options as for ``ExportRecipe.get_recipe``."""
+        return make_recipe(f"ETHOSU_U65_{precision}", options)
+
+    @classmethod
+    def ethosu_u85(cls, precision: IntPrecision = "INT8", **options: Unpack[EthosU85Options]) -> ArmRecipe:
+        """The recipe ``ETHOSU_U85_<precision>``; options as for ``ExportRecipe.get_recipe``."""
+        return make_recipe(f"ETHOSU_U85_{precision}", options)
+
+    @classmethod
+    def tosa(cls, precision: Precision = "INT8", **options: Unpack[TosaOptions]) -> ArmRecipe:
+        """The recipe ``TOSA_<precision>``; options as for ``ExportRecipe.get_recipe``."""
+        return make_recipe(f"TOSA_{precision}", options)
+
+    @classmethod
+    def vgf(cls, precision: Precision = "INT8", **options: Unpack[VgfOptions]) -> ArmRecipe:
+        """The recipe ``VGF_<precision>``; options as for ``ExportRecipe.get_recipe``."""
+        return make_recipe(f"VGF_{precision}", options)
+
+    def __repr__(self) -> str:
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        return f"ExportRecipe.get_recipe(ArmRecipeType.{self.type_name}{options})"
 
     def with_options(self, **changed: Any) -> ArmRecipe:
         """A recipe made anew, with other values of some options.
@@ -58,7 +96,12 @@ NO_TEXT = frozenset({"calibration_samples", "qat"})
 
 
 def make_recipe(name: str, options: Mapping[str, Any]) -> ArmRecipe:
-    """The recipe of an ``ArmRecipeType``, by its name. The provider must be registered."""
+    """The recipe of an ``ArmRecipeType``, by its name. The provider must be registered.
+
+    Raises:
+        ValueError: as ``ExportRecipe.get_recipe``; or there is no recipe of that name.
+    """
+    name = recipe_name(name)
     return cast(ArmRecipe, ExportRecipe.get_recipe(ArmRecipeType[name], **options))
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from arm_backend_core.errors import ArmRecipesError
+
 
 @dataclass(frozen=True)
 class Command:
@@ -20,7 +22,7 @@ class Command:
     indexed: bool
 
 
-class RunError(RuntimeError):
+class RunError(ArmRecipesError):
     """A program cannot be loaded or run here; the message says why and what to do.
 
     Attributes:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arm_recipes._internal.messages import warn
+from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.runtime.errors import RunError
 from arm_recipes.runtime.program import Program
 from arm_recipes.runtime.pte import ProgramError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     pass
 
 
+@reject_old_names(tosa="reference")
 def load(source: str | Path | bytes, *, reference: str | Path | bytes | None = None) -> Program:
     """Load a program to run it on this machine.
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from arm_backend_core.errors import ArmRecipesError
 from arm_recipes.runtime.flatbuffer import Flatbuffer, FlatbufferError, Table
 
 _MAGIC: Final = b"ET12"
@@ -151,7 +152,7 @@ def dtype_number(name: str) -> int:
     return next(number for number, known in _DTYPES.items() if known == name)
 
 
-class ProgramError(ValueError):
+class ProgramError(ArmRecipesError, ValueError):
     """The bytes are no ExecuTorch program, only a part of one, or a damaged one."""
 
 

@@ -258,7 +258,10 @@ def test_torchscript_is_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--recipe", "TOSA_FP", "--calibration-samples", "random:samples"], "TOSA_FP: unknown argument 'calibration'"),
+        (
+            ["--recipe", "TOSA_FP", "--calibration-samples", "random:samples"],
+            "TOSA_FP: unknown argument 'calibration_samples'",
+        ),
         (
             ["--recipe", "TOSA_INT8", "--calibration-samples", "none.npz"],
             "--calibration-samples: there is no 'none.npz'",

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import logging
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import pytest
+import torch
+from executorch.export import ExportRecipe
+from torch import nn
 
-from arm_recipes import ArmRecipesWarning
+import arm_recipes
+from arm_recipes import ArmRecipesWarning, ArmRecipeType, export
 from arm_recipes._internal.messages import quiet, warn
 
 
@@ -73,3 +80,52 @@ def test_a_warning_points_at_the_line_outside_of_the_libraries() -> None:
 @contextmanager
 def _library() -> Iterator[None]:
     yield
+
+
+def test_all_errors_have_one_base() -> None:
+    errors = [name for name in arm_recipes.__all__ if name.endswith(("Error", "Unavailable"))]
+    assert len(errors) > 10
+    assert [name for name in errors if not issubclass(getattr(arm_recipes, name), arm_recipes.ArmRecipesError)] == []
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert arm_recipes.__version__ == importlib.metadata.version("arm-recipes")
+
+
+#: Without their types, which know no old names.
+_export, _sweep, _tune, _load = cast(Any, (arm_recipes.export, arm_recipes.sweep, arm_recipes.tune, arm_recipes.load))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, r, s: arm_recipes.export(m, s, r), r"the order is export\(model, recipe, samples\)"),
+        (lambda m, r, s: arm_recipes.prepare_qat(m, s, r), r"the order is prepare_qat\(model, recipe, samples\)"),
+        (lambda m, r, s: arm_recipes.sweep(m, s, r), r"the order is sweep\(model, recipes, samples\)"),
+        (lambda m, r, s: arm_recipes.tune(m, s, r), r"the order is tune\(model, recipe, samples\)"),
+        (
+            lambda m, r, s: _export(m, r, example_inputs=s),
+            r"export\(\) has no argument 'example_inputs'; did",
+        ),
+        (
+            lambda m, r, s: _sweep(m, r, s, folder="x"),
+            "sweep.. has no argument 'folder'; did you mean 'cache_dir'",
+        ),
+        (
+            lambda m, r, s: _tune(m, r, s, held_out=s),
+            "tune.. has no argument 'held_out'; did you mean 'test_s",
+        ),
+        (lambda m, r, s: _load(b"", tosa=b""), "load.. has no argument 'tosa'; did you mean 'reference'"),
+    ],
+)
+def test_arguments_in_another_order_or_under_old_names(call: Callable[[Any, Any, Any], Any], message: str) -> None:
+    recipe = ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8)
+    with pytest.raises(TypeError, match=message):
+        call(nn.Linear(4, 4).eval(), recipe, [(torch.ones(1, 4),)])
+
+
+def test_the_log_has_the_stages(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="arm_recipes"):
+        export(nn.Linear(4, 4).eval(), ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP), [(torch.ones(1, 4),)])
+    stages = [record.getMessage() for record in caplog.records if record.name == "arm_recipes"]
+    assert any(re.fullmatch(r"torch_export: \d+\.\d\d s", stage) for stage in stages), stages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from executorch.export import ExportRecipe, QuantizationRecipe
 from torch import nn
 
 from arm_recipes import ArmRecipe, ArmRecipeType, export
-from arm_recipes.recipe import options
+from arm_recipes.recipe import options, typed_options
 from arm_recipes.stages.quantize import algorithms_of
 
 U85 = ArmRecipeType.ETHOSU_U85_INT8
@@ -31,7 +32,7 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (U85, {"MACS": 128}, r"did you mean 'macs'\?"),
         (U85, {"zzzzz": 1}, r"unknown argument 'zzzzz' \(allowed: macs, .*dump_dir\)"),
         (ArmRecipeType.TOSA_INT8, {"macs": 128}, "unknown argument 'macs'; it belongs to Ethos-U recipes"),
-        (ArmRecipeType.TOSA_FP, {"calibration_samples": []}, "'calibration'; it belongs to quantizing recipes"),
+        (ArmRecipeType.TOSA_FP, {"calibration_samples": []}, "'calibration_samples'; it belongs to quantizing recipes"),
         (
             ArmRecipeType.VGF_FP,
             {"quantised_io": True},
@@ -104,9 +105,13 @@ ETHOS_U = [recipe for recipe in ArmRecipeType if recipe.name.startswith("ETHOSU"
         (
             U85,
             {"algorithms": "bias_correction"},
-            "algorithms must be a bool, or a list of names of angles, .*: neither a bool nor",
+            "algorithms must be a bool, or a list of names of bias_correction, .*: neither a bool nor",
         ),
-        (U85, {"algorithms": ["bias_correction", "luck"]}, r"got \['bias', 'luck'\]: there is no improvement 'luck'"),
+        (
+            U85,
+            {"algorithms": ["bias_correction", "luck"]},
+            r"got \['bias_correction', 'luck'\]: there is no algorithm 'luck'",
+        ),
         (U85, {"sram_budget": 0}, "sram_budget must be a number of bytes, .*got 0: not positive"),
         (U85, {"sram_budget": "2 GB"}, "got '2 GB': not a number of bytes, of B, KiB, MiB, KB or MB"),
         (U85, {"flash_budget": 1e6}, "flash_budget must be .*got 1000000.0: neither an int nor a str"),
@@ -227,3 +232,48 @@ def test_defaults_are_filled_in() -> None:
         "require_runnable": "warn",
         "dump_dir": None,
     }
+
+
+@pytest.mark.parametrize(
+    ("options_type", "recipes"),
+    [
+        (typed_options.EthosUOptions, ["ETHOSU_U55_INT8", "ETHOSU_U65_A8W4"]),
+        (typed_options.EthosU85Options, ["ETHOSU_U85_INT8", "ETHOSU_U85_A16W8"]),
+        (typed_options.TosaOptions, ["TOSA_FP", "TOSA_INT8"]),
+        (typed_options.VgfOptions, ["VGF_FP", "VGF_A16W8"]),
+    ],
+)
+def test_typed_options_are_those_of_the_table(options_type: Any, recipes: list[str]) -> None:
+    assert typing.get_type_hints(options_type).keys() == set().union(*map(options.allowed, recipes))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "typed"),
+    [
+        (ArmRecipe.ethosu_u85(macs=512), "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U85_INT8, macs=512)"),
+        (ArmRecipe.ethosu_u55("A16W8"), "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U55_A16W8)"),
+        (ArmRecipe.ethosu_u65("A8W4"), "ExportRecipe.get_recipe(ArmRecipeType.ETHOSU_U65_A8W4)"),
+        (
+            ArmRecipe.tosa("FP", extensions=["bf16"]),
+            "ExportRecipe.get_recipe(ArmRecipeType.TOSA_FP, extensions=['bf16'])",
+        ),
+        (ArmRecipe.vgf(per_channel=False), "ExportRecipe.get_recipe(ArmRecipeType.VGF_INT8, per_channel=False)"),
+    ],
+)
+def test_a_recipes_repr_is_what_one_types(recipe: ArmRecipe, typed: str) -> None:
+    assert repr(recipe) == typed
+    again = eval(typed, {"ExportRecipe": ExportRecipe, "ArmRecipeType": ArmRecipeType})
+    assert again.to_dict() == recipe.to_dict()
+
+
+def test_typed_constructors_check_as_get_recipe_does() -> None:
+    with pytest.raises(ValueError, match="there is no recipe 'TOSA_INT9'; did you mean TOSA_INT8"):
+        ArmRecipe.tosa("INT9")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="TOSA_INT8: unknown argument 'macs'; it belongs to Ethos-U recipes"):
+        ArmRecipe.tosa(macs=8)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("old", options.RENAMED)
+def test_an_option_under_its_old_name(old: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown argument '{old}'; did you mean '{options.RENAMED[old]}'"):
+        ExportRecipe.get_recipe(U85, **{old: None})

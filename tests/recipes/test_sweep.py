@@ -254,12 +254,12 @@ def test_a_failure_of_vela_is_a_row_and_is_tried_again(monkeypatch: pytest.Monke
 
 
 def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    from arm_recipes import ExportResult, RunError
+    from arm_recipes import RunError
 
     def refuse(*inputs: Any, **keywords: Any) -> Any:
         raise RunError("there is no C++ compiler")
 
-    monkeypatch.setattr(ExportResult, "run", refuse)
+    monkeypatch.setattr(Artifact, "run", refuse)
     with joblib.parallel_config(n_jobs=1):
         result = sweep(Small().eval(), None, images(), **EIGHT)
     assert [row.accuracy for row in result.rows] == [None] * 8
@@ -290,14 +290,14 @@ def test_an_accuracy_that_cannot_be_measured_is_a_note(monkeypatch: pytest.Monke
 )
 def test_wrong_arguments_raise_before_anything_is_done(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        sweep(None, None, None, **arguments)
+        sweep(None, arguments.pop("recipes", None), None, **arguments)
 
 
 def test_a_model_in_training_mode_is_compiled_in_evaluation_mode(eight: Sweep) -> None:
-    narrow: dict[str, Any] = {"recipes": "ETHOSU_U85_INT8", "macs": 256, "memory_modes": "Sram_Only"}
+    narrow: dict[str, Any] = {"macs": 256, "memory_modes": "Sram_Only"}
     model = Small()
     with joblib.parallel_config(n_jobs=1), pytest.warns(ArmRecipesWarning, match="in training mode"):
-        result = sweep(model, None, images(), system_configs=U85, **narrow)
+        result = sweep(model, "ETHOSU_U85_INT8", images(), system_configs=U85, **narrow)
     assert result.rows == tuple(r for r in eight.rows if (r.target, r.memory_mode) == ("ethos-u85-256", "Sram_Only"))
     assert any("in training mode" in note for note in result.notes)
     assert model.training
@@ -312,7 +312,7 @@ def test_samples_are_those_of_export() -> None:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="folder: cannot make"):
+    with pytest.raises(ValueError, match="cache_dir: cannot make"):
         sweep(Small().eval(), None, images(), cache_dir=tmp_path / "file" / "below", **EIGHT)
 
 
@@ -350,45 +350,52 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_what_changed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = _counted(monkeypatch)
-    narrow: dict[str, Any] = {"recipes": "ETHOSU_U85_INT8", "macs": 256, "system_configs": U85, "folder": tmp_path}
+    narrow: dict[str, Any] = {"macs": 256, "system_configs": U85, "cache_dir": tmp_path}
     other = Small().eval()
     nn.init.constant_(other.head.weight, 0.5)
     with joblib.parallel_config(n_jobs=1):
-        first = sweep(Small().eval(), None, images(), memory_modes="Sram_Only", **narrow)
-        assert sweep(Small().eval(), None, images(), memory_modes="Sram_Only", **narrow) == first
+        first = sweep(Small().eval(), "ETHOSU_U85_INT8", images(), memory_modes="Sram_Only", **narrow)
+        assert sweep(Small().eval(), "ETHOSU_U85_INT8", images(), memory_modes="Sram_Only", **narrow) == first
         assert len(compiled) == 1
-        sweep(other, None, images(), memory_modes="Sram_Only", **narrow)
+        sweep(other, "ETHOSU_U85_INT8", images(), memory_modes="Sram_Only", **narrow)
         assert len(compiled) == 2
-        sweep(Small().eval(), None, images(), memory_modes="Sram_Only", extra_flags=["--optimise=Size"], **narrow)
+        sweep(
+            Small().eval(),
+            "ETHOSU_U85_INT8",
+            images(),
+            memory_modes="Sram_Only",
+            extra_flags=["--optimise=Size"],
+            **narrow,
+        )
         assert len(compiled) == 3
         for path in tmp_path.glob("*.json"):
             path.write_text(path.read_text()[:-20])  # damaged
-        assert sweep(Small().eval(), None, images(), memory_modes="Sram_Only", **narrow) == first
+        assert sweep(Small().eval(), "ETHOSU_U85_INT8", images(), memory_modes="Sram_Only", **narrow) == first
         assert len(compiled) == 4
 
 
 def test_outputs_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from arm_recipes import ExportResult
+    from arm_recipes.pipeline.artifact import Artifact
 
-    narrow: dict[str, Any] = {"recipes": "ETHOSU_U85_INT8", "macs": 256, "system_configs": U85, "folder": tmp_path}
+    narrow: dict[str, Any] = {"macs": 256, "system_configs": U85, "cache_dir": tmp_path}
     runs = []
-    run = ExportResult.run
+    run = Artifact.run
 
     def counting(*given: Any) -> Any:
         runs.append(given)
         return run(*given)
 
-    monkeypatch.setattr(ExportResult, "run", counting)
+    monkeypatch.setattr(Artifact, "run", counting)
     with joblib.parallel_config(n_jobs=1):
-        first = sweep(Small().eval(), None, images(), **narrow)
+        first = sweep(Small().eval(), "ETHOSU_U85_INT8", images(), **narrow)
         assert len(runs) == 4
-        assert sweep(Small().eval(), None, images(), **narrow) == first
+        assert sweep(Small().eval(), "ETHOSU_U85_INT8", images(), **narrow) == first
         (row, *_) = sweep(
-            Small().eval(), None, images(), metric=lambda outputs, sample: float(outputs.sum()), **narrow
+            Small().eval(), "ETHOSU_U85_INT8", images(), metric=lambda outputs, sample: float(outputs.sum()), **narrow
         ).rows
         assert len(runs) == 4  # a metric is not part of what is kept
         assert row.accuracy != first.rows[0].accuracy
-        sweep(Small().eval(), None, images(3), **narrow)
+        sweep(Small().eval(), "ETHOSU_U85_INT8", images(3), **narrow)
         assert len(runs) == 7
 
 

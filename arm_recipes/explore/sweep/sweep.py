@@ -10,6 +10,7 @@ from torch.export import ExportedProgram
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError, progress_bar, quiet, warn
+from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes._internal.parallel import in_parallel
 from arm_recipes.explore.sweep.accuracy import AccuracyMeasurement, Metric
 from arm_recipes.explore.sweep.compile import compile_units, key
@@ -28,6 +29,7 @@ from arm_recipes.stages.capture.capture import Capture
 _Behaviour = tuple[str, tuple[str, ...]]
 
 
+@reject_old_names(calibration="calibration_samples", folder="cache_dir", tuning="search_alternatives")
 def sweep(
     model: Any,
     recipes: Any,

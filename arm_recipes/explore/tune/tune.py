@@ -19,6 +19,7 @@ from typing import Any
 
 from arm_backend_core.errors import ArmBackendError
 from arm_recipes._internal.messages import ExportError, progress_bar, quiet
+from arm_recipes._internal.old_names import reject_old_names
 from arm_recipes.api import export
 from arm_recipes.explore.sweep.result_store import ResultStore
 from arm_recipes.explore.sweep.sweep import captured
@@ -43,6 +44,13 @@ _NEGLIGIBLE = 0.002
 _SPREAD, _SEARCHED, _FILLED = 8, 6, 8
 
 
+@reject_old_names(
+    folder="cache_dir",
+    held_out="test_samples",
+    metric_at_least="min_metric",
+    metric_within="max_drop",
+    precisions="candidate_precisions",
+)
 def tune(
     model: Any,
     recipe: ArmRecipe,

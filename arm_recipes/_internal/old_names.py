@@ -1,0 +1,30 @@
+"""Keyword arguments under names that they had before: an error that says the new name."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def reject_old_names(**renamed: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Decorator: a call with an old keyword is a ``TypeError`` that names the new one.
+
+    Args:
+        renamed: old name -> new name.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for name in renamed.keys() & kwargs.keys():
+                new = renamed[name]
+                raise TypeError(f"{function.__name__}() has no argument '{name}'; did you mean '{new}'?")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate

@@ -1,0 +1,70 @@
+"""Types of the recipes' options, for completion and type checkers; ``options.OPTIONS`` checks them at run time.
+
+``tests/recipes/test_options.py`` compares both: each type has the options that its recipes take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+#: What integer recipes quantize to: weights and activations.
+IntPrecision = Literal["INT8", "A8W4", "A16W8"]
+Precision = Literal["FP", "INT8", "A8W4", "A16W8"]
+#: A number of bytes, or a text such as ``512KiB``.
+Bytes = int | str
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options of all recipes."""
+
+    steps_per_call: int | Literal["auto"] | None
+    require_full_delegation: bool
+    require_runnable: bool | Literal["warn"]
+    dump_dir: str | Path | None
+
+
+class IntOptions(CommonOptions, total=False):
+    """Options of recipes that quantize."""
+
+    per_channel: bool
+    precisions: Mapping[str, str] | None
+    calibration_samples: Iterable[Any] | Callable[[], Iterable[Any]] | None
+    observer: Literal["mse", "minmax", "percentile", "entropy"]
+    algorithms: bool | Sequence[str] | set[str] | frozenset[str]
+    qat: Callable[[Any], Any] | None
+    min_sqnr: float | None
+    quantized_io: bool
+
+
+class EthosUOptions(IntOptions, total=False):
+    """Options of Ethos-U recipes."""
+
+    macs: int
+    system_config: str | None
+    memory_mode: str | None
+    extra_flags: Sequence[str] | None
+    config_ini: str | Path | None
+    search_alternatives: bool
+    optimise: Literal["auto", "performance", "size"]
+    sram_budget: Bytes | None
+    flash_budget: Bytes | None
+
+
+class EthosU85Options(EthosUOptions, total=False):
+    """Options of Ethos-U85 recipes."""
+
+    direct_drive: bool
+
+
+class VgfOptions(IntOptions, total=False):
+    """Options of VGF recipes."""
+
+    extensions: Sequence[str] | None
+
+
+class TosaOptions(VgfOptions, total=False):
+    """Options of TOSA recipes."""
+
+    mx: Literal["fp8e4m3", "fp8e5m2", "fp6e2m3", "fp6e3m2", "fp4e2m1"] | None
