@@ -169,7 +169,14 @@ def _payload(part: Part, graph: Graph, flatbuffer: bytes, spec: ArmCompileSpec) 
     inputs, results = ([x.size * x.dtype.bytes for x in values] for values in (graph.inputs, graph.outputs))
     try:
         return compile_best(
-            spec, flatbuffer, delegate=part.name, locate=locate, unread=unread, inputs=inputs, results=results
+            spec,
+            flatbuffer,
+            delegate=part.name,
+            locate=locate,
+            graph=graph,
+            unread=unread,
+            inputs=inputs,
+            results=results,
         )
     except CompileError as error:
         origin = bisect_failure(graph, spec, error) if error.operator is None else None

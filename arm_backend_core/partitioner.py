@@ -19,7 +19,7 @@ from arm_backend_core.recurrent.roll_recurrent_loops import LoopRolling
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
 
 
-class _ArmPartitioner(Partitioner):
+class ArmPartitioner(Partitioner):
     """Delegates every operator that the target can run.
 
     Args:
@@ -76,19 +76,19 @@ class _ArmPartitioner(Partitioner):
         return PartitionResult(tagged_exported_program=exported_program, partition_tags={})
 
 
-class TOSAPartitioner(_ArmPartitioner):
+class TOSAPartitioner(ArmPartitioner):
     """Delegates to ``TOSABackend``; takes a ``TosaCompileSpec``."""
 
     spec_class = TosaCompileSpec
 
 
-class EthosUPartitioner(_ArmPartitioner):
+class EthosUPartitioner(ArmPartitioner):
     """Delegates to ``EthosUBackend``; takes an ``EthosUCompileSpec``."""
 
     spec_class = EthosUCompileSpec
 
 
-class VgfPartitioner(_ArmPartitioner):
+class VgfPartitioner(ArmPartitioner):
     """Delegates to ``VgfBackend``; takes a ``VgfCompileSpec``."""
 
     spec_class = VgfCompileSpec

@@ -34,7 +34,7 @@ def take_always(graph: Graph, target: Target) -> None:
         merge_reshapes(graph, target)
         share_common(graph, target)
     apply_once(graph, target, {"RESCALE": [by_halves, with_product, widened_by_product]})
-    if target.family != "ethos-u85":  # whose estimate is right
+    if target.hardware.estimates_missing_activation:
         if target.vela == (5, 1):
             apply_once(graph, target, {"RESCALE": [bounded], "MAX_POOL2D": [bounded]})
         apply_once(graph, target, {"ADD": [fetched], "MUL": [fetched]})
@@ -91,7 +91,7 @@ def widened_by_product(op: Op, rewriter: Rewriter) -> Value | None:
     readers = rewriter.users(op.output) or ()
     if any(reads_narrow(reader) or reader.kind in ("CLZ", "RESCALE") for reader in readers):
         return None
-    if b.target.family == "ethos-u85" and (1, *x.shape)[-1] == 1:  # a chain takes a RESCALE, and less SRAM
+    if b.target.hardware.chains and (1, *x.shape)[-1] == 1:  # a chain takes a RESCALE, and less SRAM
         multiplier, shift = np.array([(1 << 30) + 1], np.int32), np.array([30], np.int8)  # x still, and not by 1
         return b.emit("RESCALE", (x,), x.shape, DType.INT32, **{**op.attrs, "multiplier": multiplier, "shift": shift})
     return b.mul(x, filled(x, 1, DType.INT16, b))
@@ -120,7 +120,7 @@ def fetched(op: Op, rewriter: Rewriter) -> Value | None:
     which counts all four bytes of an element, estimates 86,016 and 33,284, and less with the copy from two rows on.
     """
     b = rewriter.build
-    least = 2 if b.target.vela == (5, 2) and b.target.family == "ethos-u55" else 64
+    least = b.target.hardware.copies_constants_from.get(b.target.vela, 64)
     for i, constant in enumerate(op.inputs):
         rows = constant.dtype is DType.INT32 and 1 < constant.size <= op.output.size // least
         if constant.data is not None and rows and op.inputs[1 - i].data is None:

@@ -86,7 +86,7 @@ def _rescaled(op: Op, rewriter: Rewriter) -> Op | None:
 
 def _turned(op: Op, rewriter: Rewriter) -> Region | None:
     last, (_, rows, columns) = _rescaled(op, rewriter), op.output.shape
-    if last is None or rewriter.build.target.family == "ethos-u85" or columns <= rows:
+    if last is None or rewriter.build.target.hardware.splits_matmuls or columns <= rows:
         return None
     behind = around(last, rewriter, (), ("RESHAPE", "TRANSPOSE"))
     if any(step.kind == "TRANSPOSE" for step in behind):  # one behind the other: nothing merges them from here on
@@ -96,7 +96,7 @@ def _turned(op: Op, rewriter: Rewriter) -> Region | None:
 
 def _product(op: Op, rewriter: Rewriter) -> Region | None:
     last = _rescaled(op, rewriter)
-    if last is None or rewriter.build.target.family != "ethos-u85" or not 1 < op.output.shape[0] <= _MOST:
+    if last is None or not rewriter.build.target.hardware.splits_matmuls or not 1 < op.output.shape[0] <= _MOST:
         return None
     behind = dict.fromkeys(around(last, rewriter, (), ("RESHAPE", "TRANSPOSE")))
     moved = [step for step in behind if step.kind == "TRANSPOSE"]

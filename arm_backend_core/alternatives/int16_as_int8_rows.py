@@ -16,7 +16,7 @@ from arm_backend_core.tosa.vela_workarounds.arithmetic import filled
 
 #: MACs up to which it is so, and weights from which it is worth it: 5,242 cycles for 128 to 128 channels, here 3,812.
 #: With 512 MACs int16 takes 5,284 for 256 to 256 channels, and this form 6,601.
-_MACS, _WEIGHTS = 256, 1 << 14
+_WEIGHTS = 1 << 14
 
 
 def by_halves(op: Op, rewriter: Rewriter) -> Value | None:
@@ -54,6 +54,6 @@ def by_halves(op: Op, rewriter: Rewriter) -> Value | None:
 
 def _is_slow(conv: Op, target: Target) -> bool:
     x, weight = conv.inputs[:2]
-    small = target.family == "ethos-u85" and 0 < (target.macs or 0) <= _MACS
+    small = 0 < (target.macs or 0) <= target.hardware.slow_int16_macs
     plain = weight.shape[1:3] == (1, 1) and conv.output.shape[:3] == (1, 1, 1)
     return small and x.dtype is DType.INT16 and plain and x.shape[:3] == (1, 1, 1) and weight.size >= _WEIGHTS

@@ -34,7 +34,7 @@ def _on_one_pixel(op: Op, rewriter: Rewriter) -> Region | None:
     x, weight = op.inputs[:2]
     one = x.shape[:3] == op.output.shape[:3] == (1, 1, 1) and weight.shape[1:3] == (1, 1)
     filled = x.shape[3] % _BLOCK == 0 or weight.data is None or weight.size < _WEIGHTS
-    if filled or not one or x.dtype is not DType.INT8 or rewriter.build.target.family == "ethos-u85":
+    if filled or not one or x.dtype is not DType.INT8 or not rewriter.build.target.hardware.pads_weight_blocks:
         return None
     return Region(steps_from(op, rewriter), ((op,),))
 

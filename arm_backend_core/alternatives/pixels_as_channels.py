@@ -44,7 +44,7 @@ def join_pixels(op: Op, rewriter: Rewriter) -> Value | None:
 
 def _narrow(op: Op, rewriter: Rewriter) -> Region | None:
     x, weight = op.inputs[:2]
-    if rewriter.build.target.family != "ethos-u85":
+    if not rewriter.build.target.hardware.computes_pixel_pairs:
         return None
     plain = weight.shape[1:3] == (1, 1) and not any(op.attrs["pad"]) and max(op.attrs["stride"]) == 1
     pixels = x.shape[1] * x.shape[2]

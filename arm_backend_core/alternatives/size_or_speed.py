@@ -48,6 +48,7 @@ def compile_best(spec: ArmCompileSpec, flatbuffer: bytes, **rest: Any) -> tuple[
     """
     if not isinstance(spec, EthosUCompileSpec) or spec.optimise != "auto":
         return compile_payload(spec, flatbuffer, **rest), spec
+    rest.pop("graph", None)  # Vela reads the flatbuffer
     size, most = len(flatbuffer), _MOST if _reads_it_fast(spec.configuration) else _MOST_OF_SLOW
     if _LONG <= size < most and hasattr(os, "fork"):
         small = for_size(spec)

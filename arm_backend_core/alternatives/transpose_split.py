@@ -23,7 +23,7 @@ Path = tuple[tuple[Layout, Layout], ...]
 
 def drop_ones(graph: Graph, target: Target) -> None:
     """TRANSPOSEs of more than four dimensions without those of size 1: no dearer anywhere, and like others to forms."""
-    if target.family == "ethos-u85" and apply_once(graph, target, {"TRANSPOSE": [_without_ones]}):
+    if target.hardware.transposes_any_rank and apply_once(graph, target, {"TRANSPOSE": [_without_ones]}):
         merge_reshapes(graph, target)
 
 
@@ -54,7 +54,7 @@ def _form(name: str, find: Callable[[Op], Path | None]) -> Alternative:
     def part(op: Op, rewriter: Rewriter) -> Region | None:
         """With what reads it, which Vela may do with it."""
         own = ((op.inputs[0].shape, tuple(op.attrs["perms"])),)
-        if rewriter.build.target.family != "ethos-u85" or find(op) in (None, own):
+        if not rewriter.build.target.hardware.transposes_any_rank or find(op) in (None, own):
             return None
         return Region(around(op, rewriter, (), ("RESHAPE", "MATMUL")), ((op,),))
 

@@ -1,46 +1,96 @@
-"""The one door to the compilers behind TOSA."""
+"""The compilers behind TOSA: a registry of backends, keyed by the class of the compile spec."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from arm_backend_core.backends.artifacts import Locate
+from arm_backend_core.backends.ethosu import compile_ethosu
 from arm_backend_core.backends.payload import Payload
+from arm_backend_core.backends.vgf import compile_vgf
 from arm_backend_core.targets.compile_spec import ArmCompileSpec, EthosUCompileSpec, TosaCompileSpec, VgfCompileSpec
+from arm_backend_core.tosa.graph import Graph
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """A delegate to compile.
+
+    Attributes:
+        flatbuffer: the TOSA 1.0 flatbuffer.
+        delegate: its name in the program, for errors and files.
+        locate: finds the ATen operator and source line that a compiler's message is about.
+        graph: the TOSA graph that the flatbuffer was written from; None if only the flatbuffer is known.
+        unread: inputs that no operator reads, by their number: elements, and bytes of each.
+        inputs: bytes of each input. The compiled program's inputs must have these sizes; None is not checked.
+        results: bytes of each result, checked in the same way.
+    """
+
+    flatbuffer: bytes
+    delegate: str
+    locate: Locate
+    graph: Graph | None = None
+    unread: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    inputs: Sequence[int] | None = None
+    results: Sequence[int] | None = None
+
+
+#: Compiles a delegate; raises CompileError if it cannot.
+Compiler = Callable[[Any, Compilation], Payload]
+
+_COMPILERS: dict[type[ArmCompileSpec], Compiler] = {}
+
+
+def register_backend(spec_class: type[ArmCompileSpec], compiler: Compiler) -> None:
+    """Let ``compiler`` compile delegates for compile specs of a class and of its subclasses.
+
+    Raises:
+        ValueError: the class has a compiler already.
+    """
+    if spec_class in _COMPILERS:
+        raise ValueError(f"{spec_class.__name__} has a backend already")
+    _COMPILERS[spec_class] = compiler
 
 
 def compile_payload(
-    spec: ArmCompileSpec,
-    flatbuffer: bytes,
-    *,
-    delegate: str,
-    locate: Locate,
-    unread: Mapping[int, tuple[int, int]] = MappingProxyType({}),
-    inputs: Sequence[int] | None = None,
-    results: Sequence[int] | None = None,
+    spec: ArmCompileSpec, flatbuffer: bytes, *, delegate: str, locate: Locate, **details: Any
 ) -> Payload:
-    """Compile a TOSA 1.0 flatbuffer as ``spec`` says; for the TOSA target it is the payload itself.
-
-    Args:
-        delegate: its name in the program, for errors and files.
-        locate: finds the ATen operator and source line that a compiler's message is about.
-        unread: elements, and bytes of each, of the inputs that no operator reads, by their number.
-        inputs: bytes of each input. The compiled program's inputs must have these sizes; None is not checked.
-        results: bytes of each result, checked in the same way.
+    """Compile a TOSA 1.0 flatbuffer by the backend of ``spec``; see ``Compilation`` for the arguments.
 
     Raises:
         CompileError: the compiler refused the flatbuffer or died on it.
+        TypeError: no backend is registered for the class of ``spec``.
     """
-    if isinstance(spec, EthosUCompileSpec):
-        from arm_backend_core.backends.ethosu import compile_ethosu
+    compiler = next((_COMPILERS[each] for each in type(spec).__mro__ if each in _COMPILERS), None)
+    if compiler is None:
+        known = ", ".join(each.__name__ for each in _COMPILERS)
+        raise TypeError(f"compile spec: no backend for {type(spec).__name__}; call register_backend (known: {known})")
+    return compiler(spec, Compilation(flatbuffer, delegate, locate, **details))
 
-        return compile_ethosu(
-            flatbuffer, spec, delegate=delegate, locate=locate, unread=unread, inputs=inputs, results=results
-        )
-    if isinstance(spec, VgfCompileSpec):
-        from arm_backend_core.backends.vgf import compile_vgf
 
-        return compile_vgf(flatbuffer, spec, delegate=delegate, locate=locate)
-    assert isinstance(spec, TosaCompileSpec), spec
-    return Payload(flatbuffer)
+def _compile_ethosu(spec: EthosUCompileSpec, of: Compilation) -> Payload:
+    return compile_ethosu(
+        of.flatbuffer,
+        spec,
+        delegate=of.delegate,
+        locate=of.locate,
+        unread=of.unread,
+        inputs=of.inputs,
+        results=of.results,
+    )
+
+
+def _compile_vgf(spec: VgfCompileSpec, of: Compilation) -> Payload:
+    return compile_vgf(of.flatbuffer, spec, delegate=of.delegate, locate=of.locate)
+
+
+def _keep_flatbuffer(spec: TosaCompileSpec, of: Compilation) -> Payload:
+    """For the TOSA target, the flatbuffer is the payload."""
+    return Payload(of.flatbuffer)
+
+
+register_backend(EthosUCompileSpec, _compile_ethosu)
+register_backend(VgfCompileSpec, _compile_vgf)
+register_backend(TosaCompileSpec, _keep_flatbuffer)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_backend_core.dtype import DType
 from arm_backend_core.targets.transpose_swaps import LONGEST, steps
+from arm_backend_core.workers.vela import Release
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +70,23 @@ class Hardware:
             Vela moves them by a TRANSPOSE of at most 64 KiB a row.
         slow_weights: up to so many multiplications in a cycle, weights are decoded at 12 in a cycle, so that one row
             takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
+        chains: elementwise operations are chained, so that one that only scales costs less there.
+        fuses_shared_rescale: a RESCALE is fused into the operation before it, even where others read that too.
+        ignores_unit_axes: a RESHAPE that only adds or removes axes of size 1 separates no fused operations.
+        scales_maxima: MAXIMUM and MINIMUM may rescale their operands.
+        sums_rescale_operands: ADD and SUB rescale both operands and their result in one operation.
+        computes_pixel_pairs: a 1x1 convolution of few channels takes fewer cycles on pairs of pixels.
+        estimates_missing_activation: Vela estimates a table's cycle for each element of an operation that has no
+            activation.
+        copies_constants_from: release of Vela -> from how many rows on its estimate is lower with a copy in SRAM of a
+            constant that all rows read; 64 for others.
+        splits_matmuls: a MATMUL of several heads takes fewer cycles as one for each head; on other NPUs with transposed
+            operands.
+        packs_weights_by_rows: Vela orders encoded weights by the number of rows, so that two methods share them only
+            if they have as many.
+        pads_weight_blocks: weights are encoded in blocks, so that channels that fill these cost nothing.
+        transposes_any_rank: Vela transposes more than four dimensions by methods of its own.
+        slow_int16_macs: up to so many multiplications in a cycle, an int16 row takes fewer cycles as two of int8.
         vela_bugs: names of the bugs of its compiler (``docs/contributors/vela.md``) that ``tosa/vela_workarounds``
             avoids, in the order that stands there.
         axes_lost_on_split: axes along which its compiler splits an operator and then loses the offset of the part to
@@ -89,6 +107,19 @@ class Hardware:
     transposes_by_convolution: bool = False
     slow_weights: int = 0
     widest_multiplied: int = 0
+    chains: bool = False
+    fuses_shared_rescale: bool = False
+    ignores_unit_axes: bool = False
+    scales_maxima: bool = False
+    sums_rescale_operands: bool = False
+    computes_pixel_pairs: bool = False
+    estimates_missing_activation: bool = False
+    copies_constants_from: Mapping[Release | None, int] = field(default_factory=dict)
+    splits_matmuls: bool = False
+    packs_weights_by_rows: bool = False
+    pads_weight_blocks: bool = False
+    transposes_any_rank: bool = False
+    slow_int16_macs: int = 0
     vela_bugs: tuple[str, ...] = ()
     axes_lost_on_split: Axes = lambda op: ()
 
@@ -295,7 +326,7 @@ _SHAPES = (
     *("returned_view", "dilated", "unclipped", "unclipped_scaled", "unclipped_move", "joined_again"),
     *("clipped_rescale", "reshaped_parts"),
 )
-_U55 = Hardware(
+_U65 = Hardware(
     unsupported=frozenset((*_BITWISE, *_LOGIC, *_CHOICE, "GATHER", "SCATTER", "INTDIV")),
     bool_as_int8=frozenset((*_LOGIC, *_CHOICE)),
     types=_U55_TYPES,
@@ -304,6 +335,9 @@ _U55 = Hardware(
     npu=True,
     averages_by_convolution=True,
     widest_multiplied=1 << 14,
+    sums_rescale_operands=True,
+    estimates_missing_activation=True,
+    pads_weight_blocks=True,
     vela_bugs=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
         *("scaled_maximum", "channel_scales", "one_of_five", "reshaped_broadcast", "joined_table", "activation"),
@@ -313,6 +347,7 @@ _U55 = Hardware(
         _forgotten, always=dict.fromkeys(("CONV3D", "TRANSPOSE_CONV2D", "MATMUL"), _EVERY), reduced=(-2,)
     ),
 )
+_U55 = replace(_U65, copies_constants_from={(5, 2): 2})
 _U85 = Hardware(
     types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},  # of fewer bits Vela shifts in copies of the sign
     limits=dict.fromkeys(("AVG_POOL2D", "CONV2D"), _images)
@@ -321,6 +356,15 @@ _U85 = Hardware(
     macs_per_result=64,
     transposes_by_convolution=True,
     slow_weights=256,
+    chains=True,
+    fuses_shared_rescale=True,
+    ignores_unit_axes=True,
+    scales_maxima=True,
+    computes_pixel_pairs=True,
+    splits_matmuls=True,
+    packs_weights_by_rows=True,
+    transposes_any_rank=True,
+    slow_int16_macs=256,
     vela_bugs=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
         *(
@@ -337,7 +381,7 @@ _U85 = Hardware(
         _forgotten, always={"CONV3D": _EVERY, "TRANSPOSE_CONV2D": _IMAGE, "ARGMAX": _EVERY}, reduced=_IMAGE
     ),
 )
-#: By family; that of a profile alone has what this says.
-HARDWARE = {"ethos-u55": _U55, "ethos-u65": _U55, "ethos-u85": _U85, "tosa": Hardware(), "vgf": Hardware()}
+#: By family; that of a profile alone has what this says. A new NPU is an entry: no other module asks for a name.
+HARDWARE = {"ethos-u55": _U55, "ethos-u65": _U65, "ethos-u85": _U85, "tosa": Hardware(), "vgf": Hardware()}
 #: Vela's families.
 ETHOS_U_FAMILIES = tuple(family for family, hardware in HARDWARE.items() if hardware.npu)

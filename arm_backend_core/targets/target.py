@@ -37,7 +37,7 @@ class Target:
             be mended.
 
     Raises:
-        ValueError: an Ethos-U without ``macs``.
+        ValueError: an Ethos-U without ``macs``, or an unknown family.
     """
 
     name: str
@@ -49,6 +49,8 @@ class Target:
     vela: Release | None = None
 
     def __post_init__(self) -> None:
+        if self.family not in HARDWARE:
+            raise ValueError(f"family: there is no hardware {self.family!r} (known: {', '.join(HARDWARE)})")
         if self.hardware.npu and not self.macs:
             raise ValueError(f"macs: {self.name} needs its number of multiplications in a cycle, for example 128")
 

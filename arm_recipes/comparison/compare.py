@@ -190,7 +190,7 @@ def _method(result: Artifact, method: str) -> MethodReport:
 
 def _side(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[ProgramSpec, list[str]]:
     """The program with what is known of its layers, and notes."""
-    from arm_backend_core.partitioner import _ArmPartitioner
+    from arm_backend_core.partitioner import ArmPartitioner
 
     method, made = record.name, result.kept
     exported, original = result.exported_programs[method], made.originals.get(method)
@@ -207,7 +207,7 @@ def _side(result: Artifact, record: MethodReport, layers: bool | int) -> tuple[P
         notes.append(
             "the model came quantized: what it is compared with has its quantized weights, and no other rounding"
         )
-    ours = next((x for x in made.partitioners.get(method, ()) if isinstance(x, _ArmPartitioner)), None)
+    ours = next((x for x in made.partitioners.get(method, ()) if isinstance(x, ArmPartitioner)), None)
     if layers and ours is not None and record.delegates:
         from arm_recipes.comparison.intermediate_outputs import taps
 

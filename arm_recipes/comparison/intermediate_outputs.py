@@ -30,7 +30,7 @@ from arm_backend_core.tosa.serialize import serialize
 from arm_recipes._internal.executorch_programs import simplify_call
 
 if TYPE_CHECKING:
-    from arm_backend_core.partitioner import _ArmPartitioner
+    from arm_backend_core.partitioner import ArmPartitioner
     from arm_recipes.runtime.plugin import Execution
 
     Array = np.ndarray[Any, Any]
@@ -85,7 +85,7 @@ class Taps:
 
 def taps(
     program: ExportedProgram,
-    partitioner: _ArmPartitioner,
+    partitioner: ArmPartitioner,
     records: Sequence[events.Delegate],
     wanted: Iterable[str],
 ) -> tuple[list[Taps], list[str]]:

@@ -313,7 +313,7 @@ def _widened(value: Value, rewriter: Rewriter, *, scaled: bool) -> bool:
 
     On U55 and U65 one that scales is joined with what it alone reads.
     """
-    joined = scaled and (rewriter.single_use(value) or rewriter.build.target.family == "ethos-u85")
+    joined = scaled and (rewriter.single_use(value) or rewriter.build.target.hardware.fuses_shared_rescale)
     for op in rewriter.users(value) or ():
         if op.kind == "RESCALE" and (power_of_two(op) == 0 or joined) and op.output.dtype.bytes >= value.dtype.bytes:
             return True

@@ -154,7 +154,7 @@ def _readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterat
     for reader in rewriter.users(value) or ():
         if reader.kind in ("RESHAPE", "SLICE"):
             ones = reader.kind == "RESHAPE" and alike(reader.output.shape, value.shape)
-            same = ones and rewriter.build.target.family == "ethos-u85"
+            same = ones and rewriter.build.target.hardware.ignores_unit_axes
             yield from _readers(reader.output, rewriter, passed if same else passed | {reader.kind})
         else:
             yield reader, passed
@@ -206,7 +206,7 @@ def _has_no_scale(op: Op | None) -> bool:
 
 def _clips_maxima(rewriter: Rewriter) -> bool:
     """U55 and U65 scale no maximum."""
-    return rewriter.build.target.family == "ethos-u85"
+    return rewriter.build.target.hardware.scales_maxima
 
 
 def _grows(op: Op) -> bool:
@@ -239,7 +239,7 @@ def _reads_without(op: Op, rewriter: Rewriter) -> bool:
 
 def _reads_scaled(op: Op, rewriter: Rewriter) -> bool:
     """ADD or SUB on U55 and U65 that does the RESCALEs of both operands and, with them, the one of its result."""
-    if op.kind not in ("ADD", "SUB") or rewriter.build.target.family == "ethos-u85":
+    if op.kind not in ("ADD", "SUB") or not rewriter.build.target.hardware.sums_rescale_operands:
         return False
     match rewriter.users(op.output):
         case [Op(kind="RESCALE", attrs={"per_channel": False, "input_zp": 0}, output=result) as rescale]:

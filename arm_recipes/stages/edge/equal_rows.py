@@ -61,7 +61,10 @@ def _group(recipe: ExportRecipe) -> int | None:
 
     partitioners = recipe.lowering_recipe.partitioners if recipe.lowering_recipe is not None else None
     for partitioner in partitioners if isinstance(partitioners, list) else ():
-        if isinstance(partitioner, EthosUPartitioner) and partitioner.compile_spec.target.family == "ethos-u85":
+        if (
+            isinstance(partitioner, EthosUPartitioner)
+            and partitioner.compile_spec.target.hardware.packs_weights_by_rows
+        ):
             return _ROWS.get(partitioner.compile_spec.target.macs or 0)
     return None
 

@@ -1,0 +1,62 @@
+"""An NPU of one's own, as a newcomer adds it: one entry of the hardware table decides all that passes ask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from arm_backend_core import events
+from arm_backend_core.delegate import delegate
+from arm_backend_core.dtype import DType
+from arm_backend_core.targets.compile_spec import TosaCompileSpec
+from arm_backend_core.targets.hardware import HARDWARE, Hardware
+from arm_backend_core.targets.target import Target
+
+NPU = Hardware(
+    unsupported=frozenset({"TANH"}),
+    types={"MAX_POOL2D": (DType.INT8,)},
+    limits={"MATMUL": lambda op: "more than 4 columns" if op.inputs[1].shape[2] > 4 else None},
+    npu=True,
+    macs_per_result=32,
+)
+
+
+@pytest.fixture
+def npu(monkeypatch: pytest.MonkeyPatch) -> TosaCompileSpec:
+    """A compile spec for it that stops at TOSA."""
+    monkeypatch.setitem(HARDWARE, "newcomer", NPU)
+    spec = TosaCompileSpec("TOSA-1.0+INT+FP+int16")
+    spec.target = Target("newcomer-32", frozenset({"INT", "FP"}), frozenset({"int16"}), "newcomer", macs=32)
+    return spec
+
+
+class _Layer(nn.Module):
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.columns = columns
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(torch.bmm(x, y))
+
+
+@pytest.mark.parametrize(
+    ("columns", "refused"),
+    [
+        (4, {"aten.tanh.default": "newcomer-32 has no TANH in hardware"}),
+        (5, {"aten.tanh.default": "TANH in hardware", "aten.bmm.default": "MATMUL with more than 4 columns"}),
+    ],
+)
+def test_its_entry_says_what_it_can_run(npu: TosaCompileSpec, columns: int, refused: dict[str, str]) -> None:
+    samples = torch.ones(2, 3, 3), torch.ones(2, 3, columns)
+    program = torch.export.export(_Layer(columns).eval(), samples)
+    with events.record() as log:
+        delegate(program, npu)
+    found = {rejected.operator: rejected.reason for rejected in log.rejected}
+    assert found.keys() == refused.keys()
+    assert all(refused[operator] in reason for operator, reason in found.items())
+
+
+def test_an_unknown_npu_is_an_error_and_not_another_one() -> None:
+    with pytest.raises(ValueError, match="family: there is no hardware 'ethos-u00'"):
+        Target("ethos-u00-8", frozenset({"INT"}), frozenset(), "ethos-u00", macs=8)
