@@ -735,6 +735,7 @@ def test_a_sum_of_no_products(function: Callable[..., Tensor]) -> None:
     assert torch.equal(lowered.module()(*inputs), function(*inputs))
 
 
+@pytest.mark.verify
 def test_long_recurrent_layers_are_traced_once() -> None:
     """Each of the 200 steps is a copy of one step's nodes."""
     calls = 0

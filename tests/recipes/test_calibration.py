@@ -139,6 +139,7 @@ def test_two_samples_are_not() -> None:
         _export([(X[:1],), (X[1:2],)])
 
 
+@pytest.mark.verify
 def test_the_checks_work_with_executorchs_own_export() -> None:
     recipe = _recipe([(X[:1], 7)], XNNPackRecipeType.PT2E_INT8_STATIC_PER_CHANNEL)
     with pytest.warns(ArmRecipesWarning, match="only one sample"):

@@ -419,6 +419,7 @@ def test_workers_find_the_same() -> None:
     assert (shared.outputs, shared.layers, shared.accuracy) == (alone.outputs, alone.layers, alone.accuracy)
 
 
+@pytest.mark.verify
 def test_on_a_dask_cluster() -> None:
     from distributed import Client, LocalCluster
 

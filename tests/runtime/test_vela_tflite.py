@@ -19,7 +19,7 @@ from arm_backend_core.targets.compile_spec import EthosUCompileSpec
 from arm_backend_core.tosa import reference
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Value
-from arm_recipes import VelaProgram, compare, inspect, load, save_firmware
+from arm_recipes import VelaProgram, compare, inspect_program, load, save_firmware
 from arm_recipes.cli.main import main
 from arm_recipes.runtime.errors import PayloadError, RunError
 from arm_recipes.runtime.ethosu_payload import EthosUPayload
@@ -232,7 +232,7 @@ def test_two_of_them_are_compared() -> None:
 
 
 def test_what_inspect_tells() -> None:
-    described = inspect(_model("ethos-u65-512"))
+    described = inspect_program(_model("ethos-u65-512"))
     (method,) = described.methods
     (delegate,) = method.delegates
     assert isinstance(delegate.payload, EthosUPayload)
@@ -241,8 +241,8 @@ def test_what_inspect_tells() -> None:
     shown = str(described)
     for line in ("target +Ethos-U65, 512 MACs", "compiler +made for a test", "fast scratch +1,024", "weights +"):
         assert re.search(line, shown), line
-    assert "fast scratch" not in str(inspect(_model()))
-    beside = inspect(_beside())
+    assert "fast scratch" not in str(inspect_program(_model()))
+    beside = inspect_program(_beside())
     assert beside.methods[0].operators == ("SOFTMAX", "mine", "SOFTMAX")
     assert beside.to_dict()["methods"][0]["operators"] == ["SOFTMAX", "mine", "SOFTMAX"]
 
