@@ -237,7 +237,7 @@ def test_what_inspect_tells() -> None:
     (delegate,) = method.delegates
     assert isinstance(delegate.payload, EthosUPayload)
     assert (delegate.payload.product, delegate.payload.macs, delegate.problem) == (65, 512, None)
-    assert [tensor.scale for tensor in (*method.inputs, *method.outputs)] == [0.5, 0.25, 0.125]
+    assert [tensor.scale for tensor in (*method.inputs, *method.outputs)] == [0.5, 0.25, 0.125]  # type: ignore[union-attr]
     shown = str(described)
     for line in ("target +Ethos-U65, 512 MACs", "compiler +made for a test", "fast scratch +1,024", "weights +"):
         assert re.search(line, shown), line
