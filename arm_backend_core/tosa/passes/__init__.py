@@ -34,7 +34,7 @@ from arm_backend_core.tosa.passes.stages import (
 )
 from arm_backend_core.tosa.passes.table import compose_tables
 from arm_backend_core.tosa.passes.transpose_form import choose_transpose_forms, slice_after_transposes
-from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds, check_mistakes
+from arm_backend_core.tosa.vela_workarounds.catalog import apply_vela_workarounds, assert_no_vela_bugs
 from arm_backend_core.tosa.vela_workarounds.tables import duplicate_cheap_producers
 
 Pass = Callable[[Graph, Target], None]
@@ -144,4 +144,4 @@ def check(graph: Graph, target: Target) -> None:
             no operator's result or is there twice.
     """
     StageChecker(target).check(graph, WRITTEN, "all passes")
-    check_mistakes(graph, target)
+    assert_no_vela_bugs(graph, target)

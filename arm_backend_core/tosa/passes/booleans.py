@@ -14,7 +14,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value, constant
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once
-from arm_backend_core.tosa.vela_workarounds.arithmetic import filled
+from arm_backend_core.tosa.vela_workarounds.arithmetic import broadcast_constant
 
 _LOW, _HIGH = (int(bound) for bound in DType.INT32.range)
 _NUMBERS = np.arange(-128, 128)
@@ -38,7 +38,7 @@ def lower_bool_to_int8(graph: Graph, target: Target) -> None:
 
 
 def _number(x: Value, number: int, b: Builder) -> Value:
-    return filled(x, number, DType.INT32, b)
+    return broadcast_constant(x, number, DType.INT32, b)
 
 
 def _next(b: Builder, x: Value, step: int) -> Value:

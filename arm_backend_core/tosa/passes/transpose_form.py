@@ -17,7 +17,7 @@ from arm_backend_core.targets.transpose_swaps import LONGEST, is_supported_by_ve
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer, skip_through
 from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
-from arm_backend_core.tosa.vela_workarounds.arithmetic import copied
+from arm_backend_core.tosa.vela_workarounds.arithmetic import emit_copy
 
 
 def slice_after_transposes(graph: Graph, target: Target) -> None:
@@ -59,7 +59,7 @@ def in_steps(op: Op, rewriter: Rewriter) -> Value | None:
     source = skip_through(x, "RESHAPE").shape
     path = steps(x.shape, perms, x.dtype, source)
     if path is None:
-        x, path = copied(x, b), steps(x.shape, perms, x.dtype, x.shape)
+        x, path = emit_copy(x, b), steps(x.shape, perms, x.dtype, x.shape)
     elif rewriter.feeds(op.output, "MATMUL", ("RESHAPE",)) and max(sizes) <= LONGEST:
         if x.rank <= 4 and is_supported_by_vela(x.shape, perms, x.dtype, source):
             return None
