@@ -17,7 +17,7 @@ from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes import merge_reshapes
-from arm_backend_core.tosa.passes.cse import share_common
+from arm_backend_core.tosa.passes.cse import eliminate_common_subexpressions
 from arm_backend_core.tosa.passes.fuse import power_of_two
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer
 from arm_backend_core.tosa.vela_workarounds.arithmetic import SCALED_MAXIMUM, broadcast_constant
@@ -32,7 +32,7 @@ def take_always(graph: Graph, target: Target) -> None:
     """Write these forms wherever they can be."""
     if apply_once(graph, target, {"RESCALE": [summed_as_read]}):
         merge_reshapes(graph, target)
-        share_common(graph, target)
+        eliminate_common_subexpressions(graph, target)
     apply_once(graph, target, {"RESCALE": [by_halves, with_product, widened_by_product]})
     if target.family != "ethos-u85":  # whose estimate is right
         if target.vela == (5, 1):

@@ -13,7 +13,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.errors import Unsupported
 from arm_backend_core.targets.target import Target
 from arm_backend_core.tosa.graph import COPY, Graph, Op, Origin, Origins, Value, constant, merge_origins, prod
-from arm_backend_core.tosa.legality import write_refusal
+from arm_backend_core.tosa.legality import emission_refusal
 from arm_backend_core.tosa.operators import LEVEL_8K, OPERATORS
 
 Array = np.ndarray[Any, Any]
@@ -43,7 +43,7 @@ class Builder:
     def emit(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any) -> Value:
         """Append any operator; the typed methods below are the way to use it."""
         op = self._op(kind, inputs, shape, dtype, attrs)
-        reason = write_refusal(self.target, op)
+        reason = emission_refusal(self.target, op)
         if reason and self.splits and dtype is DType.INT32 and OPERATORS[kind].moves:
             return self._moved_in_halves(kind, inputs, shape, attrs)
         if reason:
@@ -83,7 +83,7 @@ class Builder:
         self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, /, **attrs: Any
     ) -> str | None:
         """Why ``emit`` would refuse this operator, or None."""
-        return write_refusal(self.target, self._op(kind, inputs, shape, dtype, attrs))
+        return emission_refusal(self.target, self._op(kind, inputs, shape, dtype, attrs))
 
     def _op(self, kind: str, inputs: Sequence[Value], shape: Sequence[int], dtype: DType, attrs: dict[str, Any]) -> Op:
         output = Value(tuple(int(size) for size in shape), dtype, kind.lower())

@@ -29,7 +29,7 @@ def op_refusal(target: Target, op: Op) -> str | None:
     return _named(target, target.hardware.refusal(op.kind, types, op.output.dtype, op))
 
 
-def write_refusal(target: Target, op: Op) -> str | None:
+def emission_refusal(target: Target, op: Op) -> str | None:
     """Why ``op`` cannot be written for ``target``: as ``op_refusal``, but booleans may be numbers in the end."""
     hardware, types = target.hardware, [value.dtype for value in (*op.inputs, op.output)]
     kept = OPERATORS[op.kind].moves or op.kind == "IDENTITY"

@@ -22,7 +22,7 @@ from arm_backend_core.tosa.builder import Builder
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two
-from arm_backend_core.tosa.passes.merge import alike
+from arm_backend_core.tosa.passes.merge import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, Rule, apply_once, producer, skip_through
 from arm_backend_core.tosa.vela_workarounds import arithmetic, rescales, shapes, tables
 from arm_backend_core.tosa.vela_workarounds.arithmetic import copy_operands_where, emit_copy
@@ -208,7 +208,9 @@ def _loses_slice_offset(op: Op, value: Value, rewriter: Rewriter) -> bool:
     if axes and op.kind == "MATMUL" and _is_slice_behind_cancelling_transposes(value):
         return True
     while (before := value.producer) is not None and before.kind in ("RESHAPE", "RESCALE"):
-        if not alike(value.shape, before.inputs[0].shape) or (before.kind == "RESCALE" and power_of_two(before) != 0):
+        if not equal_without_ones(value.shape, before.inputs[0].shape) or (
+            before.kind == "RESCALE" and power_of_two(before) != 0
+        ):
             return False
         if before.kind == "RESHAPE" and (axes or "axis" in op.attrs):  # Vela counts the axis in the SLICE's rank
             axes = range(-6, 0)

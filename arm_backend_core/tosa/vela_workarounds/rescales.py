@@ -15,7 +15,7 @@ from arm_backend_core.dtype import DType
 from arm_backend_core.tosa.graph import Op, Value
 from arm_backend_core.tosa.operators import ELEMENTWISE, UNARY
 from arm_backend_core.tosa.passes.fuse import power_of_two, rescale_factors
-from arm_backend_core.tosa.passes.merge import alike
+from arm_backend_core.tosa.passes.merge import equal_without_ones
 from arm_backend_core.tosa.passes.rewrite import Rewriter, producer, skip_through
 from arm_backend_core.tosa.vela_workarounds.arithmetic import (
     DATA_MOVEMENT,
@@ -68,7 +68,7 @@ def _reads_part(op: Op, rewriter: Rewriter) -> bool:
 
 def _is_size_one_reshape(op: Op) -> bool:
     """Whether ``op`` is a RESHAPE that adds or removes only dimensions of size 1."""
-    return op.kind == "RESHAPE" and alike(op.output.shape, op.inputs[0].shape)
+    return op.kind == "RESHAPE" and equal_without_ones(op.output.shape, op.inputs[0].shape)
 
 
 def _merges_with(before: Op, op: Op, rewriter: Rewriter) -> bool:
@@ -186,7 +186,7 @@ def _readers(value: Value, rewriter: Rewriter, passed: frozenset[str]) -> Iterat
     """
     for reader in rewriter.users(value) or ():
         if reader.kind in ("RESHAPE", "SLICE"):
-            is_size_one = reader.kind == "RESHAPE" and alike(reader.output.shape, value.shape)
+            is_size_one = reader.kind == "RESHAPE" and equal_without_ones(reader.output.shape, value.shape)
             is_transparent = is_size_one and rewriter.build.target.family == "ethos-u85"
             yield from _readers(reader.output, rewriter, passed if is_transparent else passed | {reader.kind})
         else:
