@@ -73,7 +73,7 @@ def join_heads(op: Op, rewriter: Rewriter) -> Value | None:
     if image.rank != 4 or tuple(moved.attrs["perms"]) != (0, 2, 1, 3) or image.shape[0] != 1:
         return None
     _, heads, rows, size = image.shape
-    if x.shape != (1, 1, rows, heads * size) or heads > rewriter.build.target.hardware.longest_kernel:
+    if x.shape != (1, 1, rows, heads * size) or heads > rewriter.build.target.hardware.max_kernel:
         return None
     data = weight.data.reshape(weight.shape[0], heads, 1, size)
     inputs = (image, constant(data, weight.dtype), op.inputs[2])

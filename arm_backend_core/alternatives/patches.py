@@ -66,7 +66,7 @@ def read_pixels(op: Op, rewriter: Rewriter) -> Value | None:
     sums = b.emit("CONV2D", (x, kernel, bias), (*image, count), op.output.dtype, **attrs)
     assert sums.producer is not None
     folded = fold_stride(sums.producer, rewriter)
-    if folded is None and stride * high > b.target.hardware.largest_stride:
+    if folded is None and stride * high > b.target.hardware.max_stride:
         return None
     return b.reshape(folded or sums, op.output.shape)
 

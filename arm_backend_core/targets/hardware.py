@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from arm_backend_core.dtype import DType
-from arm_backend_core.targets.transpose_swaps import LONGEST, steps
+from arm_backend_core.targets.transpose_swaps import MAX_EXTENT, plan_swaps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,16 +58,16 @@ class Hardware:
         booleans: whether it has boolean tensors.
         bool_as_int8: what it lacks and ``tosa/passes/booleans.py`` writes as arithmetic, booleans being numbers.
         npu: an Ethos-U: convolutions and data movement are written in the form that Vela's estimate is best for.
-        longest_kernel: elements along one side of a window.
-        largest_stride: larger ones are taken apart by Vela, one operation for each element of the window.
+        max_kernel: elements along one side of a window.
+        max_stride: larger ones are taken apart by Vela, one operation for each element of the window.
         start_cycles: until the first result of an operation, from Vela's estimates of small ones.
         macs_per_result: multiplications that hardware could have done while it writes one result.
         averages_by_convolution: the mean of a whole image takes fewer cycles as convolutions than as AVG_POOL2D
             (24x5x64 on U55-128: 2,693 against 5,208).
         transposes_by_convolution: [A, N] to [N, A] takes fewer cycles as a convolution than as TRANSPOSE.
-        widest_multiplied: columns times channels that a DEPTHWISE_CONV2D of several results a channel may have, 0: any;
+        max_depthwise_size: columns times channels that a DEPTHWISE_CONV2D of several results a channel may have, 0: any;
             Vela moves them by a TRANSPOSE of at most 64 KiB a row.
-        slow_weights: up to so many multiplications in a cycle, weights are decoded at 12 in a cycle, so that one row
+        slow_weights_max_macs: up to so many multiplications in a cycle, weights are decoded at 12 in a cycle, so that one row
             takes fewer cycles as a MATMUL (472x118 on U85-256: 3,181 against 4,992).
         vela_bugs: names of the bugs of its compiler (``docs/contributors/vela.md``) that ``tosa/vela_workarounds``
             avoids, in the order that stands there.
@@ -81,14 +81,14 @@ class Hardware:
     booleans: bool = True
     bool_as_int8: frozenset[str] = frozenset()
     npu: bool = False
-    longest_kernel: int = 64
-    largest_stride: int = 3
+    max_kernel: int = 64
+    max_stride: int = 3
     start_cycles: int = 500
     macs_per_result: int = 128
     averages_by_convolution: bool = False
     transposes_by_convolution: bool = False
-    slow_weights: int = 0
-    widest_multiplied: int = 0
+    slow_weights_max_macs: int = 0
+    max_depthwise_size: int = 0
     vela_bugs: tuple[str, ...] = ()
     axes_lost_on_split: Axes = lambda op: ()
 
@@ -204,13 +204,13 @@ def _argmax(op: Operation) -> str | None:
 
 def _matmul(op: Operation) -> str | None:
     _, inner, width = op.inputs[1].shape
-    return f"{inner} x {width} right-hand sides (65536 at most)" if max(inner, width) > LONGEST else None
+    return f"{inner} x {width} right-hand sides (65536 at most)" if max(inner, width) > MAX_EXTENT else None
 
 
 def _reduce_sum(op: Operation) -> str | None:
     shape, axis = op.inputs[0].shape, op.attrs["axis"]
     sizes = (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
-    too_long = max(sizes[1:2] if axis == len(shape) - 1 else sizes) > LONGEST
+    too_long = max(sizes[1:2] if axis == len(shape) - 1 else sizes) > MAX_EXTENT
     return f"shape {shape} over axis {axis} (65536 at most before, along and after it)" if too_long else None
 
 
@@ -237,7 +237,7 @@ def _resize(op: Operation) -> str | None:
 def _transpose(op: Operation) -> str | None:
     x, perms = op.inputs[0], tuple(op.attrs["perms"])
     reason = f"shape {x.shape} by {perms} (65536 at most along each of three axes, whichever are taken together)"
-    return reason if steps(x.shape, perms, x.dtype, x.shape) is None else None
+    return reason if plan_swaps(x.shape, perms, x.dtype, x.shape) is None else None
 
 
 def _reverse(op: Operation) -> str | None:
@@ -252,7 +252,7 @@ _IMAGE = (-3, -2)  # height and width
 def _forgotten_of_window(op: Operation) -> tuple[int, ...]:
     shape, attrs = op.inputs[0].shape, op.attrs
     multiplied = op.kind == "DEPTHWISE_CONV2D" and op.inputs[1].shape[3] > 1
-    dilated = max(attrs.get("dilation", (1,))) > 2 or max(shape) > LONGEST
+    dilated = max(attrs.get("dilation", (1,))) > 2 or max(shape) > MAX_EXTENT
     large = max(attrs["stride"]) > 3 or max(attrs.get("kernel", (1,))) > 8
     if any(attrs["pad"]) and (shape[0] > 1 or multiplied or dilated or large):
         return _EVERY  # the padding goes with it
@@ -303,7 +303,7 @@ _U55 = Hardware(
     booleans=False,
     npu=True,
     averages_by_convolution=True,
-    widest_multiplied=1 << 14,
+    max_depthwise_size=1 << 14,
     vela_bugs=(
         *("reduce_min", *_SHAPES, "equal_weights", "unreached", "narrowing_cast", "clamped_cast", "unequal_scales"),
         *("scaled_maximum", "channel_scales", "one_of_five", "reshaped_broadcast", "joined_table", "activation"),
@@ -320,7 +320,7 @@ _U85 = Hardware(
     npu=True,
     macs_per_result=64,
     transposes_by_convolution=True,
-    slow_weights=256,
+    slow_weights_max_macs=256,
     vela_bugs=(
         *(*_SHAPES, "equal_weights", "reshaped_select", "returned_mask", "gathered", "reversed"),
         *(

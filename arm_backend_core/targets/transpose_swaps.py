@@ -15,26 +15,26 @@ from math import prod
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import Layout, identity, merged
 
-Exchange = tuple[tuple[int, int, int], tuple[int, int]]
+Swap = tuple[tuple[int, int, int], tuple[int, int]]
 """A shape of three dimensions, and the two that change places."""
-ORDERS = {(0, 1): (1, 0, 2), (1, 2): (0, 2, 1), (0, 2): (2, 1, 0)}
+SWAP_PERMUTATIONS = {(0, 1): (1, 0, 2), (1, 2): (0, 2, 1), (0, 2): (2, 1, 0)}
 
-LONGEST = 1 << 16  # extents along one axis are 16-bit registers
+MAX_EXTENT = 1 << 16  # extents along one axis are 16-bit registers
 
 
 @lru_cache(maxsize=4096)
-def steps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[tuple[Layout, Layout], ...] | None:
+def plan_swaps(shape: Layout, perms: Layout, dtype: DType, source: Layout) -> tuple[tuple[Layout, Layout], ...] | None:
     """Shapes and orders of TRANSPOSEs of one exchange each that give this one; itself if it is of one or none.
 
     ``source`` is the shape that the operand has before a RESHAPE, its own without one.
     """
     real = [axis for axis, size in enumerate(shape) if size != 1]
     plain = tuple(shape[axis] for axis in real), tuple(real.index(axis) for axis in perms if axis in real)
-    alone = len(list(exchanges(shape, perms, dtype))) == 1 and is_supported_by_vela(shape, perms, dtype, source)
+    alone = len(list(vela_swaps(shape, perms, dtype))) == 1 and is_supported_by_vela(shape, perms, dtype, source)
     if alone or plain[1] == identity(len(real)):
         return ((shape, perms),)
     for sizes, order in (merged(shape, perms), plain):
-        path = [(view, ORDERS[axes]) for view, axes in _shortest(sizes, order, dtype) or ()]
+        path = [(view, SWAP_PERMUTATIONS[axes]) for view, axes in _shortest(sizes, order, dtype) or ()]
         if path and is_supported_by_vela(*path[0], dtype, source):
             return tuple(path)
         if path and (first := _divided(*path[0], dtype)):
@@ -52,7 +52,7 @@ def is_supported_by_vela(shape: Layout, perms: Layout, dtype: DType, source: Lay
         order = [real.index(axis) for axis in perms if axis in real]
         places = {axis: held[i] for axis, i in zip(held, order, strict=True)}
         shape, perms = source, tuple(places.get(axis, axis) for axis in range(len(source)))
-    return fits(exchanges(shape, perms, dtype), dtype)
+    return are_supported_swaps(vela_swaps(shape, perms, dtype), dtype)
 
 
 def _divided(view: Layout, perms: Layout, dtype: DType) -> tuple[Layout, Layout] | None:
@@ -61,26 +61,26 @@ def _divided(view: Layout, perms: Layout, dtype: DType) -> tuple[Layout, Layout]
     for axis, part in ((axis, n) for axis, size in enumerate(view) for n in range(2, size) if size % n == 0):
         shape: Layout = (*view[:axis], part, view[axis] // part, *view[axis + 1 :])
         order = tuple(dim for i in perms for dim in ((i, i + 1) if i == axis else (i + (i > axis),)))
-        path = list(exchanges(shape, order, dtype))
-        if fits(path, dtype):
+        path = list(vela_swaps(shape, order, dtype))
+        if are_supported_swaps(path, dtype):
             ways.append((_cycles(path), shape, order))
     return min(ways)[1:] if ways else None
 
 
-def _cycles(path: Iterable[Exchange]) -> int:
+def _cycles(path: Iterable[Swap]) -> int:
     """Every element once for each exchange, and 500 for an operation: one, or one for each row or column."""
     return sum(prod(sizes) + 500 * {(0, 1): 1, (1, 2): sizes[0], (0, 2): sizes[1]}[axes] for sizes, axes in path)
 
 
-def fits(path: Iterable[Exchange], dtype: DType) -> bool:
+def are_supported_swaps(path: Iterable[Swap], dtype: DType) -> bool:
     """Whether hardware can do these exchanges."""
-    deepest = 1 << 14 if dtype is DType.INT32 else LONGEST
-    return all(max(sizes) <= LONGEST and (axes != (0, 1) or sizes[2] <= deepest) for sizes, axes in path)
+    deepest = 1 << 14 if dtype is DType.INT32 else MAX_EXTENT
+    return all(max(sizes) <= MAX_EXTENT and (axes != (0, 1) or sizes[2] <= deepest) for sizes, axes in path)
 
 
-def _shortest(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> list[Exchange] | None:
+def _shortest(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> list[Swap] | None:
     """Exchanges of neighbours taken together that lead to ``order``, in the least time."""
-    paths: list[tuple[int, tuple[int, ...], list[Exchange]]] = [(0, identity(len(sizes)), [])]
+    paths: list[tuple[int, tuple[int, ...], list[Swap]]] = [(0, identity(len(sizes)), [])]
     done: set[tuple[int, ...]] = set()
     while paths:
         cost, state, path = heapq.heappop(paths)
@@ -92,15 +92,15 @@ def _shortest(sizes: Sequence[int], order: tuple[int, ...], dtype: DType) -> lis
         for i, j in combinations(range(len(sizes) + 1), 2):
             parts = [state[:i], state[i:j], state[j:]]
             before, between, behind = (prod(sizes[dim] for dim in part) for part in parts)
-            for axes, places in list(ORDERS.items())[: 2 if dtype is DType.INT32 else 3]:
-                exchange: Exchange = ((before, between, behind), axes)
-                if fits([exchange], dtype):
+            for axes, places in list(SWAP_PERMUTATIONS.items())[: 2 if dtype is DType.INT32 else 3]:
+                exchange: Swap = ((before, between, behind), axes)
+                if are_supported_swaps([exchange], dtype):
                     after = tuple(dim for place in places for dim in parts[place])
                     heapq.heappush(paths, (cost + _cycles([exchange]), after, [*path, exchange]))
     return None
 
 
-def exchanges(shape: Sequence[int], perms: Sequence[int], dtype: DType) -> Iterator[Exchange]:
+def vela_swaps(shape: Sequence[int], perms: Sequence[int], dtype: DType) -> Iterator[Swap]:
     """What Vela makes of a TRANSPOSE."""
     front = max(0, 4 - len(shape))
     sizes = [1] * front + list(shape)
@@ -115,7 +115,7 @@ def exchanges(shape: Sequence[int], perms: Sequence[int], dtype: DType) -> Itera
             order[axis], order[at] = order[at], order[axis]
 
 
-def _exchange(sizes: list[int], a: int, b: int) -> Iterator[Exchange]:
+def _exchange(sizes: list[int], a: int, b: int) -> Iterator[Swap]:
     """Exchanges after which dimensions ``a`` < ``b`` of ``sizes`` have changed places."""
     last = len(sizes) - 1
 

@@ -53,10 +53,10 @@ def _with_four_bits(net: Graph, target: Target) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_with_identity, r"behind _with_identity there may be no .* = IDENTITY"),
-        (_with_wrong_table, r"behind _with_wrong_table: .* = TABLE.*: .*"),
-        (_with_mark, r"behind _with_mark: .* = LOOP_IN.* needs TOSA"),
-        (_with_four_bits, r"behind _with_four_bits: INT4 in .* = CONCAT"),
+        (_with_identity, r"after _with_identity: IDENTITY is not allowed at this stage: .* = IDENTITY"),
+        (_with_wrong_table, r"after _with_wrong_table: .* = TABLE.*: .*"),
+        (_with_mark, r"after _with_mark: .* = LOOP_IN.* needs TOSA"),
+        (_with_four_bits, r"after _with_four_bits: INT4 is not allowed at this stage: .* = CONCAT"),
     ],
 )
 def test_the_pass_that_broke_the_graph_is_named(

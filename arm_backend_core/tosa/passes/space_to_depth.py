@@ -109,7 +109,7 @@ class _Estimate:
         """Cycles: the larger of multiplying and writing results (one takes 1 cycle on U55-128 and 0.25 on U85-256)."""
         hardware, macs = self.target.hardware, self.target.macs
         assert macs is not None
-        split_strides = sum(axis.stride for axis in (rows, columns) if axis.stride > hardware.largest_stride)
+        split_strides = sum(axis.stride for axis in (rows, columns) if axis.stride > hardware.max_stride)
         window, elements_at_once = rows.kernel * columns.kernel, 2 if self.is_int16 else 4
         by_window = -(-window // elements_at_once) * elements_at_once * -(-in_channels // 8)
         by_channel = window * 4 * -(-in_channels // 32)
@@ -186,7 +186,7 @@ class _Convolution:
 
     def candidates(self) -> Iterator[_Rewrite]:
         """Every other form of the convolution."""
-        rows, columns, limit = self.rows, self.columns, self.build.target.hardware.largest_stride
+        rows, columns, limit = self.rows, self.columns, self.build.target.hardware.max_stride
         folded = columns.fold()
         if folded is not None:
             yield _FoldWidth(self, *folded)

@@ -13,7 +13,7 @@ import numpy as np
 from arm_backend_core.dtype import DType
 from arm_backend_core.permutation import merged
 from arm_backend_core.targets.target import Target
-from arm_backend_core.targets.transpose_swaps import LONGEST, is_supported_by_vela, steps
+from arm_backend_core.targets.transpose_swaps import MAX_EXTENT, is_supported_by_vela, plan_swaps
 from arm_backend_core.tosa.graph import Graph, Op, Value
 from arm_backend_core.tosa.passes.rewrite import Rewriter, apply_once, producer, skip_through
 from arm_backend_core.tosa.passes.space_to_depth import identity_convolution
@@ -60,10 +60,10 @@ def split_into_swaps(op: Op, rewriter: Rewriter) -> Value | None:
     b, x, perms = rewriter.build, op.inputs[0], tuple(op.attrs["perms"])
     sizes, order = merged(x.shape, perms)
     source = skip_through(x, "RESHAPE").shape
-    path = steps(x.shape, perms, x.dtype, source)
+    path = plan_swaps(x.shape, perms, x.dtype, source)
     if path is None:
-        x, path = emit_copy(x, b), steps(x.shape, perms, x.dtype, x.shape)
-    elif rewriter.feeds(op.output, "MATMUL", ("RESHAPE",)) and max(sizes) <= LONGEST:
+        x, path = emit_copy(x, b), plan_swaps(x.shape, perms, x.dtype, x.shape)
+    elif rewriter.feeds(op.output, "MATMUL", ("RESHAPE",)) and max(sizes) <= MAX_EXTENT:
         if x.rank <= 4 and is_supported_by_vela(x.shape, perms, x.dtype, source):
             return None
         rank_four = (1, *sizes), (0, *(axis + 1 for axis in order))

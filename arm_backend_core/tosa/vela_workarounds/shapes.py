@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from arm_backend_core.targets.transpose_swaps import LONGEST
+from arm_backend_core.targets.transpose_swaps import MAX_EXTENT
 from arm_backend_core.tosa.graph import Op, Value, prod
 from arm_backend_core.tosa.operators import ELEMENTWISE
 from arm_backend_core.tosa.operators.windows import window_axes
@@ -114,7 +114,7 @@ def _match_high_rank_reverse(op: Op, rewriter: Rewriter) -> tuple[int, int, int]
     """
     shape, axis = op.output.shape, op.attrs["axis"]
     flat = (prod(shape[:axis]), shape[axis], prod(shape[axis + 1 :]))
-    is_supported = len(shape) < 4 or (len(shape) == 4 and 1 not in shape[1:]) or max(flat) > LONGEST
+    is_supported = len(shape) < 4 or (len(shape) == 4 and 1 not in shape[1:]) or max(flat) > MAX_EXTENT
     return None if is_supported else flat
 
 
