@@ -276,9 +276,8 @@ def _lost_axes(op: Operation, always: Mapping[str, tuple[int, ...]], reduced: Se
     # Vela splits arithmetic of rank 5 and more that broadcasts.
     if len(op.inputs) == 2 and op.kind not in always:
         first, second = (x.shape for x in op.inputs)
-        is_scalar = any(
-            x.data is not None and math.prod(x.shape) == 1 for x in op.inputs
-        )  # a register holds it: no broadcast
+        # A register holds a single constant number, which needs no broadcast.
+        is_scalar = any(x.data is not None and math.prod(x.shape) == 1 for x in op.inputs)
         return _ALL_AXES if first != second and max(len(first), len(second)) > 4 and not is_scalar else ()
     if not op.kind.startswith("REDUCE"):
         return always.get(op.kind, _lost_axes_of_window(op) if "pad" in op.attrs else ())
@@ -336,9 +335,8 @@ _U55 = Hardware(
     ),
 )
 _U85 = Hardware(
-    types={
-        "LOGICAL_RIGHT_SHIFT": (DType.INT32,)
-    },  # for int8 and int16, Vela shifts in copies of the sign bit (``narrow_shift``)
+    # For int8 and int16, Vela shifts in copies of the sign bit (``narrow_shift``).
+    types={"LOGICAL_RIGHT_SHIFT": (DType.INT32,)},
     limits=dict.fromkeys(("AVG_POOL2D", "CONV2D"), _batched_stride)
     | {"CONV3D": _constant_weights, "TRANSPOSE_CONV2D": _transpose_conv2d_u85},
     npu=True,

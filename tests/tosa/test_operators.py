@@ -284,6 +284,6 @@ def test_what_the_specification_forbids_is_refused_with_its_limit(
     target = Target.from_tosa_spec("TOSA-1.0+INT+FP+int16")
     with pytest.raises(Unsupported, match=reason):
         graph(body, (shape, dtype), target=target)
-    monkeypatch.setattr(builder, "write_refusal", lambda target, op: None)
+    monkeypatch.setattr(builder, "emission_refusal", lambda target, op: None)
     complaint = tosa_opt(serialize(graph(body, (shape, dtype), target=target)), target)
     assert (complaint is None) == any(words in reason for words in _OF_ELEMENTS), complaint
