@@ -374,7 +374,7 @@ def test_a_graph_that_no_target_may_have_is_not_left_by_the_passes() -> None:
     net = Net()
     y = net.table(net.input(2, 4))
     net.graph.outputs = [y, y]
-    with pytest.raises(AssertionError, match="two outputs are one value"):
+    with pytest.raises(AssertionError, match="two outputs are the same value"):
         legal(net.graph, TARGET)
     net.graph.outputs = [y]
     net.graph.ops[0].attrs["table"] = np.zeros(3, np.int8)
